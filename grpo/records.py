@@ -114,8 +114,18 @@ def level_name(level: int, unit: str) -> str:
 
 
 def truncated_share(groups: Sequence[Group]) -> float:
-    """Return the share of the groups' completions that the budget cut off."""
-    return fmean(each.is_truncated for group in groups for each in group.completions)
+    """Return the share of the groups' sampled completions that the budget cut off."""
+    completions = [each for group in groups for each in group.completions]
+    return fmean(each.is_truncated for each in completions if not each.is_demonstration)
+
+
+def sampled_groups(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups that the policy sampled, without copies that show an answer."""
+    return [
+        group
+        for group in groups
+        if not any(completion.is_demonstration for completion in group.completions)
+    ]
 
 
 @dataclass(frozen=True)

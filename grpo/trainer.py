@@ -207,11 +207,7 @@ class Trainer:
             local = self.sampler.sample(step, self.ranks.share(requests), attempt)
             timer.lap("rollout")
 
-            answered = [(group.problem, group.texts) for group in local]
-            for group, scores in zip(local, scores_of_groups(self.task, answered), strict=True):
-                group.scores = scores
-            if self.config.truncated == "soft-penalty":
-                add_soft_penalty(local, self.budget, self.config.soft_penalty_tokens)
+            self.score(local)
             timer.lap("score")
 
             tried = self.ranks.gather(local)
@@ -231,8 +227,17 @@ class Trainer:
                 if group.action == "resample"
             ]
         if self.config.demonstrate:
-            groups += demonstrate(self.policy, self.task, groups, self.ranks)
+            groups += demonstrate(self.policy, self.score, groups, self.ranks)
+            timer.lap("score")
         return groups
+
+    def score(self, groups: Sequence[Group]) -> None:
+        """Fill in the scores of groups."""
+        answered = [(group.problem, group.texts) for group in groups]
+        for group, scores in zip(groups, scores_of_groups(self.task, answered), strict=True):
+            group.scores = scores
+        if self.config.truncated == "soft-penalty":
+            add_soft_penalty(groups, self.budget, self.config.soft_penalty_tokens)
 
     def compute_advantages(self, kept: list[Group]) -> list[list[float]] | list[list[list[float]]]:
         """Return the advantages of each group: one number for each completion, or under

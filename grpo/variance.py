@@ -16,7 +16,7 @@ docs/degenerate-groups.md describes all of this for users.
 
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -210,7 +210,8 @@ class VarianceMonitor:
     2, 4, 8, ... times as long. It is cleared when the share falls to `release`. That of truncation
     is not raised beside that of masked groups, which has the same cause.
 
-    Only first tries count. If the caller names a level, only groups of that level count, because
+    Only first tries count, and a group that is learned from with the right answer shown counts as
+    varied. If the caller names a level, only groups of that level count, because
     replayed easier levels must not hide problems of the current one.
     """
 
@@ -261,10 +262,11 @@ class VarianceMonitor:
         self.wasted += _wasted(groups)
         first = first_tries(groups)
         first = [group for group in first if group.problem.level == level] or first
+        shown = {group.index for group in groups if group.action == "demonstrate"}
 
         changed = self._adjust_temperature(first)
         collapse = self._watch_traps(first)
-        collapsed, others = self._watch_classes(first)
+        collapsed, others = self._watch_classes(first, shown)
         self.collapse = collapse + collapsed
         return changed + self.collapse + others + self._watch_truncation(first)
 
@@ -296,9 +298,14 @@ class VarianceMonitor:
             return []
         return [f"temperature {before:.3f} → {self.temperature:.3f}: {why}"]
 
-    def _watch_classes(self, groups: Sequence[Group]) -> tuple[list[str], list[str]]:
-        """Return the alarms about collapsed groups, and those about others without gradient."""
-        counts = Counter(group.class_name for group in groups)
+    def _watch_classes(
+        self, groups: Sequence[Group], shown: Container[int]
+    ) -> tuple[list[str], list[str]]:
+        """Return the alarms about collapsed groups, and those about others without gradient.
+
+        Groups whose index is in `shown` are learned from by a copy, and so count as varied.
+        """
+        counts = Counter("varied" if group.index in shown else group.class_name for group in groups)
         shares: dict[str, float] = {name: counts[name] / len(groups) for name in CLASSES}
         self.classes.append(shares)
         for name in CLASSES:

@@ -16,13 +16,14 @@ Departures from the paper:
   log p.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from grpo.distributed import SINGLE, Ranks
 from grpo.model.policy import Policy
 from grpo.records import Completion, Group
-from tasks.base import Problem, Score, Task, is_right, scores_of
+from grpo.variance import common_trap
+from tasks.base import Problem, is_right
 
 
 def demonstration(policy: Policy, problem: Problem) -> Completion:
@@ -33,43 +34,47 @@ def demonstration(policy: Policy, problem: Problem) -> Completion:
 
 
 def demonstrate(
-    policy: Policy, task: Task, groups: Sequence[Group], ranks: Ranks = SINGLE
+    policy: Policy,
+    score: Callable[[Sequence[Group]], None],
+    groups: Sequence[Group],
+    ranks: Ranks = SINGLE,
 ) -> list[Group]:
     """Return a copy of each group without a right completion that shows the right answer.
 
     The copy is to be learned from, and the group's action becomes "demonstrate". A group that will
-    be sampled again is left alone, and so is one whose problem's target is not scored as right, or
-    earns no more than the best completion. Each of several `ranks` scores some of the answers.
+    be sampled again is left alone, and so is one whose problem has no target, or one that is not
+    scored as right, or earns no more than the best completion. `score` fills in the scores of
+    groups. Each of several `ranks` scores some of the answers.
     """
     stuck = [
         group
         for group in groups
-        if group.action != "resample" and not any(map(is_right, group.scores))
+        if group.action != "resample"
+        and group.problem.target.strip()
+        and not any(map(is_right, group.scores))
     ]
-    local = [_better_answer(policy, task, group) for group in ranks.share(stuck)]
+    answers = [
+        replace(group, completions=[demonstration(policy, group.problem)], scores=[])
+        for group in ranks.share(stuck)
+    ]
+    score(answers)
 
     shown = []
-    for group, answer in zip(stuck, ranks.gather(local), strict=True):
-        if answer is None:
+    for group, answer in zip(stuck, ranks.gather(answers), strict=True):
+        (earned,) = answer.scores
+        if not is_right(earned) or earned.reward <= max(group.rewards):
             continue
-        completion, score = answer
+        scores = [*group.scores[:-1], earned]
         copy = replace(
             group,
-            completions=[*group.completions[:-1], completion],
-            scores=[*group.scores[:-1], score],
+            completions=[*group.completions[:-1], *answer.completions],
+            scores=scores,
             attempt=group.attempt + 1,
             class_name="varied",
+            trap=common_trap(scores),
             action="keep",
             advantages=[],
         )
         shown.append(copy)
         group.action = "demonstrate"
     return shown
-
-
-def _better_answer(policy: Policy, task: Task, group: Group) -> tuple[Completion, Score] | None:
-    """Return the right answer with its score; None if it is not right, or earns no more."""
-    completion = demonstration(policy, group.problem)
-    (score,) = scores_of(task, group.problem, [completion.text])
-    is_better = is_right(score) and score.reward > max(group.rewards)
-    return (completion, score) if is_better else None

@@ -49,6 +49,11 @@ from grpo.choices import LOSSES
 PolicyTerm = tuple[Tensor, Tensor, Tensor]
 
 
+# The logarithm of the largest ratio. It lies far behind every clip bound, and keeps a ratio from
+# becoming infinite: then the gradient of a clipped token would be 0 * inf.
+MAX_LOG_RATIO = 80.0
+
+
 @dataclass(frozen=True)
 class LossSettings:
     """Which loss is computed, and its numbers."""
@@ -206,9 +211,9 @@ def step_loss(
 
 
 def _log_ratio(inputs: LossInputs) -> Tensor:
-    """Return logp - old (R, T), 0 at padding."""
+    """Return logp - old (R, T), 0 at padding, and no more than MAX_LOG_RATIO."""
     logp_RT = zero_padding(inputs.logp_RT, inputs.mask_RT)
-    return logp_RT - zero_padding(inputs.old_RT, inputs.mask_RT)
+    return (logp_RT - zero_padding(inputs.old_RT, inputs.mask_RT)).clamp(max=MAX_LOG_RATIO)
 
 
 def zero_padding(x_RT: Tensor, mask_RT: Tensor) -> Tensor:

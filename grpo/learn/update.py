@@ -188,7 +188,8 @@ def _metrics(figures: _Figures, grad_norm: float, *, has_kl: bool) -> dict[str, 
         "grad_norm": grad_norm,
         "sampling/sampling_logp_difference/max": figures.difference,
         "parity/worst": figures.worst,
-        **{metric: sums[name] / max(sums["tokens"], 1) for name, metric in means.items()},
+        # Under ``truncated: mask`` all tokens of a step may be shown instead of sampled.
+        **{metric: sums[name] / sums["tokens"] for name, metric in means.items() if sums["tokens"]},
     }
 
 
@@ -281,15 +282,18 @@ def _figures(passes: Sequence[_BackwardPass]) -> _Figures:
         for name, value in each.sums.items():
             sums[name] += value.item()
 
+        sampled_R = each.batch.sampled_R
         difference_RT = (each.batch.old_RT - each.logp_RT) * each.batch.mask_RT
+        if sampled_R is not None:
+            difference_RT = zero_padding(difference_RT, sampled_R[:, None])
         largest = max(largest, difference_RT.abs().max().item())
         worst = _worst_three(worst + _worst_tokens(each.batch, each.logp_RT, difference_RT))
 
         # k3 is unbiased for the policy that sampled the tokens. At padding log-probabilities and
         # masks are 0, and so is each of these figures.
         kl_RT = kl_k3(each.batch.old_RT, each.logp_RT)
-        if each.batch.sampled_R is not None:
-            kl_RT = zero_padding(kl_RT, each.batch.sampled_R[:, None])
+        if sampled_R is not None:
+            kl_RT = zero_padding(kl_RT, sampled_R[:, None])
         sums["sampler_kl"] += kl_RT.sum().item()
 
     return _Figures(total, sums, largest, worst)
@@ -327,7 +331,7 @@ def _logprobs_of_first_pass(first_pass: FirstPass, batch: MicroBatch, logp_RT: T
 def _worst_tokens(
     batch: MicroBatch, logp_RT: Tensor, difference_RT: Tensor
 ) -> list[dict[str, Any]]:
-    """Return the three tokens of a micro-batch on which sampler and trainer differ most.
+    """Return the three sampled tokens of a micro-batch on which sampler and trainer differ most.
 
     Each has its group, sample, position and token id, and both log-probabilities.
     """
@@ -336,6 +340,8 @@ def _worst_tokens(
 
     tokens = []
     for row, position in (divmod(place, difference_RT.shape[1]) for place in places):
+        if batch.sampled_R is not None and not batch.sampled_R[row]:
+            continue
         group, sample = batch.row_ids[row]
         tokens.append(
             {

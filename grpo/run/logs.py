@@ -14,7 +14,7 @@ import msgspec
 from data.files import open_own, read_bytes, write_whole
 from data.text import escape_control
 from grpo.older_runs import metrics_of
-from grpo.records import Group
+from grpo.records import Group, sampled_groups
 from grpo.run.folders import way_on
 from grpo.run.schemas import check_line
 from tasks.base import UserError
@@ -79,7 +79,7 @@ class SamplesLog:
 
         rows = [
             (score, group.problem, completion.finish, text)
-            for group in groups
+            for group in sampled_groups(groups)
             for score, completion, text in zip(group.scores, group.completions, group.texts)
         ]
         best = max(rows, key=lambda row: row[0].reward)

@@ -154,7 +154,8 @@ class RunData:
         Keys: step, group, sample (both from 0), index, attempt, level, temperature, class, action,
         key, prompt, target, text, finish, num_tokens, tokens, logprobs, reward, value, exact,
         parts, and advantage. The advantage is a number, a list with one per token, or None if the
-        group was not trained on.
+        group was not trained on. A group with the action "demonstrate" comes a second time, as it
+        was trained on: its last completion is the right answer, with `is_demonstration`.
         """
         steps: Iterable[int]
         if step is None:

@@ -19,7 +19,7 @@ import numpy as np
 
 from data.text import escape_control
 from grpo.config import names_in
-from grpo.records import Group, StepReport
+from grpo.records import Group, StepReport, sampled_groups
 from tasks.base import UserError
 
 PROJECT = "grpo"
@@ -173,29 +173,33 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
 
 
 def histograms(groups: Sequence[Group]) -> dict[str, list[float]]:
-    """Return the rewards, advantages and lengths of a step's completions.
+    """Return the rewards and lengths of a step's sampled completions, and all advantages.
 
     There are no advantages if nothing was learned; advantages of tokens count one by one.
     """
+    sampled = sampled_groups(groups)
     values: dict[str, list[float]] = {
-        "rewards": [reward for group in groups for reward in group.rewards],
+        "rewards": [reward for group in sampled for reward in group.rewards],
         "advantages": [
             number
             for group in groups
             for advantage in group.advantages
             for number in (advantage if isinstance(advantage, list) else [advantage])
         ],
-        "lengths": [len(completion.tokens) for group in groups for completion in group.completions],
+        "lengths": [
+            len(completion.tokens) for group in sampled for completion in group.completions
+        ],
     }
     finite = {name: [one for one in all_ if math.isfinite(one)] for name, all_ in values.items()}
     return {f"histograms/{name}": kept for name, kept in finite.items() if kept}
 
 
 def samples(groups: Sequence[Group]) -> Table:
-    """Return a few completions of a step, from the lowest to the highest reward.
+    """Return a few sampled completions of a step, from the lowest to the highest reward.
 
     The advantage of a completion whose tokens have one each is their mean, None if it has none.
     """
+    groups = sampled_groups(groups)
     rows = [
         (
             group.problem.level,

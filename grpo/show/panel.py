@@ -15,7 +15,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from data.text import escape_control
-from grpo.records import StepReport
+from grpo.records import StepReport, sampled_groups
 from grpo.show.alignment import aligned, rendered
 from grpo.show.lines import (
     SPEED,
@@ -164,7 +164,7 @@ def _sample_row(report: StepReport) -> Table | None:
     """Return a completion with its reward, compared with its target; None without completions."""
     scored = [
         (group.problem.target, text, score)
-        for group in report.groups
+        for group in sampled_groups(report.groups)
         for text, score in zip(group.texts, group.scores)
     ]
     if not scored:

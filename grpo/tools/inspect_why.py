@@ -105,6 +105,10 @@ def training_in_words(
     """Return whether the step trained on a completion, and with which weight."""
     completion = group.completions[sample]
     masks = config.get("truncated") == "mask"
+    if group.action == "demonstrate":
+        if sample == len(group.completions) - 1:
+            return "no: the right answer took its place in the group's next try"
+        return "in the group's next try, in which the right answer takes the last one's place"
     if not group.advantages:
         return "no: the group taught nothing"
     if masks and completion.is_truncated:

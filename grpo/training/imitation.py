@@ -7,11 +7,14 @@ from tasks.base import UserError, is_right, scores_of
 
 
 def has_right_targets(stream: ProblemStream, level: int) -> bool:
-    """Return whether the target of the next problem is scored as right.
+    """Return whether the next problem has a target, and it is scored as right.
 
-    A task with continuous rewards may have targets that are no better than other texts.
+    A task with continuous rewards may have targets that are no better than other texts, and rows of
+    the user's own have none.
     """
     _, problem = stream.at(stream.next_index, level)
+    if not problem.target.strip():
+        return False
     (score,) = scores_of(stream.task, problem, [problem.target])
     return is_right(score)
 

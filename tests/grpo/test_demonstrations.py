@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,16 +20,32 @@ from grpo.learn.credit import token_advantages
 from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import completion_logprobs
 from grpo.model.load import load_policy
-from grpo.records import Completion, Group
+from grpo.records import Completion, Group, StepReport
+from grpo.run.logs import SamplesLog
 from grpo.run.rollouts import groups_of, write_rollouts
+from grpo.run.trackers import histograms, samples
+from grpo.show.panel import _sample_row
 from grpo.tools import inspect, train
 from grpo.tools.report.outcome import outcome
+from grpo.tools.report.samples import Shown, packed, pieces_of
+from grpo.training.imitation import has_right_targets
+from grpo.variance import common_trap
 from tasks import audit
 from tasks.base import Score, UserError, scores_of
 from tasks.interleave import Interleave
 
 TASK = Interleave("similarity")
 PROBLEM = TASK.problem(["one", "two"], ["owl", "rain"])  # one owl two rain
+
+
+def scorer(task):
+    """A function that fills in the scores of groups."""
+
+    def score(groups):
+        for one in groups:
+            one.scores = scores_of(task, one.problem, one.texts)
+
+    return score
 
 
 def group(policy, texts, problem=PROBLEM, action="skip", task=TASK):
@@ -55,7 +72,7 @@ def right_logprob(policy, shown):
 
 def test_a_group_without_a_right_completion_gets_a_copy_with_the_right_answer(tiny_policy):
     wrong = group(tiny_policy, ["one owl two two", "one owl", "rain"])
-    (copy,) = demonstrate(tiny_policy, TASK, [wrong])
+    (copy,) = demonstrate(tiny_policy, scorer(TASK), [wrong])
     assert copy.completions[:2] == wrong.completions[:2] and copy.scores[:2] == wrong.scores[:2]
     shown, score = copy.completions[2], copy.scores[2]
     assert shown == demonstration(tiny_policy, PROBLEM) and shown.is_demonstration
@@ -78,14 +95,14 @@ def test_a_group_without_a_right_completion_gets_a_copy_with_the_right_answer(ti
 )
 def test_other_groups_are_left_alone(tiny_policy, texts, action):
     other = group(tiny_policy, texts, action=action)
-    assert demonstrate(tiny_policy, TASK, [other]) == [] and other.action == action
+    assert demonstrate(tiny_policy, scorer(TASK), [other]) == [] and other.action == action
 
 
 def test_a_right_completion_that_earns_less_is_enough(tiny_policy):
     """As under a soft penalty on its length."""
     right = group(tiny_policy, ["one owl two rain", "one"], action="keep")
     right.scores[0] = replace(right.scores[0], reward=0.1)
-    assert demonstrate(tiny_policy, TASK, [right]) == []
+    assert demonstrate(tiny_policy, scorer(TASK), [right]) == []
 
 
 @pytest.mark.parametrize(
@@ -102,14 +119,62 @@ def test_a_target_that_is_not_right_or_no_better_is_not_shown(tiny_policy, targe
             return [target if "rain" in text else Score(0.5, value=0.5) for text in completions]
 
     wrong = group(tiny_policy, ["one", "two"], task=Other())
-    assert demonstrate(tiny_policy, Other(), [wrong]) == [] and wrong.action == "skip"
+    assert demonstrate(tiny_policy, scorer(Other()), [wrong]) == [] and wrong.action == "skip"
+
+
+def test_a_problem_without_a_target_has_nothing_to_show(tiny_policy):
+    """Rows of the user's own have none, and a reward may be paid for saying nothing."""
+
+    class Silence(Interleave):
+        def score(self, problem, completions):
+            return [Score(float(not text), exact=not text) for text in completions]
+
+    task, problem = Silence(), replace(PROBLEM, target="")
+    wrong = group(tiny_policy, ["one", "two"], problem=problem, task=task)
+    assert demonstrate(tiny_policy, scorer(task), [wrong]) == [] and wrong.action == "skip"
+    stream = SimpleNamespace(next_index=0, task=task, at=lambda index, level: (index, problem))
+    assert not has_right_targets(stream, 2)
+
+
+def test_the_copy_has_a_trap_of_its_own(tiny_policy):
+    """Half of the completions make a trap, and one of them is replaced."""
+    wrong = group(tiny_policy, ["rain", "one two"])
+    wrong.trap = common_trap(wrong.scores)
+    (copy,) = demonstrate(tiny_policy, scorer(TASK), [wrong])
+    assert wrong.trap == "copies A" and copy.trap is None
+
+
+def test_an_answer_that_a_penalty_makes_worse_is_not_shown(tiny_policy):
+    def score(groups):
+        scorer(TASK)(groups)
+        for one in groups:
+            one.scores = [replace(each, reward=each.reward - 0.9) for each in one.scores]
+
+    wrong = group(tiny_policy, ["one two owl", "one"])
+    assert max(wrong.rewards) > 0.1
+    assert demonstrate(tiny_policy, score, [wrong]) == [] and wrong.action == "skip"
+
+
+def test_what_shows_a_step_shows_what_was_sampled(tiny_policy, tmp_path):
+    """samples.log, the trackers, and the panel."""
+    wrong = group(tiny_policy, ["one two owl", "one"])
+    groups = [wrong, *demonstrate(tiny_policy, scorer(TASK), [wrong])]
+    assert len(groups) == 2
+    SamplesLog(tmp_path, 1).append(1, groups)
+    assert "reward 1.0000" not in (tmp_path / "samples.log").read_text()
+    figures = histograms(groups)
+    assert figures["histograms/rewards"] == wrong.rewards
+    assert len(figures["histograms/lengths"]) == 2
+    assert len(samples(groups).rows) == 2
+    for step in range(1, 20):
+        assert "1.000" not in str(_sample_row(StepReport(step, {"step": step}, groups)))
 
 
 # What is learned.
 
 
 def with_advantages(policy):
-    (copy,) = demonstrate(policy, TASK, [group(policy, ["one owl", "one owl two"])])
+    (copy,) = demonstrate(policy, scorer(TASK), [group(policy, ["one owl", "one owl two"])])
     # The completion that was sampled has the log-probabilities of the policy, as in a real step.
     sampled = copy.completions[0]
     logp = right_logprob(policy, sampled).tolist()
@@ -195,7 +260,7 @@ def test_a_policy_that_is_sure_of_a_mistake_learns_the_right_answer(tiny_model):
     before = right_logprob(policy, shown).sum().item()
     optimizer = Optimizer(policy.parameters, lambda p: torch.optim.AdamW(p, lr=1e-3))
     for _ in range(12):
-        (copy,) = demonstrate(policy, TASK, [group(policy, ["one two owl"] * 4)])
+        (copy,) = demonstrate(policy, scorer(TASK), [group(policy, ["one two owl"] * 4)])
         mean = sum(copy.rewards) / 4
         copy.advantages = [reward - mean for reward in copy.rewards]
         update(policy, optimizer, [copy], before={}, kind="dapo", **SETTINGS)
@@ -203,7 +268,7 @@ def test_a_policy_that_is_sure_of_a_mistake_learns_the_right_answer(tiny_model):
 
 
 def test_each_token_of_a_demonstration_has_the_advantage_of_the_whole(tiny_policy):
-    (copy,) = demonstrate(tiny_policy, TASK, [group(tiny_policy, ["one two owl"] * 4)])
+    (copy,) = demonstrate(tiny_policy, scorer(TASK), [group(tiny_policy, ["one two owl"] * 4)])
     copy.scores = [
         replace(score, credits=credits)
         for score, credits in zip(copy.scores, TASK.credits(PROBLEM, copy.texts), strict=True)
@@ -257,6 +322,26 @@ def test_a_step_counts_what_was_sampled_and_learns_from_what_is_shown(tiny_polic
     assert groups_of(file) == report.groups
 
 
+def test_a_step_that_learns_from_shown_answers_alone_says_nothing_of_samples(tiny_policy):
+    trainer = stuck_trainer(tiny_policy, demonstrate=True, truncated="mask", steps=6)
+    sample = trainer.sampler.sample
+
+    def cut(*arguments):
+        groups = sample(*arguments)
+        for one in groups:
+            one.completions = [replace(each, finish="length") for each in one.completions]
+        return groups
+
+    trainer.sampler.sample = cut
+    for metrics in [trainer.step().metrics for _ in range(6)]:
+        assert metrics["groups/demonstrated"] == 4 and metrics["grad_norm"] > 0
+        assert metrics["completions/clipped_ratio"] == metrics["completions/masked_ratio"] == 1
+        assert not {"entropy", "parity/kl", "clip_ratio/high_mean"} & set(metrics)
+        assert metrics["parity/worst"] == []
+        # All groups are learned from.
+        assert not any("no gradient" in event for event in metrics["events"])
+
+
 def test_it_is_off_unless_asked_for(tiny_policy):
     report = stuck_trainer(tiny_policy).step()
     assert all(each.attempt == 0 for each in report.groups)
@@ -281,7 +366,11 @@ def test_a_run_says_what_it_was_shown_and_survives_a_kill(
     out = capsys.readouterr().out
     assert "right answers shown where no completion is right" in out
     assert "100% of the groups trained on showed the right answer" in out
-    assert load_run("runs/whole").verdict["demonstrated"] == 1.0
+    run = load_run("runs/whole")
+    assert run.verdict["demonstrated"] == 1.0
+    known = Shown("interleave", "prefix", pieces_of(run.path))
+    texts = packed(run.groups(1)[2], 2, known)["texts"]
+    assert "logprobs" in texts[0] and "logprobs" not in texts[-1]
     figures = outcome(load_run("runs/whole"))["figures"]
     assert ("right answers shown", "100% of the groups trained on", None) in figures
 
@@ -303,6 +392,7 @@ def test_a_run_says_what_it_was_shown_and_survives_a_kill(
     ) == 1
     assert "shown the right answer" in out and "kept (try 2)" in out
     assert "none: the group was shown the right answer, see its next try" in out
+    assert "in the group's next try, in which the right answer takes the last one's place" in out
     assert inspect.main(["runs/whole", "replay", "2"]) == 0
     assert "identical to the last bit" in capsys.readouterr().out
     assert audit.main(["runs/whole"]) == 0

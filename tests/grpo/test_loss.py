@@ -278,6 +278,28 @@ def test_a_row_that_nobody_sampled_has_no_kl_and_counts_in_no_sum():
     assert sums == {"tokens": 1, "clipped_low": 0, "clipped_high": 0}
 
 
+@pytest.mark.parametrize("kind", ["dapo", "gspo", "cispo"])
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_a_ratio_beyond_all_numbers_makes_no_nan(kind, beta):
+    """In a later pass a shown token may have risen from a log-probability of -200."""
+    logp_RT = torch.tensor([[-1.0, -0.5]], requires_grad=True)
+    loss, _ = step_loss(
+        kind,
+        logp_RT,
+        torch.tensor([[-200.0, -300.0]]),
+        torch.tensor([1.5]),
+        torch.tensor([[True, True]]),
+        table([0.5]),
+        clip_low=0.2,
+        clip_high=0.2,
+        beta=beta,
+        ref_RT=torch.tensor([[-200.0, -1.0]]),
+        sampled_R=torch.tensor([False]),
+    )
+    loss.backward()
+    assert loss.isfinite() and logp_RT.grad.isfinite().all()
+
+
 def test_importance_weighs_the_policy_term_and_not_the_kl():
     # Ratios 1 and A = 1: -1 a token, times 2 and 1/2. The reference is twice as likely: k3 = 2 -
     # log 2 - 1 = 0.3068528 a token.

@@ -150,7 +150,7 @@ def _packed_text(group: Group, sample: int, view: str, numbers: list[int] | None
         text["breaks"] = list(accumulate(lines))[:-1]
         text["answer"] = words_of_answer(split_words(answer), parts.get("answer"))
 
-    if numbers:
+    if numbers and not completion.is_demonstration:
         by_words = by_word(completion.logprobs, numbers, completion.text)
         text["logprobs"] = [round(100 * sum(values)) for values in by_words]
     return text

@@ -64,6 +64,18 @@ TABLE = {
     ],
     ("grpo/learn/loss.py", "grpo/test_loss.py"): [
         (
+            "a ratio may become infinite",
+            "_log_ratio",
+            "(logp_RT - zero_padding(inputs.old_RT, inputs.mask_RT)).clamp(max=MAX_LOG_RATIO)",
+            "logp_RT - zero_padding(inputs.old_RT, inputs.mask_RT)",
+        ),
+        (
+            "a row that nobody sampled has a KL",
+            "step_loss",
+            "{name: zero_padding(term_RT, sampled_R[:, None]) for name, term_RT in terms.items()}",
+            "terms",
+        ),
+        (
             "clip bounds change sides",
             "policy_loss",
             "ratio_RT.clamp(1 - clip_low, 1 + clip_high)",
@@ -348,8 +360,8 @@ TABLE = {
         (
             "the KL counts the tokens of a demonstration",
             "_figures",
-            "each.batch.sampled_R is not None",
-            "False",
+            "kl_RT = zero_padding(kl_RT, sampled_R[:, None])",
+            "pass",
         ),
         (
             "each pass has a ratio of 1",

@@ -19,26 +19,38 @@ TABLE = {
         (
             "an answer is shown before the last try",
             "demonstrate",
-            "group.action != 'resample' and not any(map(is_right, group.scores))",
-            "not any(map(is_right, group.scores))",
+            "group.action != 'resample'",
+            "True",
         ),
         (
             "an answer is shown beside a right one",
             "demonstrate",
-            "group.action != 'resample' and not any(map(is_right, group.scores))",
-            "group.action != 'resample'",
+            "not any(map(is_right, group.scores))",
+            "True",
+        ),
+        (
+            "nothing is shown as the answer of a problem without a target",
+            "demonstrate",
+            "group.problem.target.strip()",
+            "True",
         ),
         (
             "a target that is not right is shown",
-            "_better_answer",
-            "is_right(score) and score.reward > max(group.rewards)",
-            "score.reward > max(group.rewards)",
+            "demonstrate",
+            "not is_right(earned) or earned.reward <= max(group.rewards)",
+            "earned.reward <= max(group.rewards)",
         ),
         (
             "an answer that earns no more is shown",
-            "_better_answer",
-            "is_right(score) and score.reward > max(group.rewards)",
-            "is_right(score)",
+            "demonstrate",
+            "not is_right(earned) or earned.reward <= max(group.rewards)",
+            "not is_right(earned)",
+        ),
+        (
+            "the copy keeps the trap of what was sampled",
+            "demonstrate",
+            "common_trap(scores)",
+            "group.trap",
         ),
         (
             "the sampled group is still skipped or kept",
@@ -57,6 +69,22 @@ TABLE = {
             "demonstration",
             "(*policy.target_tokens(problem.target), policy.end)",
             "policy.target_tokens(problem.target)",
+        ),
+    ],
+    ("grpo/variance.py", "grpo/test_demonstrations.py"): [
+        (
+            "a group that is shown an answer counts as without gradient",
+            "VarianceMonitor.observe",
+            "{group.index for group in groups if group.action == 'demonstrate'}",
+            "set()",
+        ),
+    ],
+    ("grpo/records.py", "grpo/test_demonstrations.py"): [
+        (
+            "a shown answer counts as a sampled one",
+            "truncated_share",
+            "not each.is_demonstration",
+            "True",
         ),
     ],
     ("grpo/trainer.py", "grpo/test_demonstrations.py"): [
