@@ -463,8 +463,8 @@ class Settings:
     dynamic_sampling: int | None = setting(
         None,
         "dynamic sampling: draw more prompts until this many groups of the step vary, at most four "
-        "times --prompts (0: off; default: 4 with the embedded model's 8 prompts, else half of "
-        "--prompts, at most 8, if held-out problems promote, else 0)",
+        "times --prompts (0: off; default: 4 for the embedded model unless --prompts is given; "
+        "otherwise half of --prompts, at most 8, if held-out problems promote, else 0)",
         group=DEGENERATE,
         least=0,
     )
