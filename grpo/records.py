@@ -98,12 +98,17 @@ class Group:
         return all(completion.is_truncated for completion in self.completions)
 
     @property
+    def has_demonstration(self) -> bool:
+        """Whether a completion is a right answer that was not sampled."""
+        return any(completion.is_demonstration for completion in self.completions)
+
+    @property
     def tokens(self) -> int:
         """The number of newly sampled tokens, end tokens included.
 
         It is 0 for a group with a demonstration: it is imitated, or a copy of a sampled group.
         """
-        if any(completion.is_demonstration for completion in self.completions):
+        if self.has_demonstration:
             return 0
         return sum(len(completion.tokens) for completion in self.completions)
 
@@ -121,11 +126,7 @@ def truncated_share(groups: Sequence[Group]) -> float:
 
 def sampled_groups(groups: Sequence[Group]) -> list[Group]:
     """Return the groups that the policy sampled, without copies that show an answer."""
-    return [
-        group
-        for group in groups
-        if not any(completion.is_demonstration for completion in group.completions)
-    ]
+    return [group for group in groups if not group.has_demonstration]
 
 
 @dataclass(frozen=True)

@@ -211,8 +211,8 @@ class VarianceMonitor:
     is not raised beside that of masked groups, which has the same cause.
 
     Only first tries count, and a group that is learned from with the right answer shown counts as
-    varied. If the caller names a level, only groups of that level count, because
-    replayed easier levels must not hide problems of the current one.
+    varied. If the caller names a level, only groups of that level count, because replayed easier
+    levels must not hide problems of the current one.
     """
 
     def __init__(self, settings: VarianceSettings):

@@ -64,11 +64,11 @@ def scores_of_groups(
 ) -> list[list[Score]]:
     """Return the scores of several groups: problems, each with its completions.
 
-    A task that has `score_groups` scores all groups in one call, for example concurrently. Raises
-    UserError as `scores_of` does.
+    A task that has `score_groups` scores all groups in one call, for example concurrently; it is
+    not called without groups. Raises UserError as `scores_of` does.
     """
     score_groups = getattr(task, "score_groups", None)
-    if score_groups is None:
+    if score_groups is None or not groups:
         return [scores_of(task, problem, completions) for problem, completions in groups]
 
     where = f"task {task.name}: score_groups()"

@@ -36,9 +36,7 @@ class MicroBatch:
     places_M: Tensor
 
     old_RT: Tensor  # log-probabilities under the policy that sampled
-    sampled_R: (
-        Tensor | None
-    )  # False at demonstrations, which nobody sampled; None if there are none
+    sampled_R: Tensor | None  # False at demonstrations; None if there are none
     advantages: Tensor  # (R,), or (R, T) with 0 at padding if each token has its own
     temperatures_R: Tensor
     weights_R: Tensor  # of each token of a row, float64

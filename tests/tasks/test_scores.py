@@ -234,6 +234,17 @@ def test_a_score_may_change_its_list_of_completions():
     assert len(scores_of_groups(Empties([]), [(PROBLEM, texts)])[0]) == 2 == len(texts)
 
 
+def test_a_task_is_not_asked_to_score_nothing():
+    """Its code may take the first group, or the longest."""
+
+    class First(Given):
+        def score_groups(self, groups):
+            problem, texts = groups[0]
+            return [self.score(problem, texts)]
+
+    assert scores_of_groups(First([]), []) == []
+
+
 @pytest.mark.parametrize(
     "change",
     [
