@@ -32,7 +32,8 @@ from grpo.records import Completion, StepReport
 from grpo.rollout.generate import generate
 from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
-from grpo.run.folders import check_output
+from grpo.run.folders import HOME, check_output
+from grpo.run.opening import saved_options
 from grpo.run.reader import RunData
 from grpo.run.start import checkpoint_of, config_of, start_from
 from grpo.tools.evaluation.figures import load_run_policy
@@ -157,6 +158,10 @@ def _given(
         for name in ("task", "task_options"):
             if settings.get(name):
                 raise UserError(f"{where}: {name} and data; give one of them")
+        if settings.get("resume"):  # what is left out stays as it is
+            saved = saved_options(str(settings["resume"]), HOME)
+            flags = {name: name.replace("_", "-") for name in ROW_OPTIONS}
+            of_rows = {name: saved[flag] for name, flag in flags.items() if flag in saved} | of_rows
         named, task_options = _task_options(data, reward)
         functions = () if named else _functions(where, reward)
         task = Rows(data, named, functions, **of_rows)

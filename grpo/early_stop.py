@@ -37,10 +37,12 @@ class EarlyStop:
     def observe(self, groups: Sequence[Group], level: int) -> None:
         """Count a step at a level; `groups` has every try.
 
-        Solved steps of one level say nothing about the next.
+        The steps of one level say nothing about the next.
         """
         if self.level != level:
             self.recent.clear()
+            self.classes.clear()
+            self.untrained = 0
             self.level = level
         first = first_tries(groups)
         solved = sum(group.class_name == "solved" for group in first)
@@ -52,8 +54,7 @@ class EarlyStop:
         )
         self.reward = fmean(reward for group in first for reward in group.rewards)
 
-        # Under `on_degenerate: keep` other groups are kept as well.
-        if any(group.action == "keep" and group.class_name == "varied" for group in groups):
+        if any(group.teaches for group in groups):
             self.untrained = 0
             self.classes.clear()
             return

@@ -65,12 +65,14 @@ class EvaluationSettings:
     """How problems are answered, e.g. ``EvaluationSettings(Sampling(0.7), seed=1, samples=8)``.
 
     There are `samples` completions of each problem, and `batch` problems are answered at once.
+    `draft` is the mode of speculative decoding, as in the configuration.
     """
 
     sampling: Sampling = Sampling()
     seed: int = 0
     samples: int = 1
     batch: int = 64
+    draft: str = "auto"
 
 
 def find_problems(
@@ -121,7 +123,7 @@ def evaluate(
     sampling = settings.sampling
     groups: list[Group] = []
     draft = draft_of(task)
-    drafting = AcceptanceModel()
+    drafting = AcceptanceModel(settings.draft)
 
     for start in range(0, len(problems), settings.batch):
         part = problems[start : start + settings.batch]

@@ -98,6 +98,11 @@ class Group:
         return all(completion.is_truncated for completion in self.completions)
 
     @property
+    def teaches(self) -> bool:
+        """Whether the group is trained on and varies; `on_degenerate: keep` keeps others too."""
+        return self.action == "keep" and self.class_name == "varied"
+
+    @property
     def has_demonstration(self) -> bool:
         """Whether a completion is a right answer that was not sampled."""
         return any(completion.is_demonstration for completion in self.completions)

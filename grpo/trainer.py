@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from grpo.config import Config
@@ -106,7 +106,7 @@ class Trainer:
         # The progress of the run.
         self.done = 0  # steps
         self.tokens = 0  # sampled so far
-        self.kept_share = 1.0  # of the last step's prompts, those whose group was trained on
+        self.kept_share = 1.0  # of the last step's prompts, those whose group taught something
         self.early_stop = EarlyStop(config.patience)
         self.imitation: WarmStart | None = None  # the result of the warm start, if there was one
         self.solved_reason = ""  # why the run ends early, once a validation check has confirmed it
@@ -116,11 +116,24 @@ class Trainer:
         """Raise UserError if a level of the run does not fit the context or the budget, or if
         right answers are to be shown and the task has none.
         """
-        assert self.config.level is not None, "the configuration is resolved"
-        for level in sorted({*self.curriculum.levels, self.config.level}):
+        for level in self._levels:
             self.stream.check_fit(level)
         if self.config.demonstrate and not self.knows_answers:
             raise no_answers("--config: demonstrate", self.config.task, "show; leave it out")
+
+    @property
+    def _levels(self) -> list[int]:
+        """The levels of the run, rising."""
+        assert self.config.level is not None, "the configuration is resolved"
+        return sorted({*self.curriculum.levels, self.config.level})
+
+    @cached_property
+    def max_length(self) -> int:
+        """The number of tokens by which dr_grpo divides, the same in every step.
+
+        It is --max-new-tokens, or else the largest budget of the first problems of each level.
+        """
+        return self.config.max_new_tokens or self.stream.largest_budget(self._levels)
 
     def step(self) -> StepReport:
         """Make one step: sample groups, score them, keep those that teach, and learn from them."""
@@ -159,9 +172,9 @@ class Trainer:
             problems += more
             groups += self.rollout(step, more, timer)
 
-            kept = sum(group.action == "keep" for group in groups)
-            self.kept_share = kept / len(problems)
-            missing = wanted - kept
+            varied = sum(group.teaches for group in groups)
+            self.kept_share = varied / len(problems)
+            missing = wanted - varied
             if missing <= 0 or len(problems) >= MAX_BATCHES * self.prompts:
                 break
 
@@ -273,10 +286,9 @@ class Trainer:
             if all(group.is_truncated for group in kept):
                 return masked
 
-        budgets = [self.budget(group) for group in kept]
         settings = update_settings(
             self.config,
-            max_length=max(budgets),
+            max_length=self.max_length,
             truncate=self.sampler.truncate,
             own_loss=self.own_loss,
         )
@@ -395,10 +407,18 @@ class Trainer:
 
     @property
     def ended(self) -> str:
-        """Why no step follows although steps are left; "" if one does."""
-        return (
-            self.stopped or self.solved_reason or self.early_stop.exhausted or self.curriculum.ended
-        )
+        """Why no step follows although steps are left; "" if one does.
+
+        Solved groups of a lower level are no reason: its promotion follows.
+        """
+        exhausted = self.early_stop.exhausted if self._was_at_last_level else ""
+        return self.stopped or self.solved_reason or exhausted or self.curriculum.ended
+
+    @property
+    def _was_at_last_level(self) -> bool:
+        """Whether the last step was one of the last level, which a promotion has not changed."""
+        level = self.curriculum.level
+        return self.early_stop.level == level == self.curriculum.levels[-1]
 
     @property
     def seems_solved(self) -> bool:
@@ -412,8 +432,7 @@ class Trainer:
 
         solved = self.early_stop.solved_steps
         is_due = solved > 0 and (solved - 1) % self.config.promote_every == 0
-        level = self.curriculum.level  # a promotion may have changed it since the step
-        return is_due and self.early_stop.level == level == self.curriculum.levels[-1]
+        return is_due and self._was_at_last_level
 
     @property
     def knows_answers(self) -> bool:

@@ -197,6 +197,11 @@ class Arithmetic:
         first, second = (len(_integers_of(n)) for n in divmod(level, 10))
         return first * (first + 1) // 2 if first == second else first * second
 
+    def answer(self, problem: Problem, completion: str) -> str | None:
+        """Return the integer that a completion answers with, for majority votes."""
+        value = extract(completion).value
+        return None if value is None else str(value)
+
     def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
         """Return a score for each completion. Its `value` is 1 for the right integer, else 0.
 

@@ -7,9 +7,9 @@ The audit reads all problems of all stored steps and evaluations, and computes t
 from the problem's own data. So it finds a forged key, a changed list of seen problems, two problems
 that differ only in the order of their factors, and a corpus that has changed since the run.
 
-It scores the right answers of some of these problems for each other as well. So it finds rewards
-that are shifted by a problem, or that pay any answer. A task with continuous rewards, whose targets
-never score 1, is not judged.
+It has the task score the right answers of some of these problems for each other as well. So it
+finds a reward that is shifted by a problem, or that pays any answer; the rewards that the run has
+stored are not read. A task with continuous rewards, whose targets never score 1, is not judged.
 
 The exit status is 0 if nothing is found, 1 if something is (one line each), and 2 if the run cannot
 be read.
@@ -49,6 +49,10 @@ AT_ONCE = 4
 _NAME = re.compile(r"(step|eval|promotion|imitation|imitated)-(\d+)\.jsonl\.zst")
 
 
+# A conversation as (role, text).
+Turns = tuple[tuple[str, str], ...]
+
+
 class StoredGroup(TypedDict, total=False):
     """What the audit reads of a line in rollouts/. The rest, mostly token ids, takes long."""
 
@@ -60,8 +64,8 @@ class StoredGroup(TypedDict, total=False):
 class StoredProblems:
     """The problems in the rollouts of a run, by what they were used for.
 
-    - `trained`: the file of each problem that was trained on, by its key, and also by its prompt;
-    - `evaluated`: the file of each evaluated problem, by key and prompt;
+    - `trained`: the file of each problem that was trained on, by its key, and also by its turns;
+    - `evaluated`: the file of each evaluated problem, by key and turns;
     - `shown`: the file of each example that a prompt shows with its answer, by key;
     - `by_step`: the stored keys of the problems trained on at each step; step 0 is the imitation;
     - `wrong_keys`: a line for each problem whose stored key is not that of its data;
@@ -70,8 +74,8 @@ class StoredProblems:
     Other keys are those computed again from the problem's data.
     """
 
-    trained: dict[str, str] = field(default_factory=dict)
-    evaluated: dict[tuple[str, str], str] = field(default_factory=dict)
+    trained: dict[str | Turns, str] = field(default_factory=dict)
+    evaluated: dict[tuple[str, Turns], str] = field(default_factory=dict)
     shown: dict[str, str] = field(default_factory=dict)
     by_step: dict[int, set[str]] = field(default_factory=dict)
     wrong_keys: list[str] = field(default_factory=list)
@@ -117,24 +121,29 @@ def _read_stored(folder: Path, task: Task) -> StoredProblems:
                     f"data give {key}"
                 )
 
+            with blaming(f"{path}: has a conversation that is not what a run writes"):
+                turns = problem.turns
+                hash(turns)
+
             if problem.target:
                 stored.by_target.setdefault(problem.target, problem)
             for example in line.get("shots", ()):
                 stored.shown.setdefault(example, path.name)
             if kind in ("step", "imitation"):
                 stored.trained.setdefault(key, path.name)
-                stored.trained.setdefault(problem.prompt, path.name)
+                stored.trained.setdefault(turns, path.name)
                 stored.by_step.setdefault(step, set()).add(problem.key)
             else:
-                stored.evaluated.setdefault((key, problem.prompt), path.name)
+                stored.evaluated.setdefault((key, turns), path.name)
     return stored
 
 
 def _evaluated_again(stored: StoredProblems) -> list[str]:
     """Return the evaluated problems that this run trained on, or showed with their answer."""
     found = []
-    for (key, prompt), name in stored.evaluated.items():
-        if where := stored.trained.get(key) or stored.trained.get(prompt):
+    for (key, turns), name in stored.evaluated.items():
+        prompt = turns[-1][1]
+        if where := stored.trained.get(key) or stored.trained.get(turns):
             found.append(f"{name}: {_short(prompt)} ({key}) was trained on, in {where}")
         if where := stored.shown.get(key):
             found.append(f"{name}: {_short(prompt)} ({key}) was shown with its answer, in {where}")
@@ -146,8 +155,8 @@ def _evaluated_of_earlier_runs(
 ) -> list[str]:
     """Return the evaluated problems that earlier runs trained on; this one began with `start`."""
     return [
-        f"{name}: {_short(prompt)} ({key}) was trained on before this run, see {start}"
-        for (key, prompt), name in stored.evaluated.items()
+        f"{name}: {_short(turns[-1][1])} ({key}) was trained on before this run, see {start}"
+        for (key, turns), name in stored.evaluated.items()
         if key in before
     ]
 

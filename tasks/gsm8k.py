@@ -37,7 +37,7 @@ MAX_DIGITS = 100
 # denominator.
 _NUMBER = re.compile(
     r"""
-    (?P<sign> [-+−] )? \s? [$€£¥]? \s?
+    (?P<sign> [-+−–] | \b (?: minus | negative ) \b )? \s? [$€£¥]? \s?
     (?: (?P<whole> \d++ ) \s++ (?P<over> \d++ ) \s? / \s? (?P<under> \d++ )
       | (?P<digits> \d{1,3} (?P<joint> [,_ \u00a0\u2007\u2009\u202f] ) \d{3}
             (?: (?P=joint) \d{3} )* (?! \d ) (?: \.\d* )?
@@ -54,7 +54,9 @@ _UNIT_POWER = re.compile(r"(?<=m|t)\^?[23](?!\d)|(?<=\bin)\^?[23](?!\d)")  # m2,
 _NO_ANSWER = re.compile(
     r"""
     \\? sqrt | \\ (?: pi | binom | log | ln | sin | cos | tan ) (?! [a-z] ) | [√∛π¼-¾⅐-⅞]
-    | \b (?: hundred | thousand | million | billion ) \b
+    | \b (?: hundred | thousand | million | billion | trillion ) \b
+    | \d [kK] \b | \d [²³] | (?<!\S)[<>]=?\s*\d | [≤≥≠≈]
+    | \b (?: more | less | fewer | greater ) \s+ than \s+ \W? \d
     | \b (?: not | never ) \b | n['’]t \b
     """,
     re.VERBOSE | re.IGNORECASE,
@@ -169,7 +171,7 @@ def _value(found: re.Match[str]) -> Fraction | None:
             value = Fraction(digits) / int(found["denominator"] or 1)
     except ZeroDivisionError:
         return None
-    return -value if found["sign"] in ("-", "−") else value
+    return value if found["sign"] in (None, "+") else -value
 
 
 def _problem(where: str, row: dict[str, Any]) -> Problem:

@@ -285,12 +285,14 @@ def mistakes_of(task: Task) -> dict[str, str]:
 def answers_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[str | None]:
     """Return the answer in each completion, for majority votes; None where there is none.
 
-    By default it is the whole completion, without white space around it. Raises UserError if
-    `answer` raises an exception, changes the problem's data, or returns anything else.
+    By default it is the whole completion, without white space around it; an empty one holds none.
+
+    Raises UserError if `answer` raises an exception, changes the problem's data, or returns
+    anything else.
     """
     answer = getattr(task, "answer", None)
     if answer is None:
-        return [completion.strip() for completion in completions]
+        return [completion.strip() or None for completion in completions]
 
     where = f"task {task.name}: answer()"
     with data_unchanged(where, [problem]), calling(where):

@@ -42,8 +42,8 @@ _ANSWER = re.compile(
 )
 _SENTENCE = re.compile(r"\banswer is:?(.*?)(?:[.!](?!\S)|$)", re.IGNORECASE | re.MULTILINE)
 _HASHES = re.compile(r"####(.*)$", re.MULTILINE)
-_BOXED = re.compile(r"\\boxed\s*\{")
-_THINK, _THOUGHT = "<think>", "</think>"
+_BRACE = re.compile(r"(\\boxed\s*)?\{|\}")
+_THINKING = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 
 
 def asking(question: str, *, has_lines: bool = False) -> str:
@@ -63,9 +63,9 @@ def final_answer(text: str, right: str = "", *, has_lines: bool = False) -> str 
     >>> final_answer("6 times 7 is 42.\nAnswer: **42**.")
     '42'
     """
-    _, thought, after = text.rpartition(_THOUGHT)
-    said = after if thought else text
-    if _THINK in said:
+    ends = [tag.end() for tag in _THINKING.finditer(text) if tag[1]]
+    said = text[ends[-1] :] if ends else text
+    if _THINKING.search(said):
         return None
 
     places = (
@@ -120,12 +120,13 @@ def _last(pattern: re.Pattern[str], text: str) -> str | None:
 
 def _last_box(text: str) -> str | None:
     """Return the content of the last box that is closed; None if there is none."""
-    content = None
-    for match in _BOXED.finditer(text):
-        depth = 1
-        for end in range(match.end(), len(text)):
-            depth += {"{": 1, "}": -1}.get(text[end], 0)
-            if depth == 0:
-                content = text[match.end() : end]
-                break
-    return content
+    last = None
+    is_open: list[tuple[int, bool]] = []  # where each open brace ends, and whether a box begins
+    for brace in _BRACE.finditer(text):
+        if brace[0] != "}":
+            is_open.append((brace.end(), brace[1] is not None))
+        elif is_open:
+            start, is_box = is_open.pop()
+            if is_box and (last is None or start > last[0]):
+                last = start, brace.start()
+    return None if last is None else text[slice(*last)]

@@ -149,17 +149,26 @@ def require_trusted_task(
     file. Raises UserError, which names the record `where`, unless the task `spec` is one of
     `REGISTRY` or `allowed`, and the reward function in its `options` is allowed as well.
     """
-    if not is_of_project(spec) and spec not in allowed:
+    if not is_of_project(spec) and not any(is_same_program(spec, one) for one in allowed):
         raise UserError(
             f"{where}: its task is a program that would be executed, {spec}; if you trust it, give "
             f"--task {spec} as well"
         )
     program = options.get(REWARD_FILE)
-    if program is not None and program not in allowed:
+    if program is not None and not any(is_same_program(program, one) for one in allowed):
         raise UserError(
             f"{where}: its reward is a program that would be executed, {program}; if you trust it, "
             f"give --{REWARD_FILE} {program} as well"
         )
+
+
+def is_same_program(one: str | None, other: str | None) -> bool:
+    """Return whether two programs, written as ``path/to/file.py:Name``, are the same."""
+    if one is None or other is None or one == other:
+        return one is not None and one == other
+    (path, _, name), (other_path, _, other_name) = one.rpartition(":"), other.rpartition(":")
+    are_files = path.endswith(".py") and other_path.endswith(".py")
+    return are_files and name == other_name and Path(path).resolve() == Path(other_path).resolve()
 
 
 def implied_task(arguments: Sequence[str]) -> str | None:

@@ -214,3 +214,30 @@ def test_what_is_no_run(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.strip().split("\n")
     assert line.startswith("tasks.audit: ") and "config.yaml" in line
+
+
+def test_conversations_are_the_same_only_if_all_their_turns_are(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"Think of {i}."},
+                {"role": "assistant", "content": "Done."},
+                {"role": "user", "content": "Which number was it?"},
+            ],
+            "answer": f"{i}",
+        }
+        for i in range(60)
+    ]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("own.py").write_text("def reward(completion):\n    return 0.5\n")
+    data = "--data rows.jsonl --reward-file own.py:reward --max-new-tokens 3".split()
+    small = "--prompts 2 --group-size 2 --steps 1 --preflight off --eval-problems 3 --name a"
+    assert train.main([*data, *small.split(), "--device", "cpu"]) == 0
+    allowed = ("own.py:reward",)
+    run = Path("runs/a")
+    assert audit(run, allowed)[0] == []
+    line = read_jsonl_zst(run / ROLLOUTS.format("step-000001"))[0]
+    line["problem"]["key"] = "0" * 16
+    rewrite(run / ROLLOUTS.format("eval-000000"), lambda lines: lines.append(line))
+    assert any("was trained on" in found for found in audit(run, allowed)[0])

@@ -5,6 +5,7 @@ for twice, one line for each mistake.
 import json
 import math
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,6 +21,7 @@ from chat_server import chat, serving
 from grpo import load_model
 from grpo.tools.evaluation import endpoint
 from grpo.tools.evaluation import program as evaluation
+from grpo.tools.evaluation.endpoint import AnswerFile, ServerAnswer
 from tasks.base import load_task, problem_at
 
 TOP = Path(__file__).resolve().parent.parent
@@ -85,6 +87,66 @@ def test_no_answer_is_asked_for_twice():
         assert len(path.read_bytes().splitlines()) == 48
         for line in path.read_text().splitlines():
             json.loads(line)
+
+
+def test_each_seed_has_answers_of_its_own(tmp_path, capsys):
+    rows = tmp_path / "problems.jsonl"
+    rows.write_text(
+        "".join(
+            json.dumps(load_task("interleave").make(3, "test", random.Random(i)).to_json()) + "\n"
+            for i in range(4)
+        )
+    )
+    with serving(solve) as (url, log):
+        ask(url, "--dataset", str(rows), "--problems", "4")
+        assert len(log.bodies) == 4
+        ask(url, "--dataset", str(rows), "--problems", "4", "--seed", "1")
+        assert len(log.bodies) == 8 == len({body["seed"] for body in log.bodies})
+        capsys.readouterr()
+        ask(url, "--dataset", str(rows), "--problems", "4")
+        assert len(log.bodies) == 8
+        assert "eval.py: 4 answers are from runs/endpoint/m.jsonl\n" in capsys.readouterr().err
+
+
+def test_two_programs_add_answers_to_one_file(tmp_path):
+    path = tmp_path / "answers.jsonl"
+    one, other = AnswerFile(path), AnswerFile(path)
+    for name, file in (("a", one), ("b", one), ("c", other), ("d", one)):
+        file.add(name, ServerAnswer(name, False, 1, 1))
+    path.write_bytes(path.read_bytes() + b'{"id": "e", "te')  # a program was killed
+    again = AnswerFile(path)
+    assert [again.get(name).text for name in "abcd"] == [*"abcd"] and again.get("e") is None
+    again.add("f", ServerAnswer("f", False, 1, 1))
+    assert AnswerFile(path).get("f").text == "f" and len(path.read_bytes().splitlines()) == 5
+
+
+@pytest.mark.parametrize("key", ["sk-é", "sk-1\n2"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(monkeypatch, capsys, key):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    with serving(solve) as (url, log):
+        ask(url, status=2)
+    error = capsys.readouterr().err
+    assert "OPENAI_API_KEY: has characters that no header can hold" in error and "sk" not in error
+    assert not log.bodies
+
+
+def test_white_space_around_the_key_is_left_out(monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-1\r\n")
+    with serving(solve) as (url, log):
+        ask(url)
+    assert len(log.bodies) == 12
+
+
+def test_an_argument_that_the_server_does_not_know_is_said(capsys):
+    def plain(body, number):
+        if "top_k" in body:
+            return 400, {}, {"error": {"message": "unknown argument 'top_k'"}}
+        return solve(body, number)
+
+    with serving(plain) as (url, _):
+        (result,) = ask(url, "--top-k", "5")
+    assert result["left_out"] == ["top_k"]
+    assert "the server does not know top_k; it was not asked for" in capsys.readouterr().out
 
 
 def test_failures_that_may_pass_are_tried_again():

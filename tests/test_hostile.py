@@ -21,6 +21,7 @@ from grpo.tools import export, inspect, train
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.report import program as report_program
 from tasks import audit
+from tasks.base import UserError
 
 LINES = [*train_flags(), *eval_flags()]
 MAINS = {"train": train.main, "eval": evaluation.main}
@@ -196,6 +197,17 @@ def test_a_tilde_that_no_shell_has_replaced_is_no_folder(capsys):
     Path("~").mkdir()
     check_output("~/figures.json", "--json")
     check_output("~figures.json", "--json")
+
+
+def test_no_file_of_a_run_is_overwritten(tmp_path):
+    run = tmp_path / "runs" / "a"
+    for name in ("config.yaml", "report.html", "checkpoints/step-000001/trainer.json"):
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text("{}")
+    for name in ("config.yaml", "checkpoints/step-000001/trainer.json"):
+        with pytest.raises(UserError, match=f"--json .*{name}: belongs to the run in {run}"):
+            check_output(str(run / name), "--json")
+    check_output(str(run / "report.html"), "--json")
 
 
 @pytest.mark.parametrize(

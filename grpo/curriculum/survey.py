@@ -82,6 +82,7 @@ class SurveySettings:
     sampling: Sampling
     group_size: int
     rule: ClassRule
+    draft: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -98,7 +99,8 @@ class SurveySubject:
 
     def answer(self, problems: Sequence[Problem], seed: int) -> list[Group]:
         """Return a scored group for each problem, on this rank alone."""
-        settings = EvaluationSettings(self.settings.sampling, seed, self.settings.group_size)
+        how = self.settings
+        settings = EvaluationSettings(how.sampling, seed, how.group_size, draft=how.draft)
         return evaluate(self.policy, self.supply.task, problems, settings)
 
 

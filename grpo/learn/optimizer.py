@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from grpo.distributed import SINGLE, Ranks
 from grpo.learn.loss_scale import LossScale
-from tasks.base import needs
+from tasks.base import UserError, needs
 
 T = TypeVar("T")
 
@@ -161,13 +161,22 @@ class Optimizer:
     def step(self, make_room: Callable[[], Any] = lambda: None) -> None:
         """Take a step on the masters, and round them to the weights.
 
-        If memory runs out in the first step, AdamW has not changed a weight: it makes the moments
-        of all of them first. Then the moments made so far are discarded, `make_room` is called, and
-        the step is tried once more.
+        If memory runs out in the first step, PyTorch's AdamW has not changed a weight: it makes the
+        moments of all of them first. Then the moments made so far are discarded, `make_room` is
+        called, and the step is tried once more.
+
+        Raises UserError if memory runs out for bitsandbytes' optimizer, which makes the moments of
+        a weight and steps on it before the next weight: then the step is half done.
         """
         try:
             self._try_step()
-        except torch.OutOfMemoryError:
+        except torch.OutOfMemoryError as error:
+            if not isinstance(self.inner, torch.optim.AdamW):
+                raise UserError(
+                    "--optimizer adamw8bit: out of memory in the middle of a step, after a part of "
+                    "the weights had changed; continue with --resume and a lower level, or with "
+                    "adamw and --shard"
+                ) from error
             is_short = True
         else:
             is_short = False

@@ -141,14 +141,18 @@ def update(
     (https://fengyao.notion.site/off-policy-rl). Then the ratio of the loss is taken to the
     trainer's policy p in the first pass over this rollout, instead of the sampler's policy q, from
     which it differs by rounding; and each token is weighted by min(p / q, limit). `first_pass`
-    holds the log-probabilities of p: the first pass fills an empty one, later passes read it.
-    It is also needed if there are demonstrations, whose ratio is always taken to p.
+    holds the log-probabilities of p: the first pass fills an empty one, later passes read it;
+    without one, this is the first pass.
+
+    The ratio of a demonstration is always taken to p, and so is that of gspo in half precision,
+    whose rounding alone would exceed the narrow clip bounds.
 
     Raises FloatingPointError if the loss or the gradient is not finite, or parity exceeds
     `parity_limit`, before the weights change; and if a weight or a moment is not finite after the
     step, before anything is saved.
     """
     ranks = optimizer.ranks
+    known = {} if first_pass is None else first_pass
 
     # Losses and log-probabilities stay on the device, so that the host can queue every micro-batch
     # before it waits for the first.
@@ -156,7 +160,7 @@ def update(
         batches = micro_batches(
             groups, settings.batches, device=policy.device, rank=ranks.rank, ranks=ranks.size
         )
-        return [_backward(policy, optimizer, batch, settings, first_pass) for batch in batches]
+        return [_backward(policy, optimizer, batch, settings, known) for batch in batches]
 
     passes, grad_norm = optimizer.gradients(run, settings.max_grad_norm)
     figures = _figures(passes)
@@ -198,7 +202,7 @@ def _backward(
     optimizer: Optimizer,
     batch: MicroBatch,
     settings: UpdateSettings,
-    first_pass: FirstPass | None,
+    first_pass: FirstPass,
 ) -> _BackwardPass:
     """Add the gradient of one micro-batch to that of the step."""
     packing = policy.pack(batch.prompts, batch.completions)
@@ -211,8 +215,9 @@ def _backward(
     logp_RT, entropy_RT = completion_logprobs(policy, batch, settings.truncate, packing)
 
     old_RT, importance_RT = batch.old_RT, None
-    if settings.importance_limit or batch.sampled_R is not None:
-        assert first_pass is not None
+    is_half = policy.dtype in (torch.float16, torch.bfloat16)
+    is_to_first_pass = settings.importance_limit > 0 or (settings.kind == "gspo" and is_half)
+    if is_to_first_pass or batch.sampled_R is not None:
         first_RT = _logprobs_of_first_pass(first_pass, batch, logp_RT.detach())
 
         # What nobody sampled has the log-probabilities of the first pass.
@@ -220,9 +225,9 @@ def _backward(
             old_RT = torch.where(batch.sampled_R[:, None], old_RT, first_RT)
             batch = replace(batch, old_RT=old_RT)
 
-        # With importance weights, the ratio is taken to the first pass instead of the sampler.
         if settings.importance_limit:
             importance_RT = (first_RT - old_RT).exp().clamp(max=settings.importance_limit)
+        if is_to_first_pass:
             old_RT = first_RT
 
     inputs = LossInputs(

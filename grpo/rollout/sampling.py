@@ -9,6 +9,7 @@ Shapes: R rows, T places in each, N draws, C completions, V vocabulary, B blocks
 
 import hashlib
 from collections.abc import Callable
+from functools import cache
 
 import torch
 
@@ -110,6 +111,7 @@ def choose(
     return drawn_CT, mass_MV[place_CT, drawn_CT].log()
 
 
+@cache  # recorded decode steps are kept by the identity of the function
 def truncation(
     top_k: int = 0, top_p: float = 1.0
 ) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None:

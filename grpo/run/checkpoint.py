@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 
 from data.files import check_links, forget_cached, read_json, sync
 from data.text import quoted, shortened, shown
-from grpo.run.folders import has_checkpoint, way_on
+from grpo.run.folders import CHECKPOINT, checkpoint_folders, has_checkpoint, step_of, way_on
 from grpo.run.lock import owner_of
 from grpo.run.schemas import OptimizerFile, read_checked
 from tasks.base import UserError
@@ -36,7 +36,6 @@ from tasks.base import UserError
 SHARE = 0.05
 
 _FORMAT = 1
-_NAME = re.compile(r"step-(\d{6,})")
 
 # Errors of the operating system as the writers in Rust (safetensors, tokenizers) report them.
 _SYSTEM_ERROR = re.compile(r"\(os error \d+\)|Os \{ code")
@@ -167,10 +166,8 @@ def _damage(path: Path, manifest: Path) -> str | None:
 
 def checkpoints(run: Path) -> tuple[list[Path], list[str]]:
     """Return the valid checkpoints of a run by step, and a line for each damaged one."""
-    folders = (Path(run) / "checkpoints").glob("step-*")
-    found = sorted((path for path in folders if _NAME.fullmatch(path.name)), key=step_of)
-    damage = {path: verify(path) for path in found}
-    valid = [path for path in found if damage[path] is None]
+    damage = {path: verify(path) for path in checkpoint_folders(run)}
+    valid = [path for path, reason in damage.items() if reason is None]
     return valid, [reason for reason in damage.values() if reason]
 
 
@@ -188,7 +185,7 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
             f"{named}: does not exist; give a run's directory or one of its checkpoints"
         )
     absolute = Path(os.path.abspath(path))
-    is_checkpoint = _NAME.fullmatch(absolute.name) is not None
+    is_checkpoint = CHECKPOINT.fullmatch(absolute.name) is not None
     if is_checkpoint and (len(path.parts) < 2 or ".." in path.parts):
         path = absolute  # the folders above it are not in its name
     run = path.parent.parent if is_checkpoint else path
@@ -416,13 +413,6 @@ def load_optimizer(folder: Path, optimizer: Any) -> None:
         if "betas" in group:
             group["betas"] = tuple(group["betas"])  # JSON has no tuples
     optimizer.load_state_dict({**saved, "state": state})
-
-
-def step_of(path: Path) -> int:
-    """Return the step of a checkpoint's folder."""
-    match = _NAME.fullmatch(path.name)
-    assert match is not None, f"{path} is not a checkpoint"
-    return int(match[1])
 
 
 def _sha256(path: Path) -> str:

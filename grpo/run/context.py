@@ -32,7 +32,9 @@ class RunContext:
     def subject(self) -> SurveySubject:
         """What the survey and the measurement of difficulty measure."""
         config, trainer = self.config, self.trainer
-        settings = SurveySettings(self.heldout.sampling, config.group_size, class_rule(config))
+        settings = SurveySettings(
+            self.heldout.sampling, config.group_size, class_rule(config), config.draft
+        )
         return SurveySubject(trainer.policy, trainer.stream.supply, settings, self.ranks)
 
     @property

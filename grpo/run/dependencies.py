@@ -8,7 +8,7 @@ from grpo.config import ON_RESUME, Config
 from grpo.config_file import translated
 from grpo.distributed import Ranks
 from grpo.learn.own_loss import OwnLoss
-from grpo.run import checkpoint as checkpoints
+from grpo.run.folders import step_of
 from grpo.run.opening import OpenedRun
 from grpo.run.sources import (
     accepted,
@@ -72,7 +72,7 @@ class Dependencies:
             self.opened.accept,
         )
 
-        step = checkpoints.step_of(checkpoint)
+        step = step_of(checkpoint)
         self.accepted = saved.get("accepted", []) + [
             {"step": step, "kind": kind, "change": change} for kind, change in changes.items()
         ]

@@ -8,6 +8,12 @@ from data.text import quoted
 from grpo.config import Config
 from tasks.base import UserError
 
+# Where runs are written.
+HOME = Path("runs")
+
+# The name of a checkpoint's folder.
+CHECKPOINT = re.compile(r"step-(\d{6,})")
+
 
 def new_folder(home: Path, config: Config) -> Path:
     """Return a directory that does not exist yet, named after task, level and seed."""
@@ -25,6 +31,19 @@ def new_folder(home: Path, config: Config) -> Path:
     base = parts[0] + "".join(f"-{part}" for part in parts[1:] if part)
     names = [base, *(f"{base}-{number}" for number in range(2, 10_000))]
     return next(home / name for name in names if not (home / name).exists())
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step of a checkpoint's folder."""
+    match = CHECKPOINT.fullmatch(checkpoint.name)
+    assert match is not None, f"{checkpoint} is not a checkpoint"
+    return int(match[1])
+
+
+def checkpoint_folders(run: Path) -> list[Path]:
+    """Return the folders of a run's checkpoints by step, damaged ones included."""
+    folders = (Path(run) / "checkpoints").glob("step-*")
+    return sorted((path for path in folders if CHECKPOINT.fullmatch(path.name)), key=step_of)
 
 
 def latest_run(home: Path) -> Path:
@@ -72,11 +91,17 @@ def check_output(path: str, flag: str) -> None:
     if target.is_dir():
         raise UserError(f"{flag} {path}: is a directory; give the path of a file")
     if target.exists():
-        is_of_run = (target.parent / "config.yaml").exists()
-        if is_of_run and target.suffix in (".yaml", ".jsonl", ".txt", ".log"):
+        of_run = [
+            one.parent
+            for one in target.parents
+            if one.name in ("checkpoints", "rollouts") and (one.parent / "config.yaml").exists()
+        ]
+        if target.suffix in (".yaml", ".jsonl", ".txt", ".log"):
+            of_run += [target.parent] if (target.parent / "config.yaml").exists() else []
+        if of_run:
             raise UserError(
-                f"{flag} {path}: belongs to the run in {target.parent}, and would be overwritten; "
-                "give another path"
+                f"{flag} {path}: belongs to the run in {of_run[0]}, and would be overwritten; give "
+                "another path"
             )
         return
     folder = next(one for one in target.parents if one.exists())

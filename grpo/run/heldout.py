@@ -102,7 +102,9 @@ class HeldOutEvaluator:
         # In a small family of problems a report and a validation check may share a problem. With
         # different seeds they do not share its completion.
         where = level_name(level, getattr(task, "level_unit", ""))
-        settings = EvaluationSettings(sampling, seed=0 if seed == EVAL_SEED else seed)
+        settings = EvaluationSettings(
+            sampling, seed=0 if seed == EVAL_SEED else seed, draft=trainer.config.draft
+        )
         with self.console.working(f"evaluating at {where}") as progress:
             local = evaluate(
                 trainer.policy, task, self.ranks.share(found.problems), settings, progress

@@ -1,11 +1,11 @@
-"""The lock of a run, so that only one process writes its directory."""
+"""Locks: of a run, so that only one process writes its directory, and of single files."""
 
 import os
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from data.files import open_own
 from tasks.base import UserError
@@ -30,6 +30,16 @@ def _let_go() -> None:
 
 if fcntl:
     os.register_at_fork(after_in_child=_let_go)
+
+
+def wait_for(file: IO[Any]) -> None:
+    """Lock an open file until it is closed, once no other process has locked it.
+
+    On a file system without locks it stays unlocked.
+    """
+    if fcntl:
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def _note_owner(file: IO[str], folder: Path) -> None:

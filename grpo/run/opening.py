@@ -11,11 +11,14 @@ from grpo.config import ON_RESUME, Config, names_in, spelled
 from grpo.config_file import load_config
 from grpo.distributed import SINGLE, Ranks
 from grpo.learn.own_loss import require_trusted_loss
-from grpo.run.checkpoint import checkpoints, find_resume, step_of
-from grpo.run.folders import latest_run, new_folder
+from grpo.run.checkpoint import checkpoints, find_resume
+from grpo.run.folders import latest_run, new_folder, step_of
 from grpo.run.lock import owner_of
 from grpo.run.start import start_from
-from tasks.base import REWARD_FILE, UserError, require_trusted_task
+from tasks.base import REWARD_FILE, UserError, is_same_program, require_trusted_task
+
+# Task options that decide no result, and so may change when a run goes on.
+FREE_OPTIONS = ("reward-timeout", "reward-workers")
 
 
 @dataclass(frozen=True)
@@ -102,6 +105,26 @@ def require_unchanged(opened: OpenedRun) -> None:
         )
 
 
+def saved_options(resume: str, home: Path) -> dict[str, str]:
+    """Return the task's options in the run that `resume` names, below `home` if it is "latest"."""
+    path = latest_run(home) if resume == "latest" else Path(resume)
+    checkpoint, _ = find_resume(path)
+    return load_config(checkpoint.parent.parent / "config.yaml").task_options
+
+
+def _require_same_options(
+    folder: Path, options: Mapping[str, str], saved: Mapping[str, str]
+) -> None:
+    """Raise UserError, which names the first one, if an option differs from the `saved` one."""
+    for name, value in options.items():
+        if name not in FREE_OPTIONS and value != saved.get(name):
+            raise UserError(
+                f"--{name} {shortened(value)}: the run in {folder} has "
+                f"{shortened(saved.get(name, '')) or 'none'}; with --resume only "
+                f"{', '.join(FREE_OPTIONS)} can be changed"
+            )
+
+
 def _checkpoint_names(folder: Path) -> frozenset[str]:
     return frozenset(path.name for path in (folder / "checkpoints").glob("step-*"))
 
@@ -130,14 +153,22 @@ def _open_resumed(config: Config, given: dict[str, Any], home: Path) -> tuple[Op
 
     # Task options that are left out stay as they are.
     if "task_options" in given:
-        given = given | {"task_options": saved["task_options"] | given["task_options"]}
+        options = saved["task_options"] | given["task_options"]
+        if is_same_program(options.get(REWARD_FILE), saved["task_options"].get(REWARD_FILE)):
+            options[REWARD_FILE] = saved["task_options"][REWARD_FILE]
+        _require_same_options(folder, options, saved["task_options"])
+        given = given | {"task_options": options}
+    for name in ("task", "loss"):
+        if is_same_program(given.get(name), saved[name]):
+            given = given | {name: saved[name]}
+
     changed = {
         name: value
         for name, value in given.items()
         if name not in ("resume", "accept_changes") and value != saved[name]
     }
     for name, value in changed.items():
-        if name not in ON_RESUME:
+        if name not in (*ON_RESUME, "task_options"):
             raise UserError(
                 f"{spelled(name)} {shortened(str(value))}: the run in {folder} has "
                 f"{shortened(str(saved[name])) or 'none'}; with --resume only "

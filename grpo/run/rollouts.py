@@ -53,7 +53,21 @@ def groups_of(path: Path) -> list[Group]:
         raise UserError(f"{path}: holds no groups")
     for number, line in enumerate(lines, start=1):
         check(f"{path}, line {number}", line, GroupLine)
+        _check_lengths(f"{path}, line {number}", line)
     return [_from_json(line) for line in lines]
+
+
+def _check_lengths(where: str, line: dict[str, Any]) -> None:
+    """Raise UserError if what belongs to single tokens is not given for each token."""
+    for row in line["completions"]:
+        for name in ("logprobs", "advantage"):
+            values = row[name]
+            is_left_out = name == "logprobs" and row.get("is_demonstration") and not values
+            if isinstance(values, list) and len(values) != len(row["tokens"]) and not is_left_out:
+                raise UserError(
+                    f"{where}: a completion has {len(row['tokens'])} tokens, and {len(values)} "
+                    f"numbers in {name}"
+                )
 
 
 def remove_after(run: Path, step: int) -> None:

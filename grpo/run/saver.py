@@ -24,6 +24,7 @@ from grpo.run.checkpoint import (
     save_optimizer,
 )
 from grpo.run.display import Display
+from grpo.run.folders import step_of
 from grpo.run.random_state import load_rng, rng_state
 from grpo.run.sources import NAME
 from grpo.trainer import Trainer
@@ -80,7 +81,7 @@ class Saver:
                 note = read_json(checkpoint / "manifest.json")["note"]
                 self.rules.spacing = note.get("spacing")
         self.best = state["best"]
-        self.saved = checkpoints.step_of(checkpoint)
+        self.saved = step_of(checkpoint)
 
         optimizer = self.trainer.optimizer
         with blaming(f"{checkpoint}: the optimizer's state does not fit this run"):

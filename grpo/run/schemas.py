@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 import msgspec
 
 from data.files import read_json
+from grpo.records import GroupClass
 from tasks.base import UserError
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
@@ -97,6 +98,8 @@ class WorstToken(TypedDict):
 # The metrics in metrics.jsonl that are not numbers.
 METRICS: dict[str, Any] = {
     "time": str,
+    "level": Index,
+    "num_tokens": Number,
     "levels": dict[str, LevelMetrics],
     "group_std/hist": dict[str, Count],
     "parity/worst": list[WorstToken],
@@ -142,6 +145,16 @@ class Evaluation(TypedDict):
     control: NotRequired[str]
 
 
+class Report(TypedDict):
+    """What a line of eval.jsonl has as well if its purpose is a report."""
+
+    level: Index
+    mean: Number
+    ci_low: Number
+    ci_high: Number
+    exact: Number
+
+
 # A line of curriculum.jsonl. It is not written as a class because "from" is a keyword.
 DecisionLine = TypedDict(
     "DecisionLine",
@@ -164,22 +177,26 @@ class SeenLine(TypedDict):
     imitated: NotRequired[bool]
 
 
-class GroupSummary(TypedDict):
-    """A group in a line of groups.jsonl."""
-
-    group: Count
-    index: Index
-    attempt: Count
-    level: Index
-    temperature: Number
-    action: str
-    trap: str | None
-    reward: Number
-    reward_std: Number
-    value: Number
-    exact: Number
-    distinct: Count
-    tokens: Count
+# A group in a line of groups.jsonl. It is not written as a class because "class" is a keyword.
+GroupSummary = TypedDict(
+    "GroupSummary",
+    {
+        "group": Count,
+        "index": Index,
+        "attempt": Count,
+        "level": Index,
+        "temperature": Number,
+        "class": GroupClass,
+        "action": str,
+        "trap": str | None,
+        "reward": Number,
+        "reward_std": Number,
+        "value": Number,
+        "exact": Number,
+        "distinct": Count,
+        "tokens": Count,
+    },
+)
 
 
 class GroupsLine(TypedDict):
@@ -213,11 +230,14 @@ def check_line(where: str, name: str, line: Mapping[str, Any]) -> None:
     """Raise UserError unless `line` is a line of the log `name` ("metrics.jsonl", ...)."""
     if name in LOGS:
         check(where, line, LOGS[name])
+    if name == "eval.jsonl" and line.get("purpose") == "report":
+        check(where, line, Report)
     if name != "metrics.jsonl":
         return
 
     for metric, value in line.items():
-        if type(value) is not float and value is not None:
+        is_number = type(value) is float or value is None
+        if metric in METRICS or not is_number:
             check(f"{where}, {metric}", value, METRICS.get(metric, Number | bool))
 
 

@@ -16,7 +16,6 @@ from grpo.curriculum.preflight import Start
 from grpo.model.prompts import middle_left_out, sent_lines
 from grpo.older_runs import trainer_state_of
 from grpo.records import Ending, StepReport
-from grpo.run import checkpoint as checkpoints
 from grpo.run import preparation, promotion
 from grpo.run.conclusion import ended_run, files_of, supply_line, verdict_of
 from grpo.run.context import RunContext
@@ -25,7 +24,7 @@ from grpo.run.difficulty import filter_by_difficulty
 from grpo.run.display import Output
 from grpo.run.facts import changed_versions, facts, restore_threads, with_resumption
 from grpo.run.files import NoFiles, RunFiles
-from grpo.run.folders import way_on
+from grpo.run.folders import step_of, way_on
 from grpo.run.heldout import EVAL_SEED, HeldOutEvaluator
 from grpo.run.lock import locked
 from grpo.run.next_commands import next_commands
@@ -113,7 +112,7 @@ class Run:
                 ) from error
             unlocked = locks.enter_context(locked(self.folder))
 
-        done = checkpoints.step_of(self.opened.checkpoint) if self.opened.checkpoint else 0
+        done = step_of(self.opened.checkpoint) if self.opened.checkpoint else 0
         now = facts(self.trainer.policy.device, self.ranks, self.config.model)
         versions = changed_versions(before, now)
         self.about = with_resumption(before, now, done) | self.dependencies.summary()

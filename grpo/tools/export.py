@@ -26,7 +26,8 @@ from grpo.config import names_in
 from grpo.config_file import load_config
 from grpo.model.load import load_policy
 from grpo.model.save import save_model
-from grpo.run.checkpoint import disk_refusal, find_resume, step_of
+from grpo.run.checkpoint import disk_refusal, find_resume
+from grpo.run.folders import step_of
 from grpo.run.opening import require_unicode
 from grpo.run.reader import load_run
 from grpo.run.sources import check_base

@@ -23,6 +23,7 @@ from pathlib import Path
 from rich.console import Console
 
 from grpo.run.reader import load_run
+from grpo.run.rollouts import KINDS
 from grpo.tools.inspect_completions import (
     export_rollouts,
     show_group,
@@ -47,7 +48,8 @@ def show(argv: Sequence[str] | None) -> int:
     """Show the view that the arguments name; return the exit status."""
     arguments = parse(argv)
     run = load_run(arguments.run)
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False)
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
     try:
         return arguments.command(run, arguments, console) or 0
     except BrokenPipeError:  # `| head` has closed the pipe
@@ -174,9 +176,10 @@ class _Commands:
             part.add_argument(
                 "--kind",
                 default="step",
-                choices=["step", "eval", "promotion", "preflight", "failed"],
+                choices=KINDS,
                 help="what they were sampled for: training (the default), an evaluation, a "
-                "validation check, the pre-flight, or a step that failed",
+                "validation check, the pre-flight, the evaluation after imitation (imitated), or a "
+                "step that failed; imitation: the right answers that were imitated",
             )
         return part
 

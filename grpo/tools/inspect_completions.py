@@ -16,6 +16,7 @@ from grpo.records import Group
 from grpo.run.folders import check_output
 from grpo.run.reader import RunData, rollout_record
 from grpo.run.rollouts import summaries
+from grpo.run.tokenizer import MOST_TOKENS, tokenizer_of
 from grpo.show.alignment import aligned, counts, first_divergence, rendered
 from grpo.show.tables import advantage_of, class_of, done_to, said_of, show_table, tint
 from grpo.tools.inspect_common import Figures, as_json, check_sample, show_next
@@ -211,10 +212,10 @@ def texts_of_tokens(run: RunData, tokens: Sequence[int]) -> list[str | None]:
 
     Without a checkpoint the texts are None.
     """
-    files = sorted((run.path / "checkpoints").glob("step-*/tokenizer.json"))
-    if not files:
+    tokenizer = tokenizer_of(run.path)
+    if tokenizer is None:
         return [None] * len(tokens)
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(files[-1]))
-    return [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+    return [
+        tokenizer.decode([token], skip_special_tokens=False) if token < MOST_TOKENS else None
+        for token in tokens
+    ]

@@ -177,7 +177,8 @@ def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Consol
         {"why": lambda line: WHY[line["class"]], "done": done_to, "trap": trap_of},
         OPTIONAL_IN_GROUPS,
     )
-    count = f"{len(lines)} of {len(run.group_index)} groups; "
+    every = chosen(run.group_index, argparse.Namespace(**vars(arguments) | {"last": None}))
+    count = f"{len(lines)} of {len(every)} groups; "
     show_next(run, f"group {lines[-1]['step']} {lines[-1]['group']}", console, before=count)
 
 

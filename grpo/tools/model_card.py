@@ -11,7 +11,7 @@ from statistics import fmean
 from typing import Any
 
 from grpo.config import Config
-from grpo.run.checkpoint import step_of
+from grpo.run.folders import step_of
 from grpo.run.reader import RunData
 from grpo.show.lines import interval, sparkline
 from grpo.verdict import Verdict

@@ -25,7 +25,8 @@ from grpo.learn.own_loss import require_trusted_loss
 from grpo.learn.update import completion_logprobs
 from grpo.model.load import load_policy
 from grpo.records import Group
-from grpo.run.checkpoint import checkpoints, load_optimizer, step_of
+from grpo.run.checkpoint import checkpoints, load_optimizer
+from grpo.run.folders import step_of
 from grpo.run.reader import RunData
 from grpo.trainer import Trainer
 from grpo.training.build import Parts

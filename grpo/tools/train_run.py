@@ -17,7 +17,7 @@ from grpo.model.policy import Policy
 from grpo.resolve import resolve_config
 from grpo.run.dependencies import Dependencies
 from grpo.run.display import Output
-from grpo.run.folders import way_on
+from grpo.run.folders import HOME, way_on
 from grpo.run.interrupt import Interrupt
 from grpo.run.lock import locked
 from grpo.run.opening import open_run, require_unchanged
@@ -73,7 +73,7 @@ def start_run(
     `given` are those settings in `config` that the user gave. `lost_streams` gets a line for each
     output stream that is lost during the run. The `values` replace parts that the settings name.
     """
-    opened, config = open_run(config, given, home=Path("runs"), ranks=ranks)
+    opened, config = open_run(config, given, home=HOME, ranks=ranks)
     config, parts = load_parts(config, values)
     task = parts.task
     check_installed(config.track)

@@ -115,7 +115,7 @@ def reserved_bytes(config: Config, policy: Policy, ranks: Ranks) -> int:
 def update_settings(
     config: Config, *, max_length: int, truncate: Callable | None, own_loss: OwnLoss | None = None
 ) -> UpdateSettings:
-    """Return the settings of an update whose largest completion budget is `max_length` tokens."""
+    """Return the settings of an update; dr_grpo divides by `max_length` tokens."""
     clip_low, clip_high = config.clips
     return UpdateSettings(
         kind=config.loss,

@@ -80,7 +80,9 @@ def step_summary(step: int, groups: Sequence[Group], *, seconds: float) -> StepS
     for group in first_tries(groups):
         level = group.problem.level
         values[level].append(fmean(score.value for score in group.scores))
-        collapsed[level].append(group.class_name in COLLAPSED)
+        # What a group is shown, it can learn from.
+        is_shown = group.action == "demonstrate"
+        collapsed[level].append(group.class_name in COLLAPSED and not is_shown)
 
     tokens = sum(group.tokens for group in groups)
     return StepSummary(step, dict(values), dict(collapsed), seconds, tokens)

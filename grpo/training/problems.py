@@ -1,7 +1,7 @@
 """The stream of training problems: which ones a step takes, and which the policy has seen."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count, islice
 from typing import Any
 
@@ -115,10 +115,19 @@ class ProblemStream:
         Raises it as well if the task does not make them as `_check_repeatable` wants.
         """
         self._check_repeatable(level)
-        stream = problem_stream(self.task, seed=self.config.seed, split="train", level=level)
-        for problem in islice(fitting(self.policy, stream, []), PROBES):
+        for problem in self._probes(level):
             check_conversation(self.policy.tokenizer, self.policy.format, problem)
             self.budget(self.policy.encode(problem), problem)
+
+    def largest_budget(self, levels: Iterable[int]) -> int:
+        """Return the largest completion budget of the first problems of these levels, in tokens."""
+        probes = [problem for level in levels for problem in self._probes(level)]
+        return max(self.budget(self.policy.encode(problem), problem) for problem in probes)
+
+    def _probes(self, level: int) -> Iterable[Problem]:
+        """Return the first problems of a level that fit the context."""
+        stream = problem_stream(self.task, seed=self.config.seed, split="train", level=level)
+        return islice(fitting(self.policy, stream, []), PROBES)
 
     def _check_repeatable(self, level: int) -> None:
         """Raise UserError if the task draws problems with anything but the generator it is given.

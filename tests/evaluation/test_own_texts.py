@@ -14,7 +14,7 @@ from grpo.config_file import load_config
 from grpo.run.opening import open_run
 from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
-from grpo.tools.evaluation.texts import held_out_texts
+from grpo.tools.evaluation.texts import held_out_texts, known_texts
 from tasks.audit import audit
 from tasks.base import load_task, sources_of
 
@@ -57,8 +57,10 @@ def test_a_run_on_own_texts_from_training_to_its_audit(run, notes, capsys):
     later.mkdir()
     (later / "sources.json").write_text('{"corpus": {}, "accepted": []}')
     task = load_task("interleave", options={"texts": str(notes)})
-    unseen = held_out_texts(task, later, Config(model="runs/a"))
-    assert len(sources_of(unseen)) == held_out
+    # Where a run began is its model, or, if it trains an adapter, its start.
+    for config in (Config(model="runs/a"), Config(model="builtin", start="runs/a")):
+        unseen = held_out_texts(task, known_texts(later, config))
+        assert len(sources_of(unseen)) == held_out
 
     other = notes.parent / "others"
     other.mkdir()

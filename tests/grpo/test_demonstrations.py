@@ -29,6 +29,7 @@ from grpo.tools import inspect, train
 from grpo.tools.report.outcome import outcome
 from grpo.tools.report.samples import Shown, packed, pieces_of
 from grpo.training.imitation import has_right_targets
+from grpo.training.metrics import step_summary
 from grpo.variance import common_trap
 from tasks import audit
 from tasks.base import Score, UserError, scores_of
@@ -316,6 +317,8 @@ def test_a_step_counts_what_was_sampled_and_learns_from_what_is_shown(tiny_polic
     assert metrics["grad_norm"] > 0
     assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
     assert trainer.kept_share == 1.0
+    summary = step_summary(1, report.groups, seconds=1.0)
+    assert summary.collapsed == {1: [False] * 4}
 
     file = tmp_path / "step-000001.jsonl.zst"
     write_rollouts(file, report.groups, step=1)

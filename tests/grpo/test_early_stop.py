@@ -95,6 +95,15 @@ def test_solved_steps_of_one_level_say_nothing_about_the_next():
     assert observe(stop, solved, level=2).solved_steps == 1
 
 
+def test_steps_without_a_trained_group_of_one_level_say_nothing_about_the_next():
+    failed, solved = [group("failed", "skip")], [group("solved", "skip", value=1.0)]
+    stop = observe(EarlyStop(3), failed, failed)
+    observe(stop, failed, failed, level=2)
+    assert stop.stopped == ""
+    assert "for 3 steps (100% failed" in observe(stop, failed, level=2).stopped
+    assert "solved for 3 steps" in observe(stop, *[solved] * 3, level=3).exhausted
+
+
 def test_without_patience_a_run_makes_all_its_steps():
     stop = observe(EarlyStop(0), *[[group("failed", "skip")]] * 50)
     assert stop.stopped == stop.exhausted == ""

@@ -269,6 +269,7 @@ def test_degenerate(made, capsys):
         and "stops half way" in text
     )
     assert "2 of 3 groups" in text and "varied" not in text
+    assert "1 of 1 groups" in said(capsys, made, "degenerate", "--from", 2).out
     assert [
         line["step"]
         for line in json.loads(said(capsys, made, "degenerate", "--class", "tied", "--json").out)

@@ -91,6 +91,24 @@ def test_a_first_step_that_runs_out_of_memory_is_tried_again(monkeypatch, call, 
         assert torch.equal(weight, wanted)
 
 
+def test_a_half_done_step_of_another_optimizer_is_not_tried_again():
+    """bitsandbytes makes the moments of a weight and steps on it, before the next weight."""
+
+    class OneByOne(torch.optim.SGD):
+        def step(self, closure=None):
+            for number, weight in enumerate(self.param_groups[0]["params"]):
+                if number == 1:
+                    raise torch.OutOfMemoryError("no room")
+                weight.data -= 1
+
+    layers = torch.nn.Linear(2, 2)
+    optimizer = Optimizer(layers.parameters(), partial(OneByOne, lr=1.0))
+    before = [weight.detach().clone() for weight in layers.parameters()]
+    with pytest.raises(UserError, match="out of memory in the middle of a step"):
+        optimizer.step()
+    assert torch.equal(layers.weight, before[0] - 1) and torch.equal(layers.bias, before[1])
+
+
 def test_steps_too_small_for_bfloat16_add_up_on_the_masters():
     layers, optimizer = made(torch.bfloat16)
     before = [weight.detach().clone() for weight in layers.parameters()]

@@ -108,6 +108,8 @@ def test_top_k_and_top_p_by_hand():
     ]  # 0.4 < 0.5, so the second still belongs to the nucleus
     assert kept(top_p=0.35) == [True, False, False, False]
     assert truncation() is None
+    # Recorded decode steps are found by the function itself.
+    assert truncation(top_p=0.9) is truncation(top_p=0.9) is not truncation(top_p=0.8)
 
 
 def test_the_loss_keeps_what_was_drawn():

@@ -143,6 +143,21 @@ def test_a_promotion_does_not_make_the_next_level_seem_solved(tiny_policy):
     assert not trainer.seems_solved  # no step of level 2 has been made
 
 
+def test_a_run_goes_on_after_solved_steps_of_a_level_that_is_not_the_last(tiny_policy):
+    trainer = trainer_for(tiny_policy, patience=3, prompts=1, curriculum="1,2")
+    trainer.task.score = lambda problem, texts: [Score(1.0) for _ in texts]
+    for _ in range(4):
+        trainer.step()
+    assert trainer.early_stop.exhausted and not trainer.ended  # its promotion is still to come
+    trainer.curriculum.position = 1
+    assert not trainer.ended  # no step of level 2 has been made
+    trainer.step()
+    assert not trainer.early_stop.exhausted and not trainer.ended
+    for _ in range(2):
+        trainer.step()
+    assert trainer.ended == "every training group was solved for 3 steps"
+
+
 @pytest.mark.parametrize("mixed, level", [(True, None), (False, 1)])
 def test_every_group_of_a_mixed_data_set_is_watched(tiny_policy, mixed, level):
     trainer = trainer_for(tiny_policy, mixed=mixed)

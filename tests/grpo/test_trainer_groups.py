@@ -7,7 +7,9 @@ import torch
 from forced import trainer_for, weights
 from tiny_models import loading
 
+from grpo import trainer as trainer_module
 from grpo.model.load import load_policy
+from grpo.training.build import update_settings
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.1])
@@ -56,6 +58,27 @@ def test_kept_groups_stay_in_the_denominator(tiny_model):
     # dr_grpo weighs every token by 1 / (rows * budget): 8 of 16 rows add nothing to the sum, but
     # double the rows
     assert norms["keep"] == pytest.approx(norms["skip"] / 2, rel=1e-5)
+
+
+def test_dr_grpo_divides_by_the_same_number_in_every_step(tiny_policy, monkeypatch):
+    divisors = []
+
+    def noted(config, *, max_length, **others):
+        divisors.append(max_length)
+        return update_settings(config, max_length=max_length, **others)
+
+    monkeypatch.setattr(trainer_module, "update_settings", noted)
+    trainer = trainer_for(tiny_policy, loss="dr_grpo", max_new_tokens=None, steps=3, prompts=2)
+    budgets = [trainer.budget(group) for _ in range(3) for group in trainer.step().groups]
+    assert len(set(budgets)) > 1 and divisors == [divisors[0]] * 3
+    first = [trainer.stream.supply.at(index, 1) for index in range(16)]
+    assert divisors[0] == max(
+        trainer.stream.budget(tiny_policy.encode(problem), problem) for problem in first
+    )
+
+    given = trainer_for(tiny_policy, loss="dr_grpo", max_new_tokens=31)
+    given.step()
+    assert divisors[-1] == 31
 
 
 @pytest.fixture()
@@ -176,6 +199,10 @@ def test_dynamic_sampling_draws_at_once_what_the_last_step_needed(tiny_policy):
     nothing_varied.kept_share = 0.0
     nothing_varied.step()
     assert drawn == [(0, 8)]  # the most that a step may take
+
+    keeping, drawn = drawing(dynamic_sampling=2, on_degenerate="keep")
+    keeping.step()
+    assert drawn == [(0, 2), (2, 2)]  # a group that is kept without variance does not count
 
     without, drawn = drawing(dynamic_sampling=0)
     without.kept_share = 0.0

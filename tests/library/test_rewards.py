@@ -89,9 +89,15 @@ def test_the_reward_file_of_a_run_is_not_executed_unless_it_is_named(home, capsy
     assert inspect.main(["runs/a", "replay", "1", *named]) == 0
     assert main(["--resume", "runs/a", *named, "--steps", "2"]) in (0, 3)
 
+    # The file by another name, and an option that decides no result.
+    slower = ["--reward-file", "./own.py:reward", "--reward-timeout", "99", "--steps", "3"]
+    assert main(["--resume", "runs/a", *slower]) in (0, 3)
+    assert main(["--resume", "runs/a", *named, "--reward-range", "0,2"]) == 2
+    assert "--reward-range 0,2: the run in runs/a has 0,1.2" in capsys.readouterr().err
+
     Path("own.py").write_text(OWN + "# changed\n")
     capsys.readouterr()
-    assert main(["--resume", "runs/a", *named, "--steps", "3"]) == 2
+    assert main(["--resume", "runs/a", *named, "--steps", "4"]) == 2
     assert "task: own.py" in capsys.readouterr().err
 
 

@@ -68,6 +68,18 @@ def test_a_run_is_resumed_to_the_same_weights(home):
         train(ROWS[1:], reward, reward_range=(0, 1.2), resume="runs/cut", steps=5)
 
 
+def test_a_resumed_run_keeps_the_options_of_its_rows(home):
+    rows = [{"question": row["prompt"], "answer": row["answer"]} for row in ROWS]
+    options = dict(
+        columns={"prompt": "question"}, reward_range=(0, 1.2), reward_weights={"all": 0.5}, **QUICK
+    )
+    whole = train(rows, reward, name="whole", **options | {"steps": 3})
+    train(rows, reward, name="cut", **options)
+    alike(whole, train(rows, reward, resume="runs/cut", steps=3))
+    with pytest.raises(UserError, match="--reward-weights all=0.4: the run in runs/cut has all=0"):
+        train(rows, reward, resume="runs/cut", steps=4, reward_weights={"all": 0.4})
+
+
 def test_mistakes_are_one_line(home):
     for message, arguments in (
         ("data without a reward", dict(data=ROWS)),

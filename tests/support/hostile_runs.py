@@ -19,6 +19,9 @@ from hostile import ESCAPE
 # Values that replace the value of a key.
 VALUES = [None, "x", -1, [], {}, [1], 1e308, 10**30, True, "", ESCAPE, {"a": ESCAPE}, [[ESCAPE]]]
 
+# Stands for a value whose key is deleted.
+DELETED = "deleted"
+
 # At most this many keys of a line are changed; config.json and tokenizer.json have hundreds.
 MAX_KEYS = 40
 
@@ -39,7 +42,9 @@ READERS = {
     "checkpoints/step-000002/rng.json": ("resume",),
     "checkpoints/step-000002/sources.json": ("resume", "eval"),
     "checkpoints/step-000002/config.json": ("resume", "continue", "eval", "export"),
-    "checkpoints/step-000002/tokenizer.json": ("resume", "continue", "eval", "export"),
+    "checkpoints/step-000002/tokenizer.json": (
+        *("resume", "continue", "eval", "export", "report", "tokens"),
+    ),
     "checkpoints/step-000002/tokenizer_config.json": ("resume", "eval"),
     "checkpoints/step-000002/generation_config.json": ("resume", "eval"),
     "checkpoints/step-000002/model.safetensors": ("resume", "continue", "eval", "export", "replay"),
@@ -91,7 +96,7 @@ def _changed_keys(run: Path, name: str, programs: tuple[str, ...]) -> Iterator[D
     for place in (0, -1) if name.endswith(("jsonl", "zst")) else (0,):
         paths = list(_paths(_lines(run / name)[place]))
         for path in chosen.sample(paths, min(MAX_KEYS, len(paths))):
-            for value in chosen.sample(VALUES, 2):
+            for value in [*chosen.sample(VALUES, 2), DELETED]:
                 program = chosen.choice(programs)
                 at = ".".join(map(str, path))
                 yield Damage(
@@ -133,7 +138,10 @@ def _set(name: str, place: int, path: tuple, value: Any) -> Callable[[Path], Non
         target = lines[place]
         for key in path[:-1]:
             target = target[key]
-        target[path[-1]] = value
+        if value is DELETED:
+            del target[path[-1]]
+        else:
+            target[path[-1]] = value
 
         if file.suffix == ".yaml":
             _seal(run, name, yaml.safe_dump(lines[0], allow_unicode=True).encode())

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.arithmetic import Arithmetic, chain, product
-from tasks.base import SPLITS, Problem, UserError, key_of, load_task, problem_at, split_of_key
+from tasks.base import (
+    SPLITS,
+    Problem,
+    UserError,
+    answers_of,
+    key_of,
+    load_task,
+    problem_at,
+    split_of_key,
+)
 
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 CHAIN, PRODUCT = Arithmetic(), Arithmetic("product")
@@ -271,3 +280,12 @@ def test_options_reach_the_problems():
             .split()
         )
         assert set(words[1::2]) == {"-"} and {int(word) for word in words[::2]} <= {7, 8, 9}
+
+
+def test_the_majority_votes_by_the_number_and_not_by_its_spelling():
+    task = load_task("arithmetic")
+    problem = task.make(1, "train", random.Random(0))
+    votes = ["92", "**92**", "= 92", "93", "", "no idea"]
+    assert answers_of(task, problem, votes) == ["92", "92", "92", "93", None, None]
+    plain = load_task("interleave")
+    assert answers_of(plain, problem, [" a b ", ""]) == ["a b", None]

@@ -44,6 +44,8 @@ def test_the_last_answer_line_is_the_answer(thought, answer):
         ("6 * 7 = 42\n#### 42", "42"),
         ("<think>Answer: 1</think>Answer: 2", "2"),
         ("<think>Answer: 1", None),
+        ("<Thinking>Answer: 1", None),
+        ("<THINK>a</think>Answer: 2", "2"),
         ("</think>Answer: 2", "2"),
         ("<think>a</think><think>Answer: 1", None),
         ("the answer is 42", "42"),

@@ -29,6 +29,7 @@ import httpx
 from data.files import open_own, read_bytes
 from data.text import shortened
 from grpo.evaluate import ShowProgress
+from grpo.run.lock import wait_for
 from tasks.base import UserError, key_of
 
 KEY = "OPENAI_API_KEY"
@@ -51,11 +52,15 @@ _SURROGATES = re.compile("[\ud800-\udfff]")
 
 @dataclass(frozen=True)
 class Question:
-    """One request: the turns of a chat, how to sample, and which of several samples it is."""
+    """One request: the turns of a chat, how to sample, and which of several samples it is.
+
+    Each `seed` has samples of its own.
+    """
 
     messages: Sequence[Mapping[str, str]]
     sampling: Mapping[str, Any]
     sample: int
+    seed: int = 0
 
 
 class ServerAnswer(NamedTuple):
@@ -74,22 +79,21 @@ class FailedError(Exception):
 class Endpoint:
     """A model behind a server, e.g. ``Endpoint("http://localhost:8000/v1", "llama", 8, path)``.
 
-    `answers` is the file of the answers; `concurrency` requests run at the same time. `asked`
-    counts the answers from the server, `remembered` those from the file.
+    `answers` is the file of the answers; `concurrency` requests run at the same time. `remembered`
+    counts the answers from the file, `left_out` names the arguments that the server does not know.
     """
 
     def __init__(self, url: str, model: str, concurrency: int, answers: Path):
         self.url = _address(url)
         self.model = model
         self.concurrency = concurrency
-        self.asked = 0
         self.remembered = 0
+        self.left_out: set[str] = set()
         self.failures: list[str] = []
 
         self._store = AnswerFile(answers)
-        self._left_out: set[str] = set()  # arguments that the server does not know
 
-        key = os.environ.get(KEY, "")
+        key = _key()
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS),
@@ -126,6 +130,7 @@ class Endpoint:
             json.dumps([dict(turn) for turn in question.messages], sort_keys=True),
             json.dumps(dict(question.sampling), sort_keys=True),
             question.sample,
+            *([question.seed] if question.seed else []),  # older files were of seed 0
         )
         known = self._store.get(key)
         if known is not None:
@@ -139,7 +144,6 @@ class Endpoint:
             return None
 
         self._store.add(key, answer)
-        self.asked += 1
         return answer
 
     def _request(self, question: Question, key: str) -> ServerAnswer:
@@ -155,13 +159,14 @@ class Endpoint:
         }
 
         pause = FIRST_PAUSE
+        asked_pause = 0.0  # by the server
         reason = ""
         for attempt in range(TRIES):
             if attempt:
-                time.sleep(pause * random.uniform(0.5, 1.0))
-                pause = min(2 * pause, LONGEST_PAUSE)
+                time.sleep(max(pause * random.uniform(0.5, 1.0), asked_pause))
+                pause, asked_pause = min(2 * pause, LONGEST_PAUSE), 0.0
 
-            for name in self._left_out:
+            for name in self.left_out:
                 body.pop(name, None)
             try:
                 status, headers, text = self._post(body)
@@ -176,7 +181,7 @@ class Endpoint:
                 moved = shortened(headers["location"], 200)
                 reason = f"status {status}: it has moved to {moved}; give that address"
             if status in MAY_SUCCEED_LATER or status >= 500:
-                pause = max(pause, _retry_after(headers.get("retry-after")))
+                asked_pause = _retry_after(headers.get("retry-after"))
             elif not self._adapt(body, status, text):
                 raise UserError(f"--endpoint {self.url}, model {self.model}: {reason}")
         raise FailedError(f"{TRIES} tries failed; the last: {shortened(reason, 200)}")
@@ -209,7 +214,7 @@ class Endpoint:
             return True
         for name in ("seed", "top_k"):
             if name in body and f'"{name}"' in text.replace("'", '"'):
-                self._left_out.add(name)
+                self.left_out.add(name)
                 return True
         return False
 
@@ -217,26 +222,31 @@ class Endpoint:
 class AnswerFile:
     """A file of a server's answers, one JSON object a line; each is on the disk when `add` returns.
 
-    A last line without its end was cut off when the program was killed. It is overwritten.
+    A last line without its end was cut off when the program was killed. It is removed. Several
+    programs may add answers to one file.
     """
 
     def __init__(self, path: Path):
         self.path = path
         self._lock = threading.Lock()
         self._known: dict[str, ServerAnswer] = {}
-        self._whole = 0  # bytes, up to the end of the last whole line
         if not path.exists():
             return
 
-        *lines, cut = read_bytes(path).split(b"\n")
-        for number, line in enumerate(lines, start=1):
-            key, answer = self._parsed(line, f"{path}, line {number}")
-            self._known[key] = answer
-        self._whole = sum(len(line) + 1 for line in lines)
+        with path.open("rb") as file:
+            wait_for(file)
+            *lines, cut = read_bytes(path).split(b"\n")
+            for number, line in enumerate(lines, start=1):
+                key, answer = self._parsed(line, f"{path}, line {number}")
+                self._known[key] = answer
 
-        # What is overwritten must be the beginning of an answer.
-        if cut and not b'{"id": '.startswith(cut[:7]):
-            raise UserError(f"{path}: does not hold answers of --endpoint; give another --answers")
+            # What is removed must be the beginning of an answer.
+            if cut and not b'{"id": '.startswith(cut[:7]):
+                raise UserError(
+                    f"{path}: does not hold answers of --endpoint; give another --answers"
+                )
+            if cut:
+                os.truncate(path, sum(len(line) + 1 for line in lines))
 
     @staticmethod
     def _parsed(line: bytes, where: str) -> tuple[str, ServerAnswer]:
@@ -272,16 +282,14 @@ class AnswerFile:
         with self._lock:
             try:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                if self.path.exists() and self.path.stat().st_size > self._whole:
-                    os.truncate(self.path, self._whole)
                 with open_own(self.path, "a") as file:
+                    wait_for(file)
                     file.write(line)
                     file.flush()
                     os.fsync(file.fileno())
             except OSError as error:
                 raise UserError(f"{self.path}: cannot be written: {error.strerror}") from error
 
-            self._whole += len(line.encode())
             self._known[key] = answer
 
 
@@ -321,6 +329,14 @@ def _side_by_side(
         raise
     finally:
         ended.set()
+
+
+def _key() -> str:
+    """Return the key for the server; "" without one. Raises UserError if no header can hold it."""
+    key = os.environ.get(KEY, "").strip()
+    if not (key.isascii() and key.isprintable()):
+        raise UserError(f"{KEY}: has characters that no header can hold; copy the key again")
+    return key
 
 
 def _address(url: str) -> str:

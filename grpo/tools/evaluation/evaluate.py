@@ -26,7 +26,7 @@ from grpo.tools.evaluation.request import (
 )
 from grpo.tools.evaluation.samples import write_samples
 from grpo.tools.evaluation.table import show
-from grpo.tools.evaluation.texts import held_out_texts, task_of_examples
+from grpo.tools.evaluation.texts import held_out_texts, known_texts, task_of_examples
 from tasks.base import Task, UserError, foreign_of
 from tasks.dataset import read_problems
 
@@ -47,7 +47,12 @@ def report(flags: argparse.Namespace, others: list[str]) -> int:
     prepared = [prepare(flags, name, others) for name in flags.models]
     require_same_problems([one.request for one in prepared])
 
-    results = [result for one in prepared for result in evaluate_model(flags, one)]
+    # All models answer the same problems, so what one of them knows is left out for all.
+    known: set[str] = set()
+    if prepared[0].request.texts is not None:
+        known = set().union(*(known_texts(one.checkpoint, one.config) for one in prepared))
+
+    results = [result for one in prepared for result in evaluate_model(flags, one, known)]
     add_differences(results)
 
     # The files are written first, because the table may go to a pipe that is closed early.
@@ -79,15 +84,17 @@ def prepare(flags: argparse.Namespace, model: str, others: list[str]) -> Prepare
     return Prepared(checkpoint, config, *make_request(flags, others, config))
 
 
-def evaluate_model(flags: argparse.Namespace, prepared: Prepared) -> list[dict[str, Any]]:
-    """Return the results of a model."""
+def evaluate_model(
+    flags: argparse.Namespace, prepared: Prepared, known: set[str]
+) -> list[dict[str, Any]]:
+    """Return the results of a model; texts with a `known` fingerprint are not held out."""
     checkpoint, config, request, task = prepared
     dataset = read_problems(Path(request.dataset), task) if request.dataset else []
 
     examples_from = task
     if request.texts is not None and request.split == "test":
         examples_from = task_of_examples(task, request, config)
-        task = held_out_texts(task, checkpoint, config)
+        task = held_out_texts(task, known)
     kinds = {level: foreign_of(task, level) for level in request.levels if request.foreign}
 
     prompt = request.prompt
@@ -113,6 +120,9 @@ def evaluate_model(flags: argparse.Namespace, prepared: Prepared) -> list[dict[s
     results = [evaluator.level(task, level) for level in request.levels]
     for level, tasks in kinds.items():
         results += evaluator.foreign(tasks, level)
+
+    if isinstance(model, RemoteModel) and model.endpoint.remembered:
+        print(f"eval.py: {model.endpoint.remembered} answers are from {answers}", file=sys.stderr)
     return results
 
 

@@ -146,7 +146,9 @@ class RemoteModel:
         """
         samples = self.request.samples
         questions = [
-            Question(self._messages(problem), self._sampling(task, problem), sample)
+            Question(
+                self._messages(problem), self._sampling(task, problem), sample, self.request.seed
+            )
             for problem in problems
             for sample in range(samples)
         ]
@@ -183,7 +185,9 @@ class RemoteModel:
         return [escape_control(line) for text in lines for line in text.split("\n")]
 
     def figures(self) -> dict[str, Any]:
-        """Return the tokens that the server counted, and how many requests failed."""
+        """Return the tokens that the server counted, how many requests failed, and which arguments
+        the server does not know.
+        """
         tokens_in = sum(answer.prompt_tokens for answer in self._answers)
         tokens_out = sum(answer.completion_tokens for answer in self._answers)
         figures: dict[str, Any] = {
@@ -192,6 +196,8 @@ class RemoteModel:
             "completion_tokens": tokens_out,
             "failed": self._failed,
         }
+        if self.endpoint.left_out:
+            figures["left_out"] = sorted(self.endpoint.left_out)
         if self.price is not None:
             price_in, price_out = self.price
             figures["cost"] = (tokens_in * price_in + tokens_out * price_out) / 1e6

@@ -21,6 +21,7 @@ from tasks.base import (
     check_wording,
     implied_task,
     load_task,
+    problems_of,
     require_trusted_task,
 )
 from tasks.levels import parse_levels
@@ -138,7 +139,9 @@ def require_same_problems(requests: Sequence[Request]) -> None:
 
 def _problems_of(request: Request) -> str:
     """Return the flags that name the task and the levels of a request."""
-    options = [word for name, value in request.options.items() for word in (f"--{name}", value)]
+    options = [
+        word for name, value in sorted(request.options.items()) for word in (f"--{name}", value)
+    ]
     levels = ",".join(map(str, request.levels))
     return shlex.join(["--task", request.task, *options, "--levels", levels])
 
@@ -182,7 +185,8 @@ def _levels(
     is_runs_level = is_runs_task and differing <= {"texts"}
     if is_runs_level and config.level:
         return [config.level]
-    return [getattr(task, "default_level", 1)]
+    of_rows = {problem.level for problem in problems_of(task, "train")}
+    return [max(of_rows, default=getattr(task, "default_level", 1))]
 
 
 def _sampling(flags: argparse.Namespace, config: Config) -> Sampling:

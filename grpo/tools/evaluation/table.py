@@ -28,7 +28,8 @@ def show(results: list[dict[str, Any]], metric: str) -> None:
 
     `metric` is what the task calls its score.
     """
-    console = Console(width=None if sys.stdout.isatty() else WIDTH, highlight=False)
+    width = None if sys.stdout.isatty() else WIDTH
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
     first = results[0]
     models = list(dict.fromkeys(result["model"] for result in results))
     control = f"CONTROL {first['control']}: " if "control" in first else ""
@@ -166,11 +167,15 @@ def remarks(results: list[dict[str, Any]]) -> list[str]:
                 "budget and were left out"
             )
 
-        # Only models behind an endpoint have these two.
+        # Only models behind an endpoint have these.
         if result.get("failed"):
             lines.append(
                 f"warning: {name}: {result['failed']} requests failed; their problems are left "
                 "out, and the same command asks for them again"
+            )
+        for argument in result.get("left_out", []):
+            lines.append(
+                f"warning: {name}: the server does not know {argument}; it was not asked for"
             )
         if "completion_tokens" in result:
             lines.append(f"{name}: {_tokens(result)}")

@@ -10,8 +10,8 @@ from grpo.tools.evaluation.request import Request, trained_run
 from tasks.base import Task, load_task, sources_of, unseen_texts
 
 
-def held_out_texts(task: Task, checkpoint: Path | None, config: Config) -> Task:
-    """Return `task` for evaluation on all texts that the run has not drawn from.
+def known_texts(checkpoint: Path | None, config: Config) -> set[str]:
+    """Return the fingerprints of the texts that a run has drawn from.
 
     The runs that it started from count as well.
     """
@@ -25,11 +25,15 @@ def held_out_texts(task: Task, checkpoint: Path | None, config: Config) -> Task:
                 "may be evaluated on"
             )
             print(printable(line), file=sys.stderr)
-        checkpoint, config = trained_run(config.model)
+        checkpoint, config = trained_run(config.start or config.model)
+    return known
 
+
+def held_out_texts(task: Task, known: set[str]) -> Task:
+    """Return `task` for evaluation on all texts but the `known` ones."""
     unseen = unseen_texts(task, known)
     if left_out := len(sources_of(task)) - len(sources_of(unseen)):
-        print(f"eval.py: {left_out} texts are left out: the model was trained or chosen on them")
+        print(f"eval.py: {left_out} texts are left out: a model was trained or chosen on them")
     return unseen
 
 

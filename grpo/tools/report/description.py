@@ -10,6 +10,7 @@ from typing import Any
 from data.text import escape_control
 from grpo.config import Config
 from grpo.records import level_name
+from grpo.run.folders import checkpoint_folders, step_of
 from grpo.run.reader import RunData
 from grpo.show.lines import clock_time, counted, interval
 from grpo.tools.report.outcome import outcome
@@ -48,8 +49,6 @@ def described(run: RunData, kept: Iterable[int]) -> dict[str, Any]:
     control = config.get("control") or "none"
     every = max(1, math.ceil(len(run.metrics) / MAX_POINTS))
     lines = run.metrics[::every]
-    checkpoints = (run.path / "checkpoints").glob("step-*")
-
     return {
         "name": escape_control(run.path.resolve().name),
         "path": escape_control(str(run.path)),
@@ -67,7 +66,7 @@ def described(run: RunData, kept: Iterable[int]) -> dict[str, Any]:
         "evals": [{key: short(line.get(key)) for key in EVALUATION} for line in run.evals],
         "decisions": [decision_shown(line) for line in run.decisions],
         "warnings": warnings_of(run.metrics),
-        "checkpoints": sorted(int(path.name.removeprefix("step-")) for path in checkpoints),
+        "checkpoints": [step_of(path) for path in checkpoint_folders(run.path)],
         # The settings, and which steps have completions.
         "config": listed(config),
         "changed": changed_settings(config),
@@ -213,7 +212,7 @@ def troubles_of(line: Record) -> set[str]:
     """
     troubles = {escape_control(each) for each in line.get("events", ()) if each.startswith("ALARM")}
     for name, share in line.items():
-        if name.startswith("traps/") and share >= 0.5:
+        if name.startswith("traps/") and (share or 0) >= 0.5:
             trap = escape_control(name.removeprefix("traps/"))
             troubles.add(f"at least half of the completions are in a trap: {trap}")
 

@@ -18,6 +18,7 @@ from align.words import split_words, word_ends
 from data.text import escape_control, printable
 from grpo.records import Completion, Group
 from grpo.run.rollouts import summaries
+from grpo.run.tokenizer import MOST_TOKENS, tokenizer_of
 from grpo.show.alignment import aligned, first_divergence
 from grpo.tools.reward_words import reward_in_words
 
@@ -252,18 +253,14 @@ def pieces_of(run: Path) -> Pieces | None:
 
     It uses the tokenizer of the last checkpoint.
     """
-    files = sorted((run / "checkpoints").glob("step-*/tokenizer.json"))
-    if not files:
+    tokenizer = tokenizer_of(run)
+    if tokenizer is None:
         return None
-    from tokenizers import Tokenizer
     from tokenizers.decoders import DecodeStream
-
-    tokenizer = Tokenizer.from_file(str(files[-1]))
 
     def pieces(tokens: Sequence[int]) -> list[str | None]:
         stream = DecodeStream(skip_special_tokens=False)
-        # The tokenizer takes 32 bits; a larger number, from a foreign file, has no text.
-        return [stream.step(tokenizer, token) if token < 1 << 32 else None for token in tokens]
+        return [stream.step(tokenizer, token) if token < MOST_TOKENS else None for token in tokens]
 
     return pieces
 

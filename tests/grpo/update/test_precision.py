@@ -1,5 +1,7 @@
 """Updates in low precision."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from tiny_models import loading
@@ -81,3 +83,29 @@ def test_full_fine_tuning_in_bfloat16_moves_the_masters(tiny_model, tiny_policy,
     assert torch.equal(
         qkv.weight[: qkv.out_features], torch.cat([layer.weight for layer in qkv.layers])
     )
+
+
+@pytest.mark.parametrize("dtype, is_clipped", [("float32", True), ("bfloat16", False)])
+def test_in_half_precision_gspo_clips_no_rounding_of_the_sampler(
+    tiny_model, groups, dtype, is_clipped
+):
+    """The ratio is taken to the first pass, which the second one has left by its step."""
+    policy = load_policy(str(tiny_model), device="cpu", options=loading(dtype=dtype))
+    for group in groups:
+        group.completions = [
+            replace(each, logprobs=tuple(x + 0.01 for x in each.logprobs))
+            for each in group.completions
+        ]
+
+    optimizer = sgd(policy, 0.0)
+
+    def clipped(first_pass, rate):
+        optimizer.param_groups[0]["lr"] = rate
+        settings = dict(SETTINGS, clip_low=3e-4, clip_high=4e-4)
+        metrics = update(policy, optimizer, groups, before=first_pass, kind="gspo", **settings)
+        return metrics["clip_ratio/low_mean"] + metrics["clip_ratio/high_mean"]
+
+    assert (clipped({}, 0.0) > 0) == is_clipped
+    first_pass = {}
+    clipped(first_pass, 1.0)
+    assert clipped(first_pass, 0.0) > 0

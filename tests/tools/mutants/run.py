@@ -281,9 +281,31 @@ TABLE = {
     ): [
         (
             "texts that were trained on are evaluated on",
-            "held_out_texts",
+            "known_texts",
             "known |= set((saved.get('corpus') or {}).values())",
             "pass",
+        ),
+        (
+            "the run that an adapter started from is forgotten",
+            "known_texts",
+            "config.start or config.model",
+            "config.model",
+        ),
+    ],
+    ("grpo/run/opening.py", "library/test_rewards.py library/test_train.py"): [
+        (
+            "a resumed run may have another range of rewards",
+            "_require_same_options",
+            "name not in FREE_OPTIONS and value != saved.get(name)",
+            "False",
+        ),
+    ],
+    ("grpo/tools/evaluation/endpoint.py", "test_endpoint.py"): [
+        (
+            "a seed has the answers of another",
+            "Endpoint._answer",
+            "[question.seed] if question.seed else []",
+            "[]",
         ),
     ],
     ("grpo/run/conclusion.py", "grpo/test_next_commands.py"): [

@@ -193,7 +193,7 @@ TABLE = {
     ("tasks/gsm8k.py", "tasks/test_reasoning.py"): [
         ("one of several numbers counts", "number_of", "len(values) == 1", "values"),
         ("what is calculated counts", "number_of", "_UNIT_POWER.sub('', result)", "plain"),
-        ("minus sign of a result dropped", "_value", "('-', '−')", "('-',)"),
+        ("minus sign of a result dropped", "_value", "(None, '+')", "(None, '+', '−')"),
     ],
     ("tasks/reasoning.py", "tasks/test_reasoning.py"): [
         ("an answer has one line", "_after_answer", "has_lines", "False"),

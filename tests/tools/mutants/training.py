@@ -213,11 +213,24 @@ TABLE = {
             "self.level != level",
             "False",
         ),
+    ],
+    (
+        "grpo/records.py",
+        "grpo/test_early_stop.py grpo/test_trainer_groups.py grpo/test_trainer_control.py",
+    ): [
         (
             "kept groups count as trained",
-            "EarlyStop.observe",
-            "group.class_name == 'varied'",
-            "True",
+            "Group.teaches",
+            "self.action == 'keep' and self.class_name == 'varied'",
+            "self.action == 'keep'",
+        ),
+    ],
+    ("grpo/training/metrics.py", "grpo/test_demonstrations.py"): [
+        (
+            "a group that shows an answer has collapsed",
+            "step_summary",
+            "group.class_name in COLLAPSED and (not is_shown)",
+            "group.class_name in COLLAPSED",
         ),
     ],
     ("grpo/group_metrics.py", "grpo/test_variance.py grpo/test_alarms.py"): [
@@ -249,9 +262,15 @@ TABLE = {
         ),
         (
             "a promotion solves the next level",
-            "Trainer.seems_solved",
+            "Trainer._was_at_last_level",
             "self.early_stop.level == level == self.curriculum.levels[-1]",
             "level == self.curriculum.levels[-1]",
+        ),
+        (
+            "a solved lower level ends the run",
+            "Trainer.ended",
+            "self.early_stop.exhausted if self._was_at_last_level else ''",
+            "self.early_stop.exhausted",
         ),
         (
             "a mixed data set is watched at its highest level",
