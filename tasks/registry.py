@@ -149,13 +149,13 @@ def require_trusted_task(
     file. Raises UserError, which names the record `where`, unless the task `spec` is one of
     `REGISTRY` or `allowed`, and the reward function in its `options` is allowed as well.
     """
-    if not is_of_project(spec) and not any(is_same_program(spec, one) for one in allowed):
+    if not is_of_project(spec) and not is_allowed(spec, allowed):
         raise UserError(
             f"{where}: its task is a program that would be executed, {spec}; if you trust it, give "
             f"--task {spec} as well"
         )
     program = options.get(REWARD_FILE)
-    if program is not None and not any(is_same_program(program, one) for one in allowed):
+    if program is not None and not is_allowed(program, allowed):
         raise UserError(
             f"{where}: its reward is a program that would be executed, {program}; if you trust it, "
             f"give --{REWARD_FILE} {program} as well"
@@ -169,6 +169,11 @@ def is_same_program(one: str | None, other: str | None) -> bool:
     (path, _, name), (other_path, _, other_name) = one.rpartition(":"), other.rpartition(":")
     are_files = path.endswith(".py") and other_path.endswith(".py")
     return are_files and name == other_name and Path(path).resolve() == Path(other_path).resolve()
+
+
+def is_allowed(program: str, allowed: Collection[str | None]) -> bool:
+    """Return whether a program is one of those that are allowed, whatever path names it."""
+    return program in allowed or any(is_same_program(program, one) for one in allowed)
 
 
 def implied_task(arguments: Sequence[str]) -> str | None:

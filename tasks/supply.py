@@ -91,7 +91,12 @@ class Supply:
         return random.Random(f"sample/{seed}/{level}").sample(problems, len(problems))
 
     def family_size(self, level: int) -> int | None:
-        """Return the number of different problems at `level`; None if the task does not know it."""
+        """Return how many different problems of `level` there are to train on.
+
+        Without a dataset it is what the task says, in all splits; None if it does not know.
+        """
+        if self.dataset:
+            return sum(problem.level == level for problem in self.problems)
         return family_size(self.task, level)
 
     def _fixed(self, level: int) -> list[Problem]:

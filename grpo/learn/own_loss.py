@@ -26,7 +26,7 @@ from torch import Tensor
 
 from grpo.choices import FROM_PYTHON, LOSSES
 from grpo.learn.loss import LossInputs, LossSettings, PolicyTerm, zero_padding
-from tasks.base import UserError, calling, is_same_program, load_from_file
+from tasks.base import UserError, calling, is_allowed, load_from_file
 
 # The weights of the tokens of a function that names none.
 WEIGHTS = "dapo"
@@ -221,7 +221,7 @@ def require_trusted_loss(spec: str, allowed: Collection[str | None], where: Path
 
     Raises UserError, which names the record `where`, if `spec` is a file and not `allowed`.
     """
-    if program_of(spec) and not any(is_same_program(spec, one) for one in allowed):
+    if program_of(spec) and not is_allowed(spec, allowed):
         raise UserError(
             f"{where}: its loss is a program that would be executed, {spec}; if you trust it, give "
             f"--loss {spec} as well"

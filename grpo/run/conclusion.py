@@ -132,7 +132,8 @@ def supply_line(folder: Path, trainer: Trainer, level: int) -> str:
     if size := trainer.stream.supply.family_size(level):
         of_level = trainer.stream.trained[level]
         where = "" if of_level == seen else f" at level {level}"
-        line += f", {of_level / size:.1%} of the {size:,} that exist{where}"
+        what = "training problems" if trainer.stream.supply.dataset else "that exist"
+        line += f", {of_level / size:.1%} of the {size:,} {what}{where}"
     if before:
         line += f", after {before:,} in earlier runs"
     return line

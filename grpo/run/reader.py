@@ -22,7 +22,7 @@ from grpo.older_runs import FACTS, decision_of, renamed
 from grpo.records import Group
 from grpo.run.logs import read_metrics
 from grpo.run.rollouts import KINDS, file_of, groups_of, steps_of, summaries
-from grpo.run.schemas import ConfigFile, check
+from grpo.run.schemas import ConfigFile, Report, check
 from tasks.base import UserError, needs
 
 
@@ -75,7 +75,11 @@ class RunData:
     @cached_property
     def evals(self) -> Records:
         """The evaluations: the lines of eval.jsonl except verdicts."""
-        return Records(line for line in self._log("eval.jsonl") if line["purpose"] != "verdict")
+        lines = [line for line in self._log("eval.jsonl") if line["purpose"] != "verdict"]
+        for line in lines:
+            if line["purpose"] == "report":
+                check(f"{self.path / 'eval.jsonl'}, step {line['step']}", line, Report)
+        return Records(lines)
 
     @property
     def verdict(self) -> dict[str, Any] | None:

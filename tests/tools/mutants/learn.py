@@ -133,7 +133,7 @@ TABLE = {
         (
             "an unnamed loss file is executed",
             "require_trusted_loss",
-            "any((is_same_program(spec, one) for one in allowed))",
+            "is_allowed(spec, allowed)",
             "True",
         ),
     ],
