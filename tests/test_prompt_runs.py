@@ -223,3 +223,17 @@ def test_by_default_nothing_is_added():
     config = Config()
     assert (config.system, config.shots, config.wording) == ("", 0, "")
     assert config.prompt_format(load_task("arithmetic")).turns("Hm?") == (("user", "Hm?"),)
+
+
+def test_a_model_without_a_chat_template_is_said_to_have_none(
+    tiny_model, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    plain = Path(shutil.copytree(tiny_model, "plain"))
+    tokenizer = AutoTokenizer.from_pretrained(plain)
+    tokenizer.chat_template = None
+    tokenizer.save_pretrained(plain)
+    (plain / "chat_template.jinja").unlink(missing_ok=True)
+    assert train.main([*SMALL, "--model", "plain", "--steps", "1", "--preflight", "off"]) == 0
+    said = capsys.readouterr().out
+    assert " tokens, without a chat template: the model has none\n" in said

@@ -170,6 +170,8 @@ class Run:
 
         number = len(self.trainer.policy.encode(problem))
         title = f"the first prompt as it is sent to the model, {number:,} tokens"
+        if self.trainer.policy.tokenizer.chat_template is None:
+            title += ", without a chat template: the model has none"
         self.console.prompt(title, middle_left_out(lines))
 
     def _restore(self, checkpoint: Path) -> None:
