@@ -123,7 +123,7 @@ def _read_stored(folder: Path, task: Task) -> StoredProblems:
 
             with blaming(f"{path}: has a conversation that is not what a run writes"):
                 turns = problem.turns
-                hash(turns)
+                hash(turns)  # a key below; of texts alone
 
             if problem.target:
                 stored.by_target.setdefault(problem.target, problem)

@@ -164,8 +164,10 @@ def require_trusted_task(
 
 def is_same_program(one: str | None, other: str | None) -> bool:
     """Return whether two programs, written as ``path/to/file.py:Name``, are the same."""
-    if one is None or other is None or one == other:
-        return one is not None and one == other
+    if one is None or other is None:
+        return False
+    if one == other:
+        return True
     (path, _, name), (other_path, _, other_name) = one.rpartition(":"), other.rpartition(":")
     are_files = path.endswith(".py") and other_path.endswith(".py")
     return are_files and name == other_name and Path(path).resolve() == Path(other_path).resolve()

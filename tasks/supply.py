@@ -96,7 +96,8 @@ class Supply:
         Without a dataset it is what the task says, in all splits; None if it does not know.
         """
         if self.dataset:
-            return sum(problem.level == level for problem in self.problems)
+            problems = self.dataset.get(0 if self.mixed else level, [])
+            return sum(problem.level == level for problem in problems)
         return family_size(self.task, level)
 
     def _fixed(self, level: int) -> list[Problem]:

@@ -21,7 +21,7 @@ from chat_server import chat, serving
 from grpo import load_model
 from grpo.tools.evaluation import endpoint
 from grpo.tools.evaluation import program as evaluation
-from grpo.tools.evaluation.endpoint import AnswerFile, ServerAnswer
+from grpo.tools.evaluation.answers import AnswerFile, ServerAnswer
 from tasks.base import load_task, problem_at
 
 TOP = Path(__file__).resolve().parent.parent
@@ -146,7 +146,7 @@ def test_an_argument_that_the_server_does_not_know_is_said(capsys):
     with serving(plain) as (url, _):
         (result,) = ask(url, "--top-k", "5")
     assert result["left_out"] == ["top_k"]
-    assert "the server does not know top_k; it was not asked for" in capsys.readouterr().out
+    assert "the server does not know top_k, so it was left out" in capsys.readouterr().out
 
 
 def test_failures_that_may_pass_are_tried_again():

@@ -105,10 +105,14 @@ def require_unchanged(opened: OpenedRun) -> None:
         )
 
 
+def _find_checkpoint(resume: str, home: Path) -> tuple[Path, list[str]]:
+    """Return what `find_resume` does for a path, or for the latest run below `home` ("latest")."""
+    return find_resume(latest_run(home) if resume == "latest" else Path(resume))
+
+
 def saved_options(resume: str, home: Path) -> dict[str, str]:
-    """Return the task's options in the run that `resume` names, below `home` if it is "latest"."""
-    path = latest_run(home) if resume == "latest" else Path(resume)
-    checkpoint, _ = find_resume(path)
+    """Return the task's options in the run that `resume` names."""
+    checkpoint, _ = _find_checkpoint(resume, home)
     return load_config(checkpoint.parent.parent / "config.yaml").task_options
 
 
@@ -132,8 +136,7 @@ def _checkpoint_names(folder: Path) -> frozenset[str]:
 def _open_resumed(config: Config, given: dict[str, Any], home: Path) -> tuple[OpenedRun, Config]:
     """Return the run that --resume names, with the settings that it may change."""
     assert config.resume is not None
-    path = latest_run(home) if config.resume == "latest" else Path(config.resume)
-    checkpoint, warnings = find_resume(path)
+    checkpoint, warnings = _find_checkpoint(config.resume, home)
     folder = checkpoint.parent.parent
     require_unicode(folder)
     before = _checkpoint_names(folder)

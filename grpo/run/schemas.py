@@ -95,7 +95,7 @@ class WorstToken(TypedDict):
     trainer: Number
 
 
-# The metrics in metrics.jsonl that are not numbers.
+# The metrics in metrics.jsonl that are not numbers, and two numbers that are never null.
 METRICS: dict[str, Any] = {
     "time": str,
     "level": Index,

@@ -13,7 +13,6 @@ import json
 import os
 import queue
 import random
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,15 +20,14 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
-from data.files import open_own, read_bytes
 from data.text import shortened
 from grpo.evaluate import ShowProgress
-from grpo.run.lock import wait_for
+from grpo.tools.evaluation.answers import WRONG, AnswerFile, ServerAnswer, answer_text
 from tasks.base import UserError, key_of
 
 KEY = "OPENAI_API_KEY"
@@ -43,12 +41,6 @@ CONNECT_SECONDS = 20.0
 READ_SECONDS = 600.0  # a long completion on a slow server
 MAX_BYTES = 1 << 24  # of a response
 
-# What reading a value raises that is not what it should be.
-WRONG = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
-
-# Half of a surrogate pair is not a character, and no file can hold it. JSON can write it.
-_SURROGATES = re.compile("[\ud800-\udfff]")
-
 
 @dataclass(frozen=True)
 class Question:
@@ -61,15 +53,6 @@ class Question:
     sampling: Mapping[str, Any]
     sample: int
     seed: int = 0
-
-
-class ServerAnswer(NamedTuple):
-    """What the server wrote: the text, whether the budget ended it, and the tokens it counted."""
-
-    text: str
-    is_truncated: bool
-    prompt_tokens: int
-    completion_tokens: int
 
 
 class FailedError(Exception):
@@ -219,80 +202,6 @@ class Endpoint:
         return False
 
 
-class AnswerFile:
-    """A file of a server's answers, one JSON object a line; each is on the disk when `add` returns.
-
-    A last line without its end was cut off when the program was killed. It is removed. Several
-    programs may add answers to one file.
-    """
-
-    def __init__(self, path: Path):
-        self.path = path
-        self._lock = threading.Lock()
-        self._known: dict[str, ServerAnswer] = {}
-        if not path.exists():
-            return
-
-        with path.open("rb") as file:
-            wait_for(file)
-            *lines, cut = read_bytes(path).split(b"\n")
-            for number, line in enumerate(lines, start=1):
-                key, answer = self._parsed(line, f"{path}, line {number}")
-                self._known[key] = answer
-
-            # What is removed must be the beginning of an answer.
-            if cut and not b'{"id": '.startswith(cut[:7]):
-                raise UserError(
-                    f"{path}: does not hold answers of --endpoint; give another --answers"
-                )
-            if cut:
-                os.truncate(path, sum(len(line) + 1 for line in lines))
-
-    @staticmethod
-    def _parsed(line: bytes, where: str) -> tuple[str, ServerAnswer]:
-        """Return key and answer of a line. Raises UserError, which names it, if it is damaged."""
-        try:
-            value = json.loads(line)
-            answer = ServerAnswer(
-                _text(value["text"]),
-                bool(value["truncated"]),
-                int(value["prompt_tokens"]),
-                int(value["completion_tokens"]),
-            )
-            return str(value["id"]), answer
-        except WRONG as error:
-            raise UserError(
-                f"{where}: is not an answer of --endpoint; give another --answers"
-            ) from error
-
-    def get(self, key: str) -> ServerAnswer | None:
-        """Return the answer of this key, or None."""
-        return self._known.get(key)
-
-    def add(self, key: str, answer: ServerAnswer) -> None:
-        """Append an answer. Raises UserError if it cannot be written."""
-        value = {
-            "id": key,
-            "text": answer.text,
-            "truncated": answer.is_truncated,
-            "prompt_tokens": answer.prompt_tokens,
-            "completion_tokens": answer.completion_tokens,
-        }
-        line = json.dumps(value) + "\n"
-        with self._lock:
-            try:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                with open_own(self.path, "a") as file:
-                    wait_for(file)
-                    file.write(line)
-                    file.flush()
-                    os.fsync(file.fileno())
-            except OSError as error:
-                raise UserError(f"{self.path}: cannot be written: {error.strerror}") from error
-
-            self._known[key] = answer
-
-
 def _side_by_side(
     ask: Callable[[Question], ServerAnswer | None], questions: Sequence[Question], workers: int
 ) -> Iterator[ServerAnswer | None]:
@@ -362,7 +271,7 @@ def _read(text: str, url: str) -> ServerAnswer:
         usage = value.get("usage") or {}
 
         return ServerAnswer(
-            "" if content is None else _text(content),
+            "" if content is None else answer_text(content),
             choice.get("finish_reason") == "length",
             int(usage.get("prompt_tokens") or 0),
             int(usage.get("completion_tokens") or 0),
@@ -372,14 +281,6 @@ def _read(text: str, url: str) -> ServerAnswer:
             f"--endpoint {url}: the response is not that of an OpenAI-compatible server: "
             f"{shortened(' '.join(text.split()), 120) or 'it is empty'}"
         ) from error
-
-
-def _text(content: Any) -> str:
-    """Return the text of an answer, with U+FFFD for half of a surrogate pair.
-
-    Raises TypeError if it is no text: some servers return a list of parts.
-    """
-    return _SURROGATES.sub("\ufffd", content)
 
 
 def _reason(text: str) -> str:

@@ -49,7 +49,7 @@ def report(flags: argparse.Namespace, others: list[str]) -> int:
 
     # All models answer the same problems, so what one of them knows is left out for all.
     known: set[str] = set()
-    if prepared[0].request.texts is not None:
+    if prepared[0].request.holds_out_texts:
         known = set().union(*(known_texts(one.checkpoint, one.config) for one in prepared))
 
     results = [result for one in prepared for result in evaluate_model(flags, one, known)]
@@ -92,7 +92,7 @@ def evaluate_model(
     dataset = read_problems(Path(request.dataset), task) if request.dataset else []
 
     examples_from = task
-    if request.texts is not None and request.split == "test":
+    if request.holds_out_texts:
         examples_from = task_of_examples(task, request, config)
         task = held_out_texts(task, known)
     kinds = {level: foreign_of(task, level) for level in request.levels if request.foreign}

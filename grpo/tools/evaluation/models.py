@@ -18,7 +18,8 @@ from grpo.evaluate import (
 from grpo.model.policy import Policy
 from grpo.model.prompts import PromptFormat, sent_lines
 from grpo.records import Completion, Group
-from grpo.tools.evaluation.endpoint import Endpoint, Question, ServerAnswer
+from grpo.tools.evaluation.answers import ServerAnswer
+from grpo.tools.evaluation.endpoint import Endpoint, Question
 from grpo.tools.evaluation.request import Request
 from tasks.base import Problem, Task, declared_budget, problem_stream, scores_of_groups
 from tasks.supply import HeldOutProblems, family_size, held_out, patience

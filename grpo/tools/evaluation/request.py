@@ -67,6 +67,11 @@ class Request:
         """The folder of the user's own texts, if there is one."""
         return self.options.get("texts")
 
+    @property
+    def holds_out_texts(self) -> bool:
+        """Whether the texts that a model has drawn from are left out of the user's own."""
+        return self.texts is not None and self.split == "test"
+
 
 def trained_run(model: str) -> tuple[Path | None, Config]:
     """Return the newest valid checkpoint of run (or checkpoint) `model`, and its configuration.

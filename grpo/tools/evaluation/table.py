@@ -175,7 +175,7 @@ def remarks(results: list[dict[str, Any]]) -> list[str]:
             )
         for argument in result.get("left_out", []):
             lines.append(
-                f"warning: {name}: the server does not know {argument}; it was not asked for"
+                f"warning: {name}: the server does not know {argument}, so it was left out"
             )
         if "completion_tokens" in result:
             lines.append(f"{name}: {_tokens(result)}")
