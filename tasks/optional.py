@@ -117,7 +117,7 @@ def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
 
         found = []
         known: dict[tuple[int, int], tuple[tuple[int, float], ...] | None] = {}
-        for i, (pairs, text) in enumerate(zip(given, completions), start=1):
+        for i, (pairs, text) in enumerate(zip(given, completions)):
             key = (id(pairs), len(text))  # many completions are the same
             if key not in known:
                 with calling(where):

@@ -114,7 +114,7 @@ def _all_checked(
         )
 
     checked = []
-    for i, score in enumerate(scores, start=1):
+    for i, score in enumerate(scores):
         try:
             checked.append(_checked(score, reward_range, f"for completion {i}"))
         except ValueError as error:

@@ -12,6 +12,20 @@ MAX_SETTINGS = 1 << 20
 # What `transformers` and `tokenizers` read of a directory.
 KINDS = (".json", ".jinja", ".safetensors", ".txt", ".model")
 
+# One of these holds the vocabulary of a tokenizer.
+TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "vocab.json",
+    "vocab.txt",
+    "spiece.model",
+    "sentencepiece.bpe.model",
+    "tekken.json",
+)
+
+# How a file begins that a clone without Git LFS leaves in place of a large one.
+LFS_POINTER = b"version https://git-lfs"
+
 
 def check_files(folder: Path) -> None:
     """Raise UserError if a file that `transformers` reads is not an ordinary one, or too large."""
@@ -26,6 +40,19 @@ def check_files(folder: Path) -> None:
                 )
             if path.suffix == ".json" and path.stat().st_size <= MAX_SETTINGS:
                 _check_characters(path)
+
+
+def why_unreadable(folder: Path) -> str:
+    """Return what is wrong with a model's folder, if its files show it; otherwise ""."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix in (*KINDS, ".bin") and path.is_file():
+            with path.open("rb") as file:
+                if file.read(len(LFS_POINTER)) == LFS_POINTER:
+                    return f"{path.name} is a pointer of Git LFS, not the file itself: git lfs pull"
+
+    if not any((folder / name).exists() for name in TOKENIZERS):
+        return "it has no tokenizer: no tokenizer.json, and no older kind"
+    return ""
 
 
 def _check_characters(path: Path) -> None:

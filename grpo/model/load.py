@@ -34,7 +34,7 @@ from data.text import shortened
 from grpo.model import gguf
 from grpo.model.adapter import first_adapter, load_adapter, new_adapter
 from grpo.model.encoding import Tokenizer
-from grpo.model.files import check_files
+from grpo.model.files import check_files, why_unreadable
 from grpo.model.finite import check_loaded, check_names
 from grpo.model.gguf_vocabulary import correct_vocabulary
 from grpo.model.interfaces import Model
@@ -291,8 +291,9 @@ def _loading(source: str) -> Iterator[None]:
                 f"https://huggingface.co/{source}, then log in (hf auth login); "
                 "or give a directory that holds the model"
             ) from error
-        reason = " ".join(str(error).split()) or type(error).__name__
-        reason = shortened(reason, 200)
+        reason = why_unreadable(Path(source)) if Path(source).is_dir() else ""
+        if not reason:
+            reason = shortened(" ".join(str(error).split()) or type(error).__name__, 200)
         raise UserError(
             f"--model {source}: cannot be loaded ({reason}); {KINDS_OF_MODELS} that can be reached"
         ) from error

@@ -33,23 +33,23 @@ from tasks.base import Problem, Score, UserError, scores_of
         (lambda texts: None, r"score\(\) returned NoneType; it must return one Score for each"),
         (
             lambda texts: [0.5 for _ in texts],
-            r"score\(\) returned float for completion 1; it must return a Score for each",
+            r"score\(\) returned float for completion 0; it must return a Score for each",
         ),
         (
             lambda texts: [Score(0.5), Score(math.nan), Score(0.5)],
-            r"score\(\) returned a reward of nan for completion 2; it must be a finite number",
+            r"score\(\) returned a reward of nan for completion 1; it must be a finite number",
         ),
         (
             lambda texts: [Score(0.5), Score(0.5), Score(-math.inf)],
-            r"score\(\) returned a reward of -inf for completion 3; it must be a finite number",
+            r"score\(\) returned a reward of -inf for completion 2; it must be a finite number",
         ),
         (
             lambda texts: [Score("1") for _ in texts],
-            r"score\(\) returned a reward of '1' for completion 1; it must be a finite number",
+            r"score\(\) returned a reward of '1' for completion 0; it must be a finite number",
         ),
         (
             lambda texts: [Score(0.5, value=math.nan) for _ in texts],
-            r"score\(\) returned a value of nan for completion 1; it must be a finite number",
+            r"score\(\) returned a value of nan for completion 0; it must be a finite number",
         ),
     ],
 )
@@ -74,7 +74,7 @@ def test_a_users_scorer_that_fails_is_one_line(tmp_path, monkeypatch, capsys):
     assert train.main([*SMALL, "--task", "bad.py:Bad"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and error.startswith("train.py: task bad, problem ")
-    assert "score() returned a reward of nan for completion 1; it must be a finite number" in error
+    assert "score() returned a reward of nan for completion 0; it must be a finite number" in error
 
 
 OTHER_NUMBERS = """

@@ -67,8 +67,8 @@ def no_tokenizer(folder):
         (no_config, r"no model there \(no config.json\)"),
         (damaged_config, "cannot be loaded"),
         (no_weights, "cannot be loaded"),
-        (pointer_for_weights, "cannot be loaded"),
-        (no_tokenizer, "cannot be loaded"),
+        (pointer_for_weights, r"cannot be loaded \(model.safetensors is a pointer of Git LFS, not"),
+        (no_tokenizer, r"cannot be loaded \(it has no tokenizer: no tokenizer.json, and no older"),
     ],
 )
 def test_a_model_that_cannot_be_loaded_is_one_line(tiny_model, tmp_path, damage, message):

@@ -68,54 +68,54 @@ def test_a_task_that_declares_no_range_earns_from_0_to_1():
         (
             [Score(0.5), Score(50)],
             UNSET,
-            "a reward of 50 for completion 2; it must lie in [0, 1], the task's reward_range",
+            "a reward of 50 for completion 1; it must lie in [0, 1], the task's reward_range",
         ),
         (
             [Score(-0.1)],
             (0, 1),
-            "a reward of -0.1 for completion 1; it must lie in [0, 1], the task's reward_range",
+            "a reward of -0.1 for completion 0; it must lie in [0, 1], the task's reward_range",
         ),
         (
             [Score(1e-3)],
             (-1.0, 0.0),
-            "a reward of 0.001 for completion 1; it must lie in [-1, 0], the task's reward_range",
+            "a reward of 0.001 for completion 0; it must lie in [-1, 0], the task's reward_range",
         ),
         (
             [Score(50, value=50)],
             (0, 100),
-            "a value of 50 for completion 1; it must lie in [0, 1]",
+            "a value of 50 for completion 0; it must lie in [0, 1]",
         ),
         (
             [Score(50)],
             None,
-            "no value for completion 1; a task whose reward_range is None must give one, in [0, 1]",
+            "no value for completion 0; a task whose reward_range is None must give one, in [0, 1]",
         ),
         (
             [Score(np.float32("nan"), value=0.5)],
             None,
-            f"a reward of {np.float32('nan')!r} for completion 1; it must be a "
+            f"a reward of {np.float32('nan')!r} for completion 0; it must be a "
             "finite number, up to 1e+30",
         ),
         (
             [Score(10**400)],
             None,
-            f"a reward of {shortened(str(10**400))} for completion 1; it must be a "
+            f"a reward of {shortened(str(10**400))} for completion 0; it must be a "
             "finite number, up to 1e+30",
         ),
         (
             [Score(np.array([0.5]))],
             UNSET,
-            "a reward of array([0.5]) for completion 1; it must be a finite number, up to 1e+30",
+            "a reward of array([0.5]) for completion 0; it must be a finite number, up to 1e+30",
         ),
         (
             [Score(0.5, parts=None)],
             UNSET,
-            "parts of type NoneType for completion 1; give a mapping",
+            "parts of type NoneType for completion 0; give a mapping",
         ),
         (
             [Score(0.5, {"seen": {1, 2}})],
             UNSET,
-            "a set as part 'seen' for completion 1; give numbers, labels, or lists and mappings of "
+            "a set as part 'seen' for completion 0; give numbers, labels, or lists and mappings of "
             "them",
         ),
     ],
@@ -163,7 +163,7 @@ def test_an_end_that_rounding_has_passed_is_the_end():
     """Sums in float32 pass 1 by 1e-7; in a range that wide nobody means anything by it."""
     scores = checked(Score(np.float32(1) + np.float32(1.2e-7)), Score(-1e-9), Score(1 + 2e-16))
     assert [score.reward for score in scores] == [1.0, 0.0, 1.0]
-    assert refused(Score(1.00001)).startswith("a reward of 1.00001 for completion 1")
+    assert refused(Score(1.00001)).startswith("a reward of 1.00001 for completion 0")
 
 
 def test_an_answer_of_the_highest_value_is_exact():
@@ -174,11 +174,11 @@ def test_an_answer_of_the_highest_value_is_exact():
 @pytest.mark.parametrize(
     "parts, line",
     [
-        ({"trap": 1}, "'trap' 1 for completion 1; give the name of a trap, or None"),
-        ({"reward/x": "a"}, "'reward/x' 'a' for completion 1; a component of the reward is a"),
-        ({"reward/x": math.inf}, "'reward/x' inf for completion 1; a component of the reward is a"),
-        ({"reward/x": 10**400}, f"'reward/x' {shortened(str(10**400))} for completion 1; a compon"),
-        ({"reward/x": True}, "'reward/x' True for completion 1; a component of the reward is a"),
+        ({"trap": 1}, "'trap' 1 for completion 0; give the name of a trap, or None"),
+        ({"reward/x": "a"}, "'reward/x' 'a' for completion 0; a component of the reward is a"),
+        ({"reward/x": math.inf}, "'reward/x' inf for completion 0; a component of the reward is a"),
+        ({"reward/x": 10**400}, f"'reward/x' {shortened(str(10**400))} for completion 0; a compon"),
+        ({"reward/x": True}, "'reward/x' True for completion 0; a component of the reward is a"),
     ],
 )
 def test_parts_with_a_meaning_have_its_type(parts, line):
@@ -278,7 +278,7 @@ def test_a_score_that_changes_the_data_of_its_problem_is_refused(change, of_grou
 def test_parts_that_hold_themselves_are_refused():
     endless = []
     endless.append(endless)
-    with pytest.raises(UserError, match="parts for completion 1 that hold themselves, or are"):
+    with pytest.raises(UserError, match="parts for completion 0 that hold themselves, or are"):
         checked(Score(0.5, {"x": endless}))
 
 
