@@ -289,8 +289,11 @@ class CheckpointRules:
         self.last: int | None = None  # the step from which the spacing counts
         self.best_step: int | None = None  # the last one that this process saves as a new best
 
-    def reasons(self, step: int, reward: float) -> list[str]:
-        """Return the reasons to save after `step`, whose mean reward is `reward`; [] if none."""
+    def decide(self, step: int, reward: float) -> list[str]:
+        """Return the reasons to save after `step`, whose mean reward is `reward`; [] if none.
+
+        Call it once after each step: the reward is compared with those of the calls before.
+        """
         reasons = [f"every {self.every} steps"] if step % self.every == 0 else []
         is_regular = bool(reasons)
 

@@ -99,7 +99,7 @@ class Saver:
         self.collect()
         self._settle_spacing(step_time)
 
-        reasons = self.rules.reasons(step, earned)
+        reasons = self.rules.decide(step, earned)
         if not reasons and is_last:
             reasons = ["the last step"]
         if reasons:

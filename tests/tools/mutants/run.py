@@ -200,7 +200,7 @@ TABLE = {
     ("grpo/run/checkpoint.py", "grpo/test_checkpoint.py"): [
         (
             "the first save does not count for the spacing",
-            "CheckpointRules.reasons",
+            "CheckpointRules.decide",
             "self.last is None or not is_regular",
             "not is_regular",
         ),
