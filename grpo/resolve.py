@@ -30,6 +30,11 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
             f"--config: keep_difficulty {config.keep_difficulty}: task {config.task} makes new "
             "problems without end; give a set of problems by --data or --dataset"
         )
+    if config.problems != "fresh" and levels:
+        raise UserError(
+            f"--problems {config.problems}: task {config.task} has a set of problems; leave the "
+            "flag out"
+        )
     is_builtin = config.model == "builtin"
 
     level = config.level
@@ -50,7 +55,9 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
     prompts = config.prompts or (BUILTIN_PROMPTS if is_builtin else PROMPTS)
     promote_by, promote_at = config.promotion
     varied = config.dynamic_sampling
-    if varied is None and is_builtin and config.prompts is None:
+    if varied is None and config.control == "constant-reward":
+        varied = 0  # no group will ever vary
+    elif varied is None and is_builtin and config.prompts is None:
         varied = BUILTIN_VARIED
     elif varied is None:
         varied = min(MIN_VARIED, -(-prompts // 2)) if promote_by == "heldout" else 0

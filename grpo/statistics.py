@@ -33,36 +33,42 @@ class Interval(NamedTuple):
     high: float
 
 
-def rate_interval(right: int, n: int) -> Interval:
-    """Return the Clopper-Pearson interval of a rate after `right` successes in `n` trials."""
+def rate_interval(right: int, n: int, tail: float = TAIL) -> Interval:
+    """Return the Clopper-Pearson interval of a rate after `right` successes in `n` trials.
+
+    It misses on either side with probability `tail`.
+    """
     assert 0 <= right <= n and n > 0
 
-    return Interval(_lowest_rate(right, n), 1.0 - _lowest_rate(n - right, n))
+    return Interval(_lowest_rate(right, n, tail), 1.0 - _lowest_rate(n - right, n, tail))
 
 
 def mean_interval(
-    values: Sequence[float] | np.ndarray, bounds: tuple[float, float] = (0.0, 1.0)
+    values: Sequence[float] | np.ndarray,
+    bounds: tuple[float, float] = (0.0, 1.0),
+    tail: float = TAIL,
 ) -> Interval:
     """Return the interval of the mean of the distribution that `values` (n,) were drawn from.
 
     `bounds` are the smallest and the largest possible value; a value outside widens them. For
-    differences of two scores they are (-1, 1).
+    differences of two scores they are (-1, 1). The interval misses on either side with probability
+    `tail`.
     """
     values_n = np.asarray(values, dtype=float)
     least, largest = min(bounds[0], values_n.min()), max(bounds[1], values_n.max())
     scaled_n = (values_n - least) / (largest - least)
 
     if np.isin(scaled_n, (0.0, 1.0)).all():
-        low, high = rate_interval(int(scaled_n.sum()), len(scaled_n))
+        low, high = rate_interval(int(scaled_n.sum()), len(scaled_n), tail)
     else:
-        (low,), (high,) = mean_bounds(scaled_n[None])
+        (low,), (high,) = mean_bounds(scaled_n[None], tail)
 
     low, high = (float(least + (largest - least) * end) for end in (low, high))
 
     return Interval(low, high)
 
 
-def mean_bounds(values_Sn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def mean_bounds(values_Sn: np.ndarray, tail: float = TAIL) -> tuple[np.ndarray, np.ndarray]:
     """Return the lower and the upper ends (S,) of the means of S samples of n values in [0, 1]."""
     n = values_Sn.shape[1]
     rng = np.random.default_rng(0)
@@ -79,8 +85,8 @@ def mean_bounds(values_Sn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         lower.append(means_SD)
         upper.append(means_SD + weights_DN[:, n])
 
-    low_S = np.quantile(np.hstack(lower), TAIL, axis=1)
-    high_S = np.quantile(np.hstack(upper), 1 - TAIL, axis=1)
+    low_S = np.quantile(np.hstack(lower), tail, axis=1)
+    high_S = np.quantile(np.hstack(upper), 1 - tail, axis=1)
 
     return low_S, high_S
 
@@ -95,8 +101,8 @@ def least_n(floor: float) -> int:
     return 1 if floor <= TAIL else math.ceil(math.log(TAIL) / math.log(floor))
 
 
-def _lowest_rate(right: int, n: int) -> float:
-    """Return the rate at which `right` or more successes in `n` trials have probability TAIL."""
+def _lowest_rate(right: int, n: int, tail: float) -> float:
+    """Return the rate at which `right` or more successes in `n` trials have probability `tail`."""
     if right == 0:
         return 0.0
 
@@ -108,6 +114,6 @@ def _lowest_rate(right: int, n: int) -> float:
     for _ in range(50):  # bisection, to 1e-15
         rate = (low + high) / 2
         probability = np.exp(log_choose + k * np.log(rate) + (n - k) * np.log1p(-rate)).sum()
-        low, high = (rate, high) if probability < TAIL else (low, rate)
+        low, high = (rate, high) if probability < tail else (low, rate)
 
     return low

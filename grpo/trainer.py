@@ -327,13 +327,12 @@ class Trainer:
 
     def lr_factor(self, step: int) -> float:
         """Return the factor on the learning rate at `step` (1, 2, ...)."""
-        curriculum = self.curriculum
         return lr_factor(
             step,
             schedule=self.config.schedule or "constant",
             warmup=self.config.warmup,
             steps=self.config.steps,
-            cosine_start=curriculum.steps_before_last if curriculum.is_last else None,
+            cosine_start=self.curriculum.steps_before_last,
         )
 
     def observe(

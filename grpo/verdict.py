@@ -2,7 +2,8 @@
 
 It compares the policy after training with the policy before it, on the same held-out problems. A
 paired comparison needs no assumption about how hard the problems are, and its interval is several
-times narrower than that of the difference of two independent means.
+times narrower than that of the difference of two independent means. A run whose steps changed no
+weights has not learned, whatever the scores.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from grpo.records import Group, level_name
-from grpo.statistics import mean_interval
+from grpo.statistics import TAIL, mean_interval
 
 MIN_STEPS = 50  # fewer steps without a clear difference are too few to say "not learned"
 UNFINISHED = 3  # exit status of a run that was stopped, or has not learned
@@ -27,10 +28,11 @@ class Verdict:
     `before` and `after` are mean held-out scores on the same `n` problems of `level`. `imitated` is
     the score on them after the warm start and before the first step; None without a warm start.
     `difference` is what reinforcement added: to `imitated`, or else to `before`. `low` and `high`
-    are its 95 % interval. `updated` is the number of steps that changed the weights, `untaught` the
-    share of sampled tokens in groups that taught nothing, `truncated` the share of completions that
-    reached the token budget, `demonstrated` the share of the groups trained on that showed the
-    right answer. `stopped` says why the run was stopped; "" if it was not.
+    are its 95 % interval, or a wider one if several levels are compared (see `reach_verdict`).
+    `updated` is the number of steps that changed the weights, `untaught` the share of sampled
+    tokens in groups that taught nothing, `truncated` the share of completions that reached the
+    token budget, `demonstrated` the share of the groups trained on that showed the right answer.
+    `stopped` says why the run was stopped; "" if it was not.
 
     `solved_step` is the first step from which on each held-out evaluation had solved the level (see
     `grpo.run.conclusion.is_solved`); None without one. `mistake` is the most common mistake of the
@@ -154,8 +156,13 @@ def reach_verdict(
     *,
     was_solved: bool,
     stopped: str = "",
+    levels: int = 1,
 ) -> Verdict:
     """Return the verdict on a run.
+
+    A policy that is called "learned" if it learned at any of several `levels` has as many chances
+    of being called so by mistake. So the interval then misses as many times more rarely
+    (Bonferroni's correction), and the probability of a mistake stays at TAIL.
 
     The scores after training are compared with those after the warm start if there was one, so
     what imitation taught does not count. `metrics` are the lines of metrics.jsonl; `was_solved` is
@@ -177,13 +184,14 @@ def reach_verdict(
         nothing: dict[str, Any] = dict.fromkeys(("before", "after", "difference", "low", "high"))
         return Verdict("not measured", **figures, **nothing)
 
-    low, high = mean_interval(differences, bounds=(-1.0, 1.0))
+    low, high = mean_interval(differences, bounds=(-1.0, 1.0), tail=TAIL / levels)
+    is_worse = high < 0
     kind: Kind
-    if low > 0:
+    if low > 0 and figures["updated"]:
         kind = "learned"
-    elif was_solved and high >= 0:
+    elif was_solved and not is_worse:
         kind = "already solved"
-    elif len(metrics) < MIN_STEPS and not stopped:
+    elif len(metrics) < MIN_STEPS and not is_worse and not stopped:
         kind = "too short to tell"
     else:
         kind = "not learned"

@@ -1,13 +1,18 @@
-"""Problems on disk: JSONL, one `Problem` a line, in UTF-8."""
+"""Problems on disk: JSONL, one `Problem` a line, in UTF-8.
+
+Beside such files `tasks.generate` writes a manifest, which says how each was made.
+"""
 
 import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from data.files import read_jsonl, write_whole
-from tasks.base import Problem, Task, UserError
+from data.files import read_json, read_jsonl, write_whole
+from tasks.base import SPLITS, Problem, Task, UserError
 from tasks.checks import FIELDS, check_problem, check_stored
+
+MANIFEST = "manifest.json"
 
 
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
@@ -45,3 +50,26 @@ def _problem(where: str, value: dict[str, Any], task: Task | None) -> Problem:
     else:
         check_stored(task, problem, where)
     return problem
+
+
+def split_of(path: Path) -> str:
+    """Return the split of a data set as the manifest beside it says; "" if none does."""
+    try:
+        entry = manifest_files(path.parent / MANIFEST).get(path.name)
+    except UserError:
+        return ""
+    split = entry.get("split") if isinstance(entry, dict) else None
+    return split if split in SPLITS else ""
+
+
+def manifest_files(path: Path) -> dict[str, dict]:
+    """Return the entries of a manifest by file name. Raises UserError if it is damaged."""
+    if not path.exists():
+        return {}
+    manifest = read_json(path)
+    if not (isinstance(manifest, dict) and isinstance(manifest.get("files"), dict)):
+        raise UserError(
+            f'{path}: is not a manifest, which holds {{"files": ...}}; move it away or give '
+            "another folder"
+        )
+    return manifest["files"]

@@ -13,14 +13,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from data.files import read_json, write_whole
+from data.files import write_whole
 from data.text import escape_control
 from tasks.base import SPLITS, Parser, Task, UserError, exit_status, load_task, split_options
-from tasks.dataset import write_problems
+from tasks.dataset import MANIFEST, manifest_files, write_problems
 from tasks.levels import LADDER, parse_levels
 from tasks.supply import distinct_problems
-
-MANIFEST = "manifest.json"
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ def generate(task: Task, settings: DatasetSettings, folder: Path) -> None:
     before it are kept.
     """
     manifest = folder / MANIFEST
-    _manifest_files(manifest)  # reports a damaged manifest before the work rather than after it
+    manifest_files(manifest)  # reports a damaged manifest before the work rather than after it
 
     split, size, seed = settings.split, settings.size, settings.seed
     for level in settings.levels:
@@ -62,22 +60,9 @@ def generate(task: Task, settings: DatasetSettings, folder: Path) -> None:
             "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        content = {"files": _manifest_files(manifest) | {path.name: entry}}
+        content = {"files": manifest_files(manifest) | {path.name: entry}}
         write_whole(manifest, json.dumps(content, indent=2, ensure_ascii=False).encode())
         print(f"{escape_control(str(path))}: {size} problems")
-
-
-def _manifest_files(path: Path) -> dict[str, dict]:
-    """Return the entries of a manifest by file name. Raises UserError if it is damaged."""
-    if not path.exists():
-        return {}
-    manifest = read_json(path)
-    if not (isinstance(manifest, dict) and isinstance(manifest.get("files"), dict)):
-        raise UserError(
-            f'{path}: is not a manifest, which holds {{"files": ...}}; move it away or give '
-            "another folder"
-        )
-    return manifest["files"]
 
 
 def _parser() -> Parser:

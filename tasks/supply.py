@@ -45,9 +45,9 @@ class Supply:
         for problem in dataset:
             self.dataset.setdefault(0 if mixed else problem.level, []).append(problem)
 
-        # Remembered: the fixed problems by level, and (size, epoch, order) of the last epoch.
+        # Remembered: the fixed problems by level, and (epoch, order) of the last epoch by size.
         self._sets: dict[int, list[Problem]] = {}
-        self._order: tuple[int, int, list[int]] = (0, -1, [])
+        self._orders: dict[int, tuple[int, list[int]]] = {}
 
     def at(self, index: int, level: int) -> Problem:
         """Return training problem `index` at `level`."""
@@ -110,9 +110,9 @@ class Supply:
 
     def _epoch(self, size: int, epoch: int) -> list[int]:
         """Return the order of an epoch over `size` problems."""
-        if self._order[:2] != (size, epoch):
-            self._order = (size, epoch, epoch_order(self.seed, epoch, size))
-        return self._order[2]
+        if size not in self._orders or self._orders[size][0] != epoch:
+            self._orders[size] = (epoch, epoch_order(self.seed, epoch, size))
+        return self._orders[size][1]
 
 
 def fixed_size(kind: str) -> int:

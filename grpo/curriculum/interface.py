@@ -23,13 +23,8 @@ class Curriculum(Protocol):
         ...
 
     @property
-    def is_last(self) -> bool:
-        """Whether training is at the last level."""
-        ...
-
-    @property
-    def steps_before_last(self) -> int:
-        """The number of steps made on all levels but the last."""
+    def steps_before_last(self) -> int | None:
+        """The steps made before the last level was reached for the first time; None until then."""
         ...
 
     def levels_for(self, seed: int, step: int, count: int, drawn: int = 0) -> list[int]:

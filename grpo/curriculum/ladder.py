@@ -130,6 +130,8 @@ class Ladder:
         self.scores: dict[int, float] = {}  # level -> its last mean score
         self.spent = [Spent() for _ in self.levels]
         self.steps_back = [0] * len(self.levels)  # from each level
+        # The steps made before the last level was reached for the first time; None until then.
+        self.steps_before_last = None if len(self.levels) > 1 else 0
 
         # Of the current stay on the current level.
         self.recent: deque[list[float]] = deque()  # mean scores of the groups of the last steps
@@ -145,11 +147,6 @@ class Ladder:
     def is_last(self) -> bool:
         """Whether training is at the last level."""
         return self.position + 1 == len(self.levels)
-
-    @property
-    def steps_before_last(self) -> int:
-        """The number of steps made on all levels but the last."""
-        return sum(spent.steps for spent in self.spent[:-1])
 
     def levels_for(self, seed: int, step: int, count: int, drawn: int = 0) -> list[int]:
         """Return the levels of `count` prompts of a step, after its first `drawn` prompts.
@@ -326,6 +323,8 @@ class Ladder:
     def _move(self, by: int, step: int, kind: str, why: str, **figures: float | None) -> Decision:
         before = self.level
         self.position += by
+        if self.is_last and self.steps_before_last is None:
+            self.steps_before_last = sum(spent.steps for spent in self.spent)
         self.recent.clear()
         self.collapsed = 0
         self.stayed = 0
@@ -347,6 +346,7 @@ class Ladder:
             "collapsed": self.collapsed,
             "stayed": self.stayed,
             "steps_back": list(self.steps_back),
+            "steps_before_last": self.steps_before_last,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -360,3 +360,7 @@ class Ladder:
         self.collapsed = state["collapsed"]
         self.stayed = state["stayed"]
         self.steps_back = list(state["steps_back"])
+
+        # Older states do not say it.
+        below = sum(spent.steps for spent in self.spent[:-1])
+        self.steps_before_last = state.get("steps_before_last", below if self.is_last else None)

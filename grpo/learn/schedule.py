@@ -15,9 +15,10 @@ def lr_factor(
       plan equals one that was planned longer.
     - "cosine" begins to fall after `cosine_start` steps or half of the `steps`, whichever is less,
       but not before the end of the warm-up. A ladder gives the number of steps before its last
-      level, so that the hardest level is not left with the smallest rates; None before that level
-      is reached. The half is a bound because a level may never be passed at the full rate. The
-      warm-up is at most `steps` - 1, so that even a short run reaches the full rate.
+      level was first reached, so that the hardest level is not left with the smallest rates; None
+      before that level is reached. The half is a bound because a level may never be passed at the
+      full rate. So the rate never rises again, not even when a ladder steps back. The warm-up is at
+      most `steps` - 1, so that even a short run reaches the full rate.
     """
     if schedule != "cosine":
         return min(1.0, step / (warmup + 1))

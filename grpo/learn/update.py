@@ -210,7 +210,7 @@ def _backward(
     reference_RT = None
     if settings.beta:
         with policy.reference() as reference:
-            reference_RT, _ = completion_logprobs(reference, batch, settings.truncate, packing)
+            reference_RT, _ = completion_logprobs(reference, batch, packing=packing)
 
     logp_RT, entropy_RT = completion_logprobs(policy, batch, settings.truncate, packing)
 

@@ -270,7 +270,8 @@ class CheckpointRules:
 
     A step is saved every `every` steps, when the reward first reaches `threshold`, and when it
     exceeds the best reward so far (of the first step, or of the last save for a new best) by more
-    than `best_margin`.
+    than `best_margin`. On a ladder, the best reward is that of the highest level reached: harder
+    problems earn less.
 
     Saves that have a new best as their only reason are at least `spacing` steps apart. If `spacing`
     is None it is chosen from the cost of the first save (`spacing_for`); until then no further save
@@ -284,15 +285,17 @@ class CheckpointRules:
         self.threshold = threshold
         self.margin = best_margin
         self.spacing = spacing
+        self.level: int | None = None  # of the best reward
         self.best: float | None = None
         self.passed = False
         self.last: int | None = None  # the step from which the spacing counts
         self.best_step: int | None = None  # the last one that this process saves as a new best
 
-    def decide(self, step: int, reward: float) -> list[str]:
-        """Return the reasons to save after `step`, whose mean reward is `reward`; [] if none.
+    def decide(self, step: int, reward: float, level: int) -> list[str]:
+        """Return the reasons to save after `step` at `level`, whose mean reward is `reward`.
 
-        Call it once after each step: the reward is compared with those of the calls before.
+        There may be none. Call it once after each step: the reward is compared with those of the
+        calls before.
         """
         reasons = [f"every {self.every} steps"] if step % self.every == 0 else []
         is_regular = bool(reasons)
@@ -301,9 +304,17 @@ class CheckpointRules:
             self.passed = True
             reasons.append(f"reward {reward:.3f} first passed {self.threshold:g}")
 
+        if self.level is None:  # the first step, or the first after an older state
+            self.level = level
+        elif level > self.level:
+            self.level, self.best = level, None
         if self.best is None:
             self.best = reward
-        elif reward > self.best + self.margin and (reasons or self._is_spaced(step)):
+        elif (
+            level == self.level
+            and reward > self.best + self.margin
+            and (reasons or self._is_spaced(step))
+        ):
             reasons.append(f"new best reward {reward:.3f} (was {self.best:.3f})")
             self.best, self.best_step = reward, step
 
@@ -318,11 +329,17 @@ class CheckpointRules:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON types."""
-        return {"best": self.best, "passed": self.passed, "last": self.last}
+        return {
+            "best": self.best,
+            "level": self.level,
+            "passed": self.passed,
+            "last": self.last,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state that `state_dict` returned."""
         self.best, self.passed, self.last = state["best"], state["passed"], state.get("last")
+        self.level = state.get("level")
 
 
 def spacing_for(lost: float, duration: float, step_times: Sequence[float]) -> int | None:

@@ -39,11 +39,12 @@ def verdict_of(folder: Path, trainer: Trainer, level: int) -> Verdict:
     imitated = run.groups(0, "imitated") if run.steps("imitated") else []
 
     verdicts = {}
-    for each in sorted({*first_reports, level}, reverse=True):
+    levels = sorted({*first_reports, level}, reverse=True)
+    for each in levels:
         scores = HeldOutScores(
             before=values_by_problem(before, each),
             after=values_by_problem(after, each),
-            imitated=values_by_problem(imitated, each) or None,
+            imitated=values_by_problem(imitated, each) if imitated else None,
         )
         verdicts[each] = reach_verdict(
             each,
@@ -51,6 +52,7 @@ def verdict_of(folder: Path, trainer: Trainer, level: int) -> Verdict:
             run.metrics,
             was_solved=each in first_reports and is_solved(first_reports[each]),
             stopped=trainer.stopped,
+            levels=len(levels),
         )
 
     chosen = verdicts[level]

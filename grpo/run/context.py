@@ -42,3 +42,11 @@ class RunContext:
         """The level that the run was asked to train."""
         assert self.config.level is not None, "the configuration is resolved"
         return self.config.level
+
+    @property
+    def reported_levels(self) -> set[int]:
+        """The levels at which the policy is evaluated now: the one asked for, and, on a ladder that
+        promotes by held-out problems, the current one.
+        """
+        is_ladder = self.config.promote_by == "heldout"
+        return {self.level, self.trainer.curriculum.level} if is_ladder else {self.level}

@@ -3,7 +3,8 @@
 Each evaluation is a line of eval.jsonl and a line on the console.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import cached_property
 from typing import Any
 
 from grpo.evaluate import (
@@ -51,6 +52,14 @@ class HeldOutEvaluator:
         self.warn = warn
         self.warned: set[str] = set()  # keys of the warnings that have been shown
 
+    @cached_property
+    def _dataset(self) -> set[str]:
+        """The keys of the data set, which are excluded before training has drawn them as well.
+
+        Otherwise the first evaluation would use problems that later ones lack.
+        """
+        return {problem.key for problem in self.trainer.stream.supply.problems}
+
     @property
     def sampling(self) -> Sampling:
         """The sampling settings of training, which evaluations use as well."""
@@ -70,6 +79,22 @@ class HeldOutEvaluator:
             self.record([line])
         return line, groups
 
+    def measure_levels(
+        self, levels: Collection[int], purpose: str
+    ) -> tuple[list[dict[str, Any]], list[Group]]:
+        """Score the policy at several levels, on problems that later reports use as well.
+
+        Returns the lines of eval.jsonl, which are not yet written, and the groups. A level without
+        such problems has neither; it gets a warning.
+        """
+        lines, groups = [], []
+        for level in sorted(levels):
+            line, answers = self.measure(level, EVAL_SEED, self.config.eval_problems, purpose)
+            if line is not None:
+                lines.append(line)
+                groups += answers
+        return lines, groups
+
     def record(self, lines: Sequence[dict[str, Any]]) -> None:
         """Write and show lines of eval.jsonl."""
         self.files.write_evaluations(lines)
@@ -88,7 +113,7 @@ class HeldOutEvaluator:
             trainer.policy,
             task,
             HeldOutRequest(level, "validation", seed, size),
-            trainer.stream.seen.keys(),
+            trainer.stream.seen.keys() | self._dataset,
             sampling,
         )
         if not found.problems:

@@ -23,7 +23,7 @@ from grpo.curriculum.survey import (
 )
 from grpo.records import Decision, Group
 from grpo.run.context import RunContext
-from grpo.run.heldout import EVAL_SEED, WARM_START_SEED
+from grpo.run.heldout import WARM_START_SEED
 from grpo.training.build import build_curriculum
 from grpo.training.imitation import no_answers
 from tasks.base import plain_texts_of
@@ -142,6 +142,8 @@ def imitate_answers(run: RunContext) -> None:
     run.files.write_decisions([decision])
     run.console.say(decision.line)
 
-    _, groups = run.heldout.evaluate(run.level, EVAL_SEED, run.config.eval_problems, "imitation")
-    if groups:  # there are none if the task has too few problems for a validation split
+    # At each level that was evaluated before, so that the verdict can tell what imitation taught.
+    lines, groups = run.heldout.measure_levels(run.reported_levels, "imitation")
+    if lines:  # there are none if the task has too few problems for a validation split
         run.files.write_rollouts("imitated", 0, groups)
+        run.heldout.record(lines)

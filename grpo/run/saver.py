@@ -90,8 +90,10 @@ class Saver:
         with blaming(f"{checkpoint}: rng.json holds no state of the random generators"):
             load_rng(checkpoint)
 
-    def save_if_due(self, step: int, earned: float, step_time: float, *, is_last: bool) -> None:
-        """Save the state after `step` if the rules ask for it or it is the last one.
+    def save_if_due(
+        self, step: int, earned: float, level: int, step_time: float, *, is_last: bool
+    ) -> None:
+        """Save the state after `step` at `level` if the rules ask for it or it is the last one.
 
         `earned` is the step's mean reward on a scale from 0 to 1, `step_time` is in seconds. Also
         reports the previous save if it is complete.
@@ -99,7 +101,7 @@ class Saver:
         self.collect()
         self._settle_spacing(step_time)
 
-        reasons = self.rules.decide(step, earned)
+        reasons = self.rules.decide(step, earned, level)
         if not reasons and is_last:
             reasons = ["the last step"]
         if reasons:

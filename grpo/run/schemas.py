@@ -302,6 +302,7 @@ class CurriculumState(TypedDict):
     collapsed: Count
     stayed: Count
     steps_back: list[Count]
+    steps_before_last: NotRequired[Count | None]
 
 
 class MonitorState(TypedDict):
@@ -364,6 +365,7 @@ class RulesState(TypedDict):
     """The "rules" in trainer.json."""
 
     best: Number | None
+    level: NotRequired[Index | None]
     passed: bool
     last: NotRequired[Count | None]
 

@@ -25,8 +25,9 @@ from grpo.run.display import Output
 from grpo.run.facts import changed_versions, facts, restore_threads, with_resumption
 from grpo.run.files import NoFiles, RunFiles
 from grpo.run.folders import step_of, way_on
-from grpo.run.heldout import EVAL_SEED, HeldOutEvaluator
+from grpo.run.heldout import HeldOutEvaluator
 from grpo.run.lock import locked
+from grpo.run.logs import read_metrics
 from grpo.run.next_commands import next_commands
 from grpo.run.opening import OpenedRun
 from grpo.run.reader import load_run
@@ -189,6 +190,18 @@ class Run:
         self.files.rewind(done)
         ended = f", where it had ended: {self.trainer.ended}" if self.trainer.ended else ""
         self.console.say(f"resumed {self.folder} after step {done}{ended}")
+        self._warn_of_higher_rate()
+
+    def _warn_of_higher_rate(self) -> None:
+        """Warn if more --steps make the learning rate rise again, as a cosine's would."""
+        lines = read_metrics(self.folder / "metrics.jsonl")
+        before = lines[-1]["learning_rate"] if lines else None
+        now = self.trainer.learning_rate(self.trainer.done)
+        if before is not None and now > 1.001 * before:
+            self._warn(
+                f"--steps {self.config.steps}: the learning rate rises from {before:.3g} to "
+                f"{now:.3g}, because the {self.config.schedule} now ends later"
+            )
 
     def _begin_after(self, start: Path) -> None:
         """Exclude from evaluations the problems that the policy of checkpoint `start` has seen."""
@@ -252,24 +265,16 @@ class Run:
         is the current level, and at the end also the first one, which was evaluated before
         training.
         """
-        config, curriculum = self.config, self.trainer.curriculum
-        levels = {self.context.level}
-        if config.promote_by == "heldout":
-            levels |= {curriculum.level, curriculum.levels[0]} if is_final else {curriculum.level}
-
-        heldout = self.context.heldout
-        lines, groups = [], []
-        for level in sorted(levels):
-            line, answers = heldout.measure(level, EVAL_SEED, config.eval_problems, "report")
-            if line is not None:
-                lines.append(line)
-                groups += answers
+        levels = self.context.reported_levels
+        if is_final and self.config.promote_by == "heldout":
+            levels |= {self.trainer.curriculum.levels[0]}
+        lines, groups = self.context.heldout.measure_levels(levels, "report")
 
         # The lines come last, because a resumed run takes them as a sign that this step has been
         # evaluated: the final evaluation follows the last checkpoint.
         if lines:
             self.files.write_rollouts("eval", self.trainer.done, groups)
-            heldout.record(lines)
+            self.context.heldout.record(lines)
 
     def save_if_due(self, report: StepReport) -> None:
         """Save the state of this step if the rules ask for it; report the previous save."""
@@ -281,7 +286,8 @@ class Run:
             earned = report.metrics["value"]
 
         is_last = bool(self.trainer.ended) or report.step == self.config.steps
-        self.saver.save_if_due(report.step, earned, report.metrics["step_time"], is_last=is_last)
+        level, seconds = report.metrics["level"], report.metrics["step_time"]
+        self.saver.save_if_due(report.step, earned, level, seconds, is_last=is_last)
 
     @contextmanager
     def saving(self) -> Iterator[None]:

@@ -31,13 +31,14 @@ from grpo.training.callbacks import Callback
 from tasks.base import (
     Problem,
     Task,
+    UserError,
     load_task,
     problems_of,
     range_of,
     watch_scoring,
     worded,
 )
-from tasks.dataset import read_problems
+from tasks.dataset import read_problems, split_of
 from tasks.supply import Supply
 
 
@@ -115,6 +116,11 @@ def start_run(
 def training_set(config: Config, task: Task) -> list[Problem]:
     """Return the problems of --dataset, or those of a task that has a fixed set; [] if neither."""
     if config.dataset:
+        if (split := split_of(Path(config.dataset))) not in ("", "train"):
+            raise UserError(
+                f"--dataset {config.dataset}: its problems are of the {split} split, which "
+                "evaluations use; give a data set of the train split"
+            )
         return [worded(task, one) for one in read_problems(Path(config.dataset), task)]
     return problems_of(task, "train")
 

@@ -77,12 +77,12 @@ def step_summary(step: int, groups: Sequence[Group], *, seconds: float) -> StepS
     """Return the step as the curriculum sees it: first tries, but the tokens of every try."""
     values: dict[int, list[float]] = defaultdict(list)
     collapsed: dict[int, list[bool]] = defaultdict(list)
+    # What a group is shown, it can learn from. Under `resample` only its last try says so.
+    shown = {group.index for group in groups if group.action == "demonstrate"}
     for group in first_tries(groups):
         level = group.problem.level
         values[level].append(fmean(score.value for score in group.scores))
-        # What a group is shown, it can learn from.
-        is_shown = group.action == "demonstrate"
-        collapsed[level].append(group.class_name in COLLAPSED and not is_shown)
+        collapsed[level].append(group.class_name in COLLAPSED and group.index not in shown)
 
     tokens = sum(group.tokens for group in groups)
     return StepSummary(step, dict(values), dict(collapsed), seconds, tokens)

@@ -296,22 +296,22 @@ def test_what_was_made_after_the_step_gone_back_to_does_not_pass_for_the_latest(
 
 def test_rules_by_hand():
     rules = CheckpointRules(every=20, threshold=0.3, best_margin=0.01)
-    assert rules.decide(1, 0.2) == []
-    assert rules.decide(2, 0.205) == []  # not by the margin
-    assert rules.decide(3, 0.25) == ["new best reward 0.250 (was 0.200)"]
-    assert rules.decide(4, 0.31) == [
+    assert rules.decide(1, 0.2, 10) == []
+    assert rules.decide(2, 0.205, 10) == []  # not by the margin
+    assert rules.decide(3, 0.25, 10) == ["new best reward 0.250 (was 0.200)"]
+    assert rules.decide(4, 0.31, 10) == [
         "reward 0.310 first passed 0.3",
         "new best reward 0.310 (was 0.250)",
     ]
     again = CheckpointRules(every=20, threshold=0.3, best_margin=0.01)
     again.load_state_dict(json.loads(json.dumps(rules.state_dict())))
-    assert again.decide(20, 0.3) == ["every 20 steps"]
+    assert again.decide(20, 0.3, 10) == ["every 20 steps"]
 
 
 def test_saves_for_a_new_best_keep_their_spacing():
     rules = CheckpointRules(every=20, threshold=9, best_margin=0.01, spacing=5)
     rewards = {1: 0.1, 2: 0.2, 6: 0.3, 7: 0.4, 8: 0.35, 12: 0.36, 20: 0.5, 21: 0.6, 22: 0.7}
-    due = {step: rules.decide(step, reward) for step, reward in rewards.items()}
+    due = {step: rules.decide(step, reward, 10) for step, reward in rewards.items()}
     assert due == {
         1: [],
         2: ["new best reward 0.200 (was 0.100)"],
@@ -325,11 +325,24 @@ def test_saves_for_a_new_best_keep_their_spacing():
     }
 
 
+def test_a_harder_level_has_a_best_reward_of_its_own():
+    rules = CheckpointRules(every=100, threshold=2.0, best_margin=0.01, spacing=1)
+    assert rules.decide(1, 0.1, 10) == []
+    assert rules.decide(2, 0.9, 10) == ["new best reward 0.900 (was 0.100)"]
+    assert rules.decide(3, 0.2, 25) == []
+
+    again = CheckpointRules(every=100, threshold=2.0, best_margin=0.01, spacing=1)
+    again.load_state_dict(rules.state_dict())
+    assert again.decide(4, 0.3, 25) == ["new best reward 0.300 (was 0.200)"]
+    assert again.decide(5, 0.95, 10) == []  # a step back to an easier level
+    assert again.decide(6, 0.4, 25) == ["new best reward 0.400 (was 0.300)"]
+
+
 def test_after_the_first_save_the_spacing_must_be_known():
     rules = CheckpointRules(every=3, threshold=0.3, best_margin=0.01)
-    assert rules.decide(1, 0.1) == [] and len(rules.decide(3, 0.12)) == 2
-    assert rules.decide(4, 0.2) == []
-    assert rules.decide(5, 0.31) == [
+    assert rules.decide(1, 0.1, 10) == [] and len(rules.decide(3, 0.12, 10)) == 2
+    assert rules.decide(4, 0.2, 10) == []
+    assert rules.decide(5, 0.31, 10) == [
         "reward 0.310 first passed 0.3",  # happens once, so it waits for nothing
         "new best reward 0.310 (was 0.120)",
     ]
@@ -337,8 +350,8 @@ def test_after_the_first_save_the_spacing_must_be_known():
     again.load_state_dict(json.loads(json.dumps(rules.state_dict())))
     for each in (rules, again):
         each.spacing = 6
-        assert each.decide(10, 0.5) == []
-        assert each.decide(11, 0.5) == ["new best reward 0.500 (was 0.310)"]
+        assert each.decide(10, 0.5, 10) == []
+        assert each.decide(11, 0.5, 10) == ["new best reward 0.500 (was 0.310)"]
 
 
 def test_the_spacing_by_hand():

@@ -325,6 +325,14 @@ def test_a_step_counts_what_was_sampled_and_learns_from_what_is_shown(tiny_polic
     assert groups_of(file) == report.groups
 
 
+def test_what_a_group_is_shown_after_it_was_sampled_again_is_no_collapse(tiny_policy):
+    options = dict(demonstrate=True, on_degenerate="resample", retries=1)
+    report = stuck_trainer(tiny_policy, **options).step()
+    actions = [(each.attempt, each.action) for each in report.groups]
+    assert (0, "resample") in actions and (1, "demonstrate") in actions
+    assert step_summary(1, report.groups, seconds=1.0).collapsed == {1: [False] * 4}
+
+
 def test_a_step_that_learns_from_shown_answers_alone_says_nothing_of_samples(tiny_policy):
     trainer = stuck_trainer(tiny_policy, demonstrate=True, truncated="mask", steps=6)
     sample = trainer.sampler.sample

@@ -72,6 +72,23 @@ def test_a_ladder_that_climbs_late_falls_on_from_half_of_the_steps(tiny_policy):
     assert rates_of(trainer, climbs=(6,)) == [0.5, 1.0, 1.0, 1.0, 1.0, 0.8536, 0.5, 0.1464]
 
 
+def test_the_rate_does_not_rise_again_when_a_ladder_steps_back(tiny_policy):
+    trainer = trainer_for(tiny_policy, steps=40, warmup=0, schedule="cosine")
+    trainer.curriculum = build_curriculum(trainer.config, [3, 5])
+    ladder, shares = trainer.curriculum, []
+    for step in range(1, 41):
+        shares.append(trainer.lr_factor(step))
+        collapsed = {5: [step in range(12, 20)]}
+        ladder.observe(StepSummary(step, {ladder.level: [0.5]}, collapsed))
+        if step in (10, 25):
+            ladder._climb(step, "")
+        if step == 22:
+            assert ladder.level == 3
+            ladder.load_state_dict(ladder.state_dict())
+    assert ladder.level == 5 and ladder.steps_before_last == 10
+    assert shares == sorted(shares, reverse=True) and shares[10] == 1 > shares[11]
+
+
 @given(steps=st.integers(1, 40), warmup=st.integers(0, 60))
 def test_cosine_reaches_the_full_rate_however_short_the_run(steps, warmup):
     config = Config(steps=steps, warmup=warmup, schedule="cosine")

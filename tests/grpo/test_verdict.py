@@ -182,6 +182,38 @@ def test_what_imitation_came_to_is_no_learning_by_reinforcement():
     )
 
 
+def test_where_imitation_was_not_measured_nothing_is_said():
+    """Older runs measured the policy after imitation at one level only."""
+    scores = HeldOutScores({"a": 0.2}, {"a": 0.9}, imitated={})
+    assert reach_verdict(10, scores, metrics(60), was_solved=False).kind == "not measured"
+
+
+def test_a_run_that_changed_no_weights_has_not_learned():
+    values = {str(n): 0.2 for n in range(64)}, {str(n): 0.9 for n in range(64)}
+    verdict = reach_verdict(10, HeldOutScores(*values), metrics(60, updated=0), was_solved=False)
+    assert verdict.updated == 0 and verdict.kind == "not learned"
+
+
+def test_a_policy_that_a_short_run_made_worse_has_not_learned():
+    verdict = verdict_on([0.6] * 64, [0.1] * 64, steps=4)
+    assert verdict.high < 0 and verdict.kind == "not learned" and verdict.exit_status == 3
+
+
+def test_several_levels_need_a_clearer_difference_each():
+    """The one-sided error of 2.5 % is shared among them."""
+    rng = random.Random(0)
+    gains = [rng.choice([-1.0, 0.0, 0.0, 1.0, 1.0]) / 4 for _ in range(80)]
+    values = {str(n): 0.5 for n in range(80)}, {str(n): 0.5 + g for n, g in enumerate(gains)}
+    one, four = (
+        reach_verdict(
+            10, HeldOutScores(*values), metrics(60, updated=60), was_solved=False, levels=levels
+        )
+        for levels in (1, 4)
+    )
+    assert one.kind == "learned" and one.low > 0 > four.low and four.kind == "not learned"
+    assert four.high > one.high and four.difference == one.difference
+
+
 @pytest.mark.parametrize("n", [8, 64])
 def test_no_difference_is_rarely_called_learning(n):
     """Two draws of one policy: "learned" in at most 2.5 % of the cases (one-sided), here of 400.

@@ -267,6 +267,23 @@ def test_a_run_states_what_imitation_came_to_and_survives_a_kill(tmp_path, monke
     assert audit.main(["runs/again"]) == 1
 
 
+def test_imitation_is_no_learning_at_the_first_level_of_a_ladder_either(
+    tmp_path, monkeypatch, tiny_flags
+):
+    """Found in a control experiment, whose verdict compared this level with the untrained model."""
+    monkeypatch.chdir(tmp_path)
+    flags = ["--curriculum", "1,2", "--steps", "2", "--prompts", "2", "--group-size", "2"]
+    flags += [*tiny_flags, "--eval-problems", "40", "--preflight", "off", "--device", "cpu"]
+    flags += ["--warm-start", "imitation", "--control", "constant-reward"]
+    flags += ["--config", "{promote_by: heldout}"]
+    assert train.main([*flags, "--name", "ladder"]) == 0
+
+    run = load_run("runs/ladder")
+    imitated = [line["level"] for line in run.evals if line["purpose"] == "imitation"]
+    assert imitated == [1, 2] == sorted(line["level"] for line in run.first_reports)
+    assert {group.problem.level for group in run.groups(0, "imitated")} == {1, 2}
+
+
 FEW = """
 from tasks.base import Problem, Score, UserError
 class Few:

@@ -1,4 +1,5 @@
 from collections import Counter
+from dataclasses import replace
 from itertools import count
 
 import pytest
@@ -38,6 +39,19 @@ def test_an_epoch_holds_each_problem_once(seed, size, epoch):
     keys = [supply.at(i, 22).key for i in range(epoch * size, (epoch + 1) * size)]
     first = [problem.key for problem in supply._fixed(22)]
     assert sorted(keys) == sorted(first) and len(set(keys)) == size
+
+
+def test_an_epoch_is_shuffled_once_although_levels_alternate(monkeypatch):
+    made = []
+    monkeypatch.setattr(
+        "tasks.supply.epoch_order", lambda *about: made.append(about) or epoch_order(*about)
+    )
+    problems = [problem_at(TASK, seed=0, split="train", level=22, index=i) for i in range(9)]
+    dataset = problems[:5] + [replace(problem, level=30) for problem in problems[5:]]
+    supply = Supply(TASK, seed=0, dataset=dataset)
+    for index in range(4):
+        supply.at(index, 22), supply.at(index, 30)
+    assert made == [(0, 0, 5), (0, 0, 4)]
 
 
 @given(seeds, st.integers(0, 1000), st.integers(1, 200))

@@ -8,6 +8,7 @@ from small_train import SMALL, fails, make_set, run
 from tiny_models import make_tiny_model
 
 from grpo.tools.evaluation import program as evaluation
+from tasks import generate
 from tasks.base import load_task, problem_at
 from tasks.dataset import write_problems
 
@@ -105,6 +106,24 @@ def test_a_level_that_the_dataset_lacks_is_refused(tmp_path, capsys, flags, line
     make_set(tmp_path / "set.jsonl", 12, 4)
     assert fails(capsys, "--dataset", "set.jsonl", *flags) == f"train.py: {line}"
     assert not Path("runs").exists()
+
+
+def test_a_dataset_of_held_out_problems_is_refused(tmp_path, capsys):
+    small = ["--levels", "4", "--size", "3", "--output-dir", "set"]
+    assert generate.main([*small, "--split", "validation"]) == 0
+    assert fails(capsys, "--dataset", "set/interleave-validation-4.jsonl") == (
+        "train.py: --dataset set/interleave-validation-4.jsonl: its problems are of the validation "
+        "split, which evaluations use; give a data set of the train split"
+    )
+
+
+def test_a_fixed_supply_of_rows_is_refused(tmp_path, capsys):
+    Path("rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 3)
+    Path("own.py").write_text("def reward(completions, **columns):\n    return [0.0] * 2\n")
+    own = ["--data", "rows.jsonl", "--reward-file", "own.py:reward"]
+    line = fails(capsys, *own, "--problems", "fixed:2")
+    assert line.startswith("train.py: --problems fixed:2: task ")
+    assert line.endswith(" has a set of problems; leave the flag out")
 
 
 def test_bad_evaluations(capsys):

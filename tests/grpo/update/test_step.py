@@ -13,6 +13,7 @@ from grpo.learn.batch import BatchSettings, micro_batches
 from grpo.learn.imitate import imitate
 from grpo.learn.update import completion_logprobs
 from grpo.model.load import load_policy
+from grpo.rollout.sampling import truncation
 
 
 def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(tiny_model, groups):
@@ -21,6 +22,25 @@ def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(tiny_model, groups):
     first = update(policy, sgd(policy, 0.05), groups, **step)
     assert first["kl"] == pytest.approx(0, abs=1e-9)
     assert update(policy, sgd(policy, 0.0), groups, **step)["kl"] > 1e-6
+
+
+def test_the_reference_is_whole_where_sampling_is_cut(tiny_model, groups):
+    """A reference that is cut as well would be no distribution beside the policy's."""
+    policy = load_policy(str(tiny_model), device="cpu", options=loading(keep_reference=True))
+    cut = truncation(top_k=20)
+    (batch,) = micro_batches(
+        groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
+    )
+    with torch.no_grad():
+        logp_RT, _ = completion_logprobs(policy, batch, cut)
+        whole_RT, _ = completion_logprobs(policy, batch)
+    log_ratio_RT = (whole_RT - logp_RT)[batch.mask_RT]
+    expected = (log_ratio_RT.exp() - log_ratio_RT - 1).mean()
+    assert expected > 0.01
+
+    step = dict(kind="dapo", micro_tokens=0, truncate=cut, **SETTINGS | dict(beta=0.5))
+    metrics = update(policy, sgd(policy, 0.0), groups, **step)
+    assert metrics["kl"] == pytest.approx(float(expected), rel=1e-4)
 
 
 def test_lora_trains_the_adapter_alone_and_its_reference_is_the_base(tiny_model, groups):
