@@ -6,6 +6,8 @@ from datetime import date, time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from data.errors import UserError, blaming, needs
 from data.files import check_file, read_jsonl
 
@@ -124,8 +126,14 @@ def _plain(value: Any) -> Any:
 
     Raises TypeError if JSON has no such value; its text is the type, or the infinite number.
     """
+    if isinstance(value, np.datetime64):
+        return None if np.isnat(value) else str(value)  # ISO 8601
     if isinstance(value, date | time):  # a datetime is a date
         return value.isoformat()
+    if isinstance(value, np.ndarray) and value.dtype.kind == "M":
+        return [_plain(inner) for inner in value]
+    if isinstance(value, np.timedelta64):
+        raise TypeError("timedelta64")
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, float) and math.isnan(value):

@@ -113,9 +113,10 @@ class Trainer:
         self.current: list[Group] = []  # of the step in progress, to be saved if it fails
 
     def check_fit(self) -> None:
-        """Raise UserError if a level of the run does not fit the context or the budget, or if
-        right answers are to be shown and the task has none.
+        """Raise UserError if a level of the run does not fit the context or the budget, if the chat
+        template refuses or drops turns, or if right answers are to be shown and the task has none.
         """
+        self.stream.check_conversations()
         for level in self._levels:
             self.stream.check_fit(level)
         if self.config.demonstrate and not self.knows_answers:

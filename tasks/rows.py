@@ -293,9 +293,6 @@ def _divided(problems: Sequence[Problem]) -> tuple[dict[str, list[Problem]], lis
     by_split: dict[str, list[Problem]] = {split: [] for split in SPLITS}
     for problem in different.values():
         by_split[problem.data.get("split") or split_of_key(problem.key)].append(problem)
-    if not by_split["train"]:
-        raise UserError("--data: no row is in the training split; give more rows")
-
     notes = []
     if repeated := len(problems) - len(different):
         notes.append(f"--data: {repeated:,} of {len(problems):,} rows repeat the prompt of another")
@@ -322,6 +319,12 @@ def _pairs(given: str | Mapping[str, Any], flag: str) -> dict[str, Any]:
     {'prompt': 'question', 'answer': 'solution'}
     """
     if isinstance(given, Mapping):
+        for part in (each for pair in given.items() for each in pair if isinstance(each, str)):
+            if "," in part or "=" in part or part != part.strip():
+                raise UserError(
+                    f"{flag}: {shown(part)}: a name with a comma, an equals sign or blanks around "
+                    "it cannot be written down; rename it"
+                )
         return dict(given)
     if not isinstance(given, str):
         raise UserError(f"{flag} {shown(given)}: give a mapping, or name=value,name=value")

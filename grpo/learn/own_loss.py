@@ -55,8 +55,9 @@ class OwnLoss:
 
     def term(self, inputs: LossInputs, settings: LossSettings) -> PolicyTerm:
         """Return the policy term (0 at padding) and the two masks, checked."""
+        own_mask = replace(inputs, mask_RT=inputs.mask_RT.clone())  # the function may write to it
         with self.user_code():
-            returned = self.function(inputs, settings)
+            returned = self.function(own_mask, settings)
 
         parts = returned if isinstance(returned, tuple) else (returned,)
         if len(parts) == 1:

@@ -7,6 +7,7 @@ it consists of, as the policy would have to write it.
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
@@ -17,6 +18,11 @@ from tasks.base import UserError, blaming
 
 Turn = tuple[str, str]  # role ("system", "user" or "assistant") and text
 TemplateArguments = Mapping[str, Any]  # variables of the chat template: {"enable_thinking": False}
+
+# Today's date for chat templates that ask for one (`strftime_now`), as those of Llama 3.1 and later
+# do. It is the date that they fall back on, and never another: a run must go on, and be evaluated,
+# with the prompts that it began with.
+TODAY = datetime(2024, 7, 26)
 
 # What may come before a run of plain text, see `_plain_run`.
 ANCHORS = ("", "\n", "a", ".")
@@ -178,7 +184,8 @@ def render(
 ) -> str:
     """Return the text that the chat `template` makes of `turns`, up to where the answer begins.
 
-    Raises UserError if the template, a program of the model's makers, fails.
+    A template that asks for today's date gets TODAY, so that a prompt is the same every day. Raises
+    UserError if the template, a program of the model's makers, fails.
     """
     with blaming("the chat template of the model cannot be applied"):
         return tokenizer.apply_chat_template(
@@ -186,7 +193,7 @@ def render(
             chat_template=template,
             tokenize=False,
             add_generation_prompt=True,
-            **arguments,
+            **{"strftime_now": TODAY.strftime, **arguments},
         )
 
 

@@ -30,7 +30,7 @@ from transformers import (
 from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
 
-from data.text import shortened
+from data.text import shortened, shown
 from grpo.model import gguf
 from grpo.model.adapter import first_adapter, load_adapter, new_adapter
 from grpo.model.encoding import Tokenizer
@@ -398,6 +398,14 @@ def _read_tokenizer(source: str) -> tuple[Tokenizer, list[str]]:
         if options:
             tokenizer, note = correct_vocabulary(tokenizer, source)
             notes = list(filter(None, (note, gguf.correct_end(tokenizer, source))))
+    if isinstance(tokenizer.chat_template, dict):  # several, by name
+        if "default" not in tokenizer.chat_template:
+            names = ", ".join(map(shown, tokenizer.chat_template))
+            raise UserError(
+                f"--model {source}: its chat templates are {names}, and none is 'default'; give a "
+                "model with one template"
+            )
+        tokenizer.chat_template = tokenizer.chat_template["default"]
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer, notes

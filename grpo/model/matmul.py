@@ -8,6 +8,7 @@ on CPUs with AMX tiles. A gradient is rounded without bias to three digits, as i
 precision training (arXiv:1710.03740).
 """
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_is_low_precision = False  # set by `low_precision_backward`
+# Whether this thread is within `low_precision_backward`, and how many threads are within
+# `bf16_matmul`, which changes a setting of the whole process.
+_thread = threading.local()
+_lock = threading.Lock()
+_users = 0
+_precision_before = ""
 
 
 def _is_amd() -> bool:
@@ -55,29 +61,37 @@ def has_fast_bf16_matmul() -> bool:
 @contextmanager
 def low_precision_backward(enabled: bool) -> Iterator[None]:
     """Within this context, `bf16_matmul` has an effect if `enabled`."""
-    global _is_low_precision
-    before = _is_low_precision
-    _is_low_precision = enabled
+    before = getattr(_thread, "is_low_precision", False)
+    _thread.is_low_precision = enabled
     try:
         yield
     finally:
-        _is_low_precision = before
+        _thread.is_low_precision = before
 
 
 @contextmanager
 def bf16_matmul(like: Tensor) -> Iterator[None]:
     """Within this context, products of matrices `like` this one may round to bfloat16.
 
-    Only float32 on a CPU is affected, and only within `low_precision_backward`.
+    Only float32 on a CPU is affected, and only within `low_precision_backward`. While one thread is
+    here, products in other threads may be rounded as well; the last one to leave ends that.
     """
-    if not _is_low_precision or like.is_cuda or like.dtype != torch.float32:
+    global _users, _precision_before
+    is_low_precision = getattr(_thread, "is_low_precision", False)
+    if not is_low_precision or like.is_cuda or like.dtype != torch.float32:
         yield
         return
 
     settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at run time
-    before = settings.fp32_precision
-    settings.fp32_precision = "bf16"
+    with _lock:
+        if _users == 0:
+            _precision_before = settings.fp32_precision
+            settings.fp32_precision = "bf16"
+        _users += 1
     try:
         yield
     finally:
-        settings.fp32_precision = before
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                settings.fp32_precision = _precision_before

@@ -166,7 +166,12 @@ class Policy:
 
         A string is a prompt without a problem, for which no examples can be drawn.
         """
-        tokens = self._prompt_tokens(self.format.turns(problem), self.tokenizer.chat_template)
+        turns, template = self.format.turns(problem), self.tokenizer.chat_template
+        try:
+            tokens = self._prompt_tokens(turns, template)
+        except UserError as error:
+            whose = problem.title if isinstance(problem, Problem) else "the prompt"
+            raise UserError(f"{whose}: {error}") from error
         if not tokens:
             raise UserError(f"--model {self.name}: its chat template makes an empty prompt")
         if max(tokens) >= self.vocabulary:

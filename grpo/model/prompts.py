@@ -10,7 +10,7 @@ template does not pass on is refused.
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -171,14 +171,27 @@ def check_format(tokenizer: Tokenizer, format: PromptFormat) -> None:
         _try(tokenizer, before + examples + question, format.arguments, "--shots", FLAG_FIX)
 
 
+def check_conversations(
+    tokenizer: Tokenizer, format: PromptFormat, problems: Iterable[Problem]
+) -> None:
+    """Raise UserError unless the chat template passes on the turns of all `problems`.
+
+    One problem is tried for each sequence of roles, because templates refuse or drop turns by their
+    roles.
+    """
+    by_roles = {tuple(role for role, _ in problem.turns): problem for problem in problems}
+    for problem in by_roles.values():
+        check_conversation(tokenizer, format, problem)
+
+
 def check_conversation(tokenizer: Tokenizer, format: PromptFormat, problem: Problem) -> None:
     """Raise UserError unless the chat template passes on all turns of a problem that has several.
 
     A model without a template is sent the turns as plain text.
     """
     if tokenizer.chat_template is not None and len(problem.turns) > 1:
-        where = f"problem {problem.data.get('where', problem.key)}"
-        _try(tokenizer, list(format.turns(problem)), format.arguments, where, ROW_FIX)
+        turns = list(format.turns(problem))
+        _try(tokenizer, turns, format.arguments, problem.title, ROW_FIX)
 
 
 def _try(
@@ -200,7 +213,7 @@ def _try(
         ) from error
 
     for role, said in turns:
-        if said not in text:
+        if said.strip() not in text:  # some templates trim the turns
             raise UserError(
                 f"{where}: the model's chat template silently drops the {role} turn; {fix}"
             )

@@ -43,7 +43,8 @@ class RunData:
     """
 
     def __init__(self, path: str | Path):
-        self.path = Path(path)
+        self._given = Path(path)
+        self._absolute = self._given.absolute()
         if self.path.is_dir():
             check_links(self.path)
         if not (self.path / "config.yaml").is_file():
@@ -51,6 +52,12 @@ class RunData:
                 f"{self.path}: not a run (it has no config.yaml); give the directory that train.py "
                 "named, such as runs/NAME"
             )
+
+    @property
+    def path(self) -> Path:
+        """The folder of the run, from wherever the process is now (a notebook may change that)."""
+        is_there = self._given.absolute() == self._absolute
+        return self._given if is_there else self._absolute
 
     def __repr__(self) -> str:
         """Return e.g. <TrainedRun runs/own: learned>."""

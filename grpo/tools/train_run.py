@@ -122,7 +122,12 @@ def training_set(config: Config, task: Task) -> list[Problem]:
                 "evaluations use; give a data set of the train split"
             )
         return [worded(task, one) for one in read_problems(Path(config.dataset), task)]
-    return problems_of(task, "train")
+    problems = problems_of(task, "train")
+    if not problems and any(problems_of(task, split) for split in ("validation", "test")):
+        raise UserError(
+            f"task {task.name}: none of its problems is of the train split; give some that are"
+        )
+    return problems
 
 
 def load_parts(config: Config, values: FromPython) -> tuple[Config, Parts]:

@@ -2,15 +2,23 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any
 
 from grpo.config import Config
 from grpo.model.policy import Policy
-from grpo.model.prompts import check_conversation
+from grpo.model.prompts import check_conversation, check_conversations
 from grpo.records import Group
 from grpo.rollout.budget import budget_for, fitting, room_warning
-from tasks.base import Problem, Task, UserError, declared_budget, problem_at, problem_stream
+from tasks.base import (
+    Problem,
+    Task,
+    UserError,
+    declared_budget,
+    problem_at,
+    problem_stream,
+    problems_of,
+)
 from tasks.supply import Supply
 
 # Problems of a level whose prompts and budgets are tried before training.
@@ -108,6 +116,15 @@ class ProblemStream:
         """Return the most new tokens that a completion of `problem` may take after its `prompt`."""
         declared = declared_budget(self.task, problem.level)
         return budget_for(self.policy, prompt, problem.target, self.config.max_new_tokens, declared)
+
+    def check_conversations(self) -> None:
+        """Raise UserError unless the chat template passes on all conversations of a fixed set.
+
+        Those of a stream are tried by `check_fit`, as far as it draws them.
+        """
+        held_out = (problems_of(self.task, split) for split in ("validation", "test"))
+        problems = chain(self.supply.problems, *held_out)
+        check_conversations(self.policy.tokenizer, self.policy.format, problems)
 
     def check_fit(self, level: int) -> None:
         """Raise UserError if problems of a level do not fit the context or the budget.

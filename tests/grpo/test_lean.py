@@ -2,6 +2,8 @@
 the modules' own.
 """
 
+import threading
+
 import pytest
 import torch
 from tiny_models import FAMILIES, SHAPE, loading, make_tiny_model
@@ -80,6 +82,32 @@ def test_float32_products_by_onednn(monkeypatch, shape, has_bias):
         matmul.linear_no_grad(x.double(), weight.double()),
         functional.linear(x.double(), weight.double()),
     )  # float64 is left alone
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="a PyTorch without oneDNN")
+def test_the_last_of_two_threads_puts_the_precision_back():
+    """The first one came first and goes first."""
+    settings, like = torch.backends.mkldnn.matmul, torch.ones(1)
+    before = settings.fp32_precision
+    inside, left = threading.Barrier(2, timeout=30), threading.Event()
+    seen = []
+
+    def first():
+        with matmul.low_precision_backward(True), matmul.bf16_matmul(like):
+            inside.wait()
+        seen.append(settings.fp32_precision)
+        left.set()
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    with matmul.low_precision_backward(True), matmul.bf16_matmul(like):
+        inside.wait()
+        left.wait(30)
+    thread.join()
+    assert seen == ["bf16"] and settings.fp32_precision == before
+
+    with matmul.bf16_matmul(like):
+        assert settings.fp32_precision == before  # not within low_precision_backward
 
 
 @pytest.mark.parametrize("device", ["cpu", gpu])

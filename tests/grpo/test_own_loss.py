@@ -25,6 +25,11 @@ def same_as_grpo(inputs, settings):
 same_as_grpo.token_weights = "grpo"
 
 
+def shortens(inputs, settings):
+    inputs.mask_RT[:, 1:] = False
+    return reinforce(inputs, settings)
+
+
 def inputs(**changes):
     """The inputs of two rows, with NaN at padding."""
     generator = torch.Generator().manual_seed(0)
@@ -75,6 +80,13 @@ def test_a_function_gets_advantages_of_tokens_and_no_padding():
 
     _, sums, _ = of(loss)
     assert sums["clipped_low"] == sums["clipped_high"] == 0 and sums["tokens"] == 4
+
+
+def test_a_function_that_writes_to_its_mask_changes_nothing():
+    expected, sums, gradient_RT = of(reinforce)
+    loss, other_sums, other_RT = of(shortens)
+    assert loss == expected and other_sums == sums and torch.equal(other_RT, gradient_RT)
+    assert MASK_RT.sum() == 4
 
 
 def test_infinities_at_padding_reach_no_gradient():

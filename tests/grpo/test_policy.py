@@ -11,6 +11,7 @@ import pytest
 import torch
 from huggingface_hub import snapshot_download
 from tiny_models import loading
+from transformers import AutoTokenizer
 
 from grpo.model.load import load_policy, resolve
 from grpo.rollout.cuda_decoder import cuda_step
@@ -77,6 +78,23 @@ def test_a_model_that_cannot_be_loaded_is_one_line(tiny_model, tmp_path, damage,
     with pytest.raises(UserError, match=f"--model {folder}: .*{message}.*; give builtin") as caught:
         load_policy(str(folder), device="cpu")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["default", "tool_use"])
+def test_of_several_chat_templates_the_default_is_used(tiny_model, tmp_path, name):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    template = AutoTokenizer.from_pretrained(folder).chat_template
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    path = folder / "tokenizer_config.json"
+    named = [{"name": name, "template": template}, {"name": "rag", "template": "no"}]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": named}))
+
+    if name == "default":
+        policy = load_policy(str(folder), device="cpu")
+        assert policy.encode("Hello") == load_policy(str(tiny_model), device="cpu").encode("Hello")
+        return
+    with pytest.raises(UserError, match="its chat templates are .*tool_use.*, and none is 'defau"):
+        load_policy(str(folder), device="cpu")
 
 
 def test_a_model_whose_owners_ask_for_consent_is_one_line(monkeypatch):

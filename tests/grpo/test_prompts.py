@@ -20,6 +20,8 @@ from grpo.model.prompts import (
     MAX_CHARACTERS,
     MAX_LINES,
     PromptFormat,
+    check_conversation,
+    check_conversations,
     check_format,
     middle_left_out,
     sent_lines,
@@ -29,7 +31,7 @@ from grpo.model.prompts import (
 )
 from grpo.rollout.budget import budget_for, fitting
 from tasks.arithmetic import Arithmetic
-from tasks.base import UserError, problem_at
+from tasks.base import Problem, UserError, problem_at
 from tasks.supply import Examples
 
 TASK = Arithmetic()
@@ -147,6 +149,41 @@ def test_a_template_that_refuses_or_drops_a_turn_is_one_line():
     for template in (RAISING, IGNORING):
         check_format(tokenizer_with(template), PromptFormat("", TWO))
     check_format(tokenizer_with(LAST_ONLY), PromptFormat())
+
+
+TRIMMING = CHAT.replace("m.content", "(m.content | trim)")
+DATED = "{{ strftime_now('%d %b %Y') }}" + CHAT
+
+
+def conversation(*roles, where="rows.jsonl, line 7"):
+    turns = [{"role": role, "content": f"the {role} says\n"} for role in roles]
+    data = {"messages": turns, "where": where}
+    return Problem("data", 1, turns[-1]["content"], "x", "k" + "".join(roles), data)
+
+
+def test_a_template_may_trim_a_turn():
+    assert TRIMMING != CHAT
+    check_conversation(tokenizer_with(TRIMMING), DEFAULT, conversation("system", "user"))
+
+
+def test_one_conversation_of_each_sequence_of_roles_is_tried():
+    most = [conversation("user", "assistant", "user", where="rows.jsonl, line 1")] * 99
+    for template in (RAISING, IGNORING):
+        tokenizer = tokenizer_with(template)
+        check_conversations(tokenizer, DEFAULT, most)
+        with pytest.raises(UserError, match="^rows.jsonl, line 7: the model's chat template"):
+            check_conversations(tokenizer, DEFAULT, [*most, conversation("system", "user"), *most])
+
+
+def test_a_problem_that_the_template_refuses_is_named():
+    with pytest.raises(UserError, match="^rows.jsonl, line 7: the chat template of the model"):
+        policy_with(RAISING).encode(conversation("system", "user"))
+
+
+def test_todays_date_is_the_same_every_day():
+    """The templates of Llama 3.1 and later ask for it: a run would go on with other prompts."""
+    policy = policy_with(DATED)
+    assert policy.tokenizer.decode(policy.encode("Hello")).lstrip().startswith("26 Jul 2024")
 
 
 def test_variables_that_a_template_does_not_have_are_one_line():

@@ -69,6 +69,16 @@ def test_a_run_is_resumed_to_the_same_weights(home):
         train(ROWS[1:], reward, reward_range=(0, 1.2), resume="runs/cut", steps=5)
 
 
+def test_a_run_is_read_after_the_process_has_moved(home, monkeypatch):
+    """As by %cd in a notebook."""
+    run = train(ROWS, reward, reward_range=(0, 1.2), name="moved", **QUICK)
+    assert str(run.path) == "runs/moved"
+    monkeypatch.chdir("/")
+    again = load_run(home / "runs" / "moved")
+    assert run.metrics == again.metrics and len(run.metrics) > 0
+    assert run.groups(1) == again.groups(1)
+
+
 def test_a_resumed_run_keeps_the_options_of_its_rows(home):
     rows = [{"question": row["prompt"], "answer": row["answer"]} for row in ROWS]
     options = dict(

@@ -6,12 +6,15 @@ import unicodedata
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tasks.rows
 from data.rows import read_rows
+from grpo.config import Config
+from grpo.tools.train_run import training_set
 from tasks.base import SPLITS, UserError, load_task, problem_at, problems_of, scores_of
 from tasks.duplicates import WORDS, _overlap, _sequences, near_duplicates
 from tasks.rows import RowOptions, Rows
@@ -181,7 +184,6 @@ def test_sequences_have_three_words():
         ("level is 'x'", [{"prompt": "?", "answer": "", "level": "x"}], {}),
         ("wants 'answer'", [{"prompt": "?", "solution": "A"}], {}),
         ("row 201 has nothing but a prompt; add it", [*ROWS, {"prompt": "?"}], {}),
-        ("no row is in the training split", [{"prompt": "?", "answer": "", "split": "test"}], {}),
         ("lone surrogate", [{"prompt": "\ud800", "answer": ""}], {}),
         ("the first must be below", ROWS, {"reward_range": (1, 1)}),
         ("lowest and the highest", ROWS, {"reward_range": "1"}),
@@ -251,6 +253,35 @@ def test_a_data_frame_with_two_columns_of_one_name_is_refused():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame([["a", 1, 2, 3]], columns=["prompt", "n", "n", "n"])
     refused("data (DataFrame): has several columns 'n'; rename them", lambda: read_rows(frame))
+
+
+def test_dates_of_numpy_become_texts():
+    days = np.array(["2026-11-24", "NaT"], "datetime64[ns]")
+    row = {"prompt": "?", "at": days[0], "day": np.datetime64("2026-11-24"), "all": days}
+    ((_, columns),) = read_rows([row])
+    assert columns["at"] == "2026-11-24T00:00:00.000000000" and columns["day"] == "2026-11-24"
+    assert columns["all"] == ["2026-11-24T00:00:00.000000000", None]
+    refused(
+        "row 1: column 'took' holds timedelta64; give texts",
+        lambda: read_rows([{"prompt": "?", "took": days[0] - days[0]}]),
+    )
+
+
+def test_rows_to_evaluate_need_none_to_train_on():
+    task = rows([{"prompt": "?", "answer": "", "split": "test"}])
+    assert len(task.problems("test")) == 1 and not task.problems("train")
+    refused(
+        "task data: none of its problems is of the train split; give some that are",
+        lambda: training_set(Config(), task),
+    )
+
+
+@pytest.mark.parametrize("name", ["question, full", "a=b", " blank"])
+def test_a_column_that_no_flag_could_name_is_refused(name):
+    refused(
+        "with a comma, an equals sign or blanks around it cannot be written down; rename it",
+        lambda: RowOptions(columns={"prompt": name}).as_flags(),
+    )
 
 
 def test_dates_become_texts():
