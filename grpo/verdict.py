@@ -132,12 +132,14 @@ class HeldOutScores:
     """Mean scores of held-out problems by key, e.g. ``HeldOutScores({"k": 0.2}, {"k": 0.9})``.
 
     They are those of the untrained policy (`before`), of the trained one (`after`), and of the
-    policy after the warm start (`imitated`; None without one).
+    policy after the warm start (`imitated`; None without one). Their level is one of `levels` at
+    which the policies are compared.
     """
 
     before: Mapping[str, float]
     after: Mapping[str, float]
     imitated: Mapping[str, float] | None = None
+    levels: int = 1
 
 
 def values_by_problem(groups: Sequence[Group], level: int) -> dict[str, float]:
@@ -156,13 +158,12 @@ def reach_verdict(
     *,
     was_solved: bool,
     stopped: str = "",
-    levels: int = 1,
 ) -> Verdict:
     """Return the verdict on a run.
 
-    A policy that is called "learned" if it learned at any of several `levels` has as many chances
-    of being called so by mistake. So the interval then misses as many times more rarely
-    (Bonferroni's correction), and the probability of a mistake stays at TAIL.
+    A policy that is called "learned" if it learned at any of several levels has as many chances of
+    being called so by mistake. So the interval then misses as many times more rarely (Bonferroni's
+    correction), and the probability of a mistake stays at TAIL.
 
     The scores after training are compared with those after the warm start if there was one, so
     what imitation taught does not count. `metrics` are the lines of metrics.jsonl; `was_solved` is
@@ -184,7 +185,7 @@ def reach_verdict(
         nothing: dict[str, Any] = dict.fromkeys(("before", "after", "difference", "low", "high"))
         return Verdict("not measured", **figures, **nothing)
 
-    low, high = mean_interval(differences, bounds=(-1.0, 1.0), tail=TAIL / levels)
+    low, high = mean_interval(differences, bounds=(-1.0, 1.0), tail=TAIL / scores.levels)
     is_worse = high < 0
     kind: Kind
     if low > 0 and figures["updated"]:

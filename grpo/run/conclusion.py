@@ -45,6 +45,7 @@ def verdict_of(folder: Path, trainer: Trainer, level: int) -> Verdict:
             before=values_by_problem(before, each),
             after=values_by_problem(after, each),
             imitated=values_by_problem(imitated, each) if imitated else None,
+            levels=len(levels),
         )
         verdicts[each] = reach_verdict(
             each,
@@ -52,7 +53,6 @@ def verdict_of(folder: Path, trainer: Trainer, level: int) -> Verdict:
             run.metrics,
             was_solved=each in first_reports and is_solved(first_reports[each]),
             stopped=trainer.stopped,
-            levels=len(levels),
         )
 
     chosen = verdicts[level]

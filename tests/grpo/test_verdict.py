@@ -206,7 +206,7 @@ def test_several_levels_need_a_clearer_difference_each():
     values = {str(n): 0.5 for n in range(80)}, {str(n): 0.5 + g for n, g in enumerate(gains)}
     one, four = (
         reach_verdict(
-            10, HeldOutScores(*values), metrics(60, updated=60), was_solved=False, levels=levels
+            10, HeldOutScores(*values, levels=levels), metrics(60, updated=60), was_solved=False
         )
         for levels in (1, 4)
     )

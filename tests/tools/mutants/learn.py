@@ -237,8 +237,14 @@ TABLE = {
         (
             "reference is the policy",
             "_backward",
+            "completion_logprobs(reference, batch, packing=packing)",
+            "completion_logprobs(policy, batch, packing=packing)",
+        ),
+        (
+            "the reference is cut as well",
+            "_backward",
+            "completion_logprobs(reference, batch, packing=packing)",
             "completion_logprobs(reference, batch, settings.truncate, packing)",
-            "completion_logprobs(policy, batch, settings.truncate, packing)",
         ),
         (
             "first pass remembered with its gradient",

@@ -304,8 +304,20 @@ TABLE = {
         (
             "a turn that is left out passes",
             "_try",
-            "said not in text",
+            "said.strip() not in text",
             "False",
+        ),
+        (
+            "a template that trims drops the turn",
+            "_try",
+            "said.strip() not in text",
+            "said not in text",
+        ),
+        (
+            "the first conversation stands for all",
+            "check_conversations",
+            "tuple((role for role, _ in problem.turns))",
+            "0",
         ),
         (
             "examples after the question",

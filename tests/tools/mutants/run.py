@@ -197,7 +197,27 @@ TABLE = {
     ("grpo/run/checkpoint.py", "grpo/test_background.py"): [
         ("what was read back is not compared", "_on_disk", "_sha256(path) != checksum", "False"),
     ],
+    ("grpo/run/preparation.py", "grpo/test_ways.py"): [
+        (
+            "imitation is measured at one level",
+            "imitate_answers",
+            "run.reported_levels",
+            "{run.level}",
+        ),
+    ],
     ("grpo/run/checkpoint.py", "grpo/test_checkpoint.py"): [
+        (
+            "an easier level beats the best",
+            "CheckpointRules.decide",
+            "level == self.level",
+            "True",
+        ),
+        (
+            "a harder level is compared with an easier one",
+            "CheckpointRules.decide",
+            "(level, None)",
+            "(level, self.best)",
+        ),
         (
             "the first save does not count for the spacing",
             "CheckpointRules.decide",

@@ -197,6 +197,14 @@ TABLE = {
         ),
     ],
     ("grpo/verdict.py", "grpo/test_verdict.py"): [
+        ("no update, and learned", "reach_verdict", "low > 0 and figures['updated']", "low > 0"),
+        ("several levels, one chance each", "reach_verdict", "TAIL / scores.levels", "TAIL"),
+        (
+            "worse is too short to tell",
+            "reach_verdict",
+            "len(metrics) < MIN_STEPS and (not is_worse) and (not stopped)",
+            "len(metrics) < MIN_STEPS and (not stopped)",
+        ),
         ("a mean above zero is enough", "reach_verdict", "low > 0", "high > 0"),
         ("a mean of means", "_figures_of", "fmean(truncated, groups)", "fmean(truncated)"),
         (
@@ -229,8 +237,14 @@ TABLE = {
         (
             "a group that shows an answer has collapsed",
             "step_summary",
-            "group.class_name in COLLAPSED and (not is_shown)",
+            "group.class_name in COLLAPSED and group.index not in shown",
             "group.class_name in COLLAPSED",
+        ),
+        (
+            "what the last try shows is not seen",
+            "step_summary",
+            "group.action == 'demonstrate'",
+            "group.action == 'demonstrate' and group.attempt == 0",
         ),
     ],
     ("grpo/group_metrics.py", "grpo/test_variance.py grpo/test_alarms.py"): [
@@ -364,6 +378,14 @@ TABLE = {
     ("grpo/curriculum/difficulty.py", "grpo/test_difficulty.py"): [
         ("the limits are left out", "outcome_of", "score <= high", "score < high"),
         ("samples of the pre-flight", "", "SEED = 3_000_029", "SEED = 3_000_003"),
+    ],
+    ("grpo/curriculum/ladder.py", "grpo/test_trainer_rates.py"): [
+        (
+            "the last level is reached anew each time",
+            "Ladder._move",
+            "self.is_last and self.steps_before_last is None",
+            "self.is_last",
+        ),
     ],
     ("grpo/curriculum/ladder.py", "grpo/test_curriculum.py"): [
         (
