@@ -129,7 +129,9 @@ class Settings:
         group=RUN,
         metavar="KINDS",
     )
-    device: str = flag("auto", "cpu, cuda, or auto", group=RUN, metavar="DEVICE", is_basic=True)
+    device: str = flag(
+        "auto", "cpu, cuda, cuda:N, or auto", group=RUN, metavar="DEVICE", is_basic=True
+    )
 
     # Task and data
     reward: str | None = flag(
@@ -456,7 +458,7 @@ class Settings:
     # Degenerate groups
     on_degenerate: str = flag(
         "skip",
-        "groups without variance: keep, skip, or resample at a higher temperature, then skip",
+        "groups without variance: keep, skip, or resample (hotter if texts repeat), then skip",
         group=DEGENERATE,
         choices=("keep", "skip", "resample"),
     )

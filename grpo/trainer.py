@@ -3,9 +3,8 @@
     problems ─► sample ─► score (─► control) ─► classify ─► advantages ─► update ─► observe
 
 Departures from the paper: the loss is DAPO's, without a reference model, unless the settings say
-otherwise; groups without variance are skipped, replaced, or sampled again at a higher temperature;
-a curriculum chooses the level of the problems; every update compares its log-probabilities with the
-sampler's.
+otherwise; groups without variance are kept, skipped, replaced or sampled again; a curriculum
+chooses the level of the problems; every update compares its log-probabilities with the sampler's.
 
 The file is longer than 400 lines, because what a checkpoint saves of the trainer (`state`,
 `restore`) stands beside the attributes that it saves.
@@ -140,11 +139,7 @@ class Trainer:
         """Make one step: sample groups, score them, keep those that teach, and learn from them."""
         step = self.done + 1
         timer = StepTimer()
-        self.sampler.acceptance.begin()
-
         problems, groups = self.collect(step, timer)
-        acceptance = self.sampler.acceptance
-        acceptance.take_mean(self.ranks.gather([acceptance.counts]))
         kept = [group for group in groups if group.action == "keep"]
 
         by_group: Sequence[Any] = self.compute_advantages(kept)
@@ -152,7 +147,6 @@ class Trainer:
             group.advantages = values
 
         learned = self.update_policy(kept, self.learning_rate(step))
-        self._number_worst_tokens(learned, groups)
         timer.lap("update")
 
         report = self.observe(step, problems, groups, learned, timer)
@@ -166,6 +160,8 @@ class Trainer:
 
         The groups are those of every try, discarded ones included.
         """
+        acceptance = self.sampler.acceptance
+        acceptance.begin()
         problems: list[Indexed] = []
         groups = self.current = []
         wanted = missing = self.config.dynamic_sampling or 0
@@ -179,6 +175,7 @@ class Trainer:
             if missing <= 0 or len(problems) >= MAX_BATCHES * self.prompts:
                 break
 
+        acceptance.take_mean(self.ranks.gather([acceptance.counts]))
         return problems, groups
 
     def batches(self, missing: int, drawn: int) -> int:
@@ -293,7 +290,7 @@ class Trainer:
             truncate=self.sampler.truncate,
             own_loss=self.own_loss,
         )
-        first_pass: FirstPass = {}  # of the first epoch, for importance_limit
+        first_pass: FirstPass = {}  # the first epoch fills it, see `update`
 
         def run(micro_tokens: int) -> dict[str, Any]:
             cut = replace(settings, micro_tokens=micro_tokens)
@@ -345,6 +342,7 @@ class Trainer:
         timer: StepTimer,
     ) -> StepReport:
         """Let the monitor, the early stop and the curriculum take note of a step; report it."""
+        self._number_worst_tokens(learned, groups)
         self.tokens += sum(group.tokens for group in groups)
         metrics = self.metrics(step, groups, learned, timer)
         events = rollout_memory(self.policy).take_notes() + self.oom_retry.take_notes()
@@ -440,7 +438,7 @@ class Trainer:
         return has_right_targets(self.stream, self.curriculum.level)
 
     def imitate(self, validate: Callable[[], float]) -> list[Group]:
-        """Imitate right answers until the policy earns something; return the answers.
+        """Run the warm start; return the answers that were imitated.
 
         `validate` returns the held-out score. The result is kept in `imitation`.
         """

@@ -40,8 +40,8 @@ TRUNCATED = "truncated"
 TRAP = "trap "
 
 REMEDIES: dict[str, str] = {
-    "identical": "every completion of a group is the same text, so there is no gradient: raise "
-    "--temperature, go back to an easier level, or choose another --reward",
+    "identical": "every completion of a group is the same text, so there is no gradient: give "
+    "a lower --learning-rate, --beta 0.02 or a higher --temperature, or go back to an easier level",
     "failed": "every completion gets the lowest reward: the level is too hard; give a "
     "lower one, or climb to it by --curriculum; rows of your own (--data) need easier ones, or a "
     "reward that pays for a part of the answer",

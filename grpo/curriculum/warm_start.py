@@ -1,8 +1,7 @@
 """The warm start: a short imitation of right answers, before the first step.
 
-A policy that earns nothing has no rewards to learn from. The warm start ends as soon as the policy
-earns something: at a held-out score of ENOUGH, or after a share MAX_SHARE of the run. Its result is
-recorded apart from what reinforcement adds afterwards.
+It is for a policy with no level within reach. It ends at a held-out score of ENOUGH, or after a
+share MAX_SHARE of the run. Its result is recorded apart from what reinforcement adds afterwards.
 """
 
 from collections.abc import Callable, Sequence
@@ -90,7 +89,7 @@ def warm_start(
     validate: Callable[[], float],
     limit: int,
 ) -> tuple[WarmStart, list[Group]]:
-    """Imitate until the policy earns something, or `limit` updates are made.
+    """Imitate until the held-out score is ENOUGH, or `limit` updates are made.
 
     `draw(n)` returns the right answers of n new problems, `learn` makes one update on them and
     returns its "loss", and `validate` returns the policy's held-out score. Returns the result and

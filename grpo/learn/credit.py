@@ -87,17 +87,13 @@ def token_advantages(
                 visitors[state].append(reward)
         means = {state: mean_of(tuple(visiting)) for state, visiting in visitors.items()}
 
-        # A demonstration goes where no completion has been, so it is compared with the others at
-        # its first token, where all of them are in one state.
-        by_group.append(
-            [
-                [
-                    (reward - means[row[0] if completion.is_demonstration else state]) / divisor
-                    for state in row
-                ]
-                for reward, completion, row in zip(group_rewards, group.completions, states)
-            ]
-        )
+        rows = []
+        for reward, completion, row in zip(group_rewards, group.completions, states):
+            # A demonstration goes where no completion has been, so it is compared with the others
+            # at its first token, where all of them are in one state.
+            compared = row[:1] * len(row) if completion.is_demonstration else row
+            rows.append([(reward - means[state]) / divisor for state in compared])
+        by_group.append(rows)
     return ranks.gather(by_group)
 
 

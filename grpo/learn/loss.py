@@ -2,11 +2,11 @@
 
 The loss of a step is
 
-    sum over rows r and tokens t of  weight_r * (policy_rt + beta * q_rt * kl_rt)
+    sum over rows r and tokens t of  weight_r * (importance_rt * policy_rt + beta * q_rt * kl_rt)
 
 where q = exp(logp - old) is the ratio, and A the advantage of the row or of the single token (gspo
-has one ratio for a row, and so one advantage). The kinds differ in the weight and in the policy
-term, which is minimised:
+has one ratio for a row, and so one advantage). The importance is 1 unless `importance_limit` is
+set. The kinds differ in the weight and in the policy term, which is minimised:
 
     kind     weight of a token        policy term                          source
     grpo     1 / (R * its length)     -min(q A, clip(q) A)                 arXiv:2402.03300, eq. 3
@@ -52,7 +52,7 @@ from grpo.choices import LOSSES
 PolicyTerm = tuple[Tensor, Tensor, Tensor]
 
 
-# The logarithm of the largest ratio. It lies far behind every clip bound, and keeps a ratio from
+# The logarithm of the largest ratio. It lies far beyond every clip bound, and keeps a ratio from
 # becoming infinite: then the gradient of a clipped token would be 0 * inf.
 MAX_LOG_RATIO = 80.0
 

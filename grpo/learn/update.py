@@ -287,18 +287,15 @@ def _figures(passes: Sequence[_BackwardPass]) -> _Figures:
         for name, value in each.sums.items():
             sums[name] += value.item()
 
-        sampled_R = each.batch.sampled_R
-        difference_RT = (each.batch.old_RT - each.logp_RT) * each.batch.mask_RT
-        if sampled_R is not None:
-            difference_RT = zero_padding(difference_RT, sampled_R[:, None])
+        is_sampled_RT = each.batch.mask_RT
+        if each.batch.sampled_R is not None:
+            is_sampled_RT = is_sampled_RT & each.batch.sampled_R[:, None]
+        difference_RT = zero_padding(each.batch.old_RT - each.logp_RT, is_sampled_RT)
         largest = max(largest, difference_RT.abs().max().item())
-        worst = _worst_three(worst + _worst_tokens(each.batch, each.logp_RT, difference_RT))
+        worst = _worst_three(worst + _worst_tokens(each, difference_RT, is_sampled_RT))
 
-        # k3 is unbiased for the policy that sampled the tokens. At padding log-probabilities and
-        # masks are 0, and so is each of these figures.
-        kl_RT = kl_k3(each.batch.old_RT, each.logp_RT)
-        if sampled_R is not None:
-            kl_RT = zero_padding(kl_RT, sampled_R[:, None])
+        # k3 is unbiased for the policy that sampled the tokens.
+        kl_RT = zero_padding(kl_k3(each.batch.old_RT, each.logp_RT), is_sampled_RT)
         sums["sampler_kl"] += kl_RT.sum().item()
 
     return _Figures(total, sums, largest, worst)
@@ -334,18 +331,19 @@ def _logprobs_of_first_pass(first_pass: FirstPass, batch: MicroBatch, logp_RT: T
 
 
 def _worst_tokens(
-    batch: MicroBatch, logp_RT: Tensor, difference_RT: Tensor
+    each: _BackwardPass, difference_RT: Tensor, is_sampled_RT: Tensor
 ) -> list[dict[str, Any]]:
     """Return the three sampled tokens of a micro-batch on which sampler and trainer differ most.
 
     Each has its group, sample, position and token id, and both log-probabilities.
     """
+    batch = each.batch
     flat = difference_RT.abs().flatten()
     places = flat.topk(min(3, len(flat))).indices.tolist()
 
     tokens = []
     for row, position in (divmod(place, difference_RT.shape[1]) for place in places):
-        if batch.sampled_R is not None and not batch.sampled_R[row]:
+        if not is_sampled_RT[row, position]:  # fewer than three were sampled
             continue
         group, sample = batch.row_ids[row]
         tokens.append(
@@ -355,7 +353,7 @@ def _worst_tokens(
                 "position": position,
                 "token": int(batch.tokens_RT[row, position]),
                 "sampler": round(batch.old_RT[row, position].item(), 6),
-                "trainer": round(logp_RT[row, position].item(), 6),
+                "trainer": round(each.logp_RT[row, position].item(), 6),
             }
         )
     return tokens

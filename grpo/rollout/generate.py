@@ -7,7 +7,8 @@ device and model allow it, otherwise `eager_decoder`.
 A sample depends neither on the layout of the batch, nor on the other prompts in it, nor on drafts:
 see `grpo.rollout.sampling`.
 
-Shapes: P prompts, G completions each, C = P * G completions, k drafted tokens, T = 1 + k.
+Shapes: P prompts, G completions each, C completions that are still being written (P * G at first),
+k drafted tokens, T = 1 + k.
 """
 
 import math

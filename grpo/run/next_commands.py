@@ -85,13 +85,14 @@ def next_commands(run: EndedRun) -> list[str]:
 
 
 def next_command(run: EndedRun, verdict: Verdict) -> str:
-    """Return the command that fits the verdict best.
+    """Return the command that fits the verdict best: that of the first row that matches.
 
     | verdict | command |
     |---|---|
-    | learned | evaluate |
-    | solved, by this run or before it | the next level |
+    | not measured | look at the last step |
     | too short to tell, or learned at an easier level alone | the same run, twice the steps |
+    | solved, by this run or before it | the next level |
+    | learned | evaluate |
     | not learned, in a control experiment | the same without the control |
     | not learned, completions truncated | a larger budget |
     | not learned, groups without variance | an easier level first |

@@ -1,7 +1,7 @@
 """What happens before the first step: the pre-flight, and the imitation of right answers.
 
-The pre-flight chooses the levels (`grpo.curriculum.preflight`). Right answers are imitated if the
-policy earns no reward at any of them (`grpo.curriculum.warm_start`).
+The pre-flight chooses the levels (`grpo.curriculum.preflight`). Right answers are imitated if none
+of them is within reach (`grpo.curriculum.warm_start`).
 """
 
 import dataclasses
@@ -113,18 +113,17 @@ def wants_imitation(run: RunContext, start: Start | None) -> bool:
     the task's targets are not right answers.
     """
     way = run.config.warm_start
-    if way not in ("auto", "imitation"):
-        return False
-
+    if way == "auto":
+        is_needed = start is not None and start.level is None
+        return is_needed and run.trainer.knows_answers
     if way == "imitation" and not run.trainer.knows_answers:
         remedy = "imitate; give --warm-start off"
         raise no_answers("--warm-start imitation", run.config.task, remedy)
-    is_needed = way == "imitation" or (start is not None and start.level is None)
-    return is_needed and run.trainer.knows_answers
+    return way == "imitation"
 
 
 def imitate_answers(run: RunContext) -> None:
-    """Imitate right answers until the policy earns a reward, and report the result."""
+    """Run the warm start, and report the result."""
     trainer = run.trainer
     level = trainer.curriculum.level
 

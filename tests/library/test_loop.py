@@ -37,6 +37,26 @@ def test_a_loop_by_hand_makes_the_steps_of_a_run_and_writes_nothing(home):
     assert load_model("saved").generate(prompts, max_new_tokens=8) == wrote
 
 
+def by_length(completion):
+    """Differs within nearly every group."""
+    return len(completion) % 7 / 7
+
+
+def test_the_stations_called_one_by_one_make_the_steps_of_a_run(home):
+    """By the code of docs/your-loop.md."""
+    page = (Path(__file__).parents[2] / "docs" / "your-loop.md").read_text()
+    (program,) = re.findall(r"```python\n(from grpo.training.metrics import .*?)```", page, re.S)
+    trainer, other = (make_trainer(ROWS, by_length, temperature=2.0, **QUICK) for _ in range(2))
+    reports = []
+    for _ in range(2):
+        names = {"trainer": trainer}
+        exec(program, names)
+        reports.append(names["report"])
+    same_steps(reports, [other.step().metrics for _ in range(2)])
+    numbers = [token["group"] for token in reports[1].metrics["parity/worst"]]
+    assert max(numbers) < len(reports[1].groups)  # in the step, not in the stream
+
+
 def test_a_loop_warns_once_of_each_kind_of_problem_that_a_run_warns_of(home):
     rows = [
         {"prompt": f"Copy: {'owl ' * words}", "answer": "owl", "split": "train"}

@@ -372,8 +372,8 @@ TABLE = {
         (
             "the KL counts the tokens of a demonstration",
             "_figures",
-            "kl_RT = zero_padding(kl_RT, sampled_R[:, None])",
-            "pass",
+            "zero_padding(kl_k3(each.batch.old_RT, each.logp_RT), is_sampled_RT)",
+            "zero_padding(kl_k3(each.batch.old_RT, each.logp_RT), each.batch.mask_RT)",
         ),
         (
             "each pass has a ratio of 1",
@@ -386,15 +386,15 @@ TABLE = {
         (
             "a demonstration's tokens are compared with none",
             "token_advantages",
-            "row[0] if completion.is_demonstration else state",
-            "state",
+            "row[:1] * len(row) if completion.is_demonstration else row",
+            "row",
         ),
     ],
     ("grpo/learn/credit.py", "grpo/test_credit.py"): [
         (
             "baseline of the group, not of the state",
             "token_advantages",
-            "means[row[0] if completion.is_demonstration else state]",
+            "means[state]",
             "mean(group_rewards)",
         ),
         (
