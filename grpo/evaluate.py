@@ -25,7 +25,7 @@ from tasks.base import (
     problem_stream,
     scores_of_groups,
 )
-from tasks.supply import HeldOutProblems, family_size, held_out, patience
+from tasks.supply import DistinctProblems, family_size, first_distinct, patience
 
 # Says how far an evaluation is: ``progress("scoring", 64, 200)``.
 ShowProgress = Callable[[str, int, int], None]
@@ -77,7 +77,7 @@ class EvaluationSettings:
 
 def find_problems(
     policy: Policy, task: Task, request: HeldOutRequest, seen: Set[str], sampling: Sampling
-) -> HeldOutProblems:
+) -> DistinctProblems:
     """Return the problems of the task's stream that are asked for and that training has not `seen`.
 
     If there are fewer, all of them are returned.
@@ -97,14 +97,14 @@ def select(
     seen: Set[str],
     sampling: Sampling,
     **limits: int | None,
-) -> HeldOutProblems:
-    """Return `held_out` of the `problems` that fit the model's context and the budget.
+) -> DistinctProblems:
+    """Return `first_distinct` of the `problems` that fit the model's context and the budget.
 
-    `limits` are passed on to `held_out`.
+    `limits` are passed on to `first_distinct`.
     """
     too_long: list[Problem] = []
     fit = fitting(policy, problems, too_long, sampling.max_new_tokens)
-    found = held_out(fit, size, seen, **limits)
+    found = first_distinct(fit, size, seen, **limits)
     return replace(found, too_long=len({problem.key for problem in too_long}))
 
 

@@ -1,11 +1,12 @@
 """The problems that training draws, and those that evaluation may use, for any task.
 
 There are three kinds of training supply: `fresh` (the endless stream of new problems; the default),
-``fixed:N`` (the first N different problems of the stream, repeated) and a data set from a file. The
-last two are used in epochs: each epoch goes through all problems, in an order shuffled by the seed.
-If a run mixes levels (replay on a ladder), they share one count of problems: an epoch of a level
-then lacks the problems whose index went to another level. Problem `index` is a pure function of
-seed, level and index, so a run can be resumed at any step.
+``fixed:N`` (the first N different problems of the stream, repeated) and a data set: a file, a
+task's own fixed set, or rows. The last two are used in epochs: each epoch goes through all
+problems, in an order shuffled by the seed. If a run mixes levels (replay on a ladder), they share
+one count of problems: an epoch of a level then lacks the problems whose index went to another
+level. Problem `index` is a pure function of seed, level and index, so a run can be resumed at any
+step.
 """
 
 import hashlib
@@ -134,8 +135,8 @@ def epoch_order(seed: int, epoch: int, size: int) -> list[int]:
 
 
 @dataclass(frozen=True)
-class HeldOutProblems:
-    """The distinct problems that `held_out` found, e.g. three of the 200 that were `asked` for.
+class DistinctProblems:
+    """What `first_distinct` found, e.g. three of the 200 problems that were `asked` for.
 
     `dropped` counts distinct problems that training has seen, `too_long` those that do not fit the
     model. `error` says why the supply failed; "" if it did not.
@@ -168,14 +169,14 @@ def patience(size: int, family: int | None = None) -> int:
     return 10 * max(10, most)
 
 
-def held_out(
+def first_distinct(
     problems: Iterable[Problem],
     size: int,
     seen: Container[str] = (),
     *,
     fruitless: int | None = None,
     family: int | None = None,
-) -> HeldOutProblems:
+) -> DistinctProblems:
     """Return the first `size` distinct `problems` that training has not `seen`, or fewer.
 
     Two problems with the same key are the same problem. The search ends
@@ -209,7 +210,7 @@ def held_out(
     except UserError as failure:
         error = str(failure)
 
-    return HeldOutProblems(list(kept.values()), size, len(dropped), error=error)
+    return DistinctProblems(list(kept.values()), size, len(dropped), error=error)
 
 
 def family_size(task: Task, level: int) -> int | None:
@@ -233,7 +234,7 @@ def distinct_problems(task: Task, *, seed: int, split: str, level: int, size: in
     """
     stream = problem_stream(task, seed=seed, split=split, level=level)
     family = family_size(task, level)
-    found = held_out(stream, size, fruitless=patience(size, family), family=family)
+    found = first_distinct(stream, size, fruitless=patience(size, family), family=family)
 
     if found.error:
         raise UserError(found.error)
@@ -273,7 +274,7 @@ class Examples:
     def _draw(self, level: int, key: str) -> tuple[Problem, ...]:
         family = family_size(self.task, level)
         seed = int(key_of("examples", self.seed, key), 16)
-        found = held_out(
+        found = first_distinct(
             problem_stream(self.task, seed=seed, split="train", level=level),
             self.count,
             {key},

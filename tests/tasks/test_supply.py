@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tasks.arithmetic import Arithmetic
 from tasks.base import Problem, UserError, key_of, problem_at, problem_stream, split_of_key
 from tasks.rows import Rows
-from tasks.supply import Examples, Supply, epoch_order, fixed_size, held_out, patience
+from tasks.supply import Examples, Supply, epoch_order, first_distinct, fixed_size, patience
 
 TASK = Arithmetic("product")
 seeds, indices = st.integers(0, 10**6), st.integers(0, 10**5)
@@ -119,25 +119,25 @@ def keys_of(found):
 
 def test_seen_problems_are_passed_over_and_counted():
     stream = problems(*range(20))
-    found = held_out(stream, 5, {"1", "3", "9"})
+    found = first_distinct(stream, 5, {"1", "3", "9"})
     assert keys_of(found) == ["0", "2", "4", "5", "6"]
     assert (found.dropped, found.asked, found.error) == (2, 5, "")
-    assert held_out(iter(stream), 5).problems == stream[:5]
+    assert first_distinct(iter(stream), 5).problems == stream[:5]
     endless = (problem for n in count() for problem in problems(n))
-    assert held_out(endless, 5, set("0123")).dropped == 4
+    assert first_distinct(endless, 5, set("0123")).dropped == 4
 
 
 def test_a_problem_is_held_out_once_however_often_it_is_drawn():
-    found = held_out(problems(7, 7, 1, 7, 2, 1, 3, 9, 9), 3, {"1"})
+    found = first_distinct(problems(7, 7, 1, 7, 2, 1, 3, 9, 9), 3, {"1"})
     assert keys_of(found) == ["7", "2", "3"] and found.dropped == 1
 
 
 def test_fewer_problems_than_asked_for_are_all_that_there_are():
-    assert keys_of(held_out(problems(1, 2, 1), 200)) == ["1", "2"]
-    all_seen = held_out(problems(1, 2, 1), 200, {"1", "2"})
+    assert keys_of(first_distinct(problems(1, 2, 1), 200)) == ["1", "2"]
+    all_seen = first_distinct(problems(1, 2, 1), 200, {"1", "2"})
     assert (all_seen.problems, all_seen.dropped) == ([], 2)
     assert all_seen.why_none == "no problem is left: all 2 that were found were trained on"
-    assert held_out([], 200).why_none == "there is no problem"
+    assert first_distinct([], 200).why_none == "there is no problem"
 
 
 @pytest.mark.parametrize("seen", [set(), {"0"}, {"0", "1", "2"}])
@@ -149,7 +149,7 @@ def test_the_search_in_an_endless_stream_ends_after_fruitless_draws(seen):
             drawn.append(n)
             yield from problems(n % 3)
 
-    found = held_out(stream(), 200, seen, fruitless=50)
+    found = first_distinct(stream(), 200, seen, fruitless=50)
     assert len(found.problems) + found.dropped == 3 and found.dropped == len(seen)
     assert len(drawn) <= 53
 
@@ -157,7 +157,7 @@ def test_the_search_in_an_endless_stream_ends_after_fruitless_draws(seen):
 def test_the_search_ends_with_the_last_problem_of_a_family_of_known_size():
     drawn = []
     stream = (drawn.append(n) or problem for n in count() for problem in problems(n % 3))
-    assert len(held_out(stream, 200, {"1"}, fruitless=2000, family=3).problems) == 2
+    assert len(first_distinct(stream, 200, {"1"}, fruitless=2000, family=3).problems) == 2
     assert len(drawn) == 3
 
 
@@ -173,9 +173,9 @@ def test_a_supply_that_fails_keeps_what_was_found():
         yield from problems(1, 2)
         raise UserError("the split has no more")
 
-    found = held_out(stream(), 5, {"1"})
+    found = first_distinct(stream(), 5, {"1"})
     assert keys_of(found) == ["2"] and found.error == "the split has no more"
-    assert held_out(stream(), 5, {"1", "2"}).why_none == "the split has no more"
+    assert first_distinct(stream(), 5, {"1", "2"}).why_none == "the split has no more"
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -189,7 +189,7 @@ def test_all_held_out_products_of_single_digits_are_found(seed):
 
     for split, expected in every.items():
         stream = problem_stream(TASK, seed=seed, split=split, level=11)
-        found = held_out(stream, 200, fruitless=patience(200, family=36), family=36)
+        found = first_distinct(stream, 200, fruitless=patience(200, family=36), family=36)
         assert set(keys_of(found)) == expected and 0 < len(found.problems) == len(expected)
 
 
@@ -197,7 +197,7 @@ def test_held_out_streams_of_the_arithmetic_task_never_meet_training():
     supply = Supply(TASK, seed=0)
     trained = {supply.at(i, 22).key for i in range(500)}
     stream = problem_stream(TASK, seed=1, split="validation", level=22)
-    assert held_out(stream, 50, trained).dropped == 0
+    assert first_distinct(stream, 50, trained).dropped == 0
 
 
 @given(seeds, indices, st.sampled_from(["train", "validation", "test"]), st.integers(1, 5))

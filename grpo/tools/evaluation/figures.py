@@ -24,7 +24,7 @@ from grpo.tools.evaluation.models import EvaluatedModel
 from grpo.tools.evaluation.repeated import repeated_figures
 from grpo.tools.evaluation.request import Request
 from tasks.base import Problem, Task, UserError, watch_scoring, worded
-from tasks.supply import HeldOutProblems
+from tasks.supply import DistinctProblems
 
 # The row of all foreign kinds of text together.
 ALL_KINDS = "all"
@@ -103,7 +103,7 @@ class Evaluator:
             raise UserError(
                 f"--foreign: no problem of level {level} fits the model; give a lower level"
             )
-        together = HeldOutProblems(
+        together = DistinctProblems(
             [group.problem for group in every],
             sum(found.asked for found in found_of_kinds),
             sum(found.dropped for found in found_of_kinds),
@@ -115,7 +115,7 @@ class Evaluator:
             {**overall, **FOREIGN_SOURCE, "foreign": ALL_KINDS, "worst": [], "groups": []},
         ]
 
-    def _answer(self, task: Task, found: HeldOutProblems, where: str) -> list[Group]:
+    def _answer(self, task: Task, found: DistinctProblems, where: str) -> list[Group]:
         """Return the model's scored completions, and show how far it is."""
         warning = self.model.warning(task, found.problems)
         if warning and not self.has_warned:
@@ -126,7 +126,7 @@ class Evaluator:
         with self.status.working(f"{self.request.model}, {where}") as progress:
             return self.model.answer(task, found.problems, progress)
 
-    def _problems(self, task: Task, level: int) -> HeldOutProblems:
+    def _problems(self, task: Task, level: int) -> DistinctProblems:
         request = self.request
         if request.dataset:
             of_level = [worded(task, one) for one in self.dataset if one.level == level]
@@ -146,7 +146,7 @@ class Evaluator:
         return by_value[: self.request.worst]
 
     def _result(
-        self, task: Task, level: int, found: HeldOutProblems, groups: list[Group]
+        self, task: Task, level: int, found: DistinctProblems, groups: list[Group]
     ) -> dict[str, Any]:
         """Return the result as --json has it, with what ON_SCREEN says."""
         if not groups:

@@ -22,7 +22,7 @@ from grpo.tools.evaluation.answers import ServerAnswer
 from grpo.tools.evaluation.endpoint import Endpoint, Question
 from grpo.tools.evaluation.request import Request
 from tasks.base import Problem, Task, declared_budget, problem_stream, scores_of_groups
-from tasks.supply import HeldOutProblems, family_size, held_out, patience
+from tasks.supply import DistinctProblems, family_size, first_distinct, patience
 
 # Without the model's tokenizer, the budget is a token for each character of the target, and this
 # many more.
@@ -32,10 +32,10 @@ MARGIN = 32
 class EvaluatedModel(Protocol):
     """What an evaluation asks of a model."""
 
-    def find(self, task: Task, level: int, split: str, size: int) -> HeldOutProblems:
+    def find(self, task: Task, level: int, split: str, size: int) -> DistinctProblems:
         """Return `size` distinct problems of the task that the model may be evaluated on."""
 
-    def select(self, problems: Sequence[Problem]) -> HeldOutProblems:
+    def select(self, problems: Sequence[Problem]) -> DistinctProblems:
         """Return those of the `problems` that the model may be evaluated on."""
 
     def warning(self, task: Task, problems: Sequence[Problem]) -> str:
@@ -64,7 +64,7 @@ class LocalModel:
         self.policy = policy
         self.seen = seen
 
-    def find(self, task: Task, level: int, split: str, size: int) -> HeldOutProblems:
+    def find(self, task: Task, level: int, split: str, size: int) -> DistinctProblems:
         """Return distinct problems that training has not seen, and that fit the context."""
         return find_problems(
             self.policy,
@@ -74,7 +74,7 @@ class LocalModel:
             self.request.sampling,
         )
 
-    def select(self, problems: Sequence[Problem]) -> HeldOutProblems:
+    def select(self, problems: Sequence[Problem]) -> DistinctProblems:
         """Return the problems that training has not seen, and that fit the context."""
         request = self.request
         return select(self.policy, problems, request.problems, self.seen, request.sampling)
@@ -124,15 +124,15 @@ class RemoteModel:
         self._answers: list[ServerAnswer] = []
         self._failed = 0
 
-    def find(self, task: Task, level: int, split: str, size: int) -> HeldOutProblems:
+    def find(self, task: Task, level: int, split: str, size: int) -> DistinctProblems:
         """Return distinct problems; whether they fit the model's context is not known."""
         family = family_size(task, level)
         stream = problem_stream(task, seed=self.request.seed, split=split, level=level)
-        return held_out(stream, size, fruitless=patience(size, family), family=family)
+        return first_distinct(stream, size, fruitless=patience(size, family), family=family)
 
-    def select(self, problems: Sequence[Problem]) -> HeldOutProblems:
+    def select(self, problems: Sequence[Problem]) -> DistinctProblems:
         """Return the first distinct problems."""
-        return held_out(problems, self.request.problems)
+        return first_distinct(problems, self.request.problems)
 
     def warning(self, task: Task, problems: Sequence[Problem]) -> str:
         """Return no warning: the room for completions is not known."""

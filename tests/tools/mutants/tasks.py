@@ -161,7 +161,7 @@ TABLE = {
         ),
     ],
     ("tasks/supply.py", "tasks/test_supply.py"): [
-        ("what was trained on is held out", "held_out", "problem.key in seen", "False"),
+        ("what was trained on is held out", "first_distinct", "problem.key in seen", "False"),
         ("few draws end the search", "patience", "10 * max(10, most)", "2 * max(10, most)"),
         ("a problem is its own example", "Examples._draw", "{key}", "set()"),
         ("examples of the test split", "Examples._draw", "'train'", "'test'"),
