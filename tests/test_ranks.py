@@ -177,6 +177,7 @@ def test_three_ranks_make_the_run_of_one(alone, flags, tmp_path, monkeypatch, sh
     assert mine[0] == other[0]  # nothing was learned yet
 
 
+@pytest.mark.slow
 def test_two_ranks_give_each_token_the_advantage_that_one_gives(flags, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     flags = [*flags, "--credit", "alignment", "--steps", "1"]
