@@ -38,6 +38,7 @@ def cells():
     ]
 
 
+@pytest.mark.slow
 def test_an_evaluation_behind_a_server_prints_a_table():
     def solve(body, number):
         text = body["messages"][-1]["content"]

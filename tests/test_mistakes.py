@@ -129,6 +129,7 @@ def test_a_resumed_run_keeps_its_number_of_threads(run, capsys):
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.slow
 def test_an_adapter_is_described_alike_in_each_process(run, tiny_model):
     written = set()
     for seed in ("1", "2"):  # two orders of a set

@@ -196,6 +196,7 @@ def test_two_ranks_give_each_token_the_advantage_that_one_gives(flags, tmp_path,
     assert any(advantage != 0 for _, advantages, _ in one for advantage in advantages)
 
 
+@pytest.mark.slow
 def test_two_ranks_show_the_answers_that_one_shows(tiny_flags, tmp_path, monkeypatch):
     """Each of them scores some of the answers."""
     monkeypatch.chdir(tmp_path)
