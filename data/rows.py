@@ -130,7 +130,7 @@ def _plain(value: Any) -> Any:
         return None if np.isnat(value) else str(value)  # ISO 8601
     if isinstance(value, date | time):  # a datetime is a date
         return value.isoformat()
-    if isinstance(value, np.ndarray) and value.dtype.kind == "M":
+    if isinstance(value, np.ndarray) and value.dtype.kind in "Mm":  # tolist() gives numbers
         return [_plain(inner) for inner in value]
     if isinstance(value, np.timedelta64):
         raise TypeError("timedelta64")

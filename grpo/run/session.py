@@ -195,7 +195,7 @@ class Run:
     def _warn_of_higher_rate(self) -> None:
         """Warn if more --steps make the learning rate rise again, as a cosine's would."""
         lines = read_metrics(self.folder / "metrics.jsonl")
-        before = lines[-1]["learning_rate"] if lines else None
+        before = lines[-1].get("learning_rate") if lines else None
         now = self.trainer.learning_rate(self.trainer.done)
         if before is not None and now > 1.001 * before:
             self._warn(
