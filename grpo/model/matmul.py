@@ -17,9 +17,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-# Whether this thread is within `low_precision_backward`, and how many threads are within
-# `bf16_matmul`, which changes a setting of the whole process.
-_thread = threading.local()
+
+class _Thread(threading.local):
+    """What each thread has for itself."""
+
+    is_low_precision = False  # set by `low_precision_backward`
+
+
+_thread = _Thread()
+
+# How many threads are within `bf16_matmul`, which changes a setting of the whole process.
 _lock = threading.Lock()
 _users = 0
 _precision_before = ""
@@ -61,7 +68,7 @@ def has_fast_bf16_matmul() -> bool:
 @contextmanager
 def low_precision_backward(enabled: bool) -> Iterator[None]:
     """Within this context, `bf16_matmul` has an effect if `enabled`."""
-    before = getattr(_thread, "is_low_precision", False)
+    before = _thread.is_low_precision
     _thread.is_low_precision = enabled
     try:
         yield
@@ -77,8 +84,7 @@ def bf16_matmul(like: Tensor) -> Iterator[None]:
     here, products in other threads may be rounded as well; the last one to leave ends that.
     """
     global _users, _precision_before
-    is_low_precision = getattr(_thread, "is_low_precision", False)
-    if not is_low_precision or like.is_cuda or like.dtype != torch.float32:
+    if not _thread.is_low_precision or like.is_cuda or like.dtype != torch.float32:
         yield
         return
 

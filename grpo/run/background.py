@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from grpo.model.memory import free_host_memory
-from grpo.run.checkpoint import prune, save_checkpoint, spacing_for
+from grpo.run.checkpoint import prune, save_checkpoint
+from grpo.run.checkpoint_rules import spacing_for
 from grpo.run.interrupt import WRITER
 
 # Share of the free host memory that copies may take, because training may need more later.
@@ -114,7 +115,7 @@ class Saved:
 
     - `waiting`: seconds that training waited for the copy and for an earlier checkpoint;
     - `writing`: seconds until all files were read back;
-    - `spacing`: steps between saves for a new best, see `checkpoint.CheckpointRules`;
+    - `spacing`: steps between saves for a new best, see `checkpoint_rules.CheckpointRules`;
     - `removed`: a line for each older checkpoint that was removed;
     - `in_background`: False if training waited for `writing` as well.
     """

@@ -16,13 +16,12 @@ import torch
 from data.files import read_json
 from grpo.learn.update import named_tensors
 from grpo.model.finite import check_loaded
-from grpo.run import checkpoint as checkpoints
 from grpo.run.background import HostMemory, Save, Saved, Writer
 from grpo.run.checkpoint import (
-    CheckpointRules,
     load_optimizer,
     save_optimizer,
 )
+from grpo.run.checkpoint_rules import SHARE, CheckpointRules
 from grpo.run.display import Display
 from grpo.run.folders import step_of
 from grpo.run.random_state import load_rng, rng_state
@@ -189,7 +188,7 @@ class Saver:
                 self.console.say(
                     "from now on, checkpoints that are saved only for a new best are at least "
                     f"{saved.spacing} steps apart, so that they take at most "
-                    f"{checkpoints.SHARE:.0%} of the time"
+                    f"{SHARE:.0%} of the time"
                 )
 
     def _state_texts(self) -> dict[str, str]:

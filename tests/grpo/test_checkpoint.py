@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from grpo.learn.optimizer import Optimizer
 from grpo.run import checkpoint as store
 from grpo.run.checkpoint import (
-    CheckpointRules,
     checkpoints,
     find_resume,
     load_optimizer,
@@ -26,9 +25,9 @@ from grpo.run.checkpoint import (
     remove_partial,
     save_checkpoint,
     save_optimizer,
-    spacing_for,
     verify,
 )
+from grpo.run.checkpoint_rules import CheckpointRules, spacing_for
 from grpo.run.random_state import load_rng, rng_state
 from tasks.base import UserError
 

@@ -205,7 +205,7 @@ TABLE = {
             "{run.level}",
         ),
     ],
-    ("grpo/run/checkpoint.py", "grpo/test_checkpoint.py"): [
+    ("grpo/run/checkpoint_rules.py", "grpo/test_checkpoint.py"): [
         (
             "an easier level beats the best",
             "CheckpointRules.decide",
@@ -224,6 +224,8 @@ TABLE = {
             "self.last is None or not is_regular",
             "not is_regular",
         ),
+    ],
+    ("grpo/run/checkpoint.py", "grpo/test_checkpoint.py"): [
         ("renamed before it is on the disk", "save_checkpoint", "sync(path)", "pass"),
         ("checksums not compared", "_damage", "_sha256(file) != fact['sha256']", "False"),
         (
