@@ -161,7 +161,7 @@ def test_the_divergence_from_the_start_is_none_at_first(here, name):
 
 @pytest.mark.parametrize("name", SECOND)
 def test_a_step_is_made_again_from_the_start(here, name):
-    assert replay(load_run(f"runs/{name}-2"), 1, TASK[1])["same"]
+    assert replay(load_run(f"runs/{name}-2"), 1, [TASK[1]])["same"]
 
 
 def test_what_the_first_stage_trained_on_is_not_evaluated(here, capsys):
@@ -171,7 +171,7 @@ def test_what_the_first_stage_trained_on_is_not_evaluated(here, capsys):
     flags = ["--split", "validation", "--seed", str(EVAL_SEED), "--problems", "2", "--json", "e"]
     assert evaluation.main(["--model", "runs/lora-2", *TASK, *flags]) == 0
     assert json.loads(Path("e").read_text())[0]["dropped"] == 4
-    found, summary = audit(Path("runs/lora-2"), TASK[1])
+    found, summary = audit(Path("runs/lora-2"), [TASK[1]])
     assert found == []
     assert "(and 4 before, see runs/lora/checkpoints/step-000002), 3 evaluated" in summary
 
@@ -183,7 +183,7 @@ def test_the_audit_finds_what_was_trained_on_before(copied):
     evaluated = load_run(run).groups(0, "eval")[0].problem.key
     first["keys"] = [evaluated, *first["keys"][1:]]
     path.write_text("".join(json.dumps(line) + "\n" for line in [first, *others]))
-    found = "\n".join(audit(run, TASK[1])[0])
+    found = "\n".join(audit(run, [TASK[1]])[0])
     start = "runs/lora/checkpoints/step-000002"
     assert f"({evaluated}) was trained on before this run, see {start}" in found
     assert f"step 0: 1 problems that {start} was trained on are missing, 1 are not of it" in found
