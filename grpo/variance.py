@@ -46,7 +46,8 @@ REMEDIES: dict[str, str] = {
     "lower one, or climb to it by --curriculum; rows of your own (--data) need easier ones, or a "
     "reward that pays for a part of the answer",
     "tied": "different texts get the same reward: it is too coarse; choose another --reward",
-    "solved": "every completion gets the highest reward: the level is too easy; give a harder one",
+    "solved": "every completion gets the highest reward: there is little left to learn at this "
+    "level; a harder one teaches more",
     "masked": "the loss leaves truncated completions out, and no other has an advantage: give a "
     "larger --max-new-tokens, or learn from truncated completions (truncated: learn)",
     TRUNCATED: "give a larger --max-new-tokens, or a reward that does not rise with the length",
@@ -208,7 +209,8 @@ class VarianceMonitor:
     class), most completions are in the same trap, or most completions are truncated. The alarm is
     raised once its cause has lasted for `alarm_steps` steps in a row, and again when it has lasted
     2, 4, 8, ... times as long. It is cleared when the share falls to `release`. That of truncation
-    is not raised beside that of masked groups, which has the same cause.
+    is not raised beside that of masked groups, which has the same cause. That of solved groups is a
+    note.
 
     Only first tries count, and a group that is learned from with the right answer shown counts as
     varied. If the caller names a level, only groups of that level count, because replayed easier
@@ -325,7 +327,8 @@ class VarianceMonitor:
         ranked = sorted(means, key=means.__getitem__, reverse=True)
         listed = ", ".join(f"{means[name]:.0%} {name}" for name in ranked if means[name])
         line = (
-            f"ALARM: for {self.alarms[cause]} steps most groups carry no gradient "
+            f"{'note' if cause == 'solved' else 'ALARM'}: for {self.alarms[cause]} steps most "
+            f"groups carry no gradient "
             f"({listed}); {REMEDIES[cause]}"
         )
         return ([line], []) if cause in COLLAPSED else ([], [line])

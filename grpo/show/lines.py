@@ -93,6 +93,14 @@ def step_line(
     return "  ".join(part for part in parts if part)
 
 
+# What precedes an evaluation that is no report, by its purpose.
+OCCASIONS = {
+    "warm start": "imitating: ",
+    "imitation": "after imitation: ",
+    "promotion": "validation check: ",
+}
+
+
 def interval(line: Evaluation) -> str:
     """Return the mean of an evaluation with its 95 % interval."""
     return f"{line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}]"
@@ -132,7 +140,10 @@ def evaluation_line(line: Evaluation) -> str:
         details += f"; {line['too_long']} dropped: too long for the context or the budget"
 
     metric = line.get("metric", "score")
-    return f"{control_mark(line)}{split} {metric} at {level}: {interval(line)} ({details})"
+    occasion = OCCASIONS.get(line.get("purpose", ""), "")
+    return (
+        f"{control_mark(line)}{occasion}{split} {metric} at {level}: {interval(line)} ({details})"
+    )
 
 
 def control_mark(line: Mapping[str, Any]) -> str:

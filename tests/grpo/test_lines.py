@@ -98,6 +98,9 @@ def test_step_lines_stand_in_columns():
             "held-out similarity at 25 words: 0.412 [0.402, 0.422] (n = 200, temperature 1, exact "
             "0.01)",
         ),
+        ({"purpose": "warm start"}, "imitating: held-out score at 25 words:"),
+        ({"purpose": "imitation"}, "after imitation: held-out score at 25 words:"),
+        ({"purpose": "promotion", "control": "constant-reward"}, "  validation check: held-out"),
         ({"temperature": 0}, "greedy, exact"),
         ({"unit": "digits"}, "held-out score at 25 digits:"),
         ({"unit": ""}, "held-out score at level 25:"),

@@ -228,7 +228,9 @@ def test_the_learning_rate_follows_the_width():
     assert default_rate(3072, is_lora=True) == pytest.approx(1e-3 * (576 / 3072) ** 0.781)
 
 
-def test_a_run_states_what_imitation_came_to_and_survives_a_kill(tmp_path, monkeypatch, tiny_flags):
+def test_a_run_states_what_imitation_came_to_and_survives_a_kill(
+    tmp_path, monkeypatch, tiny_flags, capsys
+):
     """Imitation, its checkpoint, the steps after it and the audit; a run taken up at step 0 is the
     same run.
     """
@@ -237,6 +239,12 @@ def test_a_run_states_what_imitation_came_to_and_survives_a_kill(tmp_path, monke
     flags += [*tiny_flags, "--eval-problems", "4", "--preflight", "off"]
     flags += ["--warm-start", "imitation", "--save-every", "1", "--device", "cpu"]
     assert train.main([*flags, "--name", "whole"]) == 0
+    said = [line.split("  ", 1)[-1] for line in capsys.readouterr().out.splitlines()]
+    occasions = [line.split("held-out similarity")[0] for line in said if "(n = " in line]
+    assert occasions[:5] == ["", "imitating: ", "imitating: ", "after imitation: ", ""]
+    # Reports warn once, so does the score after imitation; a model that imitates still learns to stop.
+    warnings = [line for line in said if "completions were truncated at the budget" in line]
+    assert len(warnings) == 2
 
     run = load_run("runs/whole")
     (decision,) = [line for line in run.decisions if line["kind"] == "imitation"]
