@@ -242,7 +242,7 @@ def test_a_run_states_what_imitation_came_to_and_survives_a_kill(
     said = [line.split("  ", 1)[-1] for line in capsys.readouterr().out.splitlines()]
     occasions = [line.split("held-out similarity")[0] for line in said if "(n = " in line]
     assert occasions[:5] == ["", "imitating: ", "imitating: ", "after imitation: ", ""]
-    # Reports warn once, so does the score after imitation; a model that imitates still learns to stop.
+    # Reports warn once, and so does the score after imitation, but none in its course.
     warnings = [line for line in said if "completions were truncated at the budget" in line]
     assert len(warnings) == 2
 
