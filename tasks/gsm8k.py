@@ -18,6 +18,7 @@ import random
 import re
 from collections.abc import Sequence
 from fractions import Fraction
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +58,21 @@ _NO_ANSWER = re.compile(
     | \b (?: hundred | thousand | million | billion | trillion ) \b
     | \d [kK] \b | \d [²³] | (?<!\S)[<>]=?\s*\d | [≤≥≠≈]
     | \b (?: more | less | fewer | greater ) \s+ than \s+ \W? \d
+    | \b (?: twice | double | triple | half ) (?: \s+ of )? \s+ \W? \d | \b and \s+ a \s+ half \b
     | \b (?: not | never ) \b | n['’]t \b
     """,
     re.VERBOSE | re.IGNORECASE,
 )
+
+# What stands between the numbers of a formula: "9 + 9" is no 9.
+_OPERATOR = re.compile(
+    r"""
+    (?: [-+−–×·÷/^] | \A : | \b (?: x | times | plus | minus | mod | choose | cdot | div ) )
+    \s* [$€£¥]? \s* \Z
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+_PRODUCT = re.compile(r"(?<=\d)\s*\*\*?\s*(?=[-+$€£¥.]?\d)")  # no mark of bold text
 
 
 class Gsm8k:
@@ -150,12 +162,18 @@ def number_of(text: str) -> Fraction | None:
     """
     if len(text) > MAX_CHARACTERS or _NO_ANSWER.search(text):
         return None
-    plain = _FRACTION.sub(r" \1\2/\3\4 ", bare(text).replace("{,}", ","))
+    text = bare(_PRODUCT.sub(" × ", text))
+    plain = _FRACTION.sub(r" \1\2/\3\4 ", text.replace("{,}", ","))
     plain = _MARKS.sub(" ", plain)
 
     _, _, result = plain.rpartition("=")
     result = _UNIT_POWER.sub("", result)
-    values = {_value(found) for found in _NUMBER.finditer(result)}
+    numbers = list(_NUMBER.finditer(result))
+    for one, other in pairwise(numbers):
+        start = max(other.start("whole"), other.start("digits"))  # one of them is -1
+        if _OPERATOR.search(result[one.end() : start]):
+            return None
+    values = {_value(found) for found in numbers}
     return values.pop() if len(values) == 1 else None
 
 

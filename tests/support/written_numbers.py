@@ -31,6 +31,7 @@ NUMBERS = {
     r"\boxed{18}": 18, r"\$18": 18, r"18\%": 18, r"18\text{ cm}": 18, r"\text{18}": 18,
     r"\textbf{18}": 18, r"18^\circ": 18,
     # results of a calculation
+    "**18** and **18**": 18, "18 dollars: 18": 18, "18 double rooms": 18, "18 x": 18,
     "= 18": 18, "x = 18": 18, "9 * 2 = 18": 18, "3 + 15 = $18": 18, r"9 \times 2 = 18": 18,
 }  # fmt: skip
 
@@ -43,6 +44,9 @@ NO_ANSWERS = [
     "18 h 30 min", "18:30", "18; no, 17", "1,2,3", "1,23", "1.234,50",
     # a calculation without its result
     "3 + 4", "10 + 8 apples", "36 = 2 * 18", "10^2",
+    # Formulas whose numbers are equal, and another value than that of the number.
+    "9 + 9", "9 - 9", "9 * 9", "9 ** 9", "9 x $9", r"9 \times 9", r"9 \cdot 9", "9 ÷ 9", "9:9",
+    "9 apples + 9 apples", "9 mod 9", "twice 9", "half of 36", "18 and a half",
 ]  # fmt: skip
 
 WRITTEN: dict[str, Fraction | int | None] = {**NUMBERS, **dict.fromkeys(NO_ANSWERS)}
