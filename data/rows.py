@@ -129,7 +129,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.datetime64):
         return None if np.isnat(value) else str(value)  # ISO 8601
     if isinstance(value, date | time):  # a datetime is a date
-        return value.isoformat()
+        return value.isoformat() if value == value else None  # pandas' NaT differs from itself
     if isinstance(value, np.ndarray) and value.dtype.kind in "Mm":  # tolist() gives numbers
         return [_plain(inner) for inner in value]
     if isinstance(value, np.timedelta64):

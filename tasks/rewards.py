@@ -28,10 +28,7 @@ from data.text import shown
 from tasks.checks import finite_number
 from tasks.protocol import COMPONENT, Problem, Score
 from tasks.reward_calls import Bound, Call, Calls, Progress, Show
-from tasks.scoring import LARGEST, Range, is_within
-
-# Because of rounding, a sum of components may be this far below the highest reward.
-ROUNDING = 1e-9
+from tasks.scoring import LARGEST, ROUNDING, Range, is_within
 
 # Parameters that are not columns of a row.
 OF_ONE = ("prompt", "completion")
@@ -188,7 +185,8 @@ class RewardFunctions:
         # The plain number of a single function is the reward itself, and no part of it.
         is_named = len(results) > 1 or results[0].is_named
         parts = {f"{COMPONENT}{name}": value for name, value in components.items()}
-        return Score(reward, parts if is_named else {}, exact=reward >= high - ROUNDING)
+        is_highest = reward >= high - ROUNDING * (high - low)
+        return Score(reward, parts if is_named else {}, exact=is_highest)
 
 
 class _Function:

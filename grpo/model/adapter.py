@@ -1,6 +1,7 @@
 """LoRA adapters (arXiv:2106.09685): a new one, or the one of a checkpoint."""
 
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
 
+from data.files import read_json
+from grpo.model.context import text_config
 from grpo.model.finite import check_names
 from grpo.model.interfaces import Model
 from grpo.model.options import AdapterSettings
@@ -21,12 +24,16 @@ PEFT_OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def adapter_of(settings: AdapterSettings) -> LoraConfig:
-    """Return the configuration of a new adapter: on all linear layers except the head."""
+def adapter_of(settings: AdapterSettings, left_out: Sequence[str] = ()) -> LoraConfig:
+    """Return the configuration of a new adapter: on all linear layers except the head.
+
+    Those whose names are `left_out` get none.
+    """
     return LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha,  # type: ignore[arg-type]  # declared as int, used as a factor
         target_modules="all-linear",
+        exclude_modules=list(left_out) or None,
         task_type="CAUSAL_LM",
         **PEFT_OPTIONS[settings.variant],
     )
@@ -36,11 +43,41 @@ def new_adapter(model: Model, settings: AdapterSettings) -> PeftModel:
     """Return `model` with a new adapter. Raises UserError if the model cannot have one."""
     torch.manual_seed(settings.seed)  # the adapter's A is random
     try:
-        return get_peft_model(model, adapter_of(settings))
+        return get_peft_model(model, adapter_of(settings, _beside_the_text(model)))
     except ValueError as error:
         raise UserError(
             f"--lora-rank {settings.rank}: {str(error).splitlines()[0]}; give --lora-rank 0"
         ) from error
+
+
+def _beside_the_text(model: Model) -> list[str]:
+    """Return the names of the linear layers that text does not go through: of images, of sound."""
+    if text_config(model.config) is model.config:
+        return []
+    of_text = set(model.get_decoder().modules())
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module not in of_text
+    ]
+
+
+def is_adapter_alone(folder: Path) -> bool:
+    """Return whether `folder` holds an adapter without the model that it belongs to."""
+    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
+
+
+def base_of(folder: Path) -> str:
+    """Return the model that the adapter in `folder` was trained on, as its file names it.
+
+    Raises UserError if it names none.
+    """
+    file = folder / "adapter_config.json"
+    found = read_json(file)
+    base = found.get("base_model_name_or_path") if isinstance(found, dict) else None
+    if not isinstance(base, str) or not base:
+        raise UserError(f"{file}: names no base model (base_model_name_or_path)")
+    return base
 
 
 def first_adapter(start: str) -> Path:

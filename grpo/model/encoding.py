@@ -122,7 +122,9 @@ def prompt_tokens(
     """
     if template is None:
         text = "".join(f"{said}\n" for _, said in turns)
-        return tuple(tokenizer(text, split_special_tokens=True).input_ids)
+        ids = tuple(tokenizer(text, split_special_tokens=True).input_ids)
+        # The text is not at its end: some tokenizers say so after every text.
+        return ids[:-1] if ids[-1:] == (tokenizer.eos_token_id,) else ids
 
     texts = [said for _, said in turns] + _strings_in(arguments)
     pattern = controls_of(tokenizer).pattern

@@ -6,20 +6,22 @@ end of a document, and the GGUF reader of `transformers` takes the first token o
 last one. The template is right: the model was trained on it.
 """
 
-from grpo.model.encoding import Tokenizer, controls_of
+import re
+
+from grpo.model.encoding import Tokenizer
 
 QUESTION = "Which?"
 ANSWER = "This"  # one plain word, which no template changes
 
 
 def end_of_turn(tokenizer: Tokenizer) -> int | None:
-    """Return the control token that the chat template writes after an assistant's answer.
+    """Return the token that the chat template writes after an assistant's answer.
 
-    Returns None if there is no template, if it takes no assistant's turn, or if plain text follows
-    the answer.
+    It is a token that was added to the vocabulary, "special" or not. Returns None if there is no
+    template, if it takes no assistant's turn, or if plain text follows the answer.
     """
-    pattern = controls_of(tokenizer).pattern
-    if not tokenizer.chat_template or pattern is None:
+    added = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    if not tokenizer.chat_template or not added:
         return None
 
     turns = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
@@ -29,7 +31,8 @@ def end_of_turn(tokenizer: Tokenizer) -> int | None:
         return None
 
     _, answer, rest = text.rpartition(ANSWER)
-    found = pattern.match(rest.lstrip()) if answer else None
+    longest_first = sorted(added, key=len, reverse=True)
+    found = re.match("|".join(map(re.escape, longest_first)), rest.lstrip()) if answer else None
     return tokenizer.convert_tokens_to_ids(found[0]) if found else None
 
 

@@ -32,7 +32,7 @@ from transformers.utils import logging as transformers_logging
 
 from data.text import shortened, shown
 from grpo.model import gguf
-from grpo.model.adapter import first_adapter, load_adapter, new_adapter
+from grpo.model.adapter import first_adapter, is_adapter_alone, load_adapter, new_adapter
 from grpo.model.encoding import Tokenizer
 from grpo.model.files import check_files, why_unreadable
 from grpo.model.finite import check_loaded, check_names
@@ -237,6 +237,11 @@ def resolve(spec: str) -> str:
         return spec
 
     exists = Path(spec).exists()
+    if is_adapter_alone(Path(spec)):
+        raise UserError(
+            f"--model {spec}: an adapter alone; give the run that it is from, or an export of the "
+            "whole model (python -m grpo.export RUN DIRECTORY)"
+        )
     if exists and not (Path(spec) / "config.json").exists():
         raise UserError(f"--model {spec}: no model there (no config.json); {KINDS_OF_MODELS}")
     if exists:

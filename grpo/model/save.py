@@ -13,8 +13,9 @@ def save_model(model: Model, folder: Path, tensors: Mapping[str, Tensor] | None 
     """Write a model, or only its adapter if it has one; `tensors`, if given, replace its own."""
     # `peft` writes sets in an order that changes from process to process.
     for config in getattr(model, "peft_config", {}).values():
-        if isinstance(config.target_modules, set):
-            config.target_modules = sorted(config.target_modules)
+        for name in ("target_modules", "exclude_modules"):
+            if isinstance(getattr(config, name), set):
+                setattr(config, name, sorted(getattr(config, name)))
 
     # Embeddings are never trained with an adapter. Without this option `peft` asks the hub.
     options = {"save_embedding_layers": False} if isinstance(model, PeftModel) else {}

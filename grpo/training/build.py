@@ -11,6 +11,7 @@ from grpo.distributed import Ranks
 from grpo.learn.optimizer import Optimizer, default_rate, maker
 from grpo.learn.own_loss import OwnLoss
 from grpo.learn.update import UpdateSettings
+from grpo.model.context import text_config
 from grpo.model.memory import optimizer_bytes
 from grpo.model.policy import Policy
 from grpo.training.callbacks import Callback
@@ -45,7 +46,7 @@ def with_learning_rate(config: Config, policy: Policy) -> Config:
     if config.model == "builtin" and not config.lora_rank:
         rate = BUILTIN_RATE
     else:
-        rate = default_rate(policy.causal.config.hidden_size, is_lora=policy.is_lora)
+        rate = default_rate(text_config(policy.causal.config).hidden_size, is_lora=policy.is_lora)
     return dataclasses.replace(config, learning_rate=rate)
 
 

@@ -337,3 +337,16 @@ def test_an_answer_that_holds_the_text_of_a_control_token_can_be_written():
     # and it is drafted so
     plans = DraftPlans(policy, [TASK.draft(problem)], 100)
     assert plans.planned[0, : len(ids)].tolist() == ids
+
+
+def test_no_end_token_stands_between_a_prompt_and_its_answer():
+    """Some tokenizers put one after every text; the answer would be written behind the end."""
+    tokenizer = without_template(sentencepiece(legacy=False))
+    begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
+    usual = prompt_tokens(tokenizer, [("user", "hello </s>")], None)
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", begin), ("</s>", end)]
+    )
+    assert tokenizer("hello").input_ids[-1] == end
+    assert prompt_tokens(tokenizer, [("user", "hello </s>")], None) == usual
+    assert usual[0] == begin and end not in usual

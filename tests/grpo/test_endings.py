@@ -6,6 +6,7 @@ import json
 import shutil
 
 import pytest
+from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
 from grpo.model.endings import end_of_turn
@@ -34,6 +35,14 @@ def tokenizer():
 def test_the_control_token_after_the_answer(tokenizer, monkeypatch, template, end):
     monkeypatch.setattr(tokenizer, "chat_template", template)
     assert end_of_turn(tokenizer) == end
+
+
+def test_an_added_token_ends_an_answer_even_if_it_is_not_special():
+    tokenizer = AutoTokenizer.from_pretrained(BUILTIN)
+    for name in ("<turn>", "<turn>over"):
+        tokenizer.add_tokens([AddedToken(name, special=False)])
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} <turn>over{% endfor %}"
+    assert end_of_turn(tokenizer) == tokenizer.convert_tokens_to_ids("<turn>over")
 
 
 def test_a_directory_that_names_another_end_has_both(tiny_model, tmp_path):

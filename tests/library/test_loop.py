@@ -10,9 +10,12 @@ import pytest
 import torch
 from forced import trainer_for
 from small_library import QUICK, ROWS, alike, example, is_time, reward
+from transformers import AutoModelForImageTextToText, AutoTokenizer, Gemma3Config
 
 from grpo import Model, load_model, make_trainer, train
 from grpo.distributed import Ranks
+from grpo.learn.optimizer import default_rate
+from grpo.model.load import BUILTIN
 from tasks.base import UserError
 
 
@@ -35,6 +38,46 @@ def test_a_loop_by_hand_makes_the_steps_of_a_run_and_writes_nothing(home):
     assert wrote == run.policy.generate(prompts, max_new_tokens=8)
     trainer.policy.save(home / "saved")
     assert load_model("saved").generate(prompts, max_new_tokens=8) == wrote
+
+
+def test_an_adapter_saved_by_hand_is_loaded_on_its_base(home):
+    trainer = make_trainer(ROWS, reward, reward_range=(0, 1.2), **QUICK, lora_rank=4)
+    trainer.step()
+    trainer.policy.save(home / "adapter")
+    ours = weights(trainer.policy)
+    theirs = weights(load_model("adapter")._policy)
+    assert ours.keys() == theirs.keys() and any("lora_B" in name for name in ours)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+    with pytest.raises(UserError, match="^--model adapter: an adapter alone; give the run"):
+        make_trainer(ROWS, reward, **QUICK | {"model": "adapter"})
+    config = home / "adapter" / "adapter_config.json"
+    config.write_text("{}")
+    with pytest.raises(UserError, match="names no base model"):
+        load_model("adapter")
+
+
+def weights(policy):
+    return dict(policy.model.named_parameters())
+
+
+def test_a_model_of_images_and_texts_is_trained_at_its_default_rate(home):
+    """The width is that of its language model, and only layers that text goes through adapt."""
+    text = {"vocab_size": 4096, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
+    text |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+    images = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}
+    images |= {"num_attention_heads": 4, "image_size": 28, "patch_size": 14}
+    config = Gemma3Config(text_config=text, vision_config=images, mm_tokens_per_image=4)
+    AutoModelForImageTextToText.from_config(config).save_pretrained("images")
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained("images")
+
+    trainer = make_trainer(ROWS, by_length, **QUICK | {"model": "images"})
+    assert trainer.config.learning_rate == default_rate(32, is_lora=True)
+    before = {name: value.clone() for name, value in weights(trainer.policy).items()}
+    trainer.step()
+    adapted = [name for name in before if "lora_B" in name]
+    assert len(adapted) == 2 * 7 and not any("vision" in name for name in adapted)
+    assert all((weights(trainer.policy)[name] != before[name]).any() for name in adapted)
 
 
 def by_length(completion):

@@ -252,6 +252,9 @@ def test_a_reward_outside_its_range_is_named_with_the_flag():
 
         refused(size, message, weights={"size": weight}, reward_range=(0, 1))
     assert scores(lambda completion: 1 + 1e-8, reward_range=(0, 1))[0].exact  # by rounding
+    in_float32 = numpy.float32(0.9)  # 0.899999976
+    assert scores(lambda completion: in_float32, reward_range=(0, 0.9))[0].exact
+    assert not scores(lambda completion: 0.8999, reward_range=(0, 0.9))[0].exact
 
 
 def test_two_functions_with_one_component():

@@ -301,6 +301,9 @@ def test_a_missing_value_of_a_data_frame_is_none():
         {"prompt": "a", "at": "2026-11-24T00:00:00", "n": 1, "l": [1]},
         {"prompt": "b", "at": None, "n": None, "l": None},
     ]
+    listed = [{"prompt": "b", "at": pandas.NaT, "all": times}]
+    ((_, row),) = read_rows(listed)
+    assert row == {"prompt": "b", "at": None, "all": ["2026-11-24T00:00:00", None]}
 
 
 def test_another_order_or_row_is_another_source():
