@@ -78,8 +78,8 @@ def train(
     - ``reward_timeout=60``, ``reward_workers=32``: the most seconds of a call, and how many calls
       run side by side; "processes:N" runs those of a file in N processes.
     - any setting of `train.py --help-all`: `model`, `steps`, `system`, `name`, ... The `loss` may
-      be a function (see `grpo.learn.own_loss`). With ``resume="runs/NAME"``, functions and `data`
-      are given again.
+      be a function (see `grpo.learn.own_loss`). With ``resume="runs/NAME"``, or True for the
+      latest run, functions and `data` are given again.
 
     Without `data`, the `task` is a setting, as on the command line, and `reward` names one of its
     rewards. Raises UserError, which says in one line what is wrong, and KeyboardInterrupt after
@@ -139,6 +139,8 @@ def _given(
     """
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise UserError(f"{where}: callbacks must be a list of functions")
+    if options.get("resume") is True:
+        options = {**options, "resume": "latest"}
     of_rows = {name: options[name] for name in ROW_OPTIONS if options.get(name) is not None}
     settings = {name: value for name, value in options.items() if name not in ROW_OPTIONS}
 

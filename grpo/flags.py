@@ -188,7 +188,8 @@ def read_settings(source: str) -> dict[str, Any]:
                 raise UserError(f"{where}: {name} is filled in by the run; leave it out")
         return with_texts(checked(values, where))
 
-    values = {name: value for name, value in values.items() if name not in OF_ONE_RUN}
+    left_out = (*OF_ONE_RUN, "level") if values.get("mixed") else OF_ONE_RUN  # all levels again
+    values = {name: value for name, value in values.items() if name not in left_out}
     values = checked(values, where)
     if start := values.pop("start", None):
         values["model"] = start

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from data.files import read_json, read_jsonl, write_whole
-from tasks.base import SPLITS, Problem, Task, UserError
+from tasks.base import SPLITS, Problem, Task, UserError, is_of_project
 from tasks.checks import FIELDS, check_problem, check_stored
 
 MANIFEST = "manifest.json"
@@ -49,7 +49,17 @@ def _problem(where: str, value: dict[str, Any], task: Task | None) -> Problem:
         check_problem(problem, where)
     else:
         check_stored(task, problem, where)
+        _require_task(task, problem, where)
     return problem
+
+
+def _require_task(task: Task, problem: Problem, where: str) -> None:
+    """Raise UserError if `problem` is one of another task of the project than `task`."""
+    if problem.task != task.name and is_of_project(problem.task) and is_of_project(task.name):
+        raise UserError(
+            f"{where}: is a problem of task {problem.task}, not of {task.name}; give --task "
+            f"{problem.task}"
+        )
 
 
 def split_of(path: Path) -> str:

@@ -205,6 +205,11 @@ def warnings_in(said):
     return [line for line in lines if "were truncated" not in line]
 
 
+def test_changes_are_accepted_with_resume_alone(here, capsys):
+    said = said_by(capsys, "--words", "2", "--accept-changes", "base", status=2).err
+    assert said == "train.py: --accept-changes: applies only with --resume; leave it out\n"
+
+
 def test_nothing_changed_and_what_resume_may_change(here, capsys):
     said = said_by(capsys, *resume("lora"), status=0).out
     assert not warnings_in(said)

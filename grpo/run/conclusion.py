@@ -106,6 +106,7 @@ def ended_run(run: RunData, trainer: Trainer) -> EndedRun:
         budget=run.reports[-1]["budget"] if run.reports else 0,
         levels=tuple(levels),
         easier=tuple(survey[:-1]),
+        ended=trainer.ended,
     )
 
 

@@ -23,7 +23,9 @@ class EndedRun:
 
     - `folder`, `config` (resolved) and `task` of the run, and the `step` at which it ended;
     - `budget`: the tokens that a completion of the last held-out evaluation could take;
-    - `levels`: those of training; `easier`: all levels below the last of them, rising.
+    - `levels`: those of training; `easier`: all levels below the last of them, rising;
+    - `ended`: why it ended before its steps were made; "" if it did not. More steps would not
+      continue it.
     """
 
     folder: Path
@@ -33,6 +35,7 @@ class EndedRun:
     budget: int = 0
     levels: tuple[int, ...] = ()
     easier: tuple[int, ...] = ()
+    ended: str = ""
 
     @property
     def program(self) -> str:
@@ -98,14 +101,18 @@ def next_command(run: EndedRun, verdict: Verdict) -> str:
     | not learned, groups without variance | an easier level first |
     | not learned otherwise, but rising | the same run, twice the steps |
     | anything else | look at the last step |
+
+    A run that has ended by itself would make no more steps: then "twice the steps" is a look at the
+    last one.
     """
     config = run.config
     is_in_python = _is_from_python(run.task) or config.loss.startswith(FROM_PYTHON)
     if is_in_python or verdict.kind == "not measured":
         return run.inspection
-    longer = (
-        f"python train.py --resume {quoted(run.folder)}{run.trained_by} --steps {2 * verdict.steps}"
-    )
+    more = f"--steps {2 * verdict.steps}"
+    longer = f"python train.py --resume {quoted(run.folder)}{run.trained_by} {more}"
+    if run.ended or verdict.stopped:
+        longer = run.inspection
     if verdict.kind == "too short to tell" or verdict.level != config.level:
         return longer
     if verdict.kind == "already solved" or verdict.solved_step is not None:
@@ -120,7 +127,7 @@ def next_command(run: EndedRun, verdict: Verdict) -> str:
         return _easier(run)
 
     is_rising = verdict.difference is not None and verdict.difference > 0
-    return longer if is_rising and not verdict.stopped else run.inspection
+    return longer if is_rising else run.inspection
 
 
 def _is_from_python(task: Task) -> bool:
@@ -151,7 +158,11 @@ def _easier(run: EndedRun) -> str:
     if not run.easier:
         return f"python -m grpo.inspect {quoted(run.folder)} degenerate"
     if len(run.levels) > 1:  # it has climbed already, and is stuck
-        return run.again(f"--level {run.easier[-1]}")
+        easier = run.easier[-1]
+        below = [level for level in run.levels if level < easier]
+        climb = ",".join(map(str, [*below, easier]))
+        climb = f"--curriculum {climb} " if run.config.curriculum else ""
+        return run.again(f"{climb}--level {easier}")
     last = run.config.level
     climb = ",".join(map(str, [*run.easier, last]))
     return run.again(f"--curriculum {climb}")

@@ -57,6 +57,8 @@ def _open_new(
     config: Config, given: dict[str, Any], home: Path, ranks: Ranks
 ) -> tuple[OpenedRun, Config]:
     """Return a run in a new folder. Raises UserError if the folder exists."""
+    if config.accept_changes:
+        raise UserError("--accept-changes: applies only with --resume; leave it out")
     config, warnings = start_from(config, given)
 
     named = home / config.name if config.name else None
@@ -175,7 +177,7 @@ def _open_resumed(config: Config, given: dict[str, Any], home: Path) -> tuple[Op
             raise UserError(
                 f"{spelled(name)} {shortened(str(value))}: the run in {folder} has "
                 f"{shortened(str(saved[name])) or 'none'}; with --resume only "
-                f"{', '.join(ON_RESUME)} can be changed"
+                f"{', '.join([*ON_RESUME, *FREE_OPTIONS])} can be changed"
             )
 
     accept = names_in(config.accept_changes)

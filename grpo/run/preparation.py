@@ -141,6 +141,9 @@ def imitate_answers(run: RunContext) -> None:
     run.files.write_decisions([decision])
     run.console.say(decision.line)
 
+    if not imitation.updates:  # the score was enough from the start
+        return
+
     # At each level that was evaluated before, so that the verdict can tell what imitation taught.
     lines, groups = run.heldout.measure_levels(run.reported_levels, "imitation")
     if lines:  # there are none if the task has too few problems for a validation split

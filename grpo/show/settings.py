@@ -44,7 +44,9 @@ def _problems(config: Config, task: Task) -> str:
     if limits := config.keep_difficulty:
         some = f", of which those with a mean score from {limits[0]:g} to {limits[1]:g}"
     if own := problems_of(task, "train"):
-        return f"the {len(own):,} training problems of the data{some}, shuffled each epoch"
+        levels = {problem.level for problem in own} if config.mixed else config.levels_for(task)
+        count = sum(problem.level in levels for problem in own)
+        return f"the {count:,} training problems of the data{some}, shuffled each epoch"
     if not config.dataset:
         texts = len(sources_of(task))
         return config.problems + (f", from {texts} texts" if texts else "")

@@ -224,8 +224,14 @@ def compared(run: RunData, arguments: argparse.Namespace) -> dict[str, Any]:
         values = [line[key] for line in lines[-COMPARED_STEPS:] if line.get(key) is not None]
         column[f"{name}, last {COMPARED_STEPS} steps"] = fmean(values) if values else None
 
-    later = [line for line in run.reports if line["step"] > 0]
-    for name, reports in (("before", run.first_reports[:1]), ("after", later[-1:])):
-        scores = [f"{interval(line)} at {line['level']}" for line in reports]
-        column[f"held-out score {name}"] = scores[0] if scores else None
+    # Both at the level asked for, or at the hardest one that was evaluated.
+    first = {line["level"]: line for line in run.first_reports}
+    last = {line["level"]: line for line in run.reports if line["step"] > 0}
+    levels = {*first, *last}
+    level = run.config.get("level")
+    if level not in levels:
+        level = max(levels, default=None)
+    for name, reports in (("before", first), ("after", last)):
+        line = reports.get(level)
+        column[f"held-out score {name}"] = line and f"{interval(line)} at {level}"
     return column

@@ -309,6 +309,17 @@ def test_a_runs_own_configuration_starts_the_same_training_again(tmp_path):
     assert config == dataclasses.replace(first, name=None, seed=3) and "name" not in given
 
 
+@pytest.mark.parametrize("flags, level, mixed", [([], 2, True), (["--level", "1"], 1, False)])
+def test_a_run_of_all_levels_of_its_data_has_them_all_again(tmp_path, flags, level, mixed):
+    """Found as a repeated run that trained on the hardest level alone."""
+    first = resolve_config(Config(dataset="a.jsonl"), Interleave(), [1, 2])
+    assert first.mixed and first.level == 2
+    first.save(tmp_path / "config.yaml", torch="2.13")
+    config, _ = parse(["--config", str(tmp_path / "config.yaml"), *flags])
+    again = resolve_config(config, Interleave(), [1, 2])
+    assert (again.level, again.mixed) == (level, mixed)
+
+
 def test_a_run_from_an_earlier_run_starts_from_its_checkpoint_again(tmp_path):
     Config(model="base", start="runs/a/checkpoints/step-000002").save(tmp_path / "config.yaml", x=1)
     config, _ = parse(["--config", str(tmp_path / "config.yaml")])

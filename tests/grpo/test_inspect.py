@@ -292,6 +292,17 @@ def test_compare(run, copied, capsys):
     assert "million tokens" in said(capsys, run, "compare", copied).out
 
 
+def test_before_and_after_are_of_the_same_level(run, copied, capsys):
+    lines = (copied / "eval.jsonl").read_text().splitlines()
+    easier = [json.dumps(json.loads(line) | {"level": 5}) for line in lines]
+    harder = [json.dumps(json.loads(line) | {"level": 50}) for line in lines]
+    for more, level in ((easier + lines + harder, "10"), (easier + harder, "50")):
+        (copied / "eval.jsonl").write_text("\n".join([*more, ""]))
+        _, row = json.loads(said(capsys, run, "compare", copied, "--json").out)
+        ends = {row[f"held-out score {when}"].split()[-1] for when in ("before", "after")}
+        assert ends == {level}
+
+
 def test_an_evaluation_that_was_not_made_is_not_compared(run, copied, capsys):
     first, *_ = (copied / "eval.jsonl").read_text().splitlines()
     for kept, is_there in ((f"{first}\n", [True, False]), ("", [False, False])):

@@ -59,6 +59,7 @@ def verdict(kind, **changes):
         (verdict("not learned", untaught=0.8), f"{AGAIN} --level 10"),
         (verdict("not learned", difference=0.02), RESUME),
         (verdict("not learned", difference=0.02, stopped="an alarm"), LOOK),
+        (verdict("learned", level=10, stopped="an alarm"), LOOK),
         (verdict("not learned", difference=-0.02), LOOK),
         (verdict("not measured", difference=None), LOOK),
     ],
@@ -74,6 +75,23 @@ def test_a_run_at_a_fixed_level_climbs_to_it_next_time():
     )
     lowest = replace(run, easier=())
     assert next_command(lowest, verdict("not learned", untaught=0.8)).endswith(" degenerate")
+
+
+def test_a_run_that_has_ended_by_itself_is_looked_at():
+    """More steps would not continue it: the same command would be given again and again."""
+    run = replace(ENDED, ended="the budget of the last level is spent")
+    for kind in ("too short to tell", "not learned"):
+        assert next_command(run, verdict(kind, difference=0.02)) == LOOK
+    assert next_command(run, verdict("learned", level=10)) == LOOK
+    assert next_command(run, verdict("learned")) == EVALUATE
+
+
+def test_a_ladder_that_is_stuck_ends_lower():
+    config = Config(task="interleave", level=25, curriculum="5,10,25")
+    run = replace(ENDED, config=config, levels=(5, 10, 25))
+    assert next_command(run, verdict("not learned", untaught=0.8)) == (
+        f"{AGAIN} --curriculum 5,10 --level 10"
+    )
 
 
 def test_a_ladder_gets_another_rung():

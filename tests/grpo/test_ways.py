@@ -275,6 +275,19 @@ def test_a_run_states_what_imitation_came_to_and_survives_a_kill(
     assert audit.main(["runs/again"]) == 1
 
 
+def test_nothing_is_put_down_to_an_imitation_that_was_not_needed(tmp_path, monkeypatch, tiny_flags):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("grpo.curriculum.warm_start.ENOUGH", 0.0)
+    flags = ["--words", "2", "--no-ramp", "--steps", "1", "--prompts", "2", "--group-size", "2"]
+    flags += [*tiny_flags, "--eval-problems", "4", "--preflight", "off", "--device", "cpu"]
+    assert train.main([*flags, "--warm-start", "imitation", "--name", "good"]) == 0
+
+    run = load_run("runs/good")
+    (decision,) = [line for line in run.decisions if line["kind"] == "imitation"]
+    assert decision["figures"]["updates"] == 0 and run.verdict["imitated"] is None
+    assert "imitation" not in [line["purpose"] for line in run.evals]
+
+
 def test_imitation_is_no_learning_at_the_first_level_of_a_ladder_either(
     tmp_path, monkeypatch, tiny_flags
 ):

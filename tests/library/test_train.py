@@ -61,7 +61,7 @@ def test_a_run_is_resumed_to_the_same_weights(home):
     options = dict(reward_range=(0, 1.2), **QUICK | {"steps": 4})
     whole = train(ROWS, reward, name="whole", **options)
     train(ROWS, reward, name="cut", **options | {"steps": 2})
-    resumed = train(ROWS, reward, reward_range=(0, 1.2), resume="runs/cut", steps=4)
+    resumed = train(ROWS, reward, reward_range=(0, 1.2), resume=True, steps=4)  # the latest
     assert resumed.path == Path("runs/cut")
     alike(whole, resumed)
 

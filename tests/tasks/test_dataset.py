@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.base import Problem, UserError, key_of, problem_stream
+from tasks.base import Problem, UserError, key_of, load_task, problem_at, problem_stream
 from tasks.dataset import FIELDS, read_problems, write_problems
 from tasks.generate import main
 from tasks.supply import distinct_problems
@@ -122,6 +122,19 @@ def test_a_damaged_line_is_named_by_number(tmp_path, line, fault):
     with pytest.raises(UserError) as error:
         read_problems(path)
     assert str(error.value).startswith(f"{path}, line 3: {fault}")
+
+
+def test_a_problem_of_another_task_of_the_project_is_refused(tmp_path):
+    path = tmp_path / "a.jsonl"
+    problem = problem_at(load_task("arithmetic"), seed=0, split="train", level=2, index=0)
+    write_problems(path, [problem])
+    assert read_problems(path, load_task("arithmetic")) == [problem]
+    with pytest.raises(UserError, match="line 1: is a problem of task arithmetic, not of inter"):
+        read_problems(path, load_task("interleave"))
+
+    own = dataclasses.replace(problem, task="my own")  # who knows what that is
+    write_problems(path, [own])
+    assert read_problems(path, load_task("interleave")) == [own]
 
 
 def test_a_file_without_problems_is_named(tmp_path):
