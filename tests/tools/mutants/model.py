@@ -396,6 +396,30 @@ TABLE = {
             "copy.deepcopy(model)",
         ),
     ],
+    ("grpo/model/endings.py", "grpo/test_endings.py"): [
+        (
+            "the shortest of two end tokens",
+            "end_of_turn",
+            "sorted(added, key=len, reverse=True)",
+            "sorted(added, key=len)",
+        ),
+    ],
+    ("grpo/model/adapter.py", "library/test_loop.py"): [
+        (
+            "layers of images adapt",
+            "_beside_the_text",
+            "module not in of_text",
+            "False",
+        ),
+    ],
+    ("grpo/training/build.py", "library/test_loop.py"): [
+        (
+            "the width of a whole model",
+            "with_learning_rate",
+            "text_config(policy.causal.config)",
+            "policy.causal.config",
+        ),
+    ],
     ("grpo/model/policy.py", "grpo/test_endings.py"): [
         (
             "the chat template's end token ends nothing",

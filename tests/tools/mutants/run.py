@@ -338,12 +338,27 @@ TABLE = {
             "is_solved(line)",
         ),
     ],
+    ("grpo/flags.py", "grpo/test_config.py"): [
+        ("all levels become the hardest", "read_settings", "values.get('mixed')", "False"),
+    ],
     ("grpo/run/next_commands.py", "grpo/test_next_commands.py"): [
         (
             "what was learned at an easier level counts as learned",
             "next_command",
             "verdict.level != config.level",
             "False",
+        ),
+        (
+            "a run that has ended is to go on",
+            "next_command",
+            "run.ended or verdict.stopped",
+            "verdict.stopped",
+        ),
+        (
+            "a ladder that is stuck is climbed again",
+            "_easier",
+            "run.config.curriculum",
+            "''",
         ),
         (
             "a program of the user's is executed unasked",

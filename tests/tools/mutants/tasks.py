@@ -193,7 +193,19 @@ TABLE = {
     ("tasks/gsm8k.py", "tasks/test_reasoning.py"): [
         ("one of several numbers counts", "number_of", "len(values) == 1", "values"),
         ("what is calculated counts", "number_of", "_UNIT_POWER.sub('', result)", "plain"),
+        (
+            "equal numbers of a formula are one",
+            "number_of",
+            "_OPERATOR.search(result[one.end() : start])",
+            "None",
+        ),
         ("minus sign of a result dropped", "_value", "(None, '+')", "(None, '+', '−')"),
+    ],
+    ("tasks/dataset.py", "tasks/test_dataset.py"): [
+        ("problems of any task", "_require_task", "problem.task != task.name", "False"),
+    ],
+    ("data/rows.py", "tasks/test_rows.py"): [
+        ("a missing date is a text", "_plain", "value == value", "True"),
     ],
     ("tasks/reasoning.py", "tasks/test_reasoning.py"): [
         ("an answer has one line", "_after_answer", "has_lines", "False"),
