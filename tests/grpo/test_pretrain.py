@@ -141,7 +141,7 @@ def test_a_training_stopped_and_gone_on_with_ends_by_the_schedule(tmp_path, caps
 def test_a_row_is_filled_by_what_its_length_is_for():
     made = Batches(make_tokenizer(400), 0, 4096)
     for length in (SHORTEST, 160, 640, 1280):
-        lessons = [made.lesson(length) for _ in range(60)]
+        lessons = [made.lesson(length) for _ in range(25)]
         assert all(len(tokens) <= length for tokens, _, _ in lessons)
         skills = {skill.removesuffix(", strange") for _, _, skill in lessons}
         assert (skills == {"arithmetic"}) == (length == SHORTEST)

@@ -291,6 +291,17 @@ def test_dates_become_texts():
     ((_, columns),) = read_rows([row])
     assert columns["at"] == ["2026-11-24T13:30:00", "2026-11-24", "13:30:00"]
 
+    class Missing(datetime):
+        """As pandas' NaT: a date that differs from itself."""
+
+        __hash__ = datetime.__hash__
+
+        def __eq__(self, other):
+            return False
+
+    ((_, columns),) = read_rows([{"prompt": "?", "at": Missing(2026, 11, 24)}])
+    assert columns["at"] is None
+
 
 def test_a_missing_value_of_a_data_frame_is_none():
     pandas = pytest.importorskip("pandas")
