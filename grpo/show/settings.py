@@ -44,8 +44,8 @@ def _problems(config: Config, task: Task) -> str:
     if limits := config.keep_difficulty:
         some = f", of which those with a mean score from {limits[0]:g} to {limits[1]:g}"
     if own := problems_of(task, "train"):
-        levels = {problem.level for problem in own} if config.mixed else config.levels_for(task)
-        count = sum(problem.level in levels for problem in own)
+        trained_on = None if config.mixed else config.levels_for(task)
+        count = sum(trained_on is None or problem.level in trained_on for problem in own)
         return f"the {count:,} training problems of the data{some}, shuffled each epoch"
     if not config.dataset:
         texts = len(sources_of(task))
