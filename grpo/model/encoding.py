@@ -6,7 +6,7 @@ it consists of, as the policy would have to write it.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from itertools import groupby
@@ -93,9 +93,13 @@ class Controls(NamedTuple):
 def controls_of(tokenizer: Tokenizer) -> Controls:
     """Return the control tokens of `tokenizer`."""
     special = {i: token for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    texts = sorted({token.content for token in special.values()}, key=len, reverse=True)
-    pattern = re.compile("|".join(map(re.escape, texts))) if texts else None
-    return Controls(pattern, frozenset(special))
+    texts = {token.content for token in special.values()}
+    return Controls(one_of(texts) if texts else None, frozenset(special))
+
+
+def one_of(texts: Collection[str]) -> re.Pattern[str]:
+    """Return a pattern that matches any of the `texts`, the longest first."""
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
 
 
 def plain_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:

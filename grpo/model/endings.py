@@ -6,9 +6,7 @@ end of a document, and the GGUF reader of `transformers` takes the first token o
 last one. The template is right: the model was trained on it.
 """
 
-import re
-
-from grpo.model.encoding import Tokenizer
+from grpo.model.encoding import Tokenizer, one_of
 
 QUESTION = "Which?"
 ANSWER = "This"  # one plain word, which no template changes
@@ -31,8 +29,7 @@ def end_of_turn(tokenizer: Tokenizer) -> int | None:
         return None
 
     _, answer, rest = text.rpartition(ANSWER)
-    longest_first = sorted(added, key=len, reverse=True)
-    found = re.match("|".join(map(re.escape, longest_first)), rest.lstrip()) if answer else None
+    found = one_of(added).match(rest.lstrip()) if answer else None
     return tokenizer.convert_tokens_to_ids(found[0]) if found else None
 
 

@@ -396,12 +396,12 @@ TABLE = {
             "copy.deepcopy(model)",
         ),
     ],
-    ("grpo/model/endings.py", "grpo/test_endings.py"): [
+    ("grpo/model/encoding.py", "grpo/test_endings.py"): [
         (
             "the shortest of two end tokens",
-            "end_of_turn",
-            "sorted(added, key=len, reverse=True)",
-            "sorted(added, key=len)",
+            "one_of",
+            "sorted(texts, key=len, reverse=True)",
+            "sorted(texts, key=len)",
         ),
     ],
     ("grpo/model/adapter.py", "library/test_loop.py"): [
