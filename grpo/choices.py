@@ -3,6 +3,8 @@
 They stand apart from the code that implements them, because `--help` must not wait for torch.
 """
 
+from pathlib import Path
+
 LOSSES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo")
 FROM_PYTHON = "python:"  # begins the name of a loss that is a function given in Python
 OPTIMIZERS = ("adamw", "adamw8bit")
@@ -31,6 +33,13 @@ def is_loss(spec: str) -> bool:
     where, _, name = spec.rpartition(":")
     is_function = bool(name) and (where.endswith(".py") or spec == FROM_PYTHON + name)
     return spec in LOSSES or is_function
+
+
+def program_of(spec: str) -> list[Path]:
+    """Return the file of a loss ``path/to/file.py:function``; [] for any other loss."""
+    if spec in LOSSES or spec.startswith(FROM_PYTHON):
+        return []
+    return [Path(spec.rpartition(":")[0])]
 
 
 def is_draft_mode(mode: str) -> bool:

@@ -12,9 +12,10 @@ from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from data.files import read_yaml
+from grpo.choices import program_of
 from grpo.config import Config
 from grpo.older_runs import SETTINGS, renamed
-from tasks.base import UserError
+from tasks.base import REWARD_FILE, UserError, is_allowed, require_trusted_task
 
 # The mean scores of the problems that `keep_difficulty: true` keeps.
 MIDDLING = [0.2, 0.8]
@@ -126,6 +127,29 @@ def load_config(path: Path) -> Config:
     values = read_yaml(path)
     values.pop("facts", None)
     return Config(**checked(values, str(path)))
+
+
+def programs_in(values: Mapping[str, Any]) -> list[str | None]:
+    """Return the programs that settings name: the task, the reward and the loss."""
+    reward = values.get("task_options", {}).get(REWARD_FILE)
+    return [values.get("task"), reward, values.get("loss")]
+
+
+def require_trusted(
+    values: Mapping[str, Any], allowed: Collection[str | None], where: str | Path
+) -> None:
+    """Check that the user has allowed the programs that the settings `values` of a file name.
+
+    The file may come from a stranger, and a task, reward or loss in a file of its own is executed.
+    Raises UserError, which names `where` the settings come from, for one that is not `allowed`.
+    """
+    task, _, loss = programs_in(values)
+    require_trusted_task(task or Config.task, values.get("task_options", {}), allowed, where)
+    if loss and program_of(loss) and not is_allowed(loss, allowed):
+        raise UserError(
+            f"{where}: its loss is a program that would be executed, {loss}; if you trust it, give "
+            f"--loss {loss} as well"
+        )
 
 
 def _is(value: Any, kind: type) -> bool:

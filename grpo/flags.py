@@ -16,7 +16,7 @@ import yaml
 
 from data.files import load_yaml, read_yaml
 from grpo.config import Config
-from grpo.config_file import ELSEWHERE, checked
+from grpo.config_file import ELSEWHERE, checked, programs_in, require_trusted
 from grpo.config_table import RUN
 from grpo.model.prompts import system_text, wording_text
 from tasks.base import (
@@ -54,11 +54,21 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     flags = vars(values)
 
     # Flags override --config, and a later --config overrides an earlier one.
-    sources = [read_settings(source) for source in flags.pop("config", [])]
+    sources = flags.pop("config", [])
     wording_file = flags.get("wording", "--config")
     given: dict[str, Any] = {}
-    for settings in (*sources, with_texts(flags)):
+    written: dict[str, Any] = {}  # on the command line itself, and not in a file
+    for source in sources:
+        settings = read_settings(source)
         given |= settings
+        written |= settings if is_inline(source) else {}
+    flags = with_texts(flags)
+    given |= flags
+    written |= flags
+
+    # Before the task is loaded, which tells its flags.
+    files = f"--config {', '.join(source for source in sources if not is_inline(source))}"
+    require_trusted({"task": given.get("task")}, programs_in(written), files)
 
     # What the parser does not know may be flags of the task.
     if "task" not in given and (implied := implied_task(unknown)):
@@ -68,7 +78,9 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
         if unknown:
             raise UserError(_no_such_flag(unknown[0], parser))
         if options:
-            given["task_options"] = given.get("task_options", {}) | options
+            for settings in (given, written):
+                settings["task_options"] = settings.get("task_options", {}) | options
+    require_trusted(given, programs_in(written), files)
 
     # With --resume the task is the run's own, which has not been read yet.
     if given.get("wording") and "resume" not in given:
@@ -163,6 +175,11 @@ def _settings_text() -> str:
     return "\n".join(lines).replace("%%", "%")
 
 
+def is_inline(source: str) -> bool:
+    """Return whether `source`, of --config, is YAML in the argument, and not a file."""
+    return source.lstrip().startswith("{")
+
+
 def read_settings(source: str) -> dict[str, Any]:
     """Return the settings of `--config`: a YAML file, a run's config.yaml, or YAML in the argument.
 
@@ -171,7 +188,7 @@ def read_settings(source: str) -> dict[str, Any]:
     or a value has the wrong type.
     """
     where = f"--config {source}"
-    if not source.lstrip().startswith("{"):
+    if not is_inline(source):
         values = read_yaml(Path(source))
     else:
         try:

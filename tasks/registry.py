@@ -120,9 +120,8 @@ def _load_class(spec: str) -> Any:
         module, _, name = REGISTRY[spec.partition(":")[0]].rpartition(":")
         return getattr(importlib.import_module(module), name)
 
-    where, _, name = spec.rpartition(":")
-    path = Path(where)
-    if not where or path.suffix != ".py":
+    path, name = _program(spec), spec.rpartition(":")[2]
+    if path is None:
         known = ", ".join(sorted(REGISTRY))
         raise UserError(
             f"--task {spec}: no such task; give one of {known}, or path/to/file.py:ClassName"
@@ -134,6 +133,12 @@ def _load_class(spec: str) -> Any:
     return found
 
 
+def _program(spec: str) -> Path | None:
+    """Return the file of ``path/to/file.py:ClassName``; None for anything else."""
+    path = Path(spec.rpartition(":")[0])
+    return None if is_of_project(spec) or path.suffix != ".py" else path
+
+
 def programs_of(spec: str, task: Task) -> list[Path]:
     """Return the files that a user's task or reward function executes."""
     task_file = [] if is_of_project(spec) else [Path(spec.rpartition(":")[0])]
@@ -141,7 +146,10 @@ def programs_of(spec: str, task: Task) -> list[Path]:
 
 
 def require_trusted_task(
-    spec: str, options: Mapping[str, str], allowed: Collection[str | None], where: Path
+    spec: str,
+    options: Mapping[str, str],
+    allowed: Collection[str | None],
+    where: str | Path,
 ) -> None:
     """Check that the user has allowed the programs that the record of a run names.
 
@@ -149,7 +157,7 @@ def require_trusted_task(
     file. Raises UserError, which names the record `where`, unless the task `spec` is one of
     `REGISTRY` or `allowed`, and the reward function in its `options` is allowed as well.
     """
-    if not is_of_project(spec) and not is_allowed(spec, allowed):
+    if _program(spec) and not is_allowed(spec, allowed):
         raise UserError(
             f"{where}: its task is a program that would be executed, {spec}; if you trust it, give "
             f"--task {spec} as well"

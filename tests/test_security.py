@@ -15,9 +15,11 @@ import yaml
 from small_runs import FEW
 from tiny_models import make_tiny_model
 
+from grpo.flags import parse
 from grpo.model.load import load_policy
-from grpo.tools import inspect, train
+from grpo.tools import inspect, plan, train
 from grpo.tools.evaluation import program as evaluation
+from grpo.tools.train_run import FromPython, load_parts
 from tasks import audit
 from tasks.base import UserError
 
@@ -150,6 +152,79 @@ def test_the_task_of_a_strangers_run_is_not_executed(run, capsys):
     assert said in refused(capsys, "runs/a", main=audit.main)
     assert said in refused(capsys, "runs/a", "replay", "1", main=inspect.main)
     assert said in refused(capsys, "runs/a", "tokens", "1", "0", "0", "--policy", main=inspect.main)
+
+
+PROGRAM = "bomb.py:bomb"
+NAMING = {  # the flag that names a program, and the settings that do
+    "--task": {"task": PROGRAM},
+    "--loss": {"loss": PROGRAM},
+    "--reward-file": {"task": "data", "task_options": {"data": "a", "reward-file": PROGRAM}},
+}
+
+
+@pytest.mark.parametrize("flag", NAMING)
+@pytest.mark.parametrize("main", [train.main, plan.main])
+def test_no_program_of_a_strangers_settings_is_executed(capsys, flag, main):
+    Path("bomb.py").write_text(BOMB)
+    said = (
+        f"--config a.yaml: its {flag[2:].removesuffix('-file')} is a program that would be "
+        f"executed, {PROGRAM}; if you trust it, give {flag} {PROGRAM} as well"
+    )
+    for facts in ({}, {"facts": {}}):  # as a user writes it, and as a run does
+        Path("a.yaml").write_text(yaml.safe_dump(NAMING[flag] | facts))
+        for more in ([], ["--wording", "a.yaml"], ["--config", "{seed: 1}"]):
+            assert said in refused(capsys, "--config", "a.yaml", *more, main=main)
+    if flag == "--task":  # which is loaded for the flags that it has
+        assert said in refused(capsys, "--config", "a.yaml", "--operands", "2", main=main)
+
+
+@pytest.mark.parametrize("flag", NAMING)
+def test_a_program_that_the_command_line_names_is_executed(monkeypatch, flag):
+    def execute(path, name, **more):
+        raise UserError("executed")
+
+    for module in ("tasks.own_files", "tasks.registry", "grpo.learn.own_loss"):
+        monkeypatch.setattr(f"{module}.load_from_file", execute)
+    Path("a.yaml").write_text(yaml.safe_dump(NAMING[flag]))
+    Path("a").write_text('{"prompt": "a"}')
+    for named in (
+        [flag, "./bomb.py:bomb"],
+        [f"{flag}={PROGRAM}"],
+        ["--config", json.dumps(NAMING[flag])],
+    ):
+        with pytest.raises(UserError, match="executed$"):
+            config, _ = parse(["--config", "a.yaml", *named])
+            load_parts(config, FromPython())
+
+
+def test_a_settings_file_may_not_let_a_run_execute_its_programs(run, capsys):
+    (run / "bomb.py").write_text(BOMB)
+    task = {"task": "runs/a/bomb.py:Bomb"}
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml.safe_dump(config | task))
+    Path("a.yaml").write_text(yaml.safe_dump(task | {"resume": "runs/a"}))
+    assert "give --task runs/a/bomb.py:Bomb as well" in refused(capsys, "--config", "a.yaml")
+
+
+def test_the_settings_of_a_run_without_programs_are_taken(run):
+    again = ["--config", "runs/a/config.yaml", "--seed", "1", "--name", "b"]
+    assert train.main(again) == 0
+
+
+def test_a_program_that_the_command_line_replaces_is_not_executed(tmp_path):
+    settings = {"task": "bomb.py:Bomb", "loss": "bomb.py:loss"}
+    Path("a.yaml").write_text(yaml.safe_dump(settings))
+    config, _ = parse(["--config", "a.yaml", "--task", "interleave", "--loss", "grpo"])
+    assert (config.task, config.loss) == ("interleave", "grpo")
+    options = {"task": "data", "task_options": {"data": "a.jsonl", "reward-file": "bomb.py:r"}}
+    Path("a.yaml").write_text(yaml.safe_dump(options))
+    config, _ = parse(["--config", "a.yaml", "--reward-file", "mine.py:r"])
+    assert config.task_options == {"data": "a.jsonl", "reward-file": "mine.py:r"}
+
+
+def test_a_misspelt_task_of_a_settings_file_is_no_program(capsys):
+    Path("a.yaml").write_text("task: arithmetics\n")
+    assert "--task arithmetics: no such task" in refused(capsys, "--config", "a.yaml")
 
 
 @pytest.mark.parametrize("name", ["../a", "a/b", "/tmp/a", "..", ".", "a\\b", ""])

@@ -15,7 +15,7 @@ An attribute `token_weights` of the function names the built-in loss whose weigh
 Shapes: R rows (completions), T tokens.
 """
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from torch import Tensor
 
 from grpo.choices import FROM_PYTHON, LOSSES
 from grpo.learn.loss import LossInputs, LossSettings, PolicyTerm, zero_padding
-from tasks.base import UserError, calling, is_allowed, load_from_file
+from tasks.base import UserError, calling, load_from_file
 
 # The weights of the tokens of a function that names none.
 WEIGHTS = "dapo"
@@ -208,22 +208,3 @@ def from_python(function: Callable) -> OwnLoss:
     """Return the loss of a function that was given in Python."""
     name = getattr(function, "__name__", type(function).__name__)
     return OwnLoss(function, f"{FROM_PYTHON}{name}")
-
-
-def program_of(spec: str) -> list[Path]:
-    """Return the file of ``path/to/file.py:function``; [] for any other loss."""
-    if spec in LOSSES or spec.startswith(FROM_PYTHON):
-        return []
-    return [Path(spec.rpartition(":")[0])]
-
-
-def require_trusted_loss(spec: str, allowed: Collection[str | None], where: Path) -> None:
-    """Check that the user has allowed the file of the loss that the record of a run names.
-
-    Raises UserError, which names the record `where`, if `spec` is a file and not `allowed`.
-    """
-    if program_of(spec) and not is_allowed(spec, allowed):
-        raise UserError(
-            f"{where}: its loss is a program that would be executed, {spec}; if you trust it, give "
-            f"--loss {spec} as well"
-        )

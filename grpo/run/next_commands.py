@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.text import quoted
-from grpo.choices import FROM_PYTHON
+from grpo.choices import FROM_PYTHON, program_of
 from grpo.config import Config
 from grpo.evaluate import TOO_MANY_TRUNCATED
-from grpo.learn.own_loss import program_of
 from grpo.verdict import Verdict
 from tasks.base import REWARD_FILE, Task, is_of_project, levels_of, problems_of
 from tasks.levels import LADDER

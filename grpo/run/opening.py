@@ -8,14 +8,13 @@ from typing import Any
 
 from data.text import is_encodable, quoted, shortened
 from grpo.config import ON_RESUME, Config, names_in, spelled
-from grpo.config_file import load_config
+from grpo.config_file import load_config, programs_in, require_trusted
 from grpo.distributed import SINGLE, Ranks
-from grpo.learn.own_loss import require_trusted_loss
 from grpo.run.checkpoint import checkpoints, find_resume
 from grpo.run.folders import latest_run, new_folder, step_of
 from grpo.run.lock import owner_of
 from grpo.run.start import start_from
-from tasks.base import REWARD_FILE, UserError, is_same_program, require_trusted_task
+from tasks.base import REWARD_FILE, UserError, is_same_program
 
 # Task options that decide no result, and so may change when a run goes on.
 FREE_OPTIONS = ("reward-timeout", "reward-workers")
@@ -152,9 +151,7 @@ def _open_resumed(config: Config, given: dict[str, Any], home: Path) -> tuple[Op
         )
 
     saved = dataclasses.asdict(load_config(folder / "config.yaml"))
-    allowed = (given.get("task"), given.get("task_options", {}).get(REWARD_FILE))
-    require_trusted_task(saved["task"], saved["task_options"], allowed, folder)
-    require_trusted_loss(saved["loss"], (given.get("loss"),), folder)
+    require_trusted(saved, programs_in(given), folder)
 
     # Task options that are left out stay as they are.
     if "task_options" in given:

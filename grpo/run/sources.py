@@ -27,9 +27,9 @@ from huggingface_hub import snapshot_download
 
 from data.files import read_json
 from data.text import shortened
-from grpo.choices import FROM_PYTHON, SOURCES
+from grpo.choices import FROM_PYTHON, SOURCES, program_of
 from grpo.config import Config
-from grpo.learn.own_loss import OwnLoss, program_of
+from grpo.learn.own_loss import OwnLoss
 from grpo.model import load
 from grpo.model.gguf import is_gguf
 from tasks.base import (

@@ -18,10 +18,9 @@ from typing import Any
 import torch
 
 from grpo.config import Config
-from grpo.config_file import load_config
+from grpo.config_file import load_config, require_trusted
 from grpo.group_metrics import first_tries
 from grpo.learn.batch import BatchSettings, micro_batches
-from grpo.learn.own_loss import require_trusted_loss
 from grpo.learn.update import completion_logprobs
 from grpo.model.load import load_policy
 from grpo.records import Group
@@ -31,7 +30,7 @@ from grpo.run.reader import RunData
 from grpo.trainer import Trainer
 from grpo.training.build import Parts
 from grpo.training.metrics import reward_metrics
-from tasks.base import UserError, load_task, require_trusted_task
+from tasks.base import UserError, load_task
 
 # The programs of a run that the user allows to be executed.
 Allowed = Collection[str | None]
@@ -121,8 +120,7 @@ def trainer_before(run: RunData, step: int, allowed: Allowed = ()) -> tuple[Trai
     Also returns the step of the checkpoint that it was made from; 0 means the beginning of the run.
     """
     config = load_config(run.path / "config.yaml")
-    require_trusted_task(config.task, config.task_options, allowed, run.path)
-    require_trusted_loss(config.loss, allowed, run.path)
+    require_trusted(vars(config), allowed, run.path)
 
     saved = {step_of(path): path for path in checkpoints(run.path)[0] if step_of(path) < step}
     start = max(saved, default=0)

@@ -6,9 +6,10 @@ import pytest
 import torch
 from losses import inputs_and_settings
 
+from grpo.choices import program_of
 from grpo.learn.enumeration import check_loss
 from grpo.learn.loss import policy_loss, step_loss
-from grpo.learn.own_loss import from_python, load_loss, program_of, require_trusted_loss
+from grpo.learn.own_loss import from_python, load_loss
 from tasks.base import UserError
 
 MASK_RT = torch.tensor([[True, True, True], [True, False, False]])
@@ -212,13 +213,6 @@ def test_loading(tmp_path):
     path.write_text("def loss(a, b): pass\nloss.token_weights = 'tokens'\n")
     with pytest.raises(UserError, match="its token_weights is 'tokens'; give one of grpo"):
         load_loss(f"{path}:loss")
-
-
-def test_trust(tmp_path):
-    require_trusted_loss("dapo", (), tmp_path)
-    require_trusted_loss("my.py:loss", ("my.py:loss",), tmp_path)
-    with pytest.raises(UserError, match="if you trust it, give --loss my.py:loss as well"):
-        require_trusted_loss("my.py:loss", (None, "dapo"), tmp_path)
 
 
 def test_the_weights_are_those_of_the_named_loss():

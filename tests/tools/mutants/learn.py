@@ -130,12 +130,6 @@ TABLE = {
             "own.check_finite(d_logp_RT, inputs, 'its gradient')",
             "None",
         ),
-        (
-            "an unnamed loss file is executed",
-            "require_trusted_loss",
-            "is_allowed(spec, allowed)",
-            "True",
-        ),
     ],
     ("grpo/learn/batch.py", "grpo/test_truncation.py"): [
         (

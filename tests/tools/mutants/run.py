@@ -137,6 +137,14 @@ TABLE = {
         ("1e-4 is a text", "_as_meant", "float(value)", "value"),
         ("off is False", "_word", "isinstance(value, bool)", "False"),
     ],
+    ("grpo/config_file.py", "test_security.py"): [
+        (
+            "an unnamed loss file is executed",
+            "require_trusted",
+            "is_allowed(loss, allowed)",
+            "True",
+        ),
+    ],
     ("grpo/run/sources.py", "test_resume.py"): [
         ("changed sources accepted unasked", "check", "set(found) <= set(accept)", "True"),
     ],
@@ -340,6 +348,14 @@ TABLE = {
     ],
     ("grpo/flags.py", "grpo/test_config.py"): [
         ("all levels become the hardest", "read_settings", "values.get('mixed')", "False"),
+    ],
+    ("grpo/flags.py", "test_security.py"): [
+        (
+            "a file allows its own programs",
+            "parse",
+            "settings if is_inline(source) else {}",
+            "settings",
+        ),
     ],
     ("grpo/run/next_commands.py", "grpo/test_next_commands.py"): [
         (
