@@ -76,7 +76,7 @@ def train(
     - ``columns={}``: what the columns are called, e.g. ``{"prompt": "question"}``.
     - ``reward_range=(0, 1)``: where the sum of the rewards lies, with ``reward_weights={}``.
     - ``reward_timeout=60``, ``reward_workers=32``: the most seconds of a call, and how many calls
-      run side by side; "processes:N" runs those of a file in N processes.
+      run side by side.
     - any setting of `train.py --help-all`: `model`, `steps`, `system`, `name`, ... The `loss` may
       be a function (see `grpo.learn.own_loss`). With ``resume="runs/NAME"``, or True for the
       latest run, functions and `data` are given again.

@@ -1,10 +1,7 @@
-"""Calls of reward functions side by side: in threads, in processes, or in one event loop.
-
-A thread waits for its call to end. With processes each thread has one of its own, which computes,
-so that functions in pure Python use several cores. Coroutines share one event loop in any case.
-"""
+"""Calls of reward functions side by side: in threads, or in one event loop for coroutines."""
 
 import asyncio
+import inspect
 import math
 import queue
 import threading
@@ -18,16 +15,12 @@ from typing import Any
 
 from data.errors import UserError
 from tasks.checks import raised
-from tasks.reward_process import CallError, RewardProcess, call_function
 
 # Is told the calls that are done, all calls, and the seconds since they were started.
 Show = Callable[[int, int, float], None]
 
 # Seconds between two looks at how many calls are done.
 LOOK = 0.5
-
-# The most seconds for which a process may load the user's file. Its imports may be large.
-LOADING = 60.0
 
 
 @dataclass(frozen=True)
@@ -40,9 +33,10 @@ class Bound:
 
     def __call__(self) -> Any:
         """Call the function, or make its coroutine."""
-        if self.is_async:
-            return self.function(**self.arguments)
-        return call_function(self.function, self.arguments)
+        result = self.function(**self.arguments)
+        if inspect.iscoroutine(result) and not self.is_async:
+            result.close()  # nobody awaits it, and `Calls.result` refuses it
+        return result
 
 
 class Call:
@@ -87,18 +81,15 @@ class Progress:
 class Calls:
     """Runs calls side by side, each no longer than `timeout` seconds.
 
-    They run in up to `workers` threads, or processes that load the `program` themselves. Threads
-    are daemons: one that hangs does not keep the process from ending. Nor does a process, which
-    ends with ours.
+    They run in up to `workers` threads, which are daemons: one that hangs does not keep the process
+    from ending.
     """
 
-    def __init__(self, workers: int, timeout: float, program: str | None = None):
+    def __init__(self, workers: int, timeout: float):
         self.workers = workers
         self.timeout = timeout
-        self.program = program
         self._waiting: queue.SimpleQueue = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
-        self._processes: list[RewardProcess] = []
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_closed = False
 
@@ -120,15 +111,19 @@ class Calls:
     def result(self, call: Call, whose: str, progress: Progress) -> Any:
         """Return the result of a call.
 
-        Raises UserError, which begins with `whose`, if the call raises or takes too long, or if its
-        process ends.
+        Raises UserError, which begins with `whose`, if the call raises, takes too long, or returns
+        a coroutine.
         """
         error = self._wait(call, whose, progress)
-        if error is None:
-            return call.future.result()
-        if isinstance(error, CallError):
-            raise UserError(f"{whose} {error}") from error
-        raise raised(whose, error) from error
+        if error is not None:
+            raise raised(whose, error) from error
+
+        result = call.future.result()
+        if inspect.iscoroutine(result):
+            raise UserError(
+                f"{whose} returned a coroutine, which nobody awaits; define it by async def"
+            )
+        return result
 
     def _wait(self, call: Call, whose: str, progress: Progress) -> BaseException | None:
         """Wait for the end of a call; return what it raised, or None.
@@ -150,7 +145,7 @@ class Calls:
                 ) from error
 
     def close(self) -> None:
-        """Forget the calls that wait, and end the processes and coroutines.
+        """Forget the calls that wait, and end the coroutines.
 
         A thread ends when its call does: nothing can interrupt it.
         """
@@ -160,28 +155,23 @@ class Calls:
                 self._waiting.get_nowait()
         for _ in self._threads:
             self._waiting.put(None)
-        for process in self._processes:
-            process.kill()
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._ended.set)
             self._loop = None
 
     def _work(self) -> None:
         """Run waiting calls, one after the other, in a thread of its own."""
-        process = None
-        if self.program:
-            process = RewardProcess(self.program)
-            self._processes.append(process)
-        while True:
-            waiting = self._waiting.get()
-            if waiting is None:
-                break
-            _run(process, *waiting)
+        while (waiting := self._waiting.get()) is not None:
+            bound, call = waiting
+            call.began = time.monotonic()
+            try:
+                call.future.set_result(bound())
+            except BaseException as error:  # reported where the result is awaited
+                call.future.set_exception(error)
+
             # A call that failed refers to the stack that awaited it, and so to the functions, which
             # could not be collected while this thread waits.
-            del waiting
-        if process is not None:
-            process.close()
+            del waiting, bound, call
 
     def _event_loop(self) -> asyncio.AbstractEventLoop:
         if self._loop is None:
@@ -207,18 +197,3 @@ def _run_loop(runner: asyncio.Runner, ended: asyncio.Event) -> None:
     """Run an event loop until `ended` is set; then cancel its coroutines."""
     with runner:
         runner.run(ended.wait())
-
-
-def _run(process: RewardProcess | None, bound: Bound, call: Call) -> None:
-    """Run a call, by the `process` if there is one."""
-    try:
-        if process is None:
-            call.began = time.monotonic()
-            call.future.set_result(bound())
-        else:
-            call.began = time.monotonic() + LOADING
-            process.begin()
-            call.began = time.monotonic()
-            call.future.set_result(process.call(bound.arguments))
-    except BaseException as error:  # reported where the result is awaited
-        call.future.set_exception(error)

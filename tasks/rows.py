@@ -10,6 +10,7 @@ function. Two optional columns have a meaning: `split` ("train", "validation" or
 import json
 import math
 import random
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -98,8 +99,7 @@ class Rows:
         "reward-timeout": "the most seconds that a call of the reward function may take "
         f"(default: {RewardSettings.timeout:g})",
         "reward-workers": "how many calls of the reward function run side by side, in threads "
-        f"(default: {RewardSettings.workers}); processes:N for N processes, which use several "
-        "cores",
+        f"(default: {RewardSettings.workers})",
     }
 
     def __init__(
@@ -125,18 +125,11 @@ class Rows:
         self.from_python = reward_file is None or not isinstance(data, str | Path)
         functions = [load_function(reward_file)] if reward_file else list(reward_functions)
         self.reward_range = _range(options.reward_range)
-        workers, in_processes = _workers(options.reward_workers)
-        if in_processes and reward_file is None:
-            raise UserError(
-                f"--reward-workers {options.reward_workers}: a process loads the reward from its "
-                "file; give it as path/to/file.py:function"
-            )
         settings = RewardSettings(
             weights=options.weights(),
             timeout=_number(options.reward_timeout, "--reward-timeout", above=0),
             reward_range=self.reward_range,
-            workers=workers,
-            program=reward_file if in_processes else None,
+            workers=_workers(options.reward_workers),
         )
         self.functions = RewardFunctions(functions, settings)
         self.python_functions = {} if reward_file else self.functions.by_name()
@@ -361,17 +354,11 @@ def _range(given: str | Iterable[float]) -> tuple[float, float]:
     return low, high
 
 
-def _workers(given: str | int) -> tuple[int, bool]:
-    """Return how many workers there are, and whether they are processes.
-
-    >>> _workers("processes:4"), _workers(32)
-    ((4, True), (32, False))
-    """
-    kind, colon, number = str(given).rpartition(":")
-    is_known = kind == ("processes" if colon else "")
-    if not (is_known and number.isascii() and number.isdecimal() and int(number)):
-        raise UserError(f"--reward-workers {given}: give a number of threads, or processes:N")
-    return int(number), bool(colon)
+def _workers(given: str | int) -> int:
+    """Return the number of threads. Raises UserError if it is none."""
+    if not re.fullmatch("[1-9][0-9]{0,3}", str(given)):
+        raise UserError(f"--reward-workers {given}: give a number of threads, e.g. 32")
+    return int(given)
 
 
 def _number(given: Any, flag: str, above: float = float("-inf")) -> float:

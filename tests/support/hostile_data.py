@@ -113,7 +113,7 @@ BAD_ROW_FLAGS = (
     ("--reward-timeout", "-1"),
     ("--reward-workers", "0"),
     ("--reward-workers", "x"),
-    ("--reward-workers", "processes:0"),
+    ("--reward-workers", "processes:4"),
     ("--data", "/dev/zero"),
     ("--data", "nowhere.parquet"),
     ("--data", "rows.jsonl/x"),

@@ -125,23 +125,13 @@ TABLE = {
             "False",
         ),
     ],
-    ("tasks/reward_process.py", "tasks/test_reward_processes.py"): [
-        ("a process outlives ours", "_read", "os._exit(0)", "None"),
-        ("prints reach the pipe", "main", "os.dup2(2, 1)", "None"),
-        (
-            "a process is started for each call",
-            "RewardProcess.begin",
-            "self._process is not None",
-            "False",
-        ),
-    ],
     ("tasks/rows.py", "tasks/test_rows.py"): [
         ("numbers are rounded", "_written", "repr(number)", "f'{number:g}'"),
         ("a level of 0 passes", "_problem", "level < 1", "False"),
     ],
     ("tasks/checks.py", "tasks/test_scores.py"): [
         ("a score moves the process", "process_unchanged", "after != folder", "False"),
-        ("a score changes torch", "_torch_defaults", "torch is None", "True"),
+        ("a score changes torch", "_torch_settings", "torch is None", "True"),
         ("a score changes data", "data_unchanged", "_differs(problem.data, data)", "False"),
         ("an inner list is shared", "_copied", "(dict, list, tuple)", "dict"),
     ],
