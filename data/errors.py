@@ -115,6 +115,11 @@ def _status_of(program: str, action: Callable[[], int]) -> int:
     try:
         if sys.platform == "win32":
             raise UserError("Windows is not supported; use its Linux subsystem (WSL)")
+        if sys.flags.optimize > 1:
+            raise UserError(
+                "Python runs without docstrings (PYTHONOPTIMIZE=2 or -OO), and transformers reads "
+                "them; run it without"
+            )
         return action()
     except UserError as error:
         say(str(error))

@@ -78,14 +78,27 @@ def raised(what: str, error: BaseException) -> TaskError:
     return TaskError(f"{what} raised {reason} ({file}, line {line})")
 
 
+# Torch's settings that a process has once, and that the trainer's numbers depend on, by the name of
+# the function that sets each: the name of the one that returns it, and its value before torch is
+# imported (None: not known).
+TORCH_SETTINGS: dict[str, tuple[str, Any]] = {
+    "set_default_dtype": ("get_default_dtype", "torch.float32"),
+    "set_default_device": ("get_default_device", "cpu"),
+    "set_float32_matmul_precision": ("get_float32_matmul_precision", "highest"),
+    "use_deterministic_algorithms": ("are_deterministic_algorithms_enabled", False),
+    "set_grad_enabled": ("is_grad_enabled", True),
+    "set_num_threads": ("get_num_threads", None),
+}
+
+
 @contextmanager
 def process_unchanged(where: str) -> Iterator[None]:
     """Raise UserError, which begins with `where`, if the block changes what a process has once.
 
-    That is its working directory, from where the files of a run are found, and torch's default
-    precision and device, with which the trainer makes tensors. They are restored.
+    That is its working directory, from where the files of a run are found, and TORCH_SETTINGS. They
+    are restored. The seeds of random numbers need no check: training draws none from them.
     """
-    folder, defaults = os.getcwd(), _torch_defaults()
+    folder, settings, has_torch = os.getcwd(), _torch_settings(), "torch" in sys.modules
     yield
     try:
         after = os.getcwd()
@@ -94,29 +107,38 @@ def process_unchanged(where: str) -> Iterator[None]:
     if after != folder:
         os.chdir(folder)
         raise UserError(
-            f"{where} changed the working directory to {after}; give subprocess a cwd=..., or run "
-            "rewards in processes of their own (--reward-workers processes:4)"
+            f"{where} changed the working directory to {after}; give subprocess a cwd=..."
         )
 
-    if (changed := _torch_defaults()) != defaults:
-        import torch  # has been imported already
+    for setter, value in _torch_settings().items():
+        before = settings[setter]
+        if before is None or str(value) == str(before):
+            continue
 
-        torch.set_default_dtype(getattr(torch, defaults[0]))
-        # With "cpu" torch would look at each call.
-        torch.set_default_device(None if defaults[1] == "cpu" else defaults[1])
+        if has_torch:
+            # With "cpu" as default device torch would look at each call.
+            getattr(sys.modules["torch"], setter)(None if str(before) == "cpu" else before)
         raise UserError(
-            f"{where} changed torch's defaults from {' on '.join(defaults)} to "
-            f"{' on '.join(changed)}; give dtype=... and device=... where tensors are made, or run "
-            "rewards in processes of their own (--reward-workers processes:4)"
+            f"{where} changed torch by torch.{setter} from {before} to {value}, and with it the "
+            "training; leave it, or set it back"
         )
 
 
-def _torch_defaults() -> tuple[str, str]:
-    """Return torch's default precision and device. A program that has not imported it has these."""
+def _torch_settings() -> dict[str, Any]:
+    """Return the value of each of TORCH_SETTINGS."""
     torch = sys.modules.get("torch")
     if torch is None:
-        return "float32", "cpu"
-    return str(torch.get_default_dtype()).removeprefix("torch."), str(torch.get_default_device())
+        return {setter: value for setter, (_, value) in TORCH_SETTINGS.items()}
+
+    values = {}
+    for setter, (getter, _) in TORCH_SETTINGS.items():
+        try:
+            values[setter] = getattr(torch, getter)()
+        except (
+            RuntimeError
+        ):  # the precisions of torch.backends, set one by one, may be no such value
+            values[setter] = "mixed"
+    return values
 
 
 @contextmanager

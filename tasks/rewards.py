@@ -9,9 +9,8 @@ numbers, whose weighted sum is the reward. A function with a parameter `completi
 instead, one entry for each completion of the group, and returns a list (the convention of TRL).
 Functions may be coroutines (``async def``), e.g. for a judge behind a server.
 
-The calls of a batch run side by side, in threads, in processes, or in one event loop
-(`tasks.reward_calls`). Results are put in the order of the completions, so they do not depend on
-timing.
+The calls of a batch run side by side, in threads or in one event loop (`tasks.reward_calls`).
+Results are put in the order of the completions, so they do not depend on timing.
 """
 
 import copy
@@ -43,16 +42,13 @@ class RewardSettings:
     - `reward_range`: the lowest and the highest reward; a completion that earns the highest is
       right;
     - `timeout`: the most seconds that one call may take;
-    - `workers`: how many calls run side by side;
-    - `program`: the function as ``path/to/file.py:name``, if calls run in processes, which load it
-      themselves; None if they run in threads.
+    - `workers`: how many calls run side by side.
     """
 
     weights: Mapping[str, float] = field(default_factory=dict)
     reward_range: Range = (0.0, 1.0)
     timeout: float = 60.0
     workers: int = 32
-    program: str | None = None
 
 
 class RewardFunctions:
@@ -63,12 +59,15 @@ class RewardFunctions:
         self.functions = [_Function(function) for function in functions]
         names = [function.name for function in self.functions]
         if len(set(names)) < len(names):
-            raise UserError(f"reward functions {', '.join(names)}: each needs a name of its own")
+            raise UserError(
+                f"reward functions {', '.join(names)}: each needs a name of its own; define it by "
+                "def, or give it one: f = functools.partial(FUNCTION); f.__name__ = 'short'"
+            )
         self.watcher: Show | None = None  # is told how many calls are done, while they run
         self._calls = self._new_calls()
 
     def _new_calls(self) -> Calls:
-        calls = Calls(self.settings.workers, self.settings.timeout, self.settings.program)
+        calls = Calls(self.settings.workers, self.settings.timeout)
         weakref.finalize(self, calls.close)
         return calls
 
@@ -92,7 +91,7 @@ class RewardFunctions:
         try:
             return self._scores(groups)
         except BaseException:
-            # A thread or process that hangs would be missing from the next calls.
+            # A thread that hangs would be missing from the next calls.
             self._calls.close()
             self._calls = self._new_calls()
             raise

@@ -225,6 +225,18 @@ def test_windows_is_refused_in_one_line(run, monkeypatch, capsys):
     assert line == "grpo.inspect: Windows is not supported; use its Linux subsystem (WSL)"
 
 
+def test_python_without_docstrings_is_refused_in_one_line():
+    for program in ("train", "evaluate"):
+        done = subprocess.run(
+            [sys.executable, "-OO", "-c", f"from grpo.tools.commands import *; {program}()"],
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+        assert "Python runs without docstrings (PYTHONOPTIMIZE=2 or -OO)" in done.stderr
+
+
 def test_the_gpu_of_a_mac_is_refused_in_one_line(run, tiny_model, capsys):
     flags = ["--model", tiny_model, *SMALL, "--device", "mps"]
     line = refused(capsys, train.main, *flags)

@@ -1,6 +1,7 @@
 """Reward functions: their calls, components, errors and time limits."""
 
 import asyncio
+import functools
 import json
 import random
 import threading
@@ -226,12 +227,39 @@ def parses(completion):
         (lambda completions: [1.0], "returned 1 result for 2 completions; it must"),
         (lambda completions: 1.0, "must return a list"),
         (lambda completions: "ab", "must return a list"),
-        ([length, length], "each needs a name of its own"),
         ("length", "give a function"),
     ],
 )
 def test_what_is_wrong_is_one_line(function, message):
     refused(function, message)
+
+
+class Judge:
+    def __call__(self, completion):
+        return 0.5
+
+    def method(self, completion):
+        return 0.5
+
+
+@pytest.mark.parametrize(
+    ("function", "name"),
+    [
+        (length, "length"),
+        (functools.partial(length), "partial"),
+        (lambda completion: 0.5, "<lambda>"),
+        (Judge(), "Judge"),
+        (Judge().method, "method"),
+    ],
+)
+def test_functions_of_one_name_can_be_named_as_the_error_says(function, name):
+    advice = "f = functools.partial(FUNCTION); f.__name__ = 'short'"
+    refused([function, function], f"reward functions {name}, {name}: each needs a name of its own")
+    refused([function, function], advice)
+
+    f = functools.partial(function)
+    f.__name__ = "short"
+    assert scores([function, f])[0].parts.keys() == {f"reward/{name}", "reward/short"}
 
 
 def test_one_completion_is_not_said_to_be_several():

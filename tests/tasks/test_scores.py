@@ -5,6 +5,8 @@ in one line.
 import json
 import math
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -204,21 +206,62 @@ def test_a_score_that_moves_the_process_is_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "change, said",
     [
-        (lambda: torch.set_default_dtype(torch.float64), "float32 on cpu to float64 on cpu"),
-        (lambda: torch.set_default_device("meta"), "float32 on cpu to float32 on meta"),
+        (
+            lambda: torch.set_default_dtype(torch.float64),
+            "set_default_dtype from torch.float32 to torch.float64",
+        ),
+        (lambda: torch.set_default_device("meta"), "set_default_device from cpu to meta"),
+        (
+            lambda: torch.set_float32_matmul_precision("medium"),
+            "set_float32_matmul_precision from highest to medium",
+        ),
+        (
+            lambda: setattr(torch.backends.cuda.matmul, "allow_tf32", True),
+            "set_float32_matmul_precision from highest to high",
+        ),
+        (
+            lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
+            "set_float32_matmul_precision from highest to mixed",
+        ),
+        (
+            lambda: torch.use_deterministic_algorithms(True),
+            "use_deterministic_algorithms from False to True",
+        ),
+        (lambda: torch.set_grad_enabled(False), "set_grad_enabled from True to False"),
+        (lambda: torch.set_num_threads(7), "set_num_threads from .* to 7"),
     ],
 )
 def test_a_score_that_changes_torch_is_refused(change, said):
-    """The trainer would make tensors of another kind."""
+    """The trainer would compute other numbers."""
 
     class Changes(Given):
         def score(self, problem, completions):
             change()
             return [Score(0.5)]
 
-    with pytest.raises(UserError, match=rf"score\(\) changed torch's defaults from {said}; give"):
+    threads = torch.get_num_threads()
+    line = rf"score\(\) changed torch by torch.{said}, and with it the training; leave it, or set"
+    with pytest.raises(UserError, match=line):
         scores_of(Changes([]), PROBLEM, ["text"])
+    scores_of(Given([Score(0.5)]), PROBLEM, ["text"])  # all is restored
     assert torch.zeros(1).dtype == torch.float32 and torch.zeros(1).device.type == "cpu"
+    assert torch.get_float32_matmul_precision() == "highest" and torch.is_grad_enabled()
+    assert torch.get_num_threads() == threads
+
+
+def test_a_file_that_changes_torch_before_the_trainer_imports_it_is_refused(tmp_path):
+    (tmp_path / "own.py").write_text(
+        "import torch\ntorch.set_float32_matmul_precision('high')\ndef reward(completion): return 1"
+    )
+    load = "from tasks.own_files import load_function; load_function('own.py:reward')"
+    done = subprocess.run(
+        [sys.executable, "-c", load],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert "own.py:reward: the file changed torch by torch.set_float32_matmul_pre" in done.stderr
 
 
 def test_a_score_may_change_its_list_of_completions():
