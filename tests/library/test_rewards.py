@@ -1,14 +1,17 @@
 """Rewards and losses of one's own: slow, failing, and from files."""
 
 import json
+import random
 import re
 from itertools import count
 from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 
+import numpy
 import pytest
-from small_library import FLAGS, OWN, QUICK, ROWS, reward
+import torch
+from small_library import FLAGS, OWN, QUICK, ROWS, alike, reward
 
 from grpo import load_run, train
 from grpo.show.console import Console
@@ -49,6 +52,22 @@ def test_slow_rewards_say_how_far_they_are(home, monkeypatch, capsys):
     monkeypatch.setattr(Console, "scoring", watched)
     train(ROWS, slow, reward_workers=2, name="a", **QUICK)
     assert re.search(r"step 1.*: scoring [1-7]/8, 0 s", capsys.readouterr().out)
+
+
+def test_a_reward_that_sets_and_draws_random_numbers_changes_nothing_else(home):
+    def seeds(completion):
+        for seed, draw in (
+            (random.seed, random.random),
+            (numpy.random.seed, numpy.random.random),
+            (torch.manual_seed, lambda: torch.rand(3)),
+        ):
+            seed(0)
+            draw()
+        return len(completion) % 2
+
+    train(ROWS, lambda completion: len(completion) % 2, name="a", **QUICK)
+    train(ROWS, seeds, name="b", **QUICK)
+    alike(load_run("runs/a"), load_run("runs/b"))
 
 
 def test_the_reward_file_of_a_run_is_not_executed_unless_it_is_named(home, capsys):
