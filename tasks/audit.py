@@ -30,6 +30,7 @@ from tasks.base import (
     Task,
     UserError,
     blaming,
+    compares,
     exit_status,
     is_right,
     load_task,
@@ -275,6 +276,8 @@ def _other_sources(config: dict, task: Task) -> list[str]:
 
 def _wrong_rewards(task: Task, problems: Sequence[Problem]) -> list[str]:
     """Return how the rewards of right answers are wrong: for their own problem, or for another."""
+    if compares(task):  # what an answer earns depends on the others
+        return []
     problems = problems[:SCORED]  # neighbours, as they were drawn
     targets = [problem.target for problem in problems]
     right = [_right(task, problem, targets) for problem in problems]

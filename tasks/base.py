@@ -8,6 +8,7 @@ from tasks.checks import calling, process_unchanged
 from tasks.function_digest import function_digest
 from tasks.optional import (
     answers_of,
+    compares,
     credits_of,
     declared_budget,
     default_steps_of,
@@ -61,6 +62,7 @@ __all__ = [
     "blaming",
     "calling",
     "check_wording",
+    "compares",
     "credits_of",
     "declared_budget",
     "default_steps_of",

@@ -74,6 +74,15 @@ def watch_scoring(task: Task, show: Callable[[int, int, float], None]) -> None:
             watch(show)
 
 
+def compares(task: Task) -> bool:
+    """Return whether a score may depend on the other completions of its group.
+
+    Then evaluations score whole groups, as large as in training, and a right answer that stands
+    alone proves nothing.
+    """
+    return bool(getattr(task, "compares", False))
+
+
 def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
     """Return the function that tells how a reward was earned word by word, for --credit alignment.
 

@@ -118,6 +118,8 @@ class OptionalMembers(Protocol):
     score_groups: Callable[[Sequence[tuple[Problem, Sequence[str]]]], list[list[Score]]]
     watch: Callable[[Callable[[int, int, float], None]], None]  # see `watch_scoring`
 
+    compares: bool  # whether scores depend on the group's other completions, see `compares`
+
     metric: str  # what reports call the score
     level_unit: str  # what a level counts ("words")
     answer: Callable[[Problem, str], str | None]  # see `answers_of`

@@ -71,6 +71,11 @@ class RewardFunctions:
         weakref.finalize(self, calls.close)
         return calls
 
+    @property
+    def of_groups(self) -> list[str]:
+        """The names of the functions that get all completions of a group."""
+        return [function.name for function in self.functions if function.takes_group]
+
     def by_name(self) -> dict[str, Callable]:
         """Return the functions by their names."""
         return {function.name: function.function for function in self.functions}

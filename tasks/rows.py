@@ -132,6 +132,7 @@ class Rows:
             workers=_workers(options.reward_workers),
         )
         self.functions = RewardFunctions(functions, settings)
+        self.compares = bool(self.functions.of_groups)
         self.python_functions = {} if reward_file else self.functions.by_name()
 
         names = _pairs(options.columns, "--columns")
@@ -139,6 +140,12 @@ class Rows:
         for problem in problems:
             self.functions.check(problem.data["row"], problem.data["where"])
         self._by_split, self.notes = _divided(problems)
+        if self.compares:
+            self.notes.append(
+                f"reward {', '.join(self.functions.of_groups)}: takes completions and may compare "
+                "them, so evaluations sample a whole group for each problem; a function with the "
+                "parameter completion takes one"
+            )
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
         """Return a random row of the split."""

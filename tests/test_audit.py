@@ -171,6 +171,8 @@ def test_rewards_of_right_answers(run, kind, monkeypatch):
     found = audit(run)[0]
     assert len(found) == bool(begin)
     assert not found or (found[0].startswith(begin) and found[0].endswith(end))
+    monkeypatch.setattr(Arithmetic, "compares", True, raising=False)
+    assert audit(run)[0] == []  # what an answer earns depends on its group
 
 
 def test_a_tampered_list_of_seen_problems(run):

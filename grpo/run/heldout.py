@@ -5,6 +5,7 @@ Each evaluation is a line of eval.jsonl and a line on the console.
 
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 from grpo.evaluate import (
@@ -22,6 +23,7 @@ from grpo.records import Group, level_name, truncated_share
 from grpo.run.display import Display
 from grpo.run.files import NoFiles, RunFiles
 from grpo.trainer import Trainer
+from tasks.base import compares
 
 # These seeds do not depend on the run's seed, so held-out problems are the same in every run and at
 # every step. Promotions use other problems than reports. Otherwise selection would bias the
@@ -29,6 +31,9 @@ from grpo.trainer import Trainer
 EVAL_SEED = 1_000_003
 PROMOTION_SEED = 2_000_003
 WARM_START_SEED = 3_000_017
+
+# Mean scores that differ by less are the same but for rounding.
+SAME = 1e-9
 
 
 class HeldOutEvaluator:
@@ -128,7 +133,10 @@ class HeldOutEvaluator:
         # different seeds they do not share its completion.
         where = level_name(level, getattr(task, "level_unit", ""))
         settings = EvaluationSettings(
-            sampling, seed=0 if seed == EVAL_SEED else seed, draft=trainer.config.draft
+            sampling,
+            seed=0 if seed == EVAL_SEED else seed,
+            samples=trainer.config.group_size if compares(task) else 1,
+            draft=trainer.config.draft,
         )
         with self.console.working(f"evaluating at {where}") as progress:
             local = evaluate(
@@ -137,6 +145,7 @@ class HeldOutEvaluator:
         groups = self.ranks.gather(local)
         for index, group in enumerate(groups):
             group.index = index
+        self._warn_if_only_ranked(groups)
 
         line = {
             "step": trainer.done,
@@ -151,6 +160,20 @@ class HeldOutEvaluator:
             "truncated": truncated_share(groups),
         }
         return line, groups
+
+    def _warn_if_only_ranked(self, groups: Sequence[Group]) -> None:
+        """Warn if scores differ within groups but not between: then they say nothing of the policy.
+
+        So does a reward that only ranks the completions of a group: the ranks have one mean.
+        """
+        means = [fmean(score.value for score in group.scores) for group in groups]
+        if max(means) - min(means) < SAME and len(groups) > 1 and all(g.reward_std for g in groups):
+            self._warn_once(
+                f"every group of the evaluation has the mean score {means[0]:.3f}, so the reward "
+                "only ranks the completions of a group, and held-out scores cannot show learning; "
+                "add a component that scores each completion by itself",
+                "ranks",
+            )
 
     def _circumstances(self, level: int) -> dict[str, Any]:
         """Return the task, the level and the sampling settings, for a line of eval.jsonl."""

@@ -3,17 +3,17 @@
 from grpo.curriculum.warm_start import right_answer
 from grpo.records import Group
 from grpo.training.problems import ProblemStream
-from tasks.base import UserError, is_right, scores_of
+from tasks.base import UserError, compares, is_right, scores_of
 
 
 def has_right_targets(stream: ProblemStream, level: int) -> bool:
     """Return whether the next problem has a target, and it is scored as right.
 
     A task with continuous rewards may have targets that are no better than other texts, and rows of
-    the user's own have none.
+    the user's own have none. One that compares completions does not say what a target alone earns.
     """
     _, problem = stream.at(stream.next_index, level)
-    if not problem.target.strip():
+    if not problem.target.strip() or compares(stream.task):
         return False
     (score,) = scores_of(stream.task, problem, [problem.target])
     return is_right(score)

@@ -421,6 +421,10 @@ def test_a_run_says_what_it_was_shown_and_survives_a_kill(
 def test_a_task_without_right_targets_has_nothing_to_show(tiny_policy):
     trainer = stuck_trainer(tiny_policy, demonstrate=True)
     trainer.check_fit()
+    trainer.task.compares = True  # what the target earns alone says nothing
+    with pytest.raises(UserError, match="demonstrate: task forced does not score the target"):
+        trainer.check_fit()
+    trainer.task.compares = False
     trainer.task.score = lambda problem, texts: [Score(0.5) for _ in texts]
     with pytest.raises(UserError, match="demonstrate: task forced does not score the target"):
         trainer.check_fit()

@@ -70,6 +70,56 @@ def test_a_reward_that_sets_and_draws_random_numbers_changes_nothing_else(home):
     alike(load_run("runs/a"), load_run("runs/b"))
 
 
+RANKS = """
+def guarded(completions, **row):
+    return [(place + 1) / len(completions) for place in places(completions)]
+
+
+def unguarded(completions, **row):
+    return [place / (len(completions) - 1) for place in places(completions)]
+
+
+def places(completions):
+    order = sorted(range(len(completions)), key=lambda i: len(completions[i]))
+    return [order.index(i) for i in range(len(completions))]
+"""
+
+
+@pytest.mark.parametrize(("name", "mean"), [("guarded", 0.625), ("unguarded", 0.5)])
+def test_rewards_that_compare_completions_see_whole_groups_in_evaluations(home, capsys, name, mean):
+    Path("ranks.py").write_text(RANKS)
+    run = train("rows.jsonl", f"ranks.py:{name}", name="a", **QUICK | {"steps": 1})
+    assert [(line["n"], line["mean"]) for line in run.evals] == [(4, mean)] * 2
+    assert (
+        f"every group of the evaluation has the mean score {mean:.3f}, so the reward only ranks"
+        in (capsys.readouterr().out)
+    )
+
+    command = ["--model", "runs/a", "--reward-file", f"ranks.py:{name}", "--problems", "2"]
+    assert evaluation.main([*command, "--json", "a.json"]) == 0
+    (result,) = json.loads(Path("a.json").read_text())
+    assert (result["n"], result["samples"], result["mean"]) == (2, 4, mean)
+
+    capsys.readouterr()
+    assert evaluation.main([*command, "--samples", "1"]) == 2
+    assert "--samples 1: the reward may compare the completions of a group; give" in one_line(
+        capsys
+    )
+
+
+def test_models_are_compared_on_groups_of_one_size(home, capsys):
+    Path("ranks.py").write_text(RANKS)
+    for name, size in (("a", 4), ("b", 2)):
+        train(
+            "rows.jsonl", "ranks.py:guarded", name=name, **QUICK | {"steps": 1, "group_size": size}
+        )
+    command = ["--model", "runs/a", "--model", "runs/b", "--reward-file", "ranks.py:guarded"]
+    capsys.readouterr()
+    assert evaluation.main([*command, "--problems", "2"]) == 2
+    assert "--samples 2) than runs/a" in one_line(capsys)
+    assert evaluation.main([*command, "--problems", "2", "--samples", "3"]) == 0
+
+
 def test_the_reward_file_of_a_run_is_not_executed_unless_it_is_named(home, capsys):
     command = ["--data", "rows.jsonl", "--reward-file", "own.py:reward", "--reward-range", "0,1.2"]
     assert main([*command, *FLAGS, "--steps", "1", "--name", "a"]) in (0, 3)

@@ -52,6 +52,16 @@ def test_each_row_is_a_problem_of_one_split():
     assert task.notes == []
 
 
+def test_a_reward_of_the_whole_group_may_compare():
+    def group(completions):
+        return [0.5] * len(completions)
+
+    assert not rows().compares
+    task = Rows(ROWS, reward_functions=[right, group])
+    assert task.compares
+    assert [note.partition(":")[0] for note in task.notes] == ["reward group"]
+
+
 def test_the_row_decides_the_split_if_it_names_one():
     data = [row | {"split": SPLITS[n % 3], "level": n % 2 + 1} for n, row in enumerate(ROWS)]
     task = rows(data)

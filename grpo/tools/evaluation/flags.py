@@ -133,9 +133,8 @@ def _add_problem_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--samples",
         type=int,
-        default=1,
         help="independent completions of each problem; their mean counts (for tasks with few "
-        "problems)",
+        "problems; default: 1, or a group if the reward compares its completions)",
     )
     add(
         "--dataset",

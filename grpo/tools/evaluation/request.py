@@ -19,6 +19,7 @@ from tasks.base import (
     Task,
     UserError,
     check_wording,
+    compares,
     implied_task,
     load_task,
     problems_of,
@@ -113,7 +114,7 @@ def make_request(
         options=options,
         levels=_levels(flags.words, task, config, is_runs_task, options),
         problems=flags.problems,
-        samples=flags.samples,
+        samples=_samples(flags.samples, task, config),
         dataset=flags.dataset,
         split=flags.split,
         seed=flags.seed,
@@ -143,12 +144,13 @@ def require_same_problems(requests: Sequence[Request]) -> None:
 
 
 def _problems_of(request: Request) -> str:
-    """Return the flags that name the task and the levels of a request."""
+    """Return the flags that say what the models of a request are compared on."""
     options = [
         word for name, value in sorted(request.options.items()) for word in (f"--{name}", value)
     ]
     levels = ",".join(map(str, request.levels))
-    return shlex.join(["--task", request.task, *options, "--levels", levels])
+    samples = ["--samples", str(request.samples)] if request.samples > 1 else []
+    return shlex.join(["--task", request.task, *options, "--levels", levels, *samples])
 
 
 def _prompt_flags(
@@ -192,6 +194,18 @@ def _levels(
         return [config.level]
     of_rows = {problem.level for problem in problems_of(task, "train")}
     return [max(of_rows, default=getattr(task, "default_level", 1))]
+
+
+def _samples(given: int | None, task: Task, config: Config) -> int:
+    """Return the number of completions of each problem."""
+    if not compares(task):
+        return given or 1
+    if given == 1:
+        raise UserError(
+            "--samples 1: the reward may compare the completions of a group; give the size of a "
+            "group, or leave it out"
+        )
+    return given or config.group_size
 
 
 def _sampling(flags: argparse.Namespace, config: Config) -> Sampling:
