@@ -128,6 +128,7 @@ TABLE = {
     ("tasks/rows.py", "tasks/test_rows.py"): [
         ("numbers are rounded", "_written", "repr(number)", "f'{number:g}'"),
         ("a level of 0 passes", "_problem", "level < 1", "False"),
+        ("no reward compares", "Rows.__init__", "bool(self.functions.of_groups)", "False"),
     ],
     ("tasks/checks.py", "tasks/test_scores.py"): [
         ("a score moves the process", "process_unchanged", "after != folder", "False"),
