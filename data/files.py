@@ -18,6 +18,7 @@ import yaml
 import zstandard
 
 from data.errors import UserError
+from data.text import shortened
 
 # The largest file that is read at once, and what a compressed one may expand to (bytes). The
 # rollouts of a step of 256 completions with 1,300 tokens each take 10 MB.
@@ -110,6 +111,21 @@ def read_jsonl(path: str | Path, *, is_log: bool = False) -> Iterator[tuple[str,
             if not isinstance(value, dict):
                 raise UserError(f"{where}: is {json_kind(value)}; each line must be a JSON object")
             yield where, value
+
+
+def wrong_lines(found: Iterable[str], expected: Iterable[str]) -> list[str]:
+    """Return how a log is damaged: which `expected` lines it lacks, which it has more than once.
+
+    A line is named by what it is about.
+
+    >>> wrong_lines(["step 1", "step 3", "step 3"], ["step 1", "step 2", "step 3"])
+    ['lacks step 2', 'has more than one line of step 3']
+    """
+    counts = Counter(found)
+    missing = [name for name in expected if name not in counts]
+    repeated = [name for name, count in counts.items() if count > 1]
+    said = {"lacks": missing, "has more than one line of": repeated}
+    return [f"{what} {shortened(', '.join(names))}" for what, names in said.items() if names]
 
 
 def read_jsonl_zst(path: str | Path, kind: Any = None) -> list[dict]:

@@ -5,7 +5,8 @@ belong to their problems.
 
 The audit reads all problems of all stored steps and evaluations, and computes the key of each again
 from the problem's own data. So it finds a forged key, a changed list of seen problems, two problems
-that differ only in the order of their factors, and a corpus that has changed since the run.
+that differ only in the order of their factors, and a corpus that has changed since the run. It
+compares the logs with the stored steps and evaluations, so it finds lines that are lost or doubled.
 
 It has the task score the right answers of some of these problems for each other as well. So it
 finds a reward that is shifted by a problem, or that pays any answer; the rewards that the run has
@@ -17,12 +18,20 @@ be read.
 
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
-from data.files import check_links, read_json, read_jsonl, read_jsonl_zst, read_yaml
+from data.files import (
+    check_links,
+    read_json,
+    read_jsonl,
+    read_jsonl_zst,
+    read_yaml,
+    wrong_lines,
+)
 from data.text import escape_control, shortened
 from tasks.base import (
     Parser,
@@ -47,6 +56,9 @@ PROBLEM_SOURCES = ("dataset", "corpus", "task")
 SCORED = 16
 AT_ONCE = 4
 
+# The purpose of an evaluation in eval.jsonl whose groups are in rollouts/ of this kind.
+PURPOSES = {"eval": "report", "promotion": "promotion", "imitated": "imitation"}
+
 _NAME = re.compile(r"(step|eval|promotion|imitation|imitated)-(\d+)\.jsonl\.zst")
 
 
@@ -70,7 +82,8 @@ class StoredProblems:
     - `shown`: the file of each example that a prompt shows with its answer, by key;
     - `by_step`: the stored keys of the problems trained on at each step; step 0 is the imitation;
     - `wrong_keys`: a line for each problem whose stored key is not that of its data;
-    - `by_target`: a problem for each right answer, the first one, trained on or evaluated.
+    - `by_target`: a problem for each right answer, the first one, trained on or evaluated;
+    - `levels`: the level of each group, by the kind and the step of its file.
 
     Other keys are those computed again from the problem's data.
     """
@@ -81,6 +94,7 @@ class StoredProblems:
     by_step: dict[int, set[str]] = field(default_factory=dict)
     wrong_keys: list[str] = field(default_factory=list)
     by_target: dict[str, Problem] = field(default_factory=dict)
+    levels: dict[tuple[str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
 
 
 def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str], str]:
@@ -103,6 +117,7 @@ def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str]
         *_evaluated_of_earlier_runs(stored, before, start),
         *_wrong_start(start, before),
         *_wrong_lists(folder, listed, before, stored.by_step),
+        *_wrong_logs(folder, stored),
         *_other_sources(config, task),
         *_wrong_rewards(task, list(stored.by_target.values())),
     ]
@@ -115,6 +130,7 @@ def _read_stored(folder: Path, task: Task) -> StoredProblems:
     for path, kind, step in _files(folder):
         for line in read_jsonl_zst(path, StoredGroup):
             problem = Problem(**line["problem"])
+            stored.levels[kind, step].append(problem.level)
             key = task.key(problem) if hasattr(task, "key") else problem.key
             if key != problem.key:
                 stored.wrong_keys.append(
@@ -180,7 +196,7 @@ def _listed(folder: Path) -> tuple[dict[int, set[str]], set[str]]:
     """Return the keys in seen.jsonl: by step (0 is the imitation), and those of earlier runs."""
     listed: dict[int, set[str]] = {}
     before: set[str] = set()
-    for _, line in read_jsonl(folder / "seen.jsonl", is_log=True):
+    for line in _log(folder, "seen.jsonl"):
         if line["step"] == 0 and not line.get("imitated"):
             before |= set(line["keys"])
         else:
@@ -221,36 +237,90 @@ def _wrong_start(start: str | None, before: set[str]) -> list[str]:
 def _wrong_lists(
     folder: Path, listed: dict[int, set[str]], before: set[str], by_step: dict[int, set[str]]
 ) -> list[str]:
-    """Return how seen.jsonl, metrics.jsonl and the checkpoints differ from the stored steps.
+    """Return how seen.jsonl and the checkpoints differ from the stored steps.
 
     `listed` are the keys in seen.jsonl by step, `before` those that an earlier run trained on.
     """
     found = []
-    logged = {line["step"] for _, line in read_jsonl(folder / "metrics.jsonl", is_log=True)}
-    trainers = {
-        path: read_json(path)["trainer"]
-        for path in sorted((folder / "checkpoints").glob("step-*/trainer.json"))
-    }
-    last_saved = max((trainer["done"] for trainer in trainers.values()), default=0)
-    steps = sorted(listed.keys() | by_step.keys() | logged)
-    for step in steps:
-        # A killed run may have written a part of its last step, which a resumed one makes again.
-        if step == steps[-1] and step not in logged and step > last_saved:
-            continue
-        found += _compare(
-            f"seen.jsonl, step {step}", listed.get(step, set()), by_step.get(step, set())
-        )
-        if step and (step in logged) != (step in by_step):  # imitation comes before the first step
-            found.append(
-                f"step {step}: is in {'metrics.jsonl' if step in logged else 'rollouts/'} only"
+    last = _last_whole_step(folder, by_step)
+    for step in sorted(listed.keys() | by_step.keys()):
+        if step <= last:
+            found += _compare(
+                f"seen.jsonl, step {step}", listed.get(step, set()), by_step.get(step, set())
             )
 
-    for path, trainer in trainers.items():
+    for path, trainer in _trainers(folder).items():
         expected = before.union(
             *(keys for step, keys in by_step.items() if step <= trainer["done"])
         )
         found += _compare(f"{path.parent.name}/trainer.json", set(trainer["seen"]), expected)
     return found
+
+
+def _trainers(folder: Path) -> dict[Path, dict[str, Any]]:
+    """Return the state of the trainer in each checkpoint, by its file."""
+    paths = sorted((folder / "checkpoints").glob("step-*/trainer.json"))
+    return {path: read_json(path)["trainer"] for path in paths}
+
+
+def _log(folder: Path, name: str) -> list[dict[str, Any]]:
+    """Return the lines of a log of the run; [] if it is gone."""
+    path = folder / name
+    return [line for _, line in read_jsonl(path, is_log=True)] if path.exists() else []
+
+
+def _last_whole_step(folder: Path, by_step: Collection[int]) -> int:
+    """Return the last step of which everything must be stored.
+
+    A killed run may have written a part of its last step, which a resumed one makes again.
+    """
+    logged = {line["step"] for line in _log(folder, "metrics.jsonl")}
+    last = max({*logged, *by_step}, default=0)
+    is_saved = any(trainer["done"] >= last for trainer in _trainers(folder).values())
+    return last if is_saved else last - 1
+
+
+def _wrong_logs(folder: Path, stored: StoredProblems) -> list[str]:
+    """Return how the logs differ from the steps of the run, and from the groups in rollouts/."""
+    last = _last_whole_step(folder, stored.by_step)
+    expected = [f"step {step}" for step in range(1, last + 1)]
+    steps = {"rollouts/": list(stored.by_step)}
+    for name in ("metrics.jsonl", "seen.jsonl", "groups.jsonl"):
+        steps[name] = [line["step"] for line in _log(folder, name) if line["step"]]
+    found = [
+        f"{name}: {wrong}"
+        for name, numbers in steps.items()
+        for wrong in wrong_lines([f"step {number}" for number in numbers], expected)
+    ]
+
+    for line in _log(folder, "groups.jsonl"):
+        levels = stored.levels.get(("step", line["step"]))
+        if levels and levels != [group["level"] for group in line["groups"]]:
+            found.append(f"groups.jsonl, step {line['step']}: is not of the groups in rollouts/")
+    return found + _wrong_evaluations(_log(folder, "eval.jsonl"), stored, last)
+
+
+def _wrong_evaluations(
+    lines: Sequence[dict[str, Any]], stored: StoredProblems, last: int
+) -> list[str]:
+    """Return how the lines of eval.jsonl differ from the groups in rollouts/, up to step `last`."""
+    problems = {
+        f"the {PURPOSES[kind]} of step {step} at level {level}": levels.count(level)
+        for (kind, step), levels in stored.levels.items()
+        if kind in PURPOSES and step <= last
+        for level in levels
+    }
+    names = []
+    found = []
+    for line in lines:
+        name = f"the {line['purpose']} of step {line['step']} at level {line.get('level')}"
+        if name not in problems:
+            continue
+        if line["n"] != problems[name]:
+            found.append(f"eval.jsonl: {name} is of {line['n']} problems, not {problems[name]}")
+        if line["purpose"] != "promotion" or name not in names:  # a step may have several checks
+            names.append(name)
+    return [f"eval.jsonl: {wrong}" for wrong in wrong_lines(names, problems)] + found
 
 
 def _other_sources(config: dict, task: Task) -> list[str]:

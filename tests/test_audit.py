@@ -85,11 +85,12 @@ def test_a_real_run_is_clean(clean, capsys):
 def test_a_trained_problem_in_the_evaluation(run, capsys):
     line = read_jsonl_zst(run / ROLLOUTS.format("step-000002"))[1]
     rewrite(run / ROLLOUTS.format("eval-000003"), lambda lines: lines.append(line))
-    (found,) = audit(run)[0]
+    found, wrong_log = audit(run)[0]
+    assert "eval.jsonl: the report of step 3 at level 22 is of 5 problems, not 6" == wrong_log
     assert found.startswith("eval-000003.jsonl.zst:") and found.endswith(
         "was trained on, in step-000002.jsonl.zst"
     )
-    assert main([str(run)]) == 1 and "1 findings" in capsys.readouterr().out
+    assert main([str(run)]) == 1 and "2 findings" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("forged", [False, True])
@@ -196,7 +197,7 @@ def test_a_tampered_checkpoint(run):
 def test_a_step_that_was_taken_away(run):
     (run / ROLLOUTS.format("step-000002")).unlink()
     found = audit(run)[0]
-    assert "step 2: is in metrics.jsonl only" in found and any(
+    assert "rollouts/: lacks step 2" in found and any(
         "seen.jsonl, step 2: lists 3" in line for line in found
     )
 
@@ -210,6 +211,70 @@ def test_a_run_that_was_killed_within_a_line_is_read(run):
     assert audit(run)[0] != []  # the step has a checkpoint, so its lines have been lost
     shutil.rmtree(last)
     assert audit(run)[0] == []
+
+
+def remove(name, number):
+    def change(run):
+        lines = (run / name).read_text().splitlines(keepends=True)
+        (run / name).write_text("".join([*lines[:number], *lines[number + 1 :]]))
+
+    return change
+
+
+def double(name):
+    def change(run):
+        first, *others = (run / name).read_text().splitlines(keepends=True)
+        (run / name).write_text("".join([first, first, *others]))
+
+    return change
+
+
+def cut(name):
+    def change(run):
+        (run / name).write_bytes((run / name).read_bytes()[:-20])
+
+    return change
+
+
+def fewer_groups(run):
+    first, *others = map(json.loads, (run / "groups.jsonl").read_text().splitlines())
+    first["groups"].pop()
+    (run / "groups.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in (first, *others)))
+
+
+def fewer_problems(run):
+    rewrite(run / ROLLOUTS.format("eval-000003"), lambda lines: lines.pop())
+
+
+DAMAGED_LOGS = [
+    (remove("metrics.jsonl", 0), "metrics.jsonl: lacks step 1"),
+    (remove("groups.jsonl", 1), "groups.jsonl: lacks step 2"),
+    (remove("eval.jsonl", 0), "eval.jsonl: lacks the report of step 0 at level 22"),
+    (remove("eval.jsonl", 1), "eval.jsonl: lacks the report of step 3 at level 22"),
+    (double("metrics.jsonl"), "metrics.jsonl: has more than one line of step 1"),
+    (double("seen.jsonl"), "seen.jsonl: has more than one line of step 1"),
+    (double("groups.jsonl"), "groups.jsonl: has more than one line of step 1"),
+    (
+        double("eval.jsonl"),
+        "eval.jsonl: has more than one line of the report of step 0 at level 22",
+    ),
+    (cut("metrics.jsonl"), "metrics.jsonl: lacks step 3"),
+    (cut("groups.jsonl"), "groups.jsonl: lacks step 3"),
+    (fewer_groups, "groups.jsonl, step 1: is not of the groups in rollouts/"),
+    (fewer_problems, "eval.jsonl: the report of step 3 at level 22 is of 5 problems, not 4"),
+    (lambda run: (run / "groups.jsonl").unlink(), "groups.jsonl: lacks step 1, step 2, step 3"),
+    (
+        lambda run: (run / "eval.jsonl").unlink(),
+        "eval.jsonl: lacks the report of step 0 at level 22",
+    ),
+]
+
+
+@pytest.mark.parametrize(("damage", "said"), DAMAGED_LOGS, ids=[said for _, said in DAMAGED_LOGS])
+def test_a_damaged_log_is_named(run, damage, said):
+    damage(run)
+    (found,) = audit(run)[0]
+    assert found.startswith(said)
 
 
 def test_what_is_no_run(tmp_path, capsys):

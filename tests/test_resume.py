@@ -14,6 +14,7 @@ from tiny_models import make_tiny_model
 import data.corpus
 from grpo.run import checkpoint as store
 from grpo.run import sources
+from grpo.run.reader import load_run
 from grpo.tools import export, train
 from grpo.tools.evaluation import program as evaluation
 from tasks import audit
@@ -224,9 +225,46 @@ def test_a_log_that_is_gone_is_named(here, capsys, name):
     path = Path(f"runs/lora/{name}.jsonl")
     path.unlink()
     said = said_by(capsys, *resume("lora"), status=0).out
-    (line,) = warnings_in(said)
-    assert f"warning: {path}: is gone or empty; a new one begins after step 1" in line
+    line, *_ = warnings_in(said)
+    step = 0 if name == "eval" else 1
+    assert f"warning: {path}: is damaged: it lacks step {step}; figures that come from it" in line
     assert {json.loads(line)["step"] for line in path.read_text().splitlines()} == {2}
+
+
+def test_a_damaged_log_is_named_on_resume_and_beside_the_verdict(here, capsys):
+    run = Path("runs/lora")
+    for name in ("metrics", "seen", "groups"):  # what a kill leaves behind the last checkpoint
+        with open(run / f"{name}.jsonl", "a") as file:
+            file.write('{"step": 2, "ti')
+    said = said_by(capsys, "--resume", "runs/lora", "--steps", "3", status=0).out
+    assert not warnings_in(said)
+
+    logs = {name: run / f"{name}.jsonl" for name in ("metrics", "seen", "groups", "eval")}
+    lines = {name: path.read_text().splitlines(keepends=True) for name, path in logs.items()}
+    logs["metrics"].write_text("".join([*lines["metrics"][1:], lines["metrics"][1]]))
+    logs["seen"].write_text("".join(lines["seen"])[:-9])
+    logs["groups"].write_text("".join([lines["groups"][0], *lines["groups"]]))
+    logs["eval"].write_text("".join(lines["eval"][1:]))
+    said = said_by(capsys, "--resume", "runs/lora", "--steps", "4", status=0).out
+    found = [line.partition("jsonl: is damaged: ")[2] for line in warnings_in(said)]
+    of_metrics = ["it lacks step 1", "it has more than one line of step 2"]
+    expected = [
+        *of_metrics,
+        "it lacks step 3",
+        "it has more than one line of step 1",
+        "it lacks step 0",
+        *of_metrics,  # beside the verdict, which is made from these two logs
+        "it lacks step 0",
+    ]
+    assert found == [f"{one}; figures that come from it are wrong" for one in expected]
+
+
+def test_a_rate_that_rises_again_is_that_of_the_next_step(here, capsys):
+    flags = ["--schedule", "cosine", "--config", "{warmup: 0}", "--name", "falling"]
+    said_by(capsys, *SMALL, *flags, "--words", "2", "--steps", "4", status=0)
+    said = said_by(capsys, "--resume", "runs/falling", "--steps", "8", status=0).out
+    rates = [line["learning_rate"] for line in load_run("runs/falling").metrics]
+    assert f"rises from {rates[3]:.3g} to {rates[4]:.3g}, because the cosine now ends" in said
 
 
 @pytest.mark.parametrize("is_empty", [False, True])

@@ -5,13 +5,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from data.files import write_whole
+from data.files import write_whole, wrong_lines
 from data.text import escape_control
 from grpo.records import Decision, Group, StepReport
 from grpo.run import checkpoint as checkpoints
 from grpo.run.folders import way_on
-from grpo.run.logs import MetricsLog, SamplesLog, append
-from grpo.run.rollouts import file_of, remove_after, summaries, write_rollouts
+from grpo.run.logs import MetricsLog, SamplesLog, append, read_metrics
+from grpo.run.rollouts import file_of, remove_after, steps_of, summaries, write_rollouts
 from grpo.run.trackers import Trackers
 from tasks.base import UserError
 
@@ -39,7 +39,6 @@ class RunFiles:
         self.folder = folder
         self.mark = mark
         self.warn = warn
-        self.is_evaluated = bool(config["eval_problems"])
         self.metrics = MetricsLog(folder)
         self.evals = MetricsLog(folder, "eval.jsonl")
         self.seen = MetricsLog(folder, "seen.jsonl")
@@ -98,19 +97,30 @@ class RunFiles:
     def rewind(self, done: int) -> None:
         """Remove everything about steps after `done`, because they are made again.
 
-        Warns of each log that must have lines and has none.
+        Warns of logs that are damaged.
         """
         checkpoints.remove_partial(self.folder)
-        expected = [self.metrics, self.seen, self.groups]
-        if self.is_evaluated:
-            expected.append(self.evals)
-        for path in (log.path for log in expected):
-            if done and not (path.exists() and path.stat().st_size):
-                self.warn(f"{path}: is gone or empty; a new one begins after step {done}")
         for log in (self.metrics, self.evals, self.seen, self.decisions, self.groups, self.samples):
             log.truncate_after(done)
         remove_after(self.folder, done)
         checkpoints.remove_after(self.folder, done)
+        self.warn_of_damage(done, ("metrics.jsonl", "seen.jsonl", "groups.jsonl", "eval.jsonl"))
+
+    def warn_of_damage(self, done: int, logs: Sequence[str]) -> None:
+        """Warn of each of the `logs` that lacks a line on one of `done` steps, or has it twice."""
+        for path in (self.folder / name for name in logs):
+            lines = read_metrics(path)
+            if path.name == "eval.jsonl":
+                lines = [line for line in lines if line["purpose"] == "report"]
+                found = [f"step {line['step']} at level {line['level']}" for line in lines]
+                # The groups of each report are in rollouts/. That of the last step may still come.
+                evaluated = {*steps_of(self.folder, "eval")} - {line["step"] for line in lines}
+                expected = [f"step {step}" for step in sorted(evaluated) if step < done]
+            else:
+                found = [f"step {line['step']}" for line in lines if line["step"]]
+                expected = [f"step {step}" for step in range(1, done + 1)]
+            for damage in wrong_lines(found, expected):
+                self.warn(f"{path}: is damaged: it {damage}; figures that come from it are wrong")
 
     def write_prompt(self, lines: Sequence[str]) -> None:
         """Write the first prompt, as it is sent to the model, to prompt.txt unless that exists."""

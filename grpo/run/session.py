@@ -194,13 +194,13 @@ class Run:
 
     def _warn_of_higher_rate(self) -> None:
         """Warn if more --steps make the learning rate rise again, as a cosine's would."""
+        done, rate = self.trainer.done, self.trainer.learning_rate
         lines = read_metrics(self.folder / "metrics.jsonl")
-        before = lines[-1].get("learning_rate") if lines else None
-        now = self.trainer.learning_rate(self.trainer.done)
-        if before is not None and now > 1.001 * before:
+        before = next((line.get("learning_rate") for line in lines if line["step"] == done), None)
+        if before is not None and rate(done) > 1.001 * before and rate(done + 1) > before:
             self._warn(
                 f"--steps {self.config.steps}: the learning rate rises from {before:.3g} to "
-                f"{now:.3g}, because the {self.config.schedule} now ends later"
+                f"{rate(done + 1):.3g}, because the {self.config.schedule} now ends later"
             )
 
     def _begin_after(self, start: Path) -> None:
@@ -351,6 +351,7 @@ class Run:
         if trainer.ended and not trainer.stopped:
             self.console.say(f"ended after step {trainer.done}: {trainer.ended}")
 
+        self.files.warn_of_damage(trainer.done, ("metrics.jsonl", "eval.jsonl"))
         verdict = verdict_of(self.folder, trainer, self.context.level)
         written = load_run(self.folder).verdict
         if written is None or written["step"] < trainer.done:
