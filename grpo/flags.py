@@ -29,10 +29,10 @@ from tasks.base import (
 )
 
 EXAMPLES = """examples:
-  python train.py --task interleave --words 25
-  python train.py --model MODEL --task interleave --words 10
-  python train.py --curriculum 10,25,50 --name ladder
-  python train.py --resume runs/ladder --steps 400
+  {0} --task interleave --words 25
+  {0} --model MODEL --task interleave --words 10
+  {0} --curriculum 10,25,50 --name ladder
+  {0} --resume runs/ladder --steps 400
 """
 
 # Settings that the run fills in itself.
@@ -40,6 +40,15 @@ FILLED_IN = ("start", "mixed")
 
 # Keys of a run's config.yaml that another run does not take over.
 OF_ONE_RUN = ("facts", "name", "resume", "accept_changes", "mixed")
+
+
+def program(name: str = "train") -> str:
+    """Return how the user starts the program "train" or "eval": by its file in a checkout, unless
+    the installed command was started or there is no checkout.
+    """
+    is_checkout = (Path(__file__).parents[1] / "train.py").is_file()
+    is_command = Path(sys.argv[0]).name.startswith("grpo-")
+    return f"python {name}.py" if is_checkout and not is_command else f"grpo-{name}"
 
 
 def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
@@ -98,11 +107,12 @@ def show_help(argv: Sequence[str]) -> None:
 
 def make_parser(lists_all: bool = False) -> Parser:
     """Return the parser. Its help lists the basic flags, or all flags and settings."""
+    examples = EXAMPLES.format(program())
     parser = Parser(
-        prog="python train.py",
-        usage="python train.py [flags]",
+        prog=program(),
+        usage=f"{program()} [flags]",
         description="Train a language model by GRPO.",
-        epilog=EXAMPLES,
+        epilog=examples,
         allow_abbrev=False,
         add_help=False,
         argument_default=SUPPRESS,
@@ -132,7 +142,7 @@ def make_parser(lists_all: bool = False) -> Parser:
     group_of(RUN).add_argument("--help", "-h", action="store_true", help="the basic flags")
     group_of(RUN).add_argument("--help-all", action="store_true", help="all flags and settings")
     if lists_all:
-        parser.epilog = f"{_settings_text()}\n{flags_of_tasks()}\n\n{EXAMPLES}"
+        parser.epilog = f"{_settings_text()}\n{flags_of_tasks()}\n\n{examples}"
     return parser
 
 
@@ -240,5 +250,5 @@ def _no_such_flag(given: str, parser: Parser) -> str:
         near = flag if flag in known else f"--config '{{{ELSEWHERE[name]}: ...}}'"
     else:
         near = parser.nearest(word)
-    hint = f"did you mean {near}?" if near else "python train.py --help-all lists all"
+    hint = f"did you mean {near}?" if near else f"{program()} --help-all lists all"
     return f"{given}: no such flag; {hint}"

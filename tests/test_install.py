@@ -59,7 +59,8 @@ def test_the_programs_work_beside_files_of_the_same_names(installed, tmp_path):
     (tmp_path / "data").mkdir()
     for name in ("data/mine.txt", "tasks.py", "align.py", "train.py"):
         (tmp_path / name).write_text("raise SystemExit('this is not ours')\n")
-    said(tmp_path, installed / "grpo-train", *QUICK.split())
+    trained = said(tmp_path, installed / "grpo-train", *QUICK.split())
+    assert "  grpo-eval --model runs/a " in trained and "python train.py" not in trained
     assert "similarity" in said(
         tmp_path, installed / "grpo-eval", "--model", "runs/a", "--problems", "3"
     )

@@ -28,7 +28,7 @@ def facts(device: torch.device, ranks: Ranks, model: str) -> dict[str, Any]:
         device_name = platform.processor() or "cpu"
 
     return {
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started": datetime.now(UTC).isoformat(),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "transformers": transformers.__version__,

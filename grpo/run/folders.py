@@ -46,19 +46,6 @@ def checkpoint_folders(run: Path) -> list[Path]:
     return sorted((path for path in folders if CHECKPOINT.fullmatch(path.name)), key=step_of)
 
 
-def latest_run(home: Path) -> Path:
-    """Return the run below `home` that was started or resumed last.
-
-    Raises UserError if there is no run.
-    """
-    runs = [path for path in home.glob("*") if (path / "config.yaml").exists()]
-    if not runs:
-        raise UserError(
-            f"--resume: no run in {home}{os.sep} to continue; start one without --resume"
-        )
-    return max(runs, key=lambda path: (path / "config.yaml").stat().st_mtime)
-
-
 def has_checkpoint(folder: Path) -> bool:
     """Return whether a run has a checkpoint, valid or not."""
     return any((folder / "checkpoints").glob("step-*"))

@@ -8,6 +8,7 @@ from data.text import quoted
 from grpo.choices import FROM_PYTHON, program_of
 from grpo.config import Config
 from grpo.evaluate import TOO_MANY_TRUNCATED
+from grpo.flags import program
 from grpo.verdict import Verdict
 from tasks.base import REWARD_FILE, Task, is_of_project, levels_of, problems_of
 from tasks.levels import LADDER
@@ -37,7 +38,7 @@ class EndedRun:
     ended: str = ""
 
     @property
-    def program(self) -> str:
+    def trusted(self) -> str:
         """The flags that allow a command to execute the user's task or reward; "" without."""
         config = self.config
         flags = f" --task {shlex.quote(config.task)}" if not is_of_project(config.task) else ""
@@ -49,7 +50,7 @@ class EndedRun:
     def trained_by(self) -> str:
         """The flags that allow train.py to execute the user's task, reward or loss."""
         loss = self.config.loss
-        return self.program + (f" --loss {shlex.quote(loss)}" if program_of(loss) else "")
+        return self.trusted + (f" --loss {shlex.quote(loss)}" if program_of(loss) else "")
 
     @property
     def inspection(self) -> str:
@@ -64,14 +65,14 @@ class EndedRun:
             f" --{name} {shlex.quote(value)}" for name, value in config.task_options.items()
         )
         return (
-            f"python eval.py --model {quoted(self.folder)} --task {shlex.quote(config.task)}"
+            f"{program('eval')} --model {quoted(self.folder)} --task {shlex.quote(config.task)}"
             f"{options} --levels {config.level}"
         )
 
     def again(self, flags: str) -> str:
         """Return the command that trains with the settings of the run, changed by `flags`."""
         settings = quoted(self.folder / "config.yaml")
-        return f"python train.py --config {settings}{self.trained_by} {flags}"
+        return f"{program()} --config {settings}{self.trained_by} {flags}"
 
 
 def next_commands(run: EndedRun) -> list[str]:
@@ -82,7 +83,7 @@ def next_commands(run: EndedRun) -> list[str]:
     """
     folder = quoted(run.folder)
     of_run = [run.inspection, f"python -m grpo.report {folder}"]
-    audit = f"python -m tasks.audit {folder}{run.program}"
+    audit = f"python -m tasks.audit {folder}{run.trusted}"
     return of_run if _is_from_python(run.task) else [run.evaluation, *of_run, audit]
 
 
@@ -109,7 +110,7 @@ def next_command(run: EndedRun, verdict: Verdict) -> str:
     if is_in_python or verdict.kind == "not measured":
         return run.inspection
     more = f"--steps {2 * verdict.steps}"
-    longer = f"python train.py --resume {quoted(run.folder)}{run.trained_by} {more}"
+    longer = f"{program()} --resume {quoted(run.folder)}{run.trained_by} {more}"
     if run.ended or verdict.stopped:
         longer = run.inspection
     if verdict.kind == "too short to tell" or verdict.level != config.level:

@@ -1,18 +1,21 @@
 """Open a run: a new one, or one that continues from its latest valid checkpoint."""
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from data.files import read_yaml
 from data.text import is_encodable, quoted, shortened
 from grpo.config import ON_RESUME, Config, names_in, spelled
 from grpo.config_file import load_config, programs_in, require_trusted
 from grpo.distributed import SINGLE, Ranks
 from grpo.run.checkpoint import checkpoints, find_resume
-from grpo.run.folders import latest_run, new_folder, step_of
+from grpo.run.folders import has_checkpoint, new_folder, step_of
 from grpo.run.lock import owner_of
+from grpo.run.schemas import ConfigFile, check
 from grpo.run.start import start_from
 from tasks.base import REWARD_FILE, UserError, is_same_program
 
@@ -104,6 +107,31 @@ def require_unchanged(opened: OpenedRun) -> None:
             f"{opened.folder}: another process has continued this run meanwhile; give --resume "
             "again"
         )
+
+
+def latest_run(home: Path) -> Path:
+    """Return the run below `home` that has a checkpoint and was started, or resumed, last.
+
+    Raises UserError if there is none.
+    """
+    runs = [
+        path for path in home.glob("*") if (path / "config.yaml").exists() and has_checkpoint(path)
+    ]
+    if not runs:
+        raise UserError(
+            f"--resume: no run in {home}{os.sep} has a checkpoint to continue from; start one "
+            "without --resume"
+        )
+    return max(runs, key=_last_start)
+
+
+def _last_start(run: Path) -> str:
+    """Return when a run was started or resumed last, as its config.yaml says; "" if it does not."""
+    path = run / "config.yaml"
+    values = read_yaml(path)
+    check(str(path), values, ConfigFile)
+    facts: Mapping[str, Any] = values.get("facts", {})
+    return max(str(one.get("started", "")) for one in (facts, *facts.get("resumed", ())))
 
 
 def _find_checkpoint(resume: str, home: Path) -> tuple[Path, list[str]]:

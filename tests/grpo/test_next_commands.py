@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from grpo.config import Config
+from grpo.flags import make_parser
 from grpo.run.conclusion import solved_step
 from grpo.run.next_commands import EndedRun, next_command, next_commands
 from grpo.verdict import Verdict
@@ -160,3 +161,19 @@ def evaluation(step, mean, level=25, purpose="report"):
 )
 def test_the_step_from_which_on_a_level_is_solved(lines, step):
     assert solved_step(lines, 25) == step
+
+
+@pytest.mark.parametrize("is_checkout", [True, False])
+@pytest.mark.parametrize("started", ["/bin/grpo-train", "train.py", "script.py"])
+def test_the_next_commands_start_the_program_that_was_started(monkeypatch, is_checkout, started):
+    monkeypatch.setattr("sys.argv", [started])
+    if not is_checkout:  # an installed wheel
+        monkeypatch.setattr("grpo.flags.__file__", "/site-packages/grpo/flags.py")
+    is_command = not is_checkout or started.endswith("grpo-train")
+    train, evaluate = (
+        ("grpo-train", "grpo-eval") if is_command else ("python train.py", "python eval.py")
+    )
+    assert next_command(ENDED, verdict("learned")).startswith(f"{evaluate} --model ")
+    assert next_command(ENDED, verdict("too short to tell")).startswith(f"{train} --resume ")
+    assert ENDED.again("--seed 1").startswith(f"{train} --config ")
+    assert make_parser().format_help().count(f"{train} ") == 5

@@ -1,6 +1,7 @@
 """The library: `grpo.train`, `grpo.load_model`, and the same by the command line."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -61,7 +62,12 @@ def test_a_run_is_resumed_to_the_same_weights(home):
     options = dict(reward_range=(0, 1.2), **QUICK | {"steps": 4})
     whole = train(ROWS, reward, name="whole", **options)
     train(ROWS, reward, name="cut", **options | {"steps": 2})
-    resumed = train(ROWS, reward, reward_range=(0, 1.2), resume=True, steps=4)  # the latest
+
+    # The latest run with a checkpoint, whatever has been touched since.
+    train(ROWS, reward, name="none", **options | {"preflight": "only"})
+    shutil.copy("runs/whole/config.yaml", "copy.yaml")
+    shutil.move("copy.yaml", "runs/whole/config.yaml")
+    resumed = train(ROWS, reward, reward_range=(0, 1.2), resume=True, steps=4)
     assert resumed.path == Path("runs/cut")
     alike(whole, resumed)
 

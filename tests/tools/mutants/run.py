@@ -378,7 +378,7 @@ TABLE = {
         ),
         (
             "a program of the user's is executed unasked",
-            "EndedRun.program",
+            "EndedRun.trusted",
             "not is_of_project(config.task)",
             "False",
         ),
