@@ -1,54 +1,108 @@
-"""The tokenizer of a GGUF file whose vocabulary is SentencePiece's byte-pair encoding.
+"""The tokenizer of a GGUF file, where `transformers` 5 reads another than the model's own.
 
-`transformers` 5 reads Gemma's as a unigram model: it maximises the sum of the scores, which are
-ranks of merges and not log-probabilities. So " quick" becomes "▁qu" and "ick", which the model
-never saw in training. Here the merges are rebuilt from the ranks.
+- SentencePiece's byte pairs (Gemma) are read as a unigram model: it maximises the sum of the scores,
+  which are ranks of merges and not log-probabilities. So " quick" becomes "▁qu" and "ick", which the
+  model never saw in training. Here the merges are rebuilt from the ranks.
+- Byte-level vocabularies (Llama 3, SmolLM, Qwen) are split into words as GPT-2's is, lose the first
+  blank of a text, and have only some of their added tokens.
+- `add_bos_token` is ignored.
 
 Source of the format: the GGUF specification, `tokenizer.ggml.*`; `tokenizer.ggml.model` is "llama"
-for SentencePiece.
+for SentencePiece, "gpt2" for byte-level vocabularies, whose rule of splitting is
+`tokenizer.ggml.pre`.
 """
 
 from functools import lru_cache
 from typing import Any
 
+from tokenizers import AddedToken, Regex, decoders
 from tokenizers.models import Unigram
+from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 from transformers.convert_slow_tokenizer import generate_merges
 
+from data.text import shown
 from grpo.model.encoding import Tokenizer
 
 # A user-defined token, such as a run of line breaks, is merged before any ordinary one.
 # The score of an ordinary token is minus its rank.
 USER_DEFINED_SCORE = 1.0
 
+# How texts are split into words, by `tokenizer.ggml.pre`: a pattern, and whether GPT-2's follows.
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPLITS = {
+    "llama-bpe": (LLAMA_3, False),
+    "qwen2": (LLAMA_3.replace("{1,3}", ""), False),
+    "smollm": (r"\p{N}", True),
+}
 
-def correct_vocabulary(tokenizer: Tokenizer, path: str) -> tuple[Tokenizer, str]:
-    """Return the tokenizer that the file at `path` describes, and a warning ("": it was right)."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    if backend is None or not isinstance(backend.model, Unigram):
-        return tokenizer, ""
 
+def correct_vocabulary(tokenizer: Any, path: str) -> tuple[Tokenizer, str]:
+    """Return the tokenizer that the file at `path` describes, and a warning ("": there is none)."""
     fields = tokenizer_fields(path)
-    if fields.get("model") != "llama":
-        return tokenizer, ""
-    return (
-        _byte_pair_tokenizer(tokenizer, fields),
-        f"--model {path}: its vocabulary was read as a unigram model; it is used as byte pairs, "
-        "which it is",
-    )
+    kind, pre = fields.get("model"), fields.get("pre")
+    note = ""
+    if kind == "llama" and isinstance(tokenizer.backend_tokenizer.model, Unigram):
+        tokenizer = _byte_pair_tokenizer(tokenizer, fields)
+        note = (
+            f"--model {path}: its vocabulary was read as a unigram model; it is used as byte "
+            "pairs, which it is"
+        )
+    elif kind == "gpt2":
+        _correct_byte_level(tokenizer, fields)
+        if pre not in (*SPLITS, "gpt-2"):
+            note = (
+                f"--model {path}: how it splits texts into words ({shown(pre)}) is not known here, "
+                "so its token ids may not be the model's own; to be sure, give --model the "
+                "directory in Hugging Face layout"
+            )
+    is_default = kind == "llama" or pre == "llama-bpe"
+    tokenizer.add_bos_token = fields.get("add_bos_token", is_default)
+    return tokenizer, note
 
 
 @lru_cache(maxsize=1)
 def tokenizer_fields(path: str) -> dict[str, Any]:
-    """Return the file's fields `tokenizer.ggml.NAME`, by name. Reading them takes seconds."""
-    from gguf import GGUFReader
+    """Return the file's fields `tokenizer.ggml.NAME`, by name; the merges are only counted."""
+    from transformers.integrations.gguf import read_gguf_metadata
 
     prefix = "tokenizer.ggml."
-    fields = GGUFReader(path).fields
+    fields, _ = read_gguf_metadata(path, (prefix + "tokens",))
     return {
-        name.removeprefix(prefix): field.contents()
-        for name, field in fields.items()
+        name.removeprefix(prefix): value
+        for name, value in fields.items()
         if name.startswith(prefix)
     }
+
+
+def _correct_byte_level(tokenizer: Any, fields: dict[str, Any]) -> None:
+    """Make the `tokenizer` of a byte-level vocabulary split, decode and add tokens as it should."""
+    from gguf import TokenType
+
+    backend = tokenizer.backend_tokenizer
+    backend.decoder = decoders.ByteLevel()
+    pre = fields.get("pre")
+    if pre in SPLITS:
+        pattern, is_gpt2 = SPLITS[pre]
+        backend.pre_tokenizer = Sequence(
+            [
+                Split(Regex(pattern), "isolated"),
+                ByteLevel(add_prefix_space=False, use_regex=is_gpt2),
+            ]
+        )
+    backend.model.ignore_merges = pre == "llama-bpe"  # a word in the vocabulary is one token
+
+    special = {TokenType.CONTROL: True, TokenType.USER_DEFINED: False}
+    kinds = zip(fields["tokens"], fields["token_type"], strict=True)
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, normalized=False, special=special[kind])
+            for token, kind in kinds
+            if kind in special
+        ]
+    )
 
 
 def _byte_pair_tokenizer(read: Any, fields: dict[str, Any]) -> Tokenizer:

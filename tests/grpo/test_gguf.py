@@ -12,6 +12,8 @@ from peft import PeftModel
 from tiny_models import loading
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+from grpo.model.encoding import text_of
+from grpo.model.gguf_vocabulary import correct_vocabulary
 from grpo.model.load import load_policy, load_tokenizer
 from grpo.run.sources import base_sources
 from grpo.tools import export, train
@@ -187,3 +189,61 @@ def test_a_vocabulary_of_byte_pairs_is_merged_by_rank(tmp_path):
     assert tokenizer.decode(tokenizer(" abc é\n a").input_ids, skip_special_tokens=True) == (
         " abc é\n a"
     )
+
+
+@pytest.mark.parametrize(
+    "pre, numbers",
+    [
+        ("gpt-2", ["1234", "Ġ", "Ġ", "1"]),
+        ("smollm", ["1", "2", "3", "4", "ĠĠ", "1"]),
+        ("qwen2", ["1", "2", "3", "4", "Ġ", "Ġ", "1"]),
+        ("llama-bpe", ["123", "4", "Ġ", "Ġ", "1"]),
+    ],
+)
+def test_a_byte_level_vocabulary_is_read_as_its_directory_is(tmp_path, pre, numbers):
+    """`transformers` splits all of them as GPT-2 does, and drops the first blank of a text."""
+    from gguf_files import write_byte_level_vocabulary
+
+    tokenizer = load_tokenizer(
+        str(write_byte_level_vocabulary(tmp_path / "bytes.gguf", pre, False))
+    )
+
+    def pieces(text):
+        return tokenizer.convert_ids_to_tokens(tokenizer(text).input_ids)
+
+    assert pieces("1234  1") == numbers
+    assert pieces(" ab<think>") == ["Ġa", "b", "<think>"]
+    assert pieces("xyz") == (["xyz"] if pre == "llama-bpe" else ["x", "y", "z"])
+    tokenizer.save_pretrained(tmp_path / "saved")
+    again = AutoTokenizer.from_pretrained(tmp_path / "saved")
+    for text in (" ab", "  ab 1234 .", "ab\n a"):
+        ids = tokenizer(text).input_ids
+        assert text_of(tokenizer, ids) == text_of(again, ids) == text
+        assert again(text).input_ids == ids
+
+
+@pytest.mark.parametrize(
+    "pre, add_bos, begins",
+    [
+        ("gpt-2", True, True),
+        ("gpt-2", False, False),
+        ("gpt-2", None, False),
+        ("llama-bpe", False, False),
+        ("llama-bpe", None, True),  # as llama.cpp does
+    ],
+)
+def test_the_file_says_whether_a_text_begins_with_a_token(tmp_path, pre, add_bos, begins):
+    from gguf_files import write_byte_level_vocabulary
+
+    path = write_byte_level_vocabulary(tmp_path / "bytes.gguf", pre, add_bos)
+    tokenizer = load_tokenizer(str(path))
+    assert (tokenizer("a").input_ids[0] == tokenizer.bos_token_id) is begins
+    assert len(tokenizer("a").input_ids) == 1 + begins
+
+
+def test_an_unknown_way_of_splitting_words_is_said(tmp_path):
+    from gguf_files import write_byte_level_vocabulary
+
+    path = str(write_byte_level_vocabulary(tmp_path / "bytes.gguf", "tekken"))
+    _, note = correct_vocabulary(load_tokenizer(path), path)
+    assert "how it splits texts into words ('tekken') is not known here" in note

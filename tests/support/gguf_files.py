@@ -142,3 +142,33 @@ def write_gemma_vocabulary(path: Path) -> Path:
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+# The characters by which byte-level vocabularies write the bytes of ASCII, a blank among them.
+LETTERS = ["Ċ", "Ġ", *map(chr, range(ord("!"), ord("~") + 1))]
+MERGES = ["1 2", "12 3", "123 4", "Ġ Ġ", "Ġ a", "a b"]
+
+
+def write_byte_level_vocabulary(path: Path, pre: str, add_bos: bool | None = None) -> Path:
+    """Write a GGUF file of the Llama architecture with a small byte-level vocabulary alone."""
+    merged = [pair.replace(" ", "") for pair in MERGES]
+    tokens = ["<s>", "</s>", "<think>", *LETTERS, *merged, "xyz"]  # no merges lead to xyz
+    kinds = [TokenType.CONTROL, TokenType.CONTROL, TokenType.USER_DEFINED]
+    kinds += [TokenType.NORMAL] * (len(tokens) - len(kinds))
+
+    writer = GGUFWriter(str(path), "llama")
+    writer.add_block_count(1)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre(pre)
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges(MERGES)
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    if add_bos is not None:
+        writer.add_add_bos_token(add_bos)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
