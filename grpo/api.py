@@ -25,7 +25,6 @@ from grpo.config_file import checked
 from grpo.distributed import SIZE, join_ranks
 from grpo.flags import with_texts
 from grpo.learn.own_loss import from_python
-from grpo.model.adapter import base_of, is_adapter_alone
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import PromptFormat, template_arguments
@@ -317,14 +316,11 @@ class TrainedRun(RunData):
 def load_model(model: str | Path, device: str = "auto") -> Model:
     """Return the policy of a run or checkpoint, or any model that `train.py --model` takes.
 
-    An adapter, also one alone in its folder, is loaded on the base model that it was trained on.
     Raises UserError if the model cannot be loaded.
     """
     if not isinstance(model, str | Path):
         raise UserError(f"load_model: the model is {model!r}; give a path or a name")
     checkpoint, _ = checkpoint_of(str(model))
-    if checkpoint is None and is_adapter_alone(Path(model)):
-        return Model(load_policy(base_of(Path(model)), device=device, weights=Path(model)))
     if checkpoint is None:
         return Model(load_policy(str(model), device=device))
 

@@ -23,6 +23,9 @@ PEFT_OPTIONS: dict[str, dict[str, Any]] = {
     "dora": {"use_dora": True},
 }
 
+# The files of a whole model's weights.
+WHOLE_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
+
 
 def adapter_of(settings: AdapterSettings, left_out: Sequence[str] = ()) -> LoraConfig:
     """Return the configuration of a new adapter: on all linear layers except the head.
@@ -62,22 +65,52 @@ def _beside_the_text(model: Model) -> list[str]:
     ]
 
 
-def is_adapter_alone(folder: Path) -> bool:
-    """Return whether `folder` holds an adapter without the model that it belongs to."""
-    return (folder / "adapter_config.json").is_file() and not (folder / "config.json").is_file()
+def is_adapter(folder: Path) -> bool:
+    """Return whether `folder` holds an adapter. Raises UserError if it holds a whole model too."""
+    if not (folder / "adapter_config.json").is_file():
+        return False
+    for pattern in WHOLE_WEIGHTS:
+        for file in folder.glob(pattern):
+            raise UserError(
+                f"--model {folder}: holds a whole model ({file.name}) and an adapter "
+                "(adapter_config.json), which are two policies; move one of them to another folder"
+            )
+    return True
 
 
-def base_of(folder: Path) -> str:
-    """Return the model that the adapter in `folder` was trained on, as its file names it.
+def layers_of(source: str) -> tuple[str, list[Path]]:
+    """Return the whole model under `source` and the adapters on it, the innermost first.
 
-    Raises UserError if it names none.
+    An adapter names the model that it was trained on. Raises UserError if it names none or itself.
     """
-    file = folder / "adapter_config.json"
-    found = read_json(file)
-    base = found.get("base_model_name_or_path") if isinstance(found, dict) else None
-    if not isinstance(base, str) or not base:
-        raise UserError(f"{file}: names no base model (base_model_name_or_path)")
-    return base
+    adapters: list[Path] = []
+    while is_adapter(folder := Path(source)):
+        file = folder / "adapter_config.json"
+        found = read_json(file)
+        base = found.get("base_model_name_or_path") if isinstance(found, dict) else None
+        if not isinstance(base, str) or not base or Path(base) in [folder, *adapters]:
+            raise UserError(f"{file}: names no base model (base_model_name_or_path)")
+        adapters.insert(0, folder)
+        source = base
+    return source, adapters
+
+
+def merged(model: Model, folder: Path) -> Model:
+    """Return `model` with the adapter in `folder` added to its weights.
+
+    Raises UserError if the adapter does not fit, or is of a kind that cannot be added.
+    """
+    adapted = load_adapter(model, folder)
+    try:
+        whole: Model = adapted.merge_and_unload()
+    except (NotImplementedError, AttributeError) as error:
+        kind = adapted.active_peft_config.peft_type.value
+        raise UserError(
+            f"--model {folder}: an adapter of type {kind}, which cannot be merged into weights; "
+            "give a LoRA adapter or a whole model"
+        ) from error
+    whole.name_or_path = whole.config.name_or_path = str(folder)
+    return whole.requires_grad_(True)
 
 
 def first_adapter(start: str) -> Path:

@@ -1,8 +1,8 @@
 """The tokenizer of a GGUF file, where `transformers` 5 reads another than the model's own.
 
-- SentencePiece's byte pairs (Gemma) are read as a unigram model: it maximises the sum of the scores,
-  which are ranks of merges and not log-probabilities. So " quick" becomes "▁qu" and "ick", which the
-  model never saw in training. Here the merges are rebuilt from the ranks.
+- SentencePiece's byte pairs (Gemma) are read as a unigram model: it maximises the sum of the
+  scores, which are ranks of merges and not log-probabilities. So " quick" becomes "▁qu" and "ick",
+  which the model never saw in training. Here the merges are rebuilt from the ranks.
 - Byte-level vocabularies (Llama 3, SmolLM, Qwen) are split into words as GPT-2's is, lose the first
   blank of a text, and have only some of their added tokens.
 - `add_bos_token` is ignored.

@@ -32,9 +32,16 @@ from transformers.utils import logging as transformers_logging
 
 from data.text import shortened, shown
 from grpo.model import gguf
-from grpo.model.adapter import first_adapter, is_adapter_alone, load_adapter, new_adapter
+from grpo.model.adapter import (
+    first_adapter,
+    is_adapter,
+    layers_of,
+    load_adapter,
+    merged,
+    new_adapter,
+)
 from grpo.model.encoding import Tokenizer
-from grpo.model.files import check_files, why_unreadable
+from grpo.model.files import TOKENIZERS, check_files, why_unreadable
 from grpo.model.finite import check_loaded, check_names
 from grpo.model.gguf_vocabulary import correct_vocabulary
 from grpo.model.interfaces import Model
@@ -161,6 +168,9 @@ def _load_base(
 
     model = _load_model(files.source, device, dtype, options.quantise)
     tokenizer, notes = _read_tokenizer(files.source)
+    if is_adapter(Path(files.source)):
+        base, _ = layers_of(files.source)
+        notes.append(f"{files.name}: an adapter; it is merged into its base model, {base}")
 
     is_asked = is_automatic and dtype == torch.float16 and not files.is_continued
     if is_asked and not fits_float16(model, tokenizer(TEXT).input_ids):
@@ -204,6 +214,11 @@ def _check_quantise(quantise: str, device: str, source: str) -> None:
             f"--quantise {quantise}: needs a GPU, as bitsandbytes computes no gradients through "
             "its layers on a CPU; leave it out"
         )
+    if is_adapter(Path(source)):
+        raise UserError(
+            f"--quantise {quantise}: does not apply to an adapter, which is merged into its base; "
+            "leave it out, or give --model a whole model (python -m grpo.export ADAPTER FOLDER)"
+        )
     if gguf.is_gguf(source):
         raise UserError(
             f"--quantise {quantise}: does not apply to a GGUF file, whose weights are dequantised; "
@@ -237,11 +252,9 @@ def resolve(spec: str) -> str:
         return spec
 
     exists = Path(spec).exists()
-    if is_adapter_alone(Path(spec)):
-        raise UserError(
-            f"--model {spec}: an adapter alone; give the run that it is from, or an export of the "
-            "whole model (python -m grpo.export RUN DIRECTORY)"
-        )
+    if is_adapter(Path(spec)):
+        check_files(Path(spec))
+        return spec
     if exists and not (Path(spec) / "config.json").exists():
         raise UserError(f"--model {spec}: no model there (no config.json); {KINDS_OF_MODELS}")
     if exists:
@@ -258,6 +271,20 @@ def resolve(spec: str) -> str:
         raise UserError(
             f"--model {spec}: no such directory, and the hub cannot be reached; give a directory "
             "in Hugging Face layout that holds the model, or builtin"
+        ) from error
+
+
+def _layers(source: str) -> tuple[str, list[Path]]:
+    """Return where the whole model under `source` is, and the adapters to merge into it."""
+    whole, adapters = layers_of(source)
+    if not adapters:
+        return source, []
+    try:
+        return resolve(whole), adapters
+    except UserError as error:
+        raise UserError(
+            f"--model {source}: the base model of this adapter cannot be loaded; correct "
+            f"base_model_name_or_path in {adapters[0] / 'adapter_config.json'} ({error})"
         ) from error
 
 
@@ -305,7 +332,11 @@ def _loading(source: str) -> Iterator[None]:
 
 
 def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "none") -> Model:
-    """Return the model. Raises UserError unless the files hold exactly its weights."""
+    """Return the model. Raises UserError unless the files hold exactly its weights.
+
+    Adapters are merged into it.
+    """
+    source, adapters = _layers(source)
     place, options = gguf.place_of(source)
     extra = gguf.dequantised() if options else _quantisation(quantise, dtype)
     if Path(source).is_dir():
@@ -343,6 +374,8 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
     )
     if gguf.is_gguf(source):
         gguf.name_model(model, source)
+    for folder in adapters:
+        model = merged(model, folder)
     return model.eval()
 
 
@@ -382,7 +415,7 @@ def load_shape(spec: str) -> Any:
 
     Raises UserError if it cannot be loaded.
     """
-    source = resolve(spec)
+    source, _ = _layers(resolve(spec))
     place, options = gguf.place_of(source)
     with _loading(source):
         return AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
@@ -395,7 +428,11 @@ def load_tokenizer(spec: str) -> Tokenizer:
 
 
 def _read_tokenizer(source: str) -> tuple[Tokenizer, list[str]]:
-    """Return the tokenizer, and warnings about it."""
+    """Return the tokenizer, and warnings about it. An adapter's own comes before its base's."""
+    source, adapters = _layers(source)
+    for folder in adapters:
+        if any((folder / name).exists() for name in TOKENIZERS):
+            source = str(folder)
     place, options = gguf.place_of(source)
     with _loading(source):
         tokenizer: Any = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)

@@ -31,6 +31,7 @@ from grpo.choices import FROM_PYTHON, SOURCES, program_of
 from grpo.config import Config
 from grpo.learn.own_loss import OwnLoss
 from grpo.model import load
+from grpo.model.adapter import layers_of
 from grpo.model.gguf import is_gguf
 from tasks.base import (
     Task,
@@ -52,6 +53,7 @@ SHOWN = 3
 # The files of a model that transformers reads. Others, such as a README or a license, may change.
 BASE_FILES = (
     "config.json",
+    "adapter_config.json",
     "generation_config.json",
     "*.safetensors",
     "*.safetensors.index.json",
@@ -90,18 +92,28 @@ def _programs(files: Sequence[Path], functions: Mapping[str, Callable]) -> Finge
     return of_files | {name: function_digest(f) for name, f in functions.items()}
 
 
-def base_sources(model: str) -> Fingerprints | None:
-    """Return the fingerprints of a model's files.
+def base_sources(model: str) -> dict[str, str] | None:
+    """Return the fingerprints of a model's files; of an adapter, also those of its base model.
 
     Returns None for a model of the hub that has not been downloaded yet.
     """
+    whole, adapters = layers_of(model)
+    if adapters:
+        found = base_sources(whole)
+        if found is not None:
+            for each in adapters:
+                found |= {f"{each.name}/{name}": value for name, value in _digests(each).items()}
+        return found
+
     if is_gguf(model):
         return {Path(model).name: file_digest(Path(model))} if Path(model).is_file() else None
 
     folder = _folder_of(model)
-    if folder is None:
-        return None
+    return None if folder is None else _digests(folder)
 
+
+def _digests(folder: Path) -> dict[str, str]:
+    """Return the fingerprints of the files in `folder` that belong to a model."""
     files = {path for pattern in BASE_FILES for path in folder.glob(pattern) if path.is_file()}
     return {
         path.name: weights_digest(path) if path.suffix == ".safetensors" else file_digest(path)

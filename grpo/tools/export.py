@@ -4,6 +4,7 @@ The folder gets the model of the run's latest valid checkpoint, the tokenizer, a
 the run's results. `transformers` (`AutoModelForCausalLM.from_pretrained`) and vLLM load it. An
 adapter is merged into its base model; with `--adapter` it is written alone, for
 `PeftModel.from_pretrained`. `--dtype bfloat16` halves the files. The folder must be new or empty.
+In place of a run, RUN may be any folder with a LoRA adapter; then there is no model card.
 
 `--push OWNER/NAME` uploads the same to the Hugging Face hub, to a private repository unless it
 exists already or `--public` is given. Then FOLDER may be left out. The token is that of `hf auth
@@ -24,13 +25,18 @@ import torch
 from data.text import printable
 from grpo.config import names_in
 from grpo.config_file import load_config
+from grpo.model.adapter import is_adapter
+from grpo.model.interfaces import Model
 from grpo.model.load import load_policy
+from grpo.model.options import LoadOptions
+from grpo.model.policy import Policy
 from grpo.model.save import save_model
 from grpo.run.checkpoint import disk_refusal, find_resume
 from grpo.run.folders import step_of
 from grpo.run.opening import require_unicode
 from grpo.run.reader import load_run
 from grpo.run.sources import check_base
+from grpo.run.start import checkpoint_of
 from grpo.tools.hub import check_push, push
 from grpo.tools.model_card import card
 from tasks.base import Parser, UserError, exit_status
@@ -47,15 +53,13 @@ def write(arguments: argparse.Namespace) -> int:
     if repo:
         check_push(repo)
     with _folder(arguments) as folder:
-        step = export(
+        content = export(
             arguments.run,
             folder,
             adapter=arguments.adapter,
             dtype=arguments.dtype,
             accept=names_in(arguments.accept_changes),
         )
-        kind = "adapter" if arguments.adapter else "model"
-        content = f"{kind} of step {step}, with tokenizer and model card"
         if arguments.folder:
             print(printable(f"{folder}: {content}"))
         if repo:
@@ -82,7 +86,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("run", type=Path, help="the folder of a run, or one of its checkpoints")
+    parser.add_argument(
+        "run", type=Path, help="the folder of a run, one of its checkpoints, or any LoRA adapter"
+    )
     parser.add_argument("folder", type=Path, nargs="?", help="a new or empty folder")
     parser.add_argument(
         "--adapter", action="store_true", help="write only the adapter of a LoRA run"
@@ -118,12 +124,24 @@ def export(
     adapter: bool = False,
     dtype: str | None = None,
     accept: Sequence[str] = (),
-) -> int:
-    """Write the latest valid checkpoint of `run` to `folder`; return its step.
+) -> str:
+    """Write the latest valid checkpoint of `run` to `folder`; return what was written, in words.
 
-    Sources of the kinds in `accept` may have changed since the checkpoint. Raises UserError if
-    there is no valid checkpoint, or no adapter to export, or if the folder is not empty.
+    `run` may also be an adapter made elsewhere. Sources of the kinds in `accept` may have changed
+    since the checkpoint. Raises UserError if there is no valid checkpoint, or no adapter to export,
+    or if the folder is not empty.
     """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: exists already; give a new or an empty folder")
+    require_unicode(folder)
+
+    if is_adapter(run) and checkpoint_of(str(run))[0] is None:
+        if adapter:
+            raise UserError(f"--adapter: {run} is an adapter already; leave the flag out")
+        policy = load_policy(str(run), device="cpu", options=LoadOptions("float32"))
+        _write(policy, policy.model, folder, dtype)
+        return "base model with the adapter merged into it, and tokenizer"
+
     checkpoint, _ = find_resume(run, flag="")
     data = load_run(checkpoint.parent.parent)
     config = load_config(data.path / "config.yaml")
@@ -132,11 +150,6 @@ def export(
         raise UserError(
             f"--adapter: {data.path} trained the whole model and has no adapter; leave the flag out"
         )
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"{folder}: exists already; give a new or an empty folder")
-
-    require_unicode(folder)
-
     for note in check_base(checkpoint, config.model, accept):
         print(f"grpo.export: {printable(note)}", file=sys.stderr)
 
@@ -150,16 +163,21 @@ def export(
     model = policy.model
     if config.lora_rank and not adapter:
         model = model.merge_and_unload()
+    step = step_of(checkpoint)
+    _write(policy, model, folder, dtype, card(data, step, adapter=adapter))
+    kind = "adapter" if adapter else "model"
+    return f"{kind} of step {step}, with tokenizer and model card"
+
+
+def _write(policy: Policy, model: Model, folder: Path, dtype: str | None, card: str = "") -> None:
+    """Write the `model` of a policy, its tokenizer and, if there is one, the model card."""
     if dtype:
         model = model.to(getattr(torch, dtype))
-
-    step = step_of(checkpoint)
     with _whole(folder):
         save_model(model, folder)
         policy.tokenizer.save_pretrained(folder)
-        # The card comes last, because peft writes one of its own.
-        (folder / "README.md").write_text(card(data, step, adapter=adapter), encoding="utf-8")
-    return step
+        if card:  # it comes last, because peft writes one of its own
+            (folder / "README.md").write_text(card, encoding="utf-8")
 
 
 @contextmanager

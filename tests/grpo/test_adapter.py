@@ -1,0 +1,183 @@
+"""A LoRA adapter made elsewhere is one policy for every program: its base with it merged."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel, PolyConfig, PromptTuningConfig, get_peft_model
+from tiny_models import loading
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from grpo import load_model
+from grpo.model.load import load_policy, load_tokenizer
+from grpo.run.sources import base_sources
+from grpo.tools import export, train
+from grpo.tools.evaluation import program as evaluation
+from tasks.base import UserError
+
+PROMPT, ANSWER = (40, 41, 42), (50, 51, 52)
+SMALL = (
+    "--words 2 --no-ramp --prompts 2 --group-size 4 --steps 1 --eval-problems 2 --device cpu "
+    "--preflight off --reward similarity --on-degenerate keep"
+).split()
+
+
+@pytest.fixture(scope="module")
+def adapter(tiny_model, tmp_path_factory):
+    """A folder as PEFT writes it: an adapter on some layers, without a tokenizer."""
+    folder = tmp_path_factory.mktemp("adapter")
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    settings = LoraConfig(r=3, lora_alpha=12, target_modules=["q_proj"], task_type="CAUSAL_LM")
+    adapted = get_peft_model(base, settings)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, weight in adapted.named_parameters():
+            if "lora_B" in name:
+                weight += 0.3 * torch.randn(weight.shape, generator=generator)
+    adapted.save_pretrained(folder)
+    return folder
+
+
+def logits(policy):
+    with torch.no_grad():
+        return policy.logits(policy.predict(policy.pack([PROMPT], [ANSWER])))
+
+
+@pytest.fixture(scope="module")
+def wanted(tiny_model, adapter):
+    """The logits by PEFT alone, without merging."""
+    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    tokens = torch.tensor([[*PROMPT, *ANSWER]])
+    with torch.no_grad():
+        plain = base(tokens).logits[0, 2:5]
+        found = PeftModel.from_pretrained(base, adapter)(tokens).logits[0, 2:5]
+    assert not torch.allclose(plain, found, atol=0.1)  # the adapter matters
+    return found
+
+
+def test_its_base_with_it_merged_is_the_policy_of_every_program(
+    adapter, wanted, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    name = str(adapter)
+    policy = load_policy(name, device="cpu", options=loading(keep_reference=True))
+    (note,) = policy.notes
+    assert note.startswith(f"--model {name}: an adapter; it is merged into its base model, ")
+    loaded = load_model(name, device="cpu")._policy
+    assert export.main([name, "out"]) == 0
+    assert "adapter merged" in capsys.readouterr().out
+    for each in (policy, loaded, load_policy("out", device="cpu")):
+        torch.testing.assert_close(logits(each), wanted, atol=1e-4, rtol=1e-4)
+    with policy.reference() as reference:
+        torch.testing.assert_close(logits(reference), wanted, atol=1e-4, rtol=1e-4)
+
+    evaluate = ["--words", "2", "--problems", "2", "--json"]
+    assert evaluation.main(["--model", name, *evaluate, "a.json"]) == 0
+    assert capsys.readouterr().err.strip() == f"eval.py: warning: {note}"
+    assert evaluation.main(["--model", "out", *evaluate, "b.json"]) == 0
+    ours, theirs = (json.loads((tmp_path / file).read_text()) for file in ("a.json", "b.json"))
+    assert ours[0]["mean"] == theirs[0]["mean"]
+
+
+@pytest.mark.parametrize("rank", ["2", pytest.param("0", marks=pytest.mark.slow)])
+def test_a_run_starts_from_it_is_resumed_and_exported(
+    adapter, wanted, tmp_path, monkeypatch, capsys, rank
+):
+    monkeypatch.chdir(tmp_path)
+    rate = ["--learning-rate", "1e-30"]
+    flags = [*SMALL, "--model", str(adapter), "--lora-rank", rank, "--name", "run", *rate]
+    assert train.main(flags) in (0, 3)
+    assert "merged into its base model" in (tmp_path / "runs/run/warnings.log").read_text()
+    assert train.main(["--resume", "runs/run", "--steps", "2"]) in (0, 3)
+    assert export.main(["runs/run", "out"]) == 0
+    for name in ("runs/run", "out"):
+        found = load_model(name, device="cpu")._policy
+        torch.testing.assert_close(logits(found), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_copied_checkpoint_of_a_run_that_began_with_it_has_both(
+    adapter, wanted, tiny_model, tmp_path
+):
+    policy = load_policy(str(adapter), device="cpu", options=loading(lora_rank=2))
+    policy.save(tmp_path)
+    named = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert named["base_model_name_or_path"] == str(adapter)
+    torch.testing.assert_close(
+        logits(load_policy(str(tmp_path), device="cpu")), wanted, atol=1e-4, rtol=1e-4
+    )
+
+
+def test_its_own_tokenizer_comes_before_its_bases(adapter, tiny_model, tmp_path):
+    assert (
+        load_tokenizer(str(adapter)).chat_template == load_tokenizer(str(tiny_model)).chat_template
+    )
+    folder = shutil.copytree(adapter, tmp_path / "adapter")
+    own = AutoTokenizer.from_pretrained(tiny_model)
+    own.chat_template = "{{ messages[0].content }}"
+    own.save_pretrained(folder)
+    assert load_tokenizer(str(folder)).chat_template == own.chat_template
+
+
+def test_another_adapter_or_base_is_another_source(adapter, tiny_model, tmp_path):
+    found = base_sources(str(adapter))
+    assert set(base_sources(str(tiny_model))) < set(found)
+    folder = shutil.copytree(adapter, tmp_path / adapter.name)
+    assert base_sources(str(folder)) == found
+    change(folder, lora_alpha=99)
+    assert base_sources(str(folder)) != found
+
+
+def change(folder, **values):
+    file = folder / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+
+
+def test_a_folder_with_a_whole_model_and_an_adapter_is_refused_by_every_program(
+    adapter, tiny_model, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(tiny_model, "both")
+    shutil.copytree(adapter, "both", dirs_exist_ok=True)
+    for main, argv in [
+        (train.main, [*SMALL, "--model", "both"]),
+        (train.main, [*SMALL, "--model", "both", "--lora-rank", "0"]),
+        (evaluation.main, ["--model", "both", "--words", "2"]),
+        (export.main, ["both", "out"]),
+    ]:
+        assert main(argv) == 2
+        said = capsys.readouterr().err
+        assert "--model both: holds a whole model (model.safetensors) and an adapter" in said
+        assert said.count("\n") == 1
+    with pytest.raises(UserError, match="two policies; move one of them"):
+        load_model("both")
+
+
+def test_what_cannot_be_merged_is_one_line(adapter, tiny_model, tmp_path, capsys):
+    folder = shutil.copytree(adapter, tmp_path / "adapter")
+    for base, said in [
+        (str(folder), "adapter_config.json: names no base model"),
+        (None, "adapter_config.json: names no base model"),
+        ("/no/such", "cannot be loaded; correct base_model_name_or_path in .*no such directory"),
+    ]:
+        change(folder, base_model_name_or_path=base)
+        with pytest.raises(UserError, match=said):
+            load_policy(str(folder), device="cpu")
+
+    for settings, said in [
+        (PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM"), "does not fit"),
+        (PolyConfig(r=2, target_modules=["q_proj"]), "of type POLY, which cannot be merged"),
+    ]:
+        base = AutoModelForCausalLM.from_pretrained(tiny_model)
+        get_peft_model(base, settings).save_pretrained(tmp_path / "other")
+        with pytest.raises(UserError, match=said):
+            load_policy(str(tmp_path / "other"), device="cpu")
+
+    assert export.main([str(adapter), str(tmp_path / "out"), "--adapter"]) == 2
+    assert "is an adapter already" in capsys.readouterr().err
+
+
+def test_fewer_bits_under_it_are_refused(adapter, monkeypatch):
+    monkeypatch.setattr("grpo.model.load._device", lambda _: "cuda:0")
+    with pytest.raises(UserError, match="--quantise nf4: does not apply to an adapter"):
+        load_policy(str(adapter), options=loading(lora_rank=2, quantise="nf4"))
