@@ -14,7 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
-from tasks.base import UserError, blaming
+from data.text import shortened
+from tasks.base import UserError
 
 Turn = tuple[str, str]  # role ("system", "user" or "assistant") and text
 TemplateArguments = Mapping[str, Any]  # variables of the chat template: {"enable_thinking": False}
@@ -23,6 +24,15 @@ TemplateArguments = Mapping[str, Any]  # variables of the chat template: {"enabl
 # do. It is the date that they fall back on, and never another: a run must go on, and be evaluated,
 # with the prompts that it began with.
 TODAY = datetime(2024, 7, 26)
+
+# What to do about turns that the chat template does not pass on.
+TURNS_FIX = (
+    "give a conversation whose turns the template passes on, or write all of it into one user turn"
+)
+TEMPLATE_FIX = (
+    "it must show the whole content, a text (some templates of models for images take only a list "
+    "of parts): correct the template in the model's folder, or give another --model"
+)
 
 # What may come before a run of plain text, see `_plain_run`.
 ANCHORS = ("", "\n", "a", ".")
@@ -186,21 +196,38 @@ def _escaped_tokens(
 
 
 def render(
-    tokenizer: Tokenizer, turns: Sequence[Turn], template: str, arguments: TemplateArguments
+    tokenizer: Tokenizer,
+    turns: Sequence[Turn],
+    template: str,
+    arguments: TemplateArguments,
+    fix: str = "",
 ) -> str:
     """Return the text that the chat `template` makes of `turns`, up to where the answer begins.
 
     A template that asks for today's date gets TODAY, so that a prompt is the same every day. Raises
-    UserError if the template, a program of the model's makers, fails.
+    UserError, which ends with the `fix`, if the template, a program of the model's makers, fails or
+    does not pass on all of the turns. Only white space may change.
     """
-    with blaming("the chat template of the model cannot be applied"):
-        return tokenizer.apply_chat_template(
+    fix = fix or (TURNS_FIX if len(turns) > 1 else TEMPLATE_FIX)
+    try:
+        text = tokenizer.apply_chat_template(
             [{"role": role, "content": said} for role, said in turns],
             chat_template=template,
             tokenize=False,
             add_generation_prompt=True,
             **{"strftime_now": TODAY.strftime, **arguments},
         )
+    except Exception as error:  # the template may raise anything
+        reason = shortened(f"{type(error).__name__}: {error}", 200)
+        raise UserError(f"the model's chat template refuses it ({reason}); {fix}") from error
+
+    passed_on = "".join(text.split())
+    for role, said in turns:
+        if "".join(said.split()) not in passed_on:
+            raise UserError(
+                f"the model's chat template does not pass on all of the {role} turn; {fix}"
+            )
+    return text
 
 
 def _strings_in(value: Any) -> list[str]:

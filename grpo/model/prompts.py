@@ -34,11 +34,8 @@ MAX_LINES = 24  # of a prompt on the console
 MAX_CHARACTERS = 300  # of each of its lines
 PROBE = "probe of the {} turn"
 
-# What to do about a flag or a row that the chat template does not pass on.
+# What to do about a flag that the chat template does not pass on.
 FLAG_FIX = "leave the flag out, or write it into the prompt with --wording"
-ROW_FIX = (
-    "give a conversation whose turns the template passes on, or write all of it into one user turn"
-)
 
 
 class Encoder(Protocol):
@@ -163,60 +160,33 @@ def check_format(tokenizer: Tokenizer, format: PromptFormat) -> None:
     ]
 
     if format.arguments:
-        _try(tokenizer, question, format.arguments, "--chat-template-kwargs", FLAG_FIX)
+        _try(tokenizer, question, format.arguments, "--chat-template-kwargs")
     if format.system:
-        _try(tokenizer, system + question, format.arguments, "--system", FLAG_FIX)
+        _try(tokenizer, system + question, format.arguments, "--system")
     if format.examples:
         before = system if format.system else []
-        _try(tokenizer, before + examples + question, format.arguments, "--shots", FLAG_FIX)
+        _try(tokenizer, before + examples + question, format.arguments, "--shots")
 
 
-def check_conversations(
-    tokenizer: Tokenizer, format: PromptFormat, problems: Iterable[Problem]
-) -> None:
+def check_conversations(policy: Encoder, problems: Iterable[Problem]) -> None:
     """Raise UserError unless the chat template passes on the turns of all `problems`.
 
-    One problem is tried for each sequence of roles, because templates refuse or drop turns by their
-    roles.
+    The longest problem is tried for each sequence of roles, because templates refuse or drop turns
+    by their roles, and may cut long ones.
     """
-    by_roles = {tuple(role for role, _ in problem.turns): problem for problem in problems}
+    by_length = sorted(problems, key=lambda problem: sum(len(said) for _, said in problem.turns))
+    by_roles = {tuple(role for role, _ in problem.turns): problem for problem in by_length}
     for problem in by_roles.values():
-        check_conversation(tokenizer, format, problem)
+        policy.encode(problem)
 
 
-def check_conversation(tokenizer: Tokenizer, format: PromptFormat, problem: Problem) -> None:
-    """Raise UserError unless the chat template passes on all turns of a problem that has several.
-
-    A model without a template is sent the turns as plain text.
-    """
-    if tokenizer.chat_template is not None and len(problem.turns) > 1:
-        turns = list(format.turns(problem))
-        _try(tokenizer, turns, format.arguments, problem.title, ROW_FIX)
-
-
-def _try(
-    tokenizer: Tokenizer, turns: list[Turn], arguments: TemplateArguments, where: str, fix: str
-) -> None:
-    """Raise UserError unless the template passes on all `turns`.
-
-    The error names the flag or problem at fault (`where`), and says what to do about it (`fix`).
-    """
-    template = tokenizer.chat_template
-    assert template is not None
+def _try(tokenizer: Tokenizer, turns: list[Turn], arguments: TemplateArguments, flag: str) -> None:
+    """Raise UserError, which names the `flag`, unless the template passes on all `turns`."""
+    assert tokenizer.chat_template is not None
     try:
-        text = render(tokenizer, turns, template, arguments)
-    except Exception as error:  # the template may raise anything
-        cause = error.__cause__ or error
-        reason = shortened(f"{type(cause).__name__}: {cause}", 200)
-        raise UserError(
-            f"{where}: the model's chat template refuses it ({reason}); {fix}"
-        ) from error
-
-    for role, said in turns:
-        if said.strip() not in text:  # some templates trim the turns
-            raise UserError(
-                f"{where}: the model's chat template silently drops the {role} turn; {fix}"
-            )
+        render(tokenizer, turns, tokenizer.chat_template, arguments, FLAG_FIX)
+    except UserError as error:
+        raise UserError(f"{flag}: {error}") from error
 
 
 def sent_lines(policy: Encoder, problem: Problem) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 from grpo.config import Config
 from grpo.model.policy import Policy
-from grpo.model.prompts import check_conversation, check_conversations
+from grpo.model.prompts import check_conversations
 from grpo.records import Group
 from grpo.rollout.budget import budget_for, fitting, room_warning
 from tasks.base import (
@@ -118,13 +118,13 @@ class ProblemStream:
         return budget_for(self.policy, prompt, problem.target, self.config.max_new_tokens, declared)
 
     def check_conversations(self) -> None:
-        """Raise UserError unless the chat template passes on all conversations of a fixed set.
+        """Raise UserError unless the chat template passes on the problems of a fixed set.
 
         Those of a stream are tried by `check_fit`, as far as it draws them.
         """
         held_out = (problems_of(self.task, split) for split in ("validation", "test"))
         problems = chain(self.supply.problems, *held_out)
-        check_conversations(self.policy.tokenizer, self.policy.format, problems)
+        check_conversations(self.policy, problems)
 
     def check_fit(self, level: int) -> None:
         """Raise UserError if problems of a level do not fit the context or the budget.
@@ -133,7 +133,6 @@ class ProblemStream:
         """
         self._check_repeatable(level)
         for problem in self._probes(level):
-            check_conversation(self.policy.tokenizer, self.policy.format, problem)
             self.budget(self.policy.encode(problem), problem)
 
     def largest_budget(self, levels: Iterable[int]) -> int:

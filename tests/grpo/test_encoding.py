@@ -167,6 +167,7 @@ def test_a_text_without_control_tokens_is_encoded_as_ever(kind):
 ROLES = ["system", "user", "assistant", "user"]
 VARIED = (  # a template that writes one of its variables
     "<s>{{ note if note is string else note.of.it if note is mapping else note[0] }}</s>"
+    "{{ messages[0].content }}"
 )
 
 

@@ -20,7 +20,6 @@ from grpo.model.prompts import (
     MAX_CHARACTERS,
     MAX_LINES,
     PromptFormat,
-    check_conversation,
     check_conversations,
     check_format,
     middle_left_out,
@@ -141,10 +140,10 @@ def test_a_template_that_refuses_or_drops_a_turn_is_one_line():
     assert said.startswith("--system: the model's chat template refuses it (")
     assert "System role not supported" in said
     assert fault(IGNORING, system="Be brief.").startswith(
-        "--system: the model's chat template silently drops the system turn"
+        "--system: the model's chat template does not pass on all of the system turn; leave"
     )
     assert fault(LAST_ONLY, examples=TWO).startswith(
-        "--shots: the model's chat template silently drops the user turn"
+        "--shots: the model's chat template does not pass on all of the user turn; leave"
     )
     for template in (RAISING, IGNORING):
         check_format(tokenizer_with(template), PromptFormat("", TWO))
@@ -163,21 +162,62 @@ def conversation(*roles, where="rows.jsonl, line 7"):
 
 def test_a_template_may_trim_a_turn():
     assert TRIMMING != CHAT
-    check_conversation(tokenizer_with(TRIMMING), DEFAULT, conversation("system", "user"))
+    assert policy_with(TRIMMING).encode(conversation("system", "user"))
 
 
 def test_one_conversation_of_each_sequence_of_roles_is_tried():
     most = [conversation("user", "assistant", "user", where="rows.jsonl, line 1")] * 99
     for template in (RAISING, IGNORING):
-        tokenizer = tokenizer_with(template)
-        check_conversations(tokenizer, DEFAULT, most)
+        policy = policy_with(template)
+        check_conversations(policy, most)
         with pytest.raises(UserError, match="^rows.jsonl, line 7: the model's chat template"):
-            check_conversations(tokenizer, DEFAULT, [*most, conversation("system", "user"), *most])
+            check_conversations(policy, [*most, conversation("system", "user"), *most])
 
 
 def test_a_problem_that_the_template_refuses_is_named():
-    with pytest.raises(UserError, match="^rows.jsonl, line 7: the chat template of the model"):
+    with pytest.raises(UserError, match="^rows.jsonl, line 7: the model's chat template refuses"):
         policy_with(RAISING).encode(conversation("system", "user"))
+
+
+PARTS = CHAT.replace(
+    "{{ m.content }}",
+    "{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}{% endfor %}",
+)
+
+
+@pytest.mark.parametrize(
+    "template",
+    [PARTS, "<|user|>Hello<|end|><|assistant|>", CHAT.replace("m.content", "m.content[:40]"), ""],
+    ids=["parts", "constant", "truncating", "empty"],
+)
+def test_a_template_that_does_not_pass_on_a_single_turn_is_one_line(template):
+    policy = policy_with(template)
+    problem = Problem("data", 1, "What is six times seven? Think before you answer.", "42", "k")
+    said = "the model's chat template does not pass on all of the user turn; it must show the whole"
+    for prompt in (problem, problem.prompt, "Write <|end|>: " + problem.prompt):
+        with pytest.raises(UserError, match=f": {said}") as error:
+            policy.encode(prompt)
+        assert "\n" not in str(error.value)
+
+    short = Problem("data", 1, "Hi", "42", "k")
+    with pytest.raises(UserError, match=said):
+        check_conversations(policy, [problem, short])
+
+
+def test_a_template_may_change_white_space():
+    policy = policy_with(CHAT.replace("m.content", "m.content.replace('\n\n', '\n')"))
+    assert policy.tokenizer.decode(policy.encode("one\n\ntwo")).count("\n") == 1
+
+
+def test_an_assistants_turn_that_is_dropped_says_what_would_be_right():
+    policy = policy_with(CHAT.replace("in messages", "in messages if m.role != 'assistant'"))
+    with pytest.raises(UserError) as error:
+        policy.encode(conversation("user", "assistant", "user"))
+    assert str(error.value) == (
+        "rows.jsonl, line 7: the model's chat template does not pass on all of the assistant turn; "
+        "give a conversation whose turns the template passes on, or write all of it into one user "
+        "turn"
+    )
 
 
 def test_todays_date_is_the_same_every_day():

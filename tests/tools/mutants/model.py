@@ -300,24 +300,32 @@ TABLE = {
             "tokenizer(list(texts), add_special_tokens=False)",
         ),
     ],
-    ("grpo/model/prompts.py", "grpo/test_prompts.py"): [
+    ("grpo/model/encoding.py", "grpo/test_prompts.py"): [
         (
             "a turn that is left out passes",
-            "_try",
-            "said.strip() not in text",
+            "render",
+            "''.join(said.split()) not in passed_on",
             "False",
         ),
         (
             "a template that trims drops the turn",
-            "_try",
-            "said.strip() not in text",
+            "render",
+            "''.join(said.split()) not in passed_on",
             "said not in text",
         ),
+    ],
+    ("grpo/model/prompts.py", "grpo/test_prompts.py"): [
         (
             "the first conversation stands for all",
             "check_conversations",
             "tuple((role for role, _ in problem.turns))",
             "0",
+        ),
+        (
+            "the shortest conversation stands for all",
+            "check_conversations",
+            "sum((len(said) for _, said in problem.turns))",
+            "-sum((len(said) for _, said in problem.turns))",
         ),
         (
             "examples after the question",
