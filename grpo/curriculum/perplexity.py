@@ -12,6 +12,7 @@ import torch
 
 from grpo.curriculum.survey import LevelSurvey
 from grpo.learn.logprobs import Distribution, token_logprobs
+from grpo.model.encoding import encode
 from grpo.model.policy import Policy
 
 # The paragraphs are few, so that a broken model does not pass: token frequencies that are counted
@@ -76,7 +77,7 @@ def measure_perplexity(policy: Policy, texts: Sequence[str]) -> Perplexity | Non
     The chat template is not used. The first token of each text (the tokenizer's start token, if it
     has one) is given, not predicted. None if there is no text to predict.
     """
-    encoded = [policy.tokenizer(_beginning(text)).input_ids for text in texts[:TEXTS]]
+    encoded = [encode(policy.tokenizer, _beginning(text)).input_ids for text in texts[:TEXTS]]
     sequences = [ids[: policy.context] for ids in encoded if len(ids) > 1]
     if not sequences:
         return None

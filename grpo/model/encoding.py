@@ -5,14 +5,17 @@ template alone. What stands in a turn is text, even "<|end|>". It is encoded as 
 it consists of, as the policy would have to write it.
 """
 
+import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from itertools import groupby
+from itertools import groupby, product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
+
+from tokenizers import Tokenizer as Backend
 
 from data.text import shortened
 from tasks.base import UserError
@@ -36,6 +39,21 @@ TEMPLATE_FIX = (
 
 # What may come before a run of plain text, see `_plain_run`.
 ANCHORS = ("", "\n", "a", ".")
+
+# Texts that show how much longer a normaliser makes a text: ASCII, and all characters of two bytes
+# in UTF-16. Most letters of these become at most three (one for each byte).
+PROBES = (
+    "".join(map(chr, range(32, 127))),
+    "".join(map(chr, [*range(0xD800), *range(0xE000, 0x10000)])),
+)
+MOST_GROWTH = 10
+
+# A tokenizer without rules.
+EMPTY = {
+    "version": "1.0",
+    "added_tokens": [],
+    "model": {"type": "BPE", "vocab": {}, "merges": []},
+}
 
 # Characters for private use, which ordinary texts do not contain.
 MARKS = tuple(map(chr, range(0xE000, 0xE010)))
@@ -112,9 +130,52 @@ def one_of(texts: Collection[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
 
 
+def encode(tokenizer: Tokenizer, text: str | list[str], **options: Any) -> Any:
+    """Return the tokenizer's encoding of `text`. Raises UserError if its own rules fail on it."""
+    try:
+        return tokenizer(text, **options)
+    except BaseException as error:
+        # The Rust code of `tokenizers` raises plain exceptions, and panics with a BaseException.
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(
+            f"the model's tokenizer fails on it ({shortened(str(error), 200)}); correct "
+            "tokenizer.json in the model's folder, or give another --model"
+        ) from error
+
+
+def check_growth(tokenizer: Any, source: str) -> None:
+    """Raise UserError if the normaliser or decoder of a tokenizer makes texts many times as long.
+
+    They are programs of the model's makers. Their steps are run one by one, because a few that
+    double a letter would fill any memory.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    for kind, probe in product(("normalizer", "decoder"), PROBES):
+        text = probe
+        for step in _steps(getattr(backend, kind, None)):
+            rule = getattr(Backend.from_str(json.dumps(EMPTY | {kind: step})), kind)
+            text = rule.decode([text]) if kind == "decoder" else rule.normalize_str(text)
+            if len(text) > MOST_GROWTH * len(probe):
+                raise UserError(
+                    f"--model {source}: the {kind} in its tokenizer.json makes a text more than "
+                    f"{MOST_GROWTH} times as long; correct it, or give another model"
+                )
+
+
+def _steps(rule: Any) -> list[dict[str, Any]]:
+    """Return the steps of a normaliser or decoder as JSON; a sequence may hold sequences."""
+    steps = [json.loads(rule.__getstate__())] if rule else []
+    while any(step["type"] == "Sequence" for step in steps):
+        inner = [step.get("normalizers", step.get("decoders", [step])) for step in steps]
+        steps = [step for several in inner for step in several]
+    return steps
+
+
 def plain_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of each of the `texts`, none of them a control token."""
-    return tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True).input_ids
+    options = {"add_special_tokens": False, "split_special_tokens": True}
+    return encode(tokenizer, list(texts), **options).input_ids
 
 
 def target_length(tokenizer: Tokenizer, target: str) -> int:
@@ -136,7 +197,7 @@ def prompt_tokens(
     """
     if template is None:
         text = "".join(f"{said}\n" for _, said in turns)
-        ids = tuple(tokenizer(text, split_special_tokens=True).input_ids)
+        ids = tuple(encode(tokenizer, text, split_special_tokens=True).input_ids)
         # The text is not at its end: some tokenizers say so after every text.
         return ids[:-1] if ids[-1:] == (tokenizer.eos_token_id,) else ids
 
@@ -145,7 +206,7 @@ def prompt_tokens(
     found = {name for said in texts for name in pattern.findall(said)} if pattern else set()
     if not found:
         text = render(tokenizer, turns, template, arguments)
-        return tuple(tokenizer(text, add_special_tokens=False).input_ids)
+        return tuple(encode(tokenizer, text, add_special_tokens=False).input_ids)
 
     if not tokenizer.is_fast:
         raise UserError(
@@ -257,7 +318,7 @@ def _runs(tokenizer: Tokenizer, text: str, controls: frozenset[int]) -> list[tup
 
     Each run comes with its part of the text, "" for control tokens.
     """
-    encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    encoding = encode(tokenizer, text, add_special_tokens=False, return_offsets_mapping=True)
     tokens = zip(encoding.input_ids, encoding.offset_mapping, strict=True)
     groups = [
         (is_control, list(group))

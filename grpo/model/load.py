@@ -40,7 +40,7 @@ from grpo.model.adapter import (
     merged,
     new_adapter,
 )
-from grpo.model.encoding import Tokenizer
+from grpo.model.encoding import Tokenizer, check_growth, encode
 from grpo.model.files import TOKENIZERS, check_files, why_unreadable
 from grpo.model.finite import check_loaded, check_names
 from grpo.model.gguf_vocabulary import correct_vocabulary
@@ -173,7 +173,7 @@ def _load_base(
         notes.append(f"{files.name}: an adapter; it is merged into its base model, {base}")
 
     is_asked = is_automatic and dtype == torch.float16 and not files.is_continued
-    if is_asked and not fits_float16(model, tokenizer(TEXT).input_ids):
+    if is_asked and not fits_float16(model, encode(tokenizer, TEXT).input_ids):
         del model
         model = _load_model(files.source, device, torch.bfloat16, options.quantise)
         notes.append(f"{files.name}: its hidden states are too large for float16; in bfloat16 now")
@@ -436,6 +436,7 @@ def _read_tokenizer(source: str) -> tuple[Tokenizer, list[str]]:
     place, options = gguf.place_of(source)
     with _loading(source):
         tokenizer: Any = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
+        check_growth(tokenizer, source)
         notes: list[str] = []
         if options:
             tokenizer, note = correct_vocabulary(tokenizer, source)

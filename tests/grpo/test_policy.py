@@ -272,3 +272,41 @@ def test_a_quantised_base_is_sampled_and_learned_on(tiny_model, quantise):
         len(gradients) == len(policy.parameters)
         and sum(g.abs().sum() > 0 for g in gradients) >= len(gradients) / 2
     )  # B is zero at first: A has none
+
+
+CATASTROPHE = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated"}
+DOUBLING = [{"type": "Replace", "pattern": {"String": "é"}, "content": "éé"}] * 28
+
+
+@pytest.mark.parametrize("kind", ["normalizer", "decoder"])
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_rules_that_make_a_text_many_times_as_long_are_one_line(
+    tiny_model, tmp_path, kind, is_nested
+):
+    rules = {"type": "Sequence", f"{kind}s": DOUBLING}
+    if is_nested:
+        rules = {"type": "Sequence", f"{kind}s": [rules]}
+    folder = with_rules(tiny_model, tmp_path, **{kind: rules})
+    with pytest.raises(UserError, match=f"^--model {folder}: the {kind} in .* 10 times as long"):
+        load_policy(str(folder), device="cpu")
+
+
+def test_a_pattern_that_never_ends_is_one_line(tiny_model, tmp_path):
+    rule = CATASTROPHE | {"invert": False}
+    folder = with_rules(tiny_model, tmp_path, pre_tokenizer=rule)
+    policy = load_policy(str(folder), device="cpu")
+    assert policy.encode("short")
+    for encode in (policy.encode, policy.target_length):
+        with pytest.raises(
+            UserError, match="tokenizer fails on it .*retry.*tokenizer.json"
+        ) as error:
+            encode("x" * 40)
+        assert "\n" not in str(error.value)
+
+
+def with_rules(model, tmp_path, **rules):
+    """Return a copy of the model whose tokenizer has these rules."""
+    folder = shutil.copytree(model, tmp_path / "model")
+    file = folder / "tokenizer.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | rules))
+    return folder
