@@ -174,8 +174,9 @@ def _steps(rule: Any) -> list[dict[str, Any]]:
 
 def plain_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of each of the `texts`, none of them a control token."""
-    options = {"add_special_tokens": False, "split_special_tokens": True}
-    return encode(tokenizer, list(texts), **options).input_ids
+    return encode(
+        tokenizer, list(texts), add_special_tokens=False, split_special_tokens=True
+    ).input_ids
 
 
 def target_length(tokenizer: Tokenizer, target: str) -> int:

@@ -296,8 +296,8 @@ TABLE = {
         (
             "control tokens in targets",
             "plain_tokens",
-            "tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True)",
-            "tokenizer(list(texts), add_special_tokens=False)",
+            "encode(tokenizer, list(texts), add_special_tokens=False, split_special_tokens=True)",
+            "encode(tokenizer, list(texts), add_special_tokens=False)",
         ),
     ],
     ("grpo/model/encoding.py", "grpo/test_prompts.py"): [
