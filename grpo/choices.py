@@ -5,7 +5,20 @@ They stand apart from the code that implements them, because `--help` must not w
 
 from pathlib import Path
 
-LOSSES = ("grpo", "dr_grpo", "dapo", "gspo", "cispo")
+# What the weight of a token is 1 over (see `loss.token_weights`), and how `inspect why` says it.
+WEIGHT_WORDS = {
+    "completion": "({rows} completions × {length} tokens)",
+    "budget": "({rows} completions × the token budget)",
+    "step": "{tokens:,}: the step trained on so many tokens",
+}
+WEIGHTED_BY = {  # each loss, and what weights its tokens
+    "grpo": "completion",
+    "dr_grpo": "budget",
+    "dapo": "step",
+    "gspo": "completion",
+    "cispo": "step",
+}
+LOSSES = tuple(WEIGHTED_BY)
 FROM_PYTHON = "python:"  # begins the name of a loss that is a function given in Python
 OPTIMIZERS = ("adamw", "adamw8bit")
 LORA_VARIANTS = ("lora", "rslora", "dora")

@@ -5,6 +5,7 @@
 
 from data.errors import Parser, UserError, blaming, exit_status, needs
 from tasks.checks import calling, process_unchanged
+from tasks.explanations import explain_parts, reward_weights
 from tasks.function_digest import function_digest
 from tasks.optional import (
     answers_of,
@@ -70,6 +71,7 @@ __all__ = [
     "drafts_leave_data",
     "exit_status",
     "explain",
+    "explain_parts",
     "flags_of_tasks",
     "foreign_of",
     "function_digest",
@@ -96,6 +98,7 @@ __all__ = [
     "range_of",
     "require_trusted_task",
     "rescaled",
+    "reward_weights",
     "scores_of",
     "scores_of_groups",
     "sources_of",

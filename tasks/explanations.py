@@ -5,7 +5,7 @@ nor a user's reward function.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from data.text import shortened
@@ -16,11 +16,17 @@ from tasks.reasoning import FORM
 MAX_NUMBER = 1e300
 
 
-def explain_parts(score: Score) -> str:
+def explain_parts(score: Score, weights: Mapping[str, float] | None = None) -> str:
     """Return how the components of a reward add up, or only the reward if none are stored.
 
-    >>> explain_parts(Score(0.5, {"reward/place": 0.75, "reward/length": -0.25}))
+    The components have enough digits for a reader to repeat the sum. `weights` are those of
+    --reward-weights; a component that they do not name has the weight 1.
+
+    >>> score = Score(0.5, {"reward/place": 0.75, "reward/length": -0.25})
+    >>> explain_parts(score)
     '0.500 = 0.750 place − 0.250 length'
+    >>> explain_parts(Score(1.25, score.parts), {"place": 2})
+    '1.250 = 2 × 0.750 place + 1 × -0.250 length'
     """
     components = {
         name.removeprefix(COMPONENT): float(value)
@@ -31,12 +37,38 @@ def explain_parts(score: Score) -> str:
     if not components:
         return f"{reward}, as the task scored it"
 
-    (first, amount), *others = components.items()
-    terms = f"{amount:.3f} {first}"
-    for name, value in others:
-        terms += f" {'−' if value < 0 else '+'} {abs(value):.3f} {name}"
-    is_sum = math.isclose(math.fsum(components.values()), score.reward, abs_tol=1e-6)
-    return f"{reward} = {terms}" if is_sum else f"{reward} = the weighted sum of {terms}"
+    weights = weights or {}
+    terms = [(weights.get(name, 1.0), x, name) for name, x in components.items()]
+    is_sum = math.isclose(_total(terms), score.reward, abs_tol=1e-6)
+    enough = (digits for digits in range(3, 16) if f"{_total(terms, digits):.3f}" == reward)
+    digits = next(enough, 3) if is_sum else 3
+
+    text = ""
+    for weight, x, name in terms:
+        is_negative = (weight if weights else x) < 0
+        sign = (" − " if is_negative else " + ") if text else ("-" if is_negative else "")
+        number = f"{abs(weight):.12g} × {x:.{digits}f}" if weights else f"{abs(x):.{digits}f}"
+        text += f"{sign}{number} {name}"
+    return f"{reward} = {text}" if is_sum else f"{reward} = the weighted sum of {text}"
+
+
+def _total(terms: Sequence[tuple[float, float, str]], digits: int = 16) -> float:
+    """Return the sum of weight × number of some terms (weight, number, name), numbers rounded."""
+    return sum(weight * round(x, digits) for weight, x, _ in terms)
+
+
+def reward_weights(options: Any) -> dict[str, float]:
+    """Return --reward-weights of a run from its `task_options`; {} if none can be read.
+
+    >>> reward_weights({"reward-weights": "words=0.5,place=1"})
+    {'words': 0.5, 'place': 1.0}
+    """
+    given = options.get("reward-weights") if isinstance(options, Mapping) else None
+    pairs = [part.partition("=") for part in str(given or "").split(",")]
+    try:
+        return {name.strip(): float(value) for name, equals, value in pairs if equals}
+    except ValueError:
+        return {}
 
 
 def explain_components(problem: Problem, completion: str, score: Score, reward: str | None) -> str:

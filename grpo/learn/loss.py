@@ -46,7 +46,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grpo.choices import LOSSES
+from grpo.choices import LOSSES, WEIGHTED_BY
 
 # The policy term of each token, and which tokens were clipped low and high: (R, T) each.
 PolicyTerm = tuple[Tensor, Tensor, Tensor]
@@ -105,16 +105,17 @@ def token_weights(kind: str, lengths_R: Tensor, *, max_length: int) -> Tensor:
     micro-batches, and cut the weights with the rows. `max_length` is the completion budget in
     tokens, by which dr_grpo divides. An empty row counts in R and has weight 0.
     """
-    assert kind in LOSSES
+    weighted_by = WEIGHTED_BY[kind]
     lengths_R = lengths_R.double()
     if not len(lengths_R):
         return lengths_R
 
-    if kind in ("grpo", "gspo"):
+    if weighted_by == "completion":
         weights_R = 1 / (len(lengths_R) * lengths_R)
-    elif kind == "dr_grpo":
+    elif weighted_by == "budget":
         weights_R = torch.full_like(lengths_R, 1 / (len(lengths_R) * max_length))
     else:
+        assert weighted_by == "step"
         weights_R = (1 / lengths_R.sum()).expand_as(lengths_R)
 
     return torch.where(lengths_R > 0, weights_R, 0.0)

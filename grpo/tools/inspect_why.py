@@ -13,16 +13,13 @@ from rich.console import Console
 from rich.text import Text
 
 from data.text import escape_control
+from grpo.choices import WEIGHT_WORDS, WEIGHTED_BY
 from grpo.learn.advantages import EPS, divisors, floats
 from grpo.records import Group
 from grpo.run.reader import RunData
 from grpo.show.tables import DONE_TO, WHY, advantage_of
 from grpo.tools.inspect_common import as_json, check_sample, show_next
 from grpo.tools.reward_words import reward_in_words
-
-# Losses whose tokens all have the same weight in a step, and those whose completions have.
-BY_TOKEN = ("dapo", "cispo")
-BY_COMPLETION = ("grpo", "gspo")
 
 # Of completions that no step sampled to train on.
 UNTRAINED = "none: the completion was not sampled for training"
@@ -82,21 +79,32 @@ def advantage_in_words(
     if isinstance(group.advantages[sample], list):
         return f"{advantage}: each token has its own, by what its word added to the reward"
 
-    difference = f"({rewards[sample]:.3f} - {mean:.3f})"
-    of_group = f"the reward less the mean of the group's {len(rewards)} rewards"
+    # "batch" is over all groups that the step trained on.
     scale = config.get("scale", "group")
+    trained = [each for each in groups if each.advantages] if scale == "batch" else [group]
+    (divisor, *_) = divisors(floats([each.rewards for each in trained]), scale=scale, eps=EPS)
+
+    digits = _enough_digits(advantage, rewards[sample], mean, divisor)
+    difference = f"({rewards[sample]:.{digits}f} - {mean:.{digits}f})"
+    of_group = f"the reward less the mean of the group's {len(rewards)} rewards"
     if scale == "none":
         return f"{advantage} = {difference}: {of_group}"
 
-    # "batch" is over all groups that the step trained on.
-    trained = [each for each in groups if each.advantages] if scale == "batch" else [group]
-    (divisor, *_) = divisors(floats([each.rewards for each in trained]), scale=scale, eps=EPS)
     count = sum(len(each.rewards) for each in trained)
     whose = "their" if scale == "group" else f"the step's {count} trained rewards'"
     return (
-        f"{advantage} = {difference} / {divisor:.4f}: {of_group}, over {whose} standard deviation "
-        f"+ {EPS:g}"
+        f"{advantage} = {difference} / {divisor:.{digits + 1}f}: {of_group}, over {whose} standard "
+        f"deviation + {EPS:g}"
     )
+
+
+def _enough_digits(advantage: str, reward: float, mean: float, divisor: float) -> int:
+    """Return the decimals (one more for the divisor) that give the `advantage` again."""
+    for digits in range(3, 17):
+        difference = round(reward, digits) - round(mean, digits)
+        if float(f"{difference / round(divisor, digits + 1):.3f}") == float(advantage):
+            return digits
+    return 3  # the stored advantage was computed in another way
 
 
 def training_in_words(
@@ -119,18 +127,12 @@ def training_in_words(
         for each in chain.from_iterable(one.completions for one in groups if one.advantages)
         if not (masks and each.is_truncated)
     ]
-    length, kind = len(completion.tokens), config.get("loss", "dapo")
-    line = f"yes, on its {length} tokens"
-    if kind in BY_TOKEN:
-        total = sum(trained)
-        line += f", each with weight 1 / {total:,}: the step trained on so many tokens"
-    elif kind in BY_COMPLETION:
-        line += f", each with weight 1 / ({len(trained)} completions × {length} tokens)"
-    elif kind == "dr_grpo":
-        line += f", each with weight 1 / ({len(trained)} completions × the token budget)"
-    else:
-        line += ", weighted by the run's own loss"
-    return line + _effect(group.advantages[sample])
+    length, kind = len(completion.tokens), str(config.get("loss", "dapo"))
+    weight = "weighted by the run's own loss"
+    if kind in WEIGHTED_BY:
+        numbers = {"rows": len(trained), "length": length, "tokens": sum(trained)}
+        weight = f"each with weight 1 / {WEIGHT_WORDS[WEIGHTED_BY[kind]].format(**numbers)}"
+    return f"yes, on its {length} tokens, {weight}{_effect(group.advantages[sample])}"
 
 
 def _effect(advantage: float | list[float]) -> str:

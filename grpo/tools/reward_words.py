@@ -6,7 +6,7 @@ from typing import Any
 
 from grpo.records import Group
 from grpo.training.truncation import PENALTY
-from tasks.base import explain
+from tasks.base import explain, explain_parts, reward_weights
 
 
 def reward_in_words(
@@ -15,8 +15,8 @@ def reward_in_words(
     """Return how a completion earned its reward, e.g. "0.190 = 4 right before the first error / 21
     written".
 
-    `config` is the run's; of it `task`, `reward`, `control` and `truncated` are read. Only the
-    rewards of a step (`is_of_step`) are changed by a control experiment.
+    `config` is the run's; of it `task`, `task_options`, `reward`, `control` and `truncated` are
+    read. Only the rewards of a step (`is_of_step`) are changed by a control experiment.
     """
     control = config.get("control") or "none"
     score = group.scores[sample]
@@ -32,13 +32,12 @@ def reward_in_words(
     else:
         earned, penalty = score, 0
 
-    words = explain(
-        config.get("task", group.problem.task),
-        group.problem,
-        group.texts[sample],
-        earned,
-        config.get("reward"),
-    )
+    weights = reward_weights(config.get("task_options"))
+    if weights:  # of the components of a user's reward
+        words = explain_parts(earned, weights)
+    else:
+        task = config.get("task", group.problem.task)
+        words = explain(task, group.problem, group.texts[sample], earned, config.get("reward"))
     if not penalty:
         return words
     return f"{score.reward:.3f} = {earned.reward:.3f} − {-penalty:.3f} for its length; {words}"

@@ -2,13 +2,18 @@
 
 import io
 import json
+import re
 from dataclasses import replace
+from decimal import Decimal
 
 import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 from rich.console import Console
 from screens import ESCAPE_CODE
 
+from grpo.choices import LOSSES, SCALES
 from grpo.learn.advantages import advantages
 from grpo.learn.loss import token_weights
 from grpo.records import Completion, Group
@@ -16,6 +21,7 @@ from grpo.run.reader import load_run
 from grpo.run.rollouts import file_of, write_rollouts
 from grpo.show.tables import note_left_out, show_table
 from grpo.tools import inspect
+from grpo.tools.inspect_why import advantage_in_words
 from grpo.tools.report.page import shown_of
 from grpo.tools.report.samples import packed
 from grpo.training.truncation import PENALTY
@@ -25,7 +31,7 @@ from tasks.interleave import Interleave
 REWARDS = [[1.0, 0.25, 0.5, 0.25], [0.0, 0.5, 0.5, 0.0]]
 
 
-def group(rewards, given, number=0, finish="stop"):
+def group(rewards, of_each, number=0, finish="stop"):
     """Return a group whose completion i has i + 1 tokens."""
     return Group(
         number,
@@ -34,9 +40,9 @@ def group(rewards, given, number=0, finish="stop"):
         1.0,
         [Completion((7,) * (i + 1), (-0.5,) * (i + 1), "a", finish) for i in range(len(rewards))],
         scores=[Score(reward) for reward in rewards],
-        advantages=given,
-        class_name="varied" if given else "solved",
-        action="keep" if given else "skip",
+        advantages=of_each,
+        class_name="varied" if of_each else "solved",
+        action="keep" if of_each else "skip",
     )
 
 
@@ -45,8 +51,8 @@ def write(folder, **settings):
     (folder / "rollouts").mkdir(parents=True)
     lines = {"task": "own.py:Own", "loss": "dapo", "scale": "group"} | settings
     (folder / "config.yaml").write_text("".join(f"{k}: {v}\n" for k, v in lines.items()))
-    given = advantages(REWARDS, scale=lines["scale"])
-    groups = [group(rewards, each, i) for i, (rewards, each) in enumerate(zip(REWARDS, given))]
+    made = advantages(REWARDS, scale=lines["scale"])
+    groups = [group(rewards, each, i) for i, (rewards, each) in enumerate(zip(REWARDS, made))]
     groups.append(group([1.0, 1.0], [], 2))
     write_rollouts(file_of(folder, "step", 1), groups, step=1)
     write_rollouts(file_of(folder, "eval", 1), groups[2:], step=1)
@@ -75,23 +81,68 @@ def test_an_advantage_in_words(tmp_path, capsys, scale, words):
     assert why(capsys, run, 1, 0, 0)["advantage"].startswith(words)
 
 
-@pytest.mark.parametrize(
-    "loss, words",
-    [
-        ("dapo", "each with weight 1 / 20: the step"),
-        ("grpo", "each with weight 1 / (8 completions × 2 tokens)"),
-    ],
+@given(
+    st.lists(st.floats(0, 1e-3) | st.floats(-2, 2), min_size=2, max_size=6).filter(
+        lambda rewards: len(set(rewards)) > 1
+    ),
+    st.sampled_from(SCALES),
 )
-def test_a_weight_is_that_of_the_loss(tmp_path, capsys, loss, words):
+@example([0.1, 0.1, 0.0955, 0.0955], "group")
+@example([0.1, 0.1, 0.0955, 0.0955], "none")
+def test_an_advantage_comes_out_again_from_the_numbers_that_are_printed(rewards, scale):
+    """In nearly tied groups three digits are not enough: 0.002 / 0.0046 is not 0.489."""
+    one = group(rewards, advantages([rewards], scale=scale)[0])
+    for sample in range(len(rewards)):
+        words = advantage_in_words({"scale": scale}, [one], one, sample)
+        said, reward, mean, over = re.match(
+            r"(\S+) = \((\S+) - (\S+)\)(?: / (\S+))?:", words
+        ).groups(default="1")
+        again = (Decimal(reward) - Decimal(mean)) / Decimal(over)
+        assert abs(again - Decimal(said)) < Decimal("0.0005001"), words
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_a_weight_is_that_of_the_loss(tmp_path, capsys, loss):
     run = write(tmp_path / "r", loss=loss)
     line = why(capsys, run, 1, 0, 1)["training"]
-    assert line.startswith("yes, on its 2 tokens, ") and words in line
-    assert line.endswith("its advantage is negative, so the update lowers its probability")
+    words = re.fullmatch(
+        r"yes, on its 2 tokens, each with weight 1 / (.+?)(: the step trained on so many tokens)?; "
+        "its advantage is negative, so the update lowers its probability",
+        line,
+    )
+    assert words, f"{loss}: {line}"
 
     # The two groups have completions of 1 to 4 tokens.
     weights = token_weights(loss, torch.tensor([1, 2, 3, 4] * 2), max_length=9)
-    expected = {"dapo": 1 / 20, "grpo": 1 / 16}[loss]
-    assert weights[1].item() == pytest.approx(expected)
+    sizes = {" completions": "", " tokens": "", "the token budget": "9", "×": "*"}
+    number = words[1]
+    for word, size in sizes.items():
+        number = number.replace(word, size)
+    assert weights[1].item() == pytest.approx(1 / eval(number)), loss
+
+
+def test_a_loss_of_ones_own_has_no_weight_that_is_known(tmp_path, capsys):
+    run = write(tmp_path / "r", loss="my.py:loss")
+    assert ", weighted by the run's own loss; " in why(capsys, run, 1, 0, 1)["training"]
+
+
+def test_weights_of_a_reward_are_multiplied_out(tmp_path, capsys):
+    options = '{data: d.jsonl, reward-weights: "words=0.5, late=-0.25"}'
+    run = write(tmp_path / "r", task="data", task_options=options)
+    one = group([1.5, 1.25], [0.5, -0.5])
+    parts = [{"words": 1.0, "place": 1.0, "late": 0.0}, {"words": 1.0, "place": 1.0, "late": 1.0}]
+    one.scores = [
+        Score(reward, {f"reward/{name}": x for name, x in each.items()})
+        for reward, each in zip([1.5, 1.25], parts)
+    ]
+    write_rollouts(file_of(run, "step", 1), [one], step=1)
+    said = [
+        "1.500 = 0.5 × 1.000 words + 1 × 1.000 place − 0.25 × 0.000 late",
+        "1.250 = 0.5 × 1.000 words + 1 × 1.000 place − 0.25 × 1.000 late",
+    ]
+    assert [why(capsys, run, 1, 0, sample)["reward"] for sample in (0, 1)] == said
+    shown = shown_of(load_run(run))
+    assert [text["formula"] for text in packed(one, 0, shown)["texts"]] == said
 
 
 def test_what_was_not_trained_on(tmp_path, capsys):

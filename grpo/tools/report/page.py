@@ -159,6 +159,7 @@ def shown_of(run: RunData) -> Shown:
         pieces_of(run.path),
         control=config.get("control"),
         truncated=config.get("truncated"),
+        task_options=config.get("task_options"),
     )
 
 

@@ -33,8 +33,8 @@ Pieces = Callable[[Sequence[int]], list[str | None]]
 class Shown:
     """What is known of a run when its completions are shown, e.g. Shown("interleave", "prefix").
 
-    `task`, `reward`, `control` and `truncated` are those of config.yaml. Without `pieces` there are
-    no log-probabilities of words and no chat template, because the run has no checkpoint with a
+    All fields but `pieces` are those of config.yaml. Without `pieces` there are no
+    log-probabilities of words and no chat template, because the run has no checkpoint with a
     tokenizer.
     """
 
@@ -43,6 +43,7 @@ class Shown:
     pieces: Pieces | None = None
     control: str | None = None
     truncated: str | None = None
+    task_options: Any = None
 
 
 def packed(group: Group, number: int, shown: Shown) -> dict[str, Any]:
