@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
+from statistics import fmean
 from typing import Any
 
 from grpo.config import Config
@@ -269,9 +270,9 @@ class Trainer:
     def update_policy(self, kept: list[Group], rate: float) -> dict[str, float]:
         """Run `epochs` updates on the kept groups at a learning rate. Without groups there is none.
 
-        Returns the last update's metrics with the first one's parity, which compares sampler and
-        trainer before the weights change. Under ``truncated: mask`` truncated completions take no
-        part, and without others there is no update either.
+        Returns the means of the updates' metrics, as TRL does, with the first one's parity, which
+        compares sampler and trainer before the weights change. Under ``truncated: mask`` truncated
+        completions take no part, and without others there is no update either.
         """
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = rate
@@ -302,8 +303,12 @@ class Trainer:
             # From now on sampler and trainer differ, because the weights have changed.
             settings = replace(settings, parity_limit=0.0)
 
-        parity = {name: value for name, value in history[0].items() if name.startswith(PARITY)}
-        return history[-1] | parity | masked
+        averaged = {
+            name: value if name.startswith(PARITY) else fmean(one[name] for one in history)
+            for name, value in history[0].items()
+            if name != "loss_scale"
+        }
+        return history[-1] | averaged | masked
 
     @staticmethod
     def _number_worst_tokens(learned: dict[str, Any], groups: list[Group]) -> None:

@@ -72,10 +72,25 @@ def test_epochs_are_updates_on_one_rollout(tiny_policy, monkeypatch):
     assert {int(entry["step"]) for entry in trainer.optimizer.inner.state.values()} == {2}
     on_policy, off_policy = (one["sampling/sampling_logp_difference/max"] for one in passes)
     assert on_policy < 1e-5 and off_policy > 1e-3  # the log of the ratio
-    assert (
-        metrics["sampling/sampling_logp_difference/max"] == on_policy
-        and metrics["loss"] == passes[1]["loss"]
-    )
+    assert metrics["sampling/sampling_logp_difference/max"] == on_policy
+    assert metrics["parity/kl"] == passes[0]["parity/kl"] < passes[1]["parity/kl"]
+
+    # Everything else is the mean over the updates, as in TRL.
+    assert passes[0]["clip_ratio/high_mean"] == 0 < passes[1]["clip_ratio/high_mean"]
+    for name in ("loss", "grad_norm", "entropy", "clip_ratio/low_mean", "clip_ratio/high_mean"):
+        first, second = (one[name] for one in passes)
+        assert first != second and metrics[name] == pytest.approx((first + second) / 2), name
+
+
+def test_the_factor_on_the_loss_is_the_last_updates(tiny_policy, monkeypatch):
+    factors = iter([64.0, 32.0])
+
+    def watched(*args, **options):
+        return plain_update(*args, **options) | {"loss_scale": next(factors)}
+
+    plain_update = trainer_module.update
+    monkeypatch.setattr(trainer_module, "update", watched)
+    assert trainer_for(tiny_policy, epochs=2).step().metrics["loss_scale"] == 32
 
 
 def test_parity_is_demanded_only_before_the_weights_change(tiny_policy):
