@@ -33,6 +33,8 @@ POLICY = [[0.3, -0.2, 0.1], [1.0, 0.0, -0.5], [-0.4, 0.6, 0.2]]
 OLD = [[0.4, -0.6, 0.5], [0.2, 0.3, 0.1], [-0.1, -0.3, 0.9]]
 
 LENGTHS_R = torch.tensor([len(completion) for completion in COMPLETIONS])
+FIRST_R = torch.tensor([completion[0] for completion in COMPLETIONS])
+LAST_R = torch.tensor([completion[-1] for completion in COMPLETIONS])
 MASK_RT = torch.arange(2) < LENGTHS_R[:, None]
 ADVANTAGES_R = torch.tensor(ADVANTAGES, dtype=torch.float64)
 
@@ -72,8 +74,15 @@ def _check_policy_gradient(settings: LossSettings) -> None:
     """Compare the mean gradient over all completions with the exact policy gradient."""
     probabilities_R = torch.tensor(probabilities(POLICY), dtype=torch.float64)
     table_CV = torch.tensor(POLICY, dtype=torch.float64).requires_grad_()
-    logp_RT = logprobs(table_CV)
-    inputs = LossInputs(logp_RT, logp_RT.detach(), ADVANTAGES_R, MASK_RT, probabilities_R)
+    logp_RT, entropy_RT = logprobs(table_CV), entropies(table_CV)
+    inputs = LossInputs(
+        logp_RT,
+        logp_RT.detach(),
+        ADVANTAGES_R,
+        MASK_RT,
+        probabilities_R,
+        entropy_RT=entropy_RT,
+    )
     step_loss(inputs, settings)[0].backward()
     assert table_CV.grad is not None
 
@@ -103,16 +112,23 @@ def _check_micro_batches(settings: LossSettings, weights: str) -> None:
 
 
 def _gradient(settings: LossSettings, weights: str, rows: Sequence[int]) -> tuple[Tensor, float]:
-    """Return the gradient of some rows of the step by their log-probabilities, and the loss."""
+    """Return the gradient of some rows of the step by their log-probabilities and entropies, and
+    the loss.
+    """
     weights_R = token_weights(weights, LENGTHS_R, max_length=2)
     table_CV, old_CV = (torch.tensor(table, dtype=torch.float64) for table in (POLICY, OLD))
-    logp_RT = logprobs(table_CV)[rows].requires_grad_()
+    leaves = [x_RT[rows].requires_grad_() for x_RT in (logprobs(table_CV), entropies(table_CV))]
     inputs = LossInputs(
-        logp_RT, logprobs(old_CV)[rows], ADVANTAGES_R[rows], MASK_RT[rows], weights_R[rows]
+        leaves[0],
+        logprobs(old_CV)[rows],
+        ADVANTAGES_R[rows],
+        MASK_RT[rows],
+        weights_R[rows],
+        entropy_RT=leaves[1],
     )
     loss, _ = step_loss(inputs, settings)
-    (gradient_RT,) = torch.autograd.grad(loss, logp_RT)
-    return gradient_RT, loss.item()
+    gradients = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
+    return torch.cat(gradients, -1), loss.item()
 
 
 def _rounded(table: Table) -> list[list[float]]:
@@ -171,8 +187,12 @@ def logprobs(table_CV: Tensor) -> Tensor:
     Padding depends on the table too, so that a loss which reads it would show.
     """
     logprobs_CV = table_CV.log_softmax(-1)
-    first_R = torch.tensor([completion[0] for completion in COMPLETIONS])
-    last_R = torch.tensor([completion[-1] for completion in COMPLETIONS])
     return torch.stack(
-        [logprobs_CV[0, first_R], logprobs_CV[1 + first_R.clamp(max=1), last_R]], dim=-1
+        [logprobs_CV[0, FIRST_R], logprobs_CV[1 + FIRST_R.clamp(max=1), LAST_R]], dim=-1
     )
+
+
+def entropies(table_CV: Tensor) -> Tensor:
+    """Return the entropies (R, T) in nats of what the tokens of all completions were drawn from."""
+    entropies_C = torch.special.entr(table_CV.softmax(-1)).sum(-1)
+    return entropies_C[torch.stack([torch.zeros_like(FIRST_R), 1 + FIRST_R.clamp(max=1)], dim=-1)]

@@ -11,7 +11,7 @@ hidden size.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,11 +44,12 @@ class Distribution:
     """What tokens were drawn from, e.g. ``Distribution(torch.ones(N))`` for the plain softmax.
 
     `truncate` (top-k, top-p) gets the logits already divided by the temperature, and never excludes
-    a target.
+    a target. `has_entropy_gradient`: gradients flow through the entropies as well.
     """
 
     temperature_N: Tensor
     truncate: Truncate | None = None
+    has_entropy_gradient: bool = False
 
 
 def token_logprobs(
@@ -64,7 +65,8 @@ def token_logprobs(
 
     Both are float32 even if the head is in lower precision, and float64 if the head is. Gradients
     flow through the log-probabilities to `hidden_NE` and to the parameters of `head`; the entropy
-    is detached. `head` acts on each token by itself, as a linear layer does, with LoRA or without.
+    is detached, unless it `has_entropy_gradient`. `head` acts on each token by itself, as a linear
+    layer does, with LoRA or without.
 
     `chunk` is a number of tokens; None: see `_chunk_size`.
     """
@@ -80,6 +82,7 @@ def token_logprobs(
         distribution.temperature_N,
         chunk,
         torch.is_grad_enabled(),
+        distribution.has_entropy_gradient,
     )
 
 
@@ -107,8 +110,7 @@ def _checkpointed_logprobs(
             hidden_nE,
             head,
             targets_n,
-            temperature_n,
-            distribution.truncate,
+            replace(distribution, temperature_N=temperature_n),
             use_reentrant=False,
         )
         for hidden_nE, targets_n, temperature_n in chunks
@@ -120,8 +122,10 @@ def _checkpointed_logprobs(
 class _LinearLogprobs(torch.autograd.Function):
     """`_chunk_logprobs` of a linear head for all chunks, with few passes over the logits.
 
-    With p = softmax(logits / temperature), the gradient of a target's log-probability with respect
-    to the logits is (onehot(target) - p) / temperature.
+    With p = softmax(logits / temperature), the gradients with respect to the logits are
+
+        of a target's log-probability   (onehot(target) - p) / temperature
+        of the entropy H                -p (log p + H) / temperature
     """
 
     @staticmethod
@@ -134,6 +138,7 @@ class _LinearLogprobs(torch.autograd.Function):
         temperature_N: Tensor,
         chunk: int,
         is_learning: bool,
+        has_entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         N, V = len(hidden_NE), len(weight_VE)
         dtype = torch.promote_types(hidden_NE.dtype, torch.float32)
@@ -169,16 +174,21 @@ class _LinearLogprobs(torch.autograd.Function):
             temperature_N,
             lse_N if is_fused else None,
             probability_NV,
+            entropies_N if has_entropy_gradient else None,
         )
         ctx.chunk = chunk
-        ctx.mark_non_differentiable(entropies_N)
+        ctx.set_materialize_grads(False)
+        if not has_entropy_gradient:
+            ctx.mark_non_differentiable(entropies_N)
         return logprobs_N, entropies_N
 
     @staticmethod
-    def backward(ctx: Any, d_N: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        hidden_NE, weight_VE, bias_V, targets_N, temperature_N, lse_N, probability_NV = (
+    def backward(ctx: Any, d_N: Tensor | None, dH_N: Tensor | None) -> tuple[Tensor | None, ...]:
+        (hidden_NE, weight_VE, bias_V, targets_N, temperature_N, lse_N, probability_NV, H_N) = (
             ctx.saved_tensors
         )
+        if d_N is None:  # only the entropy has a gradient
+            d_N = torch.zeros_like(temperature_N)
         needs_weight, needs_bias = ctx.needs_input_grad[1:3]
         d_hidden_NE = torch.empty_like(hidden_NE)
         d_weight_VE = torch.zeros_like(weight_VE) if needs_weight else None
@@ -188,8 +198,8 @@ class _LinearLogprobs(torch.autograd.Function):
             hidden_nE, targets_n = hidden_NE[part], targets_N[part]
             temperature_n, d_n = temperature_N[part], d_N[part]
 
-            # The gradient of the logits: d (onehot(target) - p) / temperature.
-            if lse_N is not None:
+            # The gradient of the logits. The kernel knows none of the entropy.
+            if lse_N is not None and dH_N is None:
                 d_logits_nV = linear_no_grad(hidden_nE, weight_VE, bias_V)  # still the logits
                 _fused_backward(d_logits_nV, targets_n, temperature_n, lse_N[part], d_n)
             else:
@@ -200,8 +210,16 @@ class _LinearLogprobs(torch.autograd.Function):
                     probability_nV = logits_nV.div_(temperature_n[:, None]).softmax(-1)
 
                 scale_n1 = (d_n / temperature_n)[:, None]
+                of_entropy_nV = None
+                if dH_N is not None:
+                    of_entropy_nV = torch.special.entr(probability_nV)  # -p log p
+                    of_entropy_nV.addcmul_(probability_nV, H_N[part, None], value=-1)
+                    of_entropy_nV.mul_((dH_N[part] / temperature_n)[:, None])
+
                 d_logits_nV = probability_nV.mul_(-scale_n1)
                 d_logits_nV = d_logits_nV.scatter_add_(-1, targets_n[:, None], scale_n1)
+                if of_entropy_nV is not None:
+                    d_logits_nV += of_entropy_nV
                 d_logits_nV = d_logits_nV.to(hidden_nE.dtype)
 
             # The gradients of the linear layer: dX = dY W, and dW = dY' X summed over the chunks.
@@ -212,7 +230,7 @@ class _LinearLogprobs(torch.autograd.Function):
             if d_bias_V is not None:
                 d_bias_V += d_logits_nV.sum(0)
 
-        return d_hidden_NE, d_weight_VE, d_bias_V, None, None, None, None
+        return d_hidden_NE, d_weight_VE, d_bias_V, *5 * (None,)
 
 
 def _slices(N: int, chunk: int) -> list[slice]:
@@ -260,19 +278,24 @@ def _chunk_logprobs(
     hidden_nE: Tensor,
     head: Head,
     targets_n: Tensor,
-    temperature_n: Tensor,
-    truncate: Truncate | None,
+    distribution_n: Distribution,
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of a chunk, (n,) each, by ordinary operations."""
     logits_nV = head(hidden_nE)
     logits_nV = logits_nV.to(torch.promote_types(logits_nV.dtype, torch.float32))
-    logits_nV = logits_nV / temperature_n.to(logits_nV.dtype)[:, None]
-    if truncate is not None:
-        logits_nV = truncate(logits_nV, targets_n)
+    logits_nV = logits_nV / distribution_n.temperature_N.to(logits_nV.dtype)[:, None]
+    if distribution_n.truncate is not None:
+        logits_nV = distribution_n.truncate(logits_nV, targets_n)
 
     all_nV = logits_nV.log_softmax(-1)
     logprobs_n = all_nV.gather(-1, targets_n[:, None])[:, 0]
 
     # The entropy comes last, because the recomputation stops at the last tensor that the backward
     # pass needs. entr(p) = -p log p has entr(0) = 0, where p * log p is NaN for excluded tokens.
-    return logprobs_n, torch.special.entr(all_nV.detach().exp()).sum(-1)
+    if not distribution_n.has_entropy_gradient:
+        return logprobs_n, torch.special.entr(all_nV.detach().exp()).sum(-1)
+
+    # The gradient of entr at 0 is infinite; excluded tokens shall have none.
+    probability_nV = all_nV.exp()
+    probability_nV = probability_nV.masked_fill(probability_nV == 0, 0.0)
+    return logprobs_n, torch.special.entr(probability_nV).sum(-1)

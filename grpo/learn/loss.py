@@ -91,7 +91,7 @@ class LossInputs:
     # Log-probabilities (R, T) under the reference; required if the KL term has a weight.
     ref_RT: Tensor | None = None
 
-    # Entropies (R, T) in nats, which are only added up.
+    # Entropies (R, T) in nats, with gradient if the loss is an own one. Others only add them up.
     entropy_RT: Tensor | None = None
 
     # Importance weights (R, T) of the policy term; the KL term has none.

@@ -6,7 +6,8 @@
 
 The function gets `LossInputs` and `LossSettings` of `grpo.learn.loss` and returns the policy term
 of each token (R, T), which is minimised. Like `policy_loss` it may return two masks (R, T) besides:
-which tokens were clipped low and high. The advantages are always (R, T), and padding is 0. Weights,
+which tokens were clipped low and high. The advantages are always (R, T), padding is 0, and the
+entropies have a gradient, as the log-probabilities do (only an own loss pays for it). Weights,
 importance, the KL term and the metrics are those of `step_loss`, as for the built-in losses.
 
 An attribute `token_weights` of the function names the built-in loss whose weights its tokens have
@@ -51,7 +52,7 @@ class OwnLoss:
         Raises UserError if the function raises, or if it or its gradient has the wrong shape or is
         not finite.
         """
-        return _CheckedTerm.apply(inputs.logp_RT, self, inputs, settings)
+        return _CheckedTerm.apply(inputs.logp_RT, inputs.entropy_RT, self, inputs, settings)
 
     def term(self, inputs: LossInputs, settings: LossSettings) -> PolicyTerm:
         """Return the policy term (0 at padding) and the two masks, checked."""
@@ -138,51 +139,64 @@ class _CheckedTerm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, logp_RT: Tensor, own: OwnLoss, inputs: LossInputs, settings: LossSettings
+        ctx: Any,
+        logp_RT: Tensor,
+        entropy_RT: Tensor | None,
+        own: OwnLoss,
+        inputs: LossInputs,
+        settings: LossSettings,
     ) -> PolicyTerm:
         """Return what `OwnLoss.term` returns."""
         with torch.enable_grad():
-            leaf_RT = zero_padding(logp_RT.detach(), inputs.mask_RT).requires_grad_()
-            inputs = _without_padding(inputs, leaf_RT)
+            inputs = _without_padding(inputs)
             loss_RT, is_low_RT, is_high_RT = own.term(inputs, settings)
         ctx.own, ctx.inputs, ctx.loss_RT = own, inputs, loss_RT
         ctx.mark_non_differentiable(is_low_RT, is_high_RT)
         return loss_RT.detach(), is_low_RT, is_high_RT
 
     @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor, None, None, None]:
-        """Return the gradient with respect to the log-probabilities, 0 at padding."""
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Tensor | None, ...]:
+        """Return the gradients with respect to the log-probabilities and the entropies, 0 at
+        padding; None where the loss does not depend on them.
+        """
         own, inputs = ctx.own, ctx.inputs
+        leaves = [x_RT for x_RT in (inputs.logp_RT, inputs.entropy_RT) if x_RT is not None]
         with own.user_code():
-            (d_logp_RT,) = torch.autograd.grad(ctx.loss_RT, inputs.logp_RT, outputs[0])
-        d_logp_RT = zero_padding(d_logp_RT, inputs.mask_RT)
-        own.check_finite(d_logp_RT, inputs, "its gradient")
-        return d_logp_RT, None, None, None
+            gradients = torch.autograd.grad(ctx.loss_RT, leaves, outputs[0], allow_unused=True)
+
+        checked: list[Tensor | None] = [None] * 5
+        for number, d_RT in enumerate(gradients):
+            if d_RT is not None:
+                checked[number] = zero_padding(d_RT, inputs.mask_RT)
+                own.check_finite(checked[number], inputs, "its gradient")
+        return tuple(checked)
 
 
 def _is_bool(tensor: Tensor) -> bool:
     return tensor.dtype == torch.bool
 
 
-def _without_padding(inputs: LossInputs, logp_RT: Tensor) -> LossInputs:
-    """Return the inputs with 0 at padding, and the advantages as (R, T)."""
+def _without_padding(inputs: LossInputs) -> LossInputs:
+    """Return the inputs with 0 at padding, and the advantages as (R, T).
+
+    The log-probabilities and the entropies are leaves that take gradients.
+    """
     mask_RT = inputs.mask_RT
     advantages_RT = inputs.advantages
     if advantages_RT.dim() == 1:
         advantages_RT = advantages_RT[:, None].expand(mask_RT.shape)
 
-    optional = {
-        name: zero_padding(x_RT, mask_RT)
-        for name in ("ref_RT", "entropy_RT", "importance_RT")
-        if (x_RT := getattr(inputs, name)) is not None
+    names = ("logp_RT", "old_RT", "ref_RT", "entropy_RT", "importance_RT")
+    given = {name: getattr(inputs, name) for name in names} | {"advantages": advantages_RT}
+    padded = {
+        name: zero_padding(x_RT.detach(), mask_RT)
+        for name, x_RT in given.items()
+        if x_RT is not None
     }
-    return replace(
-        inputs,
-        logp_RT=logp_RT,
-        old_RT=zero_padding(inputs.old_RT, mask_RT),
-        advantages=zero_padding(advantages_RT, mask_RT),
-        **optional,
-    )
+    for name in ("logp_RT", "entropy_RT"):
+        if name in padded:
+            padded[name].requires_grad_()
+    return replace(inputs, **padded)
 
 
 def load_loss(spec: str) -> OwnLoss | None:

@@ -38,13 +38,14 @@ def completion_logprobs(
     batch: MicroBatch,
     truncate: Truncate | None = None,
     packing: Packing | PaddedBatch | None = None,
+    has_entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies (nats) of the completions' tokens, (R, T) each, 0 at
     padding.
 
     The last token of a prompt predicts the first of the completion; the completion's last token
-    predicts nothing. `truncate` is that of `token_logprobs`. `packing` is the result of
-    `Policy.pack` for this batch, if there is one already.
+    predicts nothing. `truncate` and `has_entropy_gradient` are those of `Distribution`. `packing`
+    is the result of `Policy.pack` for this batch, if there is one already.
     """
     R, T = batch.tokens_RT.shape
     places_M = batch.places_M
@@ -55,7 +56,9 @@ def completion_logprobs(
         policy.predict(packing),
         policy.head,
         packing.distinct(batch.tokens_RT.take(places_M)),
-        Distribution(packing.distinct(batch.temperatures_R[places_M // T]), truncate),
+        Distribution(
+            packing.distinct(batch.temperatures_R[places_M // T]), truncate, has_entropy_gradient
+        ),
     )
     logp_M, entropy_M = packing.of_tokens(logp_U), packing.of_tokens(entropy_U)
 
@@ -212,7 +215,11 @@ def _backward(
         with policy.reference() as reference:
             reference_RT, _ = completion_logprobs(reference, batch, packing=packing)
 
-    logp_RT, entropy_RT = completion_logprobs(policy, batch, settings.truncate, packing)
+    # Only a loss of the user's own may depend on the entropies.
+    has_entropy_gradient = settings.own_loss is not None
+    logp_RT, entropy_RT = completion_logprobs(
+        policy, batch, settings.truncate, packing, has_entropy_gradient
+    )
 
     old_RT, importance_RT = batch.old_RT, None
     is_half = policy.dtype in (torch.float16, torch.bfloat16)

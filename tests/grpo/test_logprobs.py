@@ -83,10 +83,50 @@ def test_values_and_gradients_equal_the_full_log_softmax(monkeypatch, truncate, 
     torch.testing.assert_close(gradients, expected_gradients, **exactly)
 
 
-def test_entropy_has_no_gradient():
+def test_entropy_has_no_gradient_unless_asked():
     hidden_NH, head, targets_N, temperature_N, _ = inputs()
     logprobs_N, entropy_N = token_logprobs(hidden_NH, head, targets_N, Distribution(temperature_N))
     assert logprobs_N.requires_grad and not entropy_N.requires_grad
+
+
+@pytest.mark.parametrize("of_logprob", [0.0, 1.0])
+@pytest.mark.parametrize("truncate", [None, top_two_and_target])
+@pytest.mark.parametrize("chunk", [3, N])
+@pytest.mark.parametrize(
+    "bias, kept", [(None, 0), (False, 0), (False, 1000), (True, 0), (True, 1000)]
+)
+def test_the_gradient_of_entropies_is_autograds(
+    monkeypatch, of_logprob, truncate, chunk, bias, kept
+):
+    monkeypatch.setattr(logprobs, "KEPT", kept)
+    hidden_NH, head, targets_N, temperature_N, weights_N = inputs()
+    if bias is not None:
+        torch.manual_seed(0)
+        head = nn.Linear(H, V, bias=bias, dtype=torch.float64)
+    leaves = [hidden_NH, *head.parameters()]
+
+    logits_NV = head(hidden_NH) / temperature_N[:, None]
+    kept_NV = torch.ones_like(logits_NV, dtype=torch.bool)
+    if truncate:
+        kept_NV = truncate(logits_NV, targets_N).isfinite()
+    # A sum over the tokens that are kept, so that nothing infinite enters.
+    lse_N1 = logits_NV.exp().where(kept_NV, 0.0).sum(-1, keepdim=True).log()
+    all_NV = (logits_NV - lse_N1).where(kept_NV, 0.0)
+    mass_NV = all_NV.exp().where(kept_NV, 0.0)
+    entropies_N = -(mass_NV * all_NV).sum(-1)
+    logprobs_N = all_NV.gather(-1, targets_N[:, None])[:, 0]
+    expected = torch.autograd.grad(
+        weights_N.flip(0) @ entropies_N + of_logprob * weights_N @ logprobs_N, leaves
+    )
+
+    distribution = Distribution(temperature_N, truncate, has_entropy_gradient=True)
+    ours_N, entropy_N = token_logprobs(hidden_NH, head, targets_N, distribution, chunk=chunk)
+    objective = weights_N.flip(0) @ entropy_N
+    if of_logprob:
+        objective = objective + of_logprob * weights_N @ ours_N
+    gradients = torch.autograd.grad(objective, leaves)
+    torch.testing.assert_close(entropy_N, entropies_N, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradients, expected, rtol=1e-11, atol=1e-12)
 
 
 def test_full_logits_never_live_at_once():
@@ -137,8 +177,9 @@ def test_half_precision_heads_give_float32():
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("bonus", [0.0, 0.5])
 @pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
-def test_a_linear_head_on_a_gpu(dtype, tolerance):
+def test_a_linear_head_on_a_gpu(dtype, tolerance, bonus):
     torch.manual_seed(0)
     hidden, head = (
         torch.randn(50, 64, dtype=torch.float64, requires_grad=True),
@@ -151,13 +192,16 @@ def test_a_linear_head_on_a_gpu(dtype, tolerance):
     )
 
     def results(hidden, head, device):
+        distribution = Distribution(heat.to(device), has_entropy_gradient=bonus > 0)
         logprobs, entropies = token_logprobs(
-            hidden, head, targets.to(device), Distribution(heat.to(device)), chunk=16
+            hidden, head, targets.to(device), distribution, chunk=16
         )
-        (weights.to(device, logprobs.dtype) @ logprobs).backward()
-        return [
-            x.cpu().double() for x in (logprobs.detach(), entropies, hidden.grad, head.weight.grad)
-        ]
+        objective = weights.to(device, logprobs.dtype) @ logprobs
+        if bonus:
+            objective = objective + bonus * entropies.sum()
+        objective.backward()
+        outputs = (logprobs.detach(), entropies.detach(), hidden.grad, head.weight.grad)
+        return [x.cpu().double() for x in outputs]
 
     expected = results(hidden, head, "cpu")
     ours = nn.Linear(64, 9000, bias=False, dtype=dtype, device="cuda")

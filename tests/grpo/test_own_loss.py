@@ -31,7 +31,7 @@ def shortens(inputs, settings):
     return reinforce(inputs, settings)
 
 
-def inputs(**changes):
+def inputs(entropy=None, **changes):
     """The inputs of two rows, with NaN at padding."""
     generator = torch.Generator().manual_seed(0)
     logp_RT, old_RT = (
@@ -47,7 +47,7 @@ def inputs(**changes):
         torch.tensor([0.25, 0.5], dtype=torch.float64),
         clip_low=0.2,
         clip_high=0.3,
-        entropy_RT=torch.ones(2, 3),
+        entropy_RT=torch.ones(2, 3) if entropy is None else entropy,
         **changes,
     )
     return given, settings
@@ -110,6 +110,39 @@ def test_the_kl_term_is_added_to_an_own_loss():
 @pytest.mark.parametrize("function", [reinforce, same_as_grpo])
 def test_right_losses_pass_the_check(function):
     check_loss(function)
+
+
+def with_bonus(inputs, settings):
+    return reinforce(inputs, settings) - 0.1 * inputs.entropy_RT
+
+
+def test_an_entropy_bonus_has_a_gradient():
+    given, settings = inputs(entropy=torch.full((2, 3), 0.5).masked_fill(~MASK_RT, torch.nan))
+    given.entropy_RT.requires_grad_()
+    own = from_python(with_bonus)
+    step_loss(given, dataclasses.replace(settings, own=own))[0].backward()
+    expected_RT = torch.tensor([[-0.025, -0.025, -0.025], [-0.05, 0, 0]])
+    torch.testing.assert_close(given.entropy_RT.grad, expected_RT)
+    assert torch.equal(given.logp_RT.grad, of(reinforce)[2])
+
+
+def test_a_loss_without_entropies_gives_them_no_gradient():
+    given, settings = inputs()
+    given.entropy_RT.requires_grad_()
+    step_loss(given, dataclasses.replace(settings, own=from_python(reinforce)))[0].backward()
+    assert given.entropy_RT.grad is None
+
+
+def shared_bonus(inputs, settings):  # normalised by the micro-batch, not by the step
+    return reinforce(inputs, settings) - inputs.entropy_RT / inputs.mask_RT.sum()
+
+
+def test_the_check_gives_a_loss_its_entropies():
+    check_loss(with_bonus, is_policy_gradient=False)
+    with pytest.raises(AssertionError, match="on policy"):
+        check_loss(with_bonus)
+    with pytest.raises(AssertionError, match="micro-batches"):
+        check_loss(shared_bonus, is_policy_gradient=False)
 
 
 def sign(inputs, settings):

@@ -12,6 +12,7 @@ from updates import HEATS, loss_and_gradients
 
 from grpo.learn.batch import BatchSettings, micro_batches
 from grpo.learn.loss import LOSSES, token_weights
+from grpo.learn.own_loss import from_python
 from grpo.learn.update import completion_logprobs
 from grpo.model.packed_attention import Packing
 from grpo.rollout.generate import generate
@@ -87,6 +88,50 @@ def test_gradients_are_those_of_a_plain_forward(tiny_policy, tiny_model, groups,
         plain_gradients(plain, groups, kind),
     )
     for ours, theirs in zip(*ours_and_theirs, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-11)
+
+
+def with_bonus(inputs, settings):
+    ratio_RT = (inputs.logp_RT - inputs.old_RT).exp()
+    return -ratio_RT * inputs.advantages - 0.3 * inputs.entropy_RT
+
+
+@pytest.mark.parametrize("limits", [{}, dict(top_k=20), dict(top_k=50, top_p=0.9)])
+@pytest.mark.parametrize("micro_tokens", [0, 60])
+def test_an_entropy_bonus_has_the_gradient_of_a_plain_forward(
+    tiny_policy, tiny_model, groups, float64, limits, micro_tokens
+):
+    begin_alike(groups)
+    truncate = truncation(**limits)
+    plain = AutoModelForCausalLM.from_pretrained(
+        tiny_model, dtype=torch.float64, attn_implementation="sdpa"
+    )
+    total = sum(len(c.tokens) for group in groups for c in group.completions)
+    for group in groups:
+        for completion, advantage in zip(group.completions, group.advantages):
+            ids = torch.tensor([[*group.prompt, *completion.tokens]])
+            drawn_T1 = torch.tensor(completion.tokens)[:, None]
+            logits_TV = plain(input_ids=ids).logits[0, len(group.prompt) - 1 : -1]
+            logits_TV = logits_TV / group.temperature
+            kept_TV = torch.ones_like(logits_TV, dtype=torch.bool)
+            if truncate:
+                kept_TV = truncate(logits_TV, drawn_T1[:, 0]).isfinite()
+            mass_TV = logits_TV.exp().where(kept_TV, 0.0)
+            mass_TV = mass_TV / mass_TV.sum(-1, keepdim=True)
+            entropy_T = -(mass_TV * mass_TV.where(kept_TV, 1.0).log()).sum(-1)
+            logp_T = mass_TV.gather(1, drawn_T1)[:, 0].log()
+            ratio_T = (logp_T - torch.tensor(completion.logprobs)).exp()
+            loss_T = -ratio_T * torch.tensor([advantage]) - 0.3 * entropy_T
+            (loss_T.sum() / total).backward()
+
+    gradients = loss_and_gradients(
+        tiny_policy,
+        groups,
+        micro_tokens=micro_tokens,
+        truncate=truncate,
+        own_loss=from_python(with_bonus),
+    )[1]
+    for ours, theirs in zip(gradients, [p.grad for p in plain.parameters()], strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-11)
 
 

@@ -115,19 +115,19 @@ TABLE = {
         (
             "padding reaches a user's loss",
             "_without_padding",
-            "zero_padding(inputs.old_RT, mask_RT)",
-            "inputs.old_RT",
+            "zero_padding(x_RT.detach(), mask_RT)",
+            "x_RT.detach().clone()",
         ),
         (
             "padding of a user's loss reaches the gradient",
             "_CheckedTerm.backward",
-            "zero_padding(d_logp_RT, inputs.mask_RT)",
-            "d_logp_RT",
+            "zero_padding(d_RT, inputs.mask_RT)",
+            "d_RT",
         ),
         (
             "the gradient of a user's loss is not checked",
             "_CheckedTerm.backward",
-            "own.check_finite(d_logp_RT, inputs, 'its gradient')",
+            "own.check_finite(checked[number], inputs, 'its gradient')",
             "None",
         ),
     ],
@@ -187,6 +187,12 @@ TABLE = {
             "d_bias_V = d_logits_nV.sum(0)",
         ),
         ("entropy keeps its gradient", "_chunk_logprobs", "all_nV.detach()", "all_nV"),
+        (
+            "entropy's gradient without its mean",
+            "_LinearLogprobs.backward",
+            "of_entropy_nV.addcmul_(probability_nV, H_N[part, None], value=-1)",
+            "pass",
+        ),
     ],
     ("grpo/learn/update.py", "grpo/test_bad_numbers.py grpo/test_bad_scores.py"): [
         (
@@ -212,8 +218,10 @@ TABLE = {
         (
             "truncation not seen by the loss",
             "completion_logprobs",
-            "Distribution(packing.distinct(batch.temperatures_R[places_M // T]), truncate)",
-            "Distribution(packing.distinct(batch.temperatures_R[places_M // T]))",
+            "Distribution(packing.distinct(batch.temperatures_R[places_M // T]), truncate, "
+            "has_entropy_gradient)",
+            "Distribution(packing.distinct(batch.temperatures_R[places_M // T]), None, "
+            "has_entropy_gradient)",
         ),
         ("temperature of the first row", "completion_logprobs", "places_M // T", "0 * places_M"),
         (
@@ -227,6 +235,12 @@ TABLE = {
             "_backward",
             "loss.detach()",
             "torch.tensor(loss.item())",
+        ),
+        (
+            "entropies of an own loss have no gradient",
+            "_backward",
+            "settings.own_loss is not None",
+            "False",
         ),
         (
             "reference is the policy",
