@@ -11,9 +11,9 @@ the advantage is
     A_t = (R_t - mean of R_t over the completions of the group that were in state s_t)
           / (std of the group's rewards + eps)
 
-The state s_t is (words written, what they have earned, the letters of the unfinished word). A word
-counts as written once the text goes on after it: only the next token tells whether "ow" becomes
-"owl", and a state that knew would depend on the action.
+The state s_t is (words written, what they have earned, the letters of the unfinished word, the
+tokens of an unfinished character). A word counts as written once the text goes on after it: only
+the next token tells whether "ow" becomes "owl", and a state that knew would depend on the action.
 
 Completions in one state have earned the same, so these earnings cancel: A_t is the completion's
 reward less the mean reward of all completions that had come exactly as far. It follows that:
@@ -46,12 +46,13 @@ from statistics import mean
 
 from grpo.distributed import SINGLE, Ranks
 from grpo.learn.advantages import EPS, divisors, floats
-from grpo.records import Group
+from grpo.records import Completion, Group
 
 Decode = Callable[[Sequence[int]], str]
 
-# Words written, what they have earned, and the letters of the unfinished word.
-State = tuple[int, float, str]
+# Words written, what they have earned, the letters of the unfinished word, and the tokens since
+# then, which have written no whole character yet.
+State = tuple[int, float, str, tuple[int, ...]]
 
 # Marks an incomplete character in decoded text.
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -106,16 +107,16 @@ def _group_states(
         if completion.tokens not in known:
             assert score.credits is not None, "the task was asked for them"
             ends = token_ends(completion.tokens, completion.text, decode, decode_one)
-            known[completion.tokens] = token_states(completion.text, ends, score.credits)
+            known[completion.tokens] = token_states(completion, ends, score.credits)
     return [known[completion.tokens] for completion in group.completions]
 
 
 def token_states(
-    text: str, ends: Sequence[int], credits: Sequence[tuple[int, float]]
+    completion: Completion, ends: Sequence[int], credits: Sequence[tuple[int, float]]
 ) -> list[State]:
-    """Return the state (T,) in which each token of `text` was drawn.
+    """Return the state (T,) in which each token of a completion was drawn.
 
-    `ends` (T,) says where in `text` each token ends; `credits` where each word ends, and what it
+    `ends` (T,) says where in its text each token ends; `credits` where each word ends, and what it
     earned. Earnings are rounded to 12 places, so that completions that earned the same by different
     sums share a state.
     """
@@ -124,10 +125,14 @@ def token_states(
     earned = [round(amount, 12) for amount in accumulate(amounts, initial=0.0)]
 
     states = []
-    for reached in (0, *ends[:-1]):  # a token is drawn where the one before it ends
+    last = 0  # where the token before the last one ends
+    first = 0  # the tokens from here on are not in the text yet
+    for t, reached in enumerate((0, *ends[:-1])):  # a token is drawn where the one before it ends
+        if reached > last:
+            last, first = reached, t
         words = bisect_left(word_ends, reached, lo=1) - 1
-        unfinished = text[word_ends[words] : reached].lstrip()
-        states.append((words, earned[words], unfinished))
+        unfinished = completion.text[word_ends[words] : reached].lstrip()
+        states.append((words, earned[words], unfinished, completion.tokens[first:t]))
     return states
 
 

@@ -100,18 +100,19 @@ def test_the_same_earned_in_another_way_is_the_same_state():
         ((1, 0.0), (3, 1 / 8)),
     ]
     states = [
-        token_states(c.text, token_ends(c.tokens, c.text, write, lambda t: write([t])), s.credits)
+        token_states(c, token_ends(c.tokens, c.text, write, lambda t: write([t])), s.credits)
         for c, s in zip(group.completions, group.scores)
     ]
     assert states[0] == [
-        (0, 0, ""),
-        (0, 0, "a"),
-        (1, 0.125, ""),
-        (1, 0.125, "a"),
-        (2, 0.125, ""),
-        (2, 0.125, "b"),
+        (0, 0, "", ()),
+        (0, 0, "a", ()),
+        (1, 0.125, "", ()),
+        (1, 0.125, "a", ()),
+        (2, 0.125, "", ()),
+        (2, 0.125, "b", ()),
     ]
-    assert states[1] == [(0, 0, ""), (0, 0, "b"), (1, 0, ""), (1, 0, "a"), (2, 0.125, "")]
+    begun = [(0, 0, ""), (0, 0, "b"), (1, 0, ""), (1, 0, "a"), (2, 0.125, "")]
+    assert states[1] == [(*state, ()) for state in begun]
     (made,) = token_advantages([group], write, scale="none")
     half = (group.rewards[0] - group.rewards[1]) / 2
     assert [pytest.approx([half, 0, 0, 0, half, 0]), pytest.approx([-half, 0, 0, 0, -half])] == made
@@ -167,8 +168,9 @@ def test_words_of_odd_characters_are_mapped_to_tokens():
     text = text.replace("ï", "i\u0308")
     tokens = TOKENIZER(text[1:], add_special_tokens=False).input_ids + [3]
     assert decode(tokens) == text
-    states = token_states(text, ends_of(tokens), [(7, 0.25), (9, 0.25), (12, 0.5)])
-    begun = [(words, earned, letters) for words, earned, letters in states]
+    completion = Completion(tuple(tokens), (-1.0,) * len(tokens), text, "stop")
+    states = token_states(completion, ends_of(tokens), [(7, 0.25), (9, 0.25), (12, 0.5)])
+    begun = [(words, earned, letters) for words, earned, letters, _ in states]
     assert begun[0] == (0, 0, "") and begun[-1] == (
         2,
         0.5,
@@ -176,12 +178,37 @@ def test_words_of_odd_characters_are_mapped_to_tokens():
     )  # the end token ends the last word
     first = next(t for t, state in enumerate(states) if state[0] == 1)
     assert (
-        states[first - 1] == (0, 0, "nai\u0308ve") and decode(tokens[:first]) == " nai\u0308ve "
+        begun[first - 1] == (0, 0, "nai\u0308ve") and decode(tokens[:first]) == " nai\u0308ve "
     )  # the space, a token of its own
-    assert {state for state in states if state[0] == 1} == {
+    assert {state for state in begun if state[0] == 1} == {
         (1, 0.25, ""),
         (1, 0.25, "猫"),
-    }  # no thirds of a character
+    }  # no thirds of a character among the letters, but each is a state of its own
+    assert len({state for state in states if state[0] == 1}) == 1 + 3
+
+
+def test_a_token_after_a_part_of_a_character_is_compared_with_those_that_have_that_part():
+    """ü and ö begin with the same byte: what comes after it is not drawn where "a" was drawn."""
+    parts = [b"a", "ü".encode()[:1], "ü".encode()[1:], "ö".encode()[1:], b""]
+
+    def decode(tokens):
+        return b"".join(parts[token] for token in tokens).decode(errors="replace")
+
+    rows = [(1, 2, 4), (1, 3, 4), (0, 4), (0, 4)]
+    completions = [Completion(row, (-1.0,) * len(row), decode(row), "stop") for row in rows]
+    assert [completion.text for completion in completions] == ["ü", "ö", "a", "a"]
+    rewards = [1.0, 0.0, 0.5, 0.25]
+    scores = [Score(reward, credits=((1, reward),)) for reward in rewards]
+    problem = Problem("t", 1, "p", "ü", "k")
+    group = Group(0, problem, (1,), 1.0, completions, scores=scores)
+    (made,) = token_advantages([group], decode, scale="none")
+    everybody, with_byte, wrote_a = 1.75 / 4, 1 / 2, 0.75 / 2
+    assert made == [
+        [1 - everybody, 1 - with_byte, 0],
+        [-everybody, -with_byte, 0],
+        [0.5 - everybody, 0.5 - wrote_a],
+        [0.25 - everybody, 0.25 - wrote_a],
+    ]
 
 
 class DropsFirstSpace:
@@ -253,10 +280,9 @@ def test_the_expected_gradient_is_that_of_the_reward(reward, kind):
     rewards = [score.reward for score in task.score(problem, written)]
     advantages_RT = torch.zeros(logp_RT.shape, dtype=torch.float64)
     for r, (row, text, credits) in enumerate(zip(tokens, written, task.credits(problem, written))):
-        states = token_states(
-            text, token_ends(row, text, write, lambda token: write([token])), credits
-        )
-        to_go = [rewards[r] - earned for _, earned, _ in states]
+        ends = token_ends(row, text, write, lambda token: write([token]))
+        states = token_states(Completion(tuple(row), (), text, "stop"), ends, credits)
+        to_go = [rewards[r] - earned for _, earned, *_ in states]
         baseline = [
             zlib.crc32(repr(state).encode()) / 2**32 for state in states
         ]  # any number, the same in the same state
