@@ -124,9 +124,11 @@ def truncation(
     that tie with the least likely one kept are kept, so that the support does not depend on how a
     sort orders equal logits.
 
-    The loss also passes the sampled tokens (R,). They are always kept, because rounding must not
-    exclude a token that was drawn. Sampler and loss share the function, so both use the same
-    distribution.
+    The loss also passes the sampled tokens (R,). They are always kept, because neither rounding nor
+    an update (`epochs` above 1) must exclude a token that was drawn. Such a token joins after both
+    cuts, so it moves neither, and what is kept is renormalised with it. Log-probability and entropy
+    are those of this one distribution. Sampler and loss share the function; before the weights
+    change, both use the same distribution.
     """
     if not top_k and top_p >= 1:
         return None

@@ -3,12 +3,15 @@
 Shapes: N tokens, V vocabulary, H hidden.
 """
 
+import math
+
 import pytest
 import torch
 from torch import nn
 
 from grpo.learn import logprobs
 from grpo.learn.logprobs import Distribution, token_logprobs
+from grpo.rollout.sampling import truncation
 
 N, H, V = 11, 4, 7
 
@@ -127,6 +130,27 @@ def test_the_gradient_of_entropies_is_autograds(
     gradients = torch.autograd.grad(objective, leaves)
     torch.testing.assert_close(entropy_N, entropies_N, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradients, expected, rtol=1e-11, atol=1e-12)
+
+
+@pytest.mark.parametrize("has_entropy_gradient", [False, True])
+def test_a_token_that_truncation_would_exclude_joins_after_both_cuts(has_entropy_gradient):
+    """As in a second epoch, by hand: top-k leaves masses of 0.4, 0.3 and 0.2, and the nucleus of
+    0.775 is two of those, as 0.7 / 0.9 = 0.778. The token of 0.04 joins these two. Had it joined
+    before the nucleus, that would be three tokens, as 0.7 / 0.94 = 0.745.
+    """
+    mass = [0.4, 0.3, 0.2, 0.06, 0.04]
+    logits_NV = torch.tensor([mass, mass], dtype=torch.float64).log()
+    distribution = Distribution(
+        torch.ones(2, dtype=torch.float64), truncation(3, 0.775), has_entropy_gradient
+    )
+    logprobs_N, entropy_N = token_logprobs(
+        logits_NV, nn.Identity(), torch.tensor([0, 4]), distribution
+    )
+    inside, with_it = [0.4 / 0.7, 0.3 / 0.7], [0.4 / 0.74, 0.3 / 0.74, 0.04 / 0.74]
+    assert logprobs_N.exp().tolist() == pytest.approx([inside[0], with_it[2]])
+    assert entropy_N.tolist() == pytest.approx(
+        [-sum(p * math.log(p) for p in kept) for kept in (inside, with_it)]
+    )
 
 
 def test_full_logits_never_live_at_once():
