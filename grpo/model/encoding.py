@@ -11,14 +11,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
 from itertools import groupby, product
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as Backend
 
 from data.text import shortened
 from tasks.base import UserError
+
+# A tokenizer of `transformers`, which types all results as unions.
+Tokenizer = Any
 
 Turn = tuple[str, str]  # role ("system", "user" or "assistant") and text
 TemplateArguments = Mapping[str, Any]  # variables of the chat template: {"enable_thinking": False}
@@ -57,45 +59,6 @@ EMPTY = {
 
 # Characters for private use, which ordinary texts do not contain.
 MARKS = tuple(map(chr, range(0xE000, 0xE010)))
-
-
-class Tokenizer(Protocol):
-    """What is used of a tokenizer of `transformers`, which types all results as unions."""
-
-    chat_template: str | None
-    eos_token: str
-    eos_token_id: int | None
-    pad_token: str
-    pad_token_id: int | None
-    is_fast: bool
-    added_tokens_decoder: Mapping[int, Any]
-
-    def __hash__(self) -> int:
-        """Return a hash by identity: what is computed of a tokenizer is cached."""
-
-    def __call__(self, text: str | list[str], **options: Any) -> Any:
-        """Return an encoding, whose `input_ids` are the token ids of each text."""
-
-    def decode(
-        self,
-        token_ids: Sequence[int],
-        *,
-        skip_special_tokens: bool,
-        clean_up_tokenization_spaces: bool,
-    ) -> str:
-        """Return the text of tokens."""
-
-    def apply_chat_template(self, conversation: list[dict[str, str]], **options: Any) -> str:
-        """Return a conversation as the chat template renders it."""
-
-    def convert_ids_to_tokens(self, ids: int) -> str:
-        """Return a token."""
-
-    def convert_tokens_to_ids(self, tokens: str) -> int:
-        """Return the id of a token."""
-
-    def save_pretrained(self, save_directory: Path) -> Any:
-        """Write the tokenizer's files."""
 
 
 def text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:

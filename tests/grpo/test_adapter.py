@@ -181,3 +181,16 @@ def test_fewer_bits_under_it_are_refused(adapter, monkeypatch):
     monkeypatch.setattr("grpo.model.load._device", lambda _: "cuda:0")
     with pytest.raises(UserError, match="--quantise nf4: does not apply to an adapter"):
         load_policy(str(adapter), options=loading(lora_rank=2, quantise="nf4"))
+
+
+def test_an_adapter_of_the_hub_is_to_be_fetched(tiny_model, adapter, monkeypatch):
+    """`transformers` would put its layers into the base, and only some programs would see them."""
+    load = AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr("grpo.model.load._hub_answers", lambda _: True)
+    monkeypatch.setattr(
+        "grpo.model.load.AutoModelForCausalLM.from_pretrained", lambda _, **o: load(adapter, **o)
+    )
+    with pytest.raises(
+        UserError, match="^--model me/lora: an adapter of the hub; fetch it with hf"
+    ):
+        load_policy("me/lora", device="cpu")
