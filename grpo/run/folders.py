@@ -2,6 +2,8 @@
 
 import os
 import re
+import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from data.text import quoted
@@ -10,6 +12,9 @@ from tasks.base import UserError
 
 # Where runs are written.
 HOME = Path("runs")
+
+# What a run writes before it has a result.
+BEGINNING = {".lock", "config.yaml", "prompt.txt", "warnings.log"}
 
 # The name of a checkpoint's folder.
 CHECKPOINT = re.compile(r"step-(\d{6,})")
@@ -51,11 +56,23 @@ def has_checkpoint(folder: Path) -> bool:
     return any((folder / "checkpoints").glob("step-*"))
 
 
+def is_empty(folder: Path) -> bool:
+    """Return whether a run has no result yet."""
+    return {path.name for path in folder.iterdir()} <= BEGINNING
+
+
+def remove_if_empty(folder: Path) -> None:
+    """Remove the folder of a run that has ended before it had a result."""
+    with suppress(OSError):
+        if is_empty(folder):
+            shutil.rmtree(folder)
+
+
 def way_on(folder: Path) -> str:
     """Return how to go on with a run that ends here: from its last checkpoint, if there is one."""
     if has_checkpoint(folder):
         return f"continue with --resume {quoted(folder)}"
-    if not folder.exists():
+    if not folder.exists() or is_empty(folder):
         return "start it again"
     return f"start it again after rm -r {quoted(folder)}, because it has no checkpoint yet"
 

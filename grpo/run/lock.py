@@ -42,14 +42,14 @@ def wait_for(file: IO[Any]) -> None:
             fcntl.flock(file, fcntl.LOCK_EX)
 
 
-def _note_owner(file: IO[str], folder: Path) -> None:
+def _note_owner(file: IO[str], path: Path) -> None:
     """Write our process id and host into the lock file, for whoever finds it locked."""
     try:
         file.truncate(0)
-        file.write(f"{os.getpid()} on {socket.gethostname()}\n")
-        file.flush()
+        # Past the buffer, which would be written again, and fail again, when the file is closed.
+        os.write(file.fileno(), f"{os.getpid()} on {socket.gethostname()}\n".encode())
     except OSError as error:
-        raise UserError(f"{folder}: cannot be written: {error.strerror}") from error
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def _owner(file: IO[str]) -> str:
@@ -98,7 +98,7 @@ def locked(folder: Path) -> Iterator[str]:
                     f"{folder}: its file system has no locks ({error.strerror}): make sure that no "
                     "other process continues this run meanwhile"
                 )
-            _note_owner(file, folder)
+            _note_owner(file, folder / ".lock")
         _HELD.add(file)
         try:
             yield warning

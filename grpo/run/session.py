@@ -24,7 +24,7 @@ from grpo.run.difficulty import filter_by_difficulty
 from grpo.run.display import Output
 from grpo.run.facts import changed_versions, facts, restore_threads, with_resumption
 from grpo.run.files import NoFiles, RunFiles
-from grpo.run.folders import step_of, way_on
+from grpo.run.folders import remove_if_empty, step_of, way_on
 from grpo.run.heldout import HeldOutEvaluator
 from grpo.run.lock import locked
 from grpo.run.logs import read_metrics
@@ -111,6 +111,7 @@ class Run:
                     f"{self.folder}: another run has been started there meanwhile; start this one "
                     "again, with another --name"
                 ) from error
+            locks.callback(remove_if_empty, self.folder)
             unlocked = locks.enter_context(locked(self.folder))
 
         done = step_of(self.opened.checkpoint) if self.opened.checkpoint else 0

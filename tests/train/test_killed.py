@@ -2,6 +2,7 @@
 
 import errno
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -148,6 +149,20 @@ def test_a_full_disk_keeps_the_old_checkpoints(tmp_path, monkeypatch, capsys, qu
     assert [p.name for p in Path("runs/a/checkpoints").iterdir()] == ["step-000002"]
     assert line.endswith("free some space and continue with --resume " + os.path.abspath("runs/a"))
     assert train.main(["--resume", "runs/a", *BY_PLACE]) == 0
+
+
+@pytest.mark.parametrize(("room", "name"), [(0, ".lock"), (99, "config.yaml")])
+def test_a_disk_without_room_at_the_start_names_the_file_and_keeps_no_folder(
+    capsys, quick, room, name
+):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, limits[1]))  # the bytes of a file
+    try:
+        line = fails(capsys, *quick, "--name", "a")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert line == f"train.py: runs/a/{name}: cannot be written: File too large"
+    assert list(Path("runs").iterdir()) == []
 
 
 @pytest.mark.parametrize("what", ["checkpoint", "log"])
