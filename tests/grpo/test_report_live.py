@@ -1,7 +1,11 @@
 """The page of a run in progress: who may ask the server, and that the page follows the run."""
 
+import http.client
 import json
 import shutil
+import socket
+import struct
+import threading
 
 import pytest
 from driven import assert_quiet, open_page, texts, wait
@@ -104,6 +108,40 @@ def test_only_get_is_answered(server, method):
 def test_what_is_not_there_is_said_in_one_line(server, path, status):
     found, _, body = ask(server, path)
     assert found == status and body.count("\n") <= 1
+
+
+def test_an_address_that_is_none_is_refused_quietly(server, capfd):
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as client:
+        client.sendall(b"GET http://[::1/x HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 400 ")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_client_that_leaves_while_the_page_loads_is_no_error(server, capfd, monkeypatch):
+    """The connection is closed with data unread, so the server's writing fails."""
+    answers = server.page
+    has_left = threading.Event()
+    is_served = threading.Event()
+    monkeypatch.setattr(server, "page", lambda: has_left.wait(30) and answers() * 99)
+    closed = server.shutdown_request
+    monkeypatch.setattr(
+        server, "shutdown_request", lambda request: (closed(request), is_served.set())
+    )
+    client = socket.create_connection(("127.0.0.1", server.server_port), timeout=30)
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.sendall(f"GET /{server.token}/ HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
+    client.close()
+    has_left.set()
+    assert is_served.wait(30)
+    assert capfd.readouterr() == ("", "")
+    assert ask(server, "data")[0] == 200
+
+
+def test_an_error_of_the_server_is_shown(server, capfd, monkeypatch):
+    monkeypatch.setattr(server, "page", lambda: 1 / 0)
+    with pytest.raises(http.client.HTTPException):
+        ask(server)
+    assert "ZeroDivisionError" in capfd.readouterr().err
 
 
 def test_a_damaged_run_is_an_error_and_not_an_end(server, run):

@@ -10,6 +10,7 @@ but GET. `/TOKEN/` is the page, `/TOKEN/data` what is new in the runs, `/TOKEN/s
 import hmac
 import json
 import secrets
+import sys
 import threading
 from collections.abc import Sequence
 from http import HTTPStatus
@@ -79,6 +80,11 @@ class LiveServer(ThreadingHTTPServer):
         """The address of the page."""
         return f"http://{HOST}:{self.server_port}/{self.token}/"
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a client that has left; print the traceback of any other error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
     def page(self) -> str:
         """Return the page, without completions, which it asks for step by step."""
         _, descriptions = self.described()
@@ -124,7 +130,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with the page, with what is new, with completions, or with matches."""
-        parts = urlsplit(self.path)
+        try:
+            parts = urlsplit(self.path)
+        except ValueError:
+            self._send(HTTPStatus.BAD_REQUEST, "text/plain", "not an address\n")
+            return
         token, _, name = parts.path.removeprefix("/").partition("/")
         if not self._is_allowed(token):
             self._send(HTTPStatus.FORBIDDEN, "text/plain", "forbidden\n")
