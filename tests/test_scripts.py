@@ -1,9 +1,14 @@
-"""The commands that are written down, in runs/*.sh and the README, use flags that exist."""
+"""The commands that are written down, in runs/*.sh and the README, use flags that exist, and what
+.ci/run runs is one of them.
+"""
 
 import contextlib
 import io
+import os
 import re
 import shlex
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -74,3 +79,55 @@ def test_a_flag_that_is_gone_is_seen(known):
         "python train.py --words 25 \\\n  --no-stop-when-climbed  # --not-this\n"
     )
     assert name == "train.py" and flags - known[name] == {"--no-stop-when-climbed"}
+
+
+# Stands for python3: makes an environment whose programs tell how they are called. Pytest has the
+# exit status $STATUS.
+PYTHON = """#!/bin/sh
+mkdir -p .venv/bin
+for name in pip python ruff mypy; do
+    printf '#!/bin/sh\\necho "$PWD: $0 $*" >> "$CALLS"\\n' > .venv/bin/$name
+    chmod +x .venv/bin/$name
+done
+echo 'exit $STATUS' >> .venv/bin/python
+"""
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_ci_runs_the_test_command_of_the_readme_and_keeps_what_is_there(tmp_path, status):
+    checkout, programs, temporary = (tmp_path / name for name in ("checkout", "bin", "tmp"))
+    for path in (
+        checkout / ".ci",
+        checkout / ".venv",
+        checkout / "runs" / "a",
+        programs,
+        temporary,
+    ):
+        path.mkdir(parents=True)
+    shutil.copy(ROOT / ".ci" / "run", checkout / ".ci" / "run")
+    (checkout / "uncommitted.py").write_text("")
+    (programs / "python3").write_text(PYTHON)
+    (programs / "python3").chmod(0o755)
+    before = sorted(checkout.rglob("*"))
+
+    calls = tmp_path / "calls"
+    environment = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "TMPDIR": str(temporary),
+        "CALLS": str(calls),
+        "STATUS": str(status),
+    }
+    done = subprocess.run(
+        ["bash", checkout / ".ci" / "run"], env=environment, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == status
+    assert sorted(checkout.rglob("*")) == before and list(temporary.iterdir()) == []
+
+    places, said = zip(*(line.split(": ") for line in calls.read_text().splitlines()))
+    assert len({*places}) == 1 and Path(places[0]).parent == temporary
+    (command,) = re.findall("^(python3 .* pytest .*)$", (ROOT / "README.md").read_text(), re.M)
+    assert command in (ROOT / ".ci" / "run").read_text()
+    first, *others = (part.replace("'", "") for part in command.split(" && "))
+    assert first == "python3 -m venv .venv"
+    checks = [".venv/bin/ruff format --check .", ".venv/bin/ruff check .", ".venv/bin/mypy "]
+    assert list(said) == (others if status else [*others, *checks])
