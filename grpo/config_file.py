@@ -23,6 +23,9 @@ MIDDLING = [0.2, 0.8]
 # The values that meant "automatic" in the config.yaml of older versions. It is None today.
 WERE_AUTOMATIC = {"max_new_tokens": 0, "micro_tokens": 0}
 
+# Settings of older versions that are no more, each with its default, which stays as it was.
+GONE = {"variance_threshold": 1e-6}
+
 # Settings whose values may be the words on and off or a number, which YAML does not read as text.
 WORDS = ("draft", "preflight", "warm_start")
 
@@ -44,6 +47,7 @@ ELSEWHERE = {
 def translated(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings that an older version wrote, under today's names."""
     values = renamed(values, SETTINGS)
+    values = {name: value for name, value in values.items() if GONE.get(name) != value}
     for name, automatic in WERE_AUTOMATIC.items():
         if values.get(name) == automatic:
             values[name] = None
@@ -67,6 +71,7 @@ def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         if name not in kinds:
             elsewhere = ELSEWHERE.get(str(name))
             near = [elsewhere] if elsewhere else difflib.get_close_matches(str(name), kinds, 1)
+            near = [] if name in GONE else near
             hint = f"did you mean {near[0]}?" if near else "this version has no such setting"
             raise UserError(f"{where}: unknown key {name}; {hint}")
 

@@ -475,12 +475,6 @@ class Settings:
         "where no completion of a group is right, replace the last one by the right answer",
         group=DEGENERATE,
     )
-    variance_threshold: float = setting(
-        1e-6,
-        "a group is degenerate if its rewards span no more than this",
-        group=DEGENERATE,
-        least=0,
-    )
     retries: int = setting(2, "most times that a group is resampled", group=DEGENERATE, least=0)
     temperature_factor: float = setting(
         1.15, "factor by which temperature is raised", group=DEGENERATE, least=1

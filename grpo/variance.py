@@ -24,12 +24,15 @@ from typing import Any, NamedTuple
 from grpo.group_metrics import first_tries, group_metrics
 from grpo.learn.advantages import advantages
 from grpo.records import CLASSES, Action, Group, GroupClass, truncated_share
-from tasks.base import Score
+from tasks.base import Score, is_right
 
 DEGENERATE: tuple[GroupClass, ...] = CLASSES[1:]
 
 # Degenerate because all rewards are equal, and not because the answers are right.
 COLLAPSED: tuple[GroupClass, ...] = ("identical", "failed", "tied")
+
+# Rewards that differ by no more than this are equal: they differ by rounding.
+EQUAL = 1e-6
 
 # A collapsed group has lost its diversity if at most this share of its texts is distinct. One text
 # of 16 is "identical", and 4 of 16 are hardly better.
@@ -59,46 +62,40 @@ TRAP_REMEDY = (
 
 
 def classify(
-    rewards: Sequence[float],
-    texts: Sequence[str],
-    *,
-    threshold: float,
-    reward_range: tuple[float, float] | None,
+    scores: Sequence[Score], texts: Sequence[str], reward_range: tuple[float, float] | None
 ) -> GroupClass:
     """Return the class of a group.
 
-    A group is "varied" if its rewards span more than `threshold` (0: if they are not exactly
-    equal). Otherwise the first of these applies:
+    A group is "varied" if its rewards differ by more than rounding. Otherwise the first of these
+    applies:
 
-    - "solved": all rewards are at the top of the `reward_range`;
+    - "solved": all answers are right, or all rewards are at the top of the `reward_range`;
     - "identical": all texts are the same;
     - "failed": all rewards are at the bottom of the range;
     - "tied": different texts have the same reward.
 
-    So identical right answers are solved, not collapsed. If the range is unknown (None), no group
-    is solved or failed.
+    So identical right answers are solved, not collapsed. An unknown range (None) has no ends.
     """
-    if max(rewards) - min(rewards) > threshold:
+    rewards = [score.reward for score in scores]
+    if max(rewards) - min(rewards) > EQUAL:
         return "varied"
 
     lowest, highest = reward_range or (-math.inf, math.inf)
-    if min(rewards) >= highest - threshold:
+    if all(map(is_right, scores)) or min(rewards) >= highest - EQUAL:
         return "solved"
     if len(set(texts)) == 1:
         return "identical"
-    return "failed" if max(rewards) <= lowest + threshold else "tied"
+    return "failed" if max(rewards) <= lowest + EQUAL else "tied"
 
 
 @dataclass(frozen=True)
 class ClassRule:
-    """Which groups carry a gradient, e.g. ``ClassRule(threshold=1e-6)``.
+    """Which groups carry a gradient, e.g. ``ClassRule(masks_truncated=True)``.
 
-    `threshold` is that of `classify`. With `masks_truncated` the loss leaves truncated completions
-    out (``truncated: mask``). With `credits_tokens` each token has its own advantage (--credit
-    alignment).
+    With `masks_truncated` the loss leaves truncated completions out (``truncated: mask``). With
+    `credits_tokens` each token has its own advantage (--credit alignment).
     """
 
-    threshold: float
     masks_truncated: bool = False
     credits_tokens: bool = False
 
@@ -111,7 +108,7 @@ def group_class(
     It is that of `classify`, except that a group whose rewards vary is "masked" if the loss leaves
     out every completion that has an advantage.
     """
-    name = classify(group.rewards, group.texts, threshold=rule.threshold, reward_range=reward_range)
+    name = classify(group.scores, group.texts, reward_range)
     return "masked" if name == "varied" and _is_masked(group, rule) else name
 
 

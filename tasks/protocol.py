@@ -108,7 +108,7 @@ class OptionalMembers(Protocol):
     """What a task may have besides what `Task` names."""
 
     # The lowest and the highest reward, by default (0.0, 1.0). None means unknown: then no group is
-    # called solved or failed, and each `Score` gives its `value`.
+    # called failed, only right answers solved, and each `Score` gives its `value`.
     reward_range: tuple[float, float] | None
     reward: str  # the name of the one in use, see `Task`
     credits: Callable[[Problem, Sequence[str]], Sequence[Sequence[tuple[int, float]]]]

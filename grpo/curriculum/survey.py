@@ -76,7 +76,7 @@ class LevelSurvey:
 class SurveySettings:
     """How a run samples and classifies groups.
 
-    E.g. ``SurveySettings(Sampling(1.0), group_size=16, rule=ClassRule(1e-6))``.
+    E.g. ``SurveySettings(Sampling(1.0), group_size=16, rule=ClassRule())``.
     """
 
     sampling: Sampling
@@ -89,7 +89,7 @@ class SurveySettings:
 class SurveySubject:
     """A policy to be measured before training, on which problems, and how.
 
-    E.g. ``SurveySubject(policy, supply, SurveySettings(Sampling(1.0), 16, ClassRule(1e-6)))``.
+    E.g. ``SurveySubject(policy, supply, SurveySettings(Sampling(1.0), 16, ClassRule()))``.
     """
 
     policy: Policy

@@ -90,7 +90,6 @@ def variance_settings(config: Config) -> VarianceSettings:
 def class_rule(config: Config) -> ClassRule:
     """Return which groups carry a gradient under the configuration."""
     return ClassRule(
-        threshold=config.variance_threshold,
         masks_truncated=config.truncated == "mask",
         credits_tokens=config.credit == "alignment",
     )

@@ -18,7 +18,7 @@ from grpo.run.reader import load_run
 from grpo.run.rollouts import groups_of, write_rollouts
 from grpo.trainer import Trainer
 from grpo.training.build import Parts, ladder_settings
-from tasks.base import Problem, Score
+from tasks.base import Problem, Score, UserError
 from tasks.interleave import Interleave
 
 VALUES = {"rung_minutes": 2.5, "rung_tokens": 300, "forget_activations": True}
@@ -37,6 +37,14 @@ def test_each_setting_is_read_under_its_new_name(tmp_path, old, new):
     (tmp_path / "config.yaml").write_text(f"{old}: {value}\n")
     assert new in {field.name for field in fields(Config)}
     assert getattr(load_config(tmp_path / "config.yaml"), new) == value
+
+
+def test_a_setting_that_is_gone_is_read_only_as_its_default(tmp_path):
+    (tmp_path / "config.yaml").write_text("variance_threshold: 1.0e-06\n")
+    assert load_config(tmp_path / "config.yaml") == Config()
+    (tmp_path / "config.yaml").write_text("variance_threshold: 0.6\n")
+    with pytest.raises(UserError, match="unknown key variance_threshold; this version has no such"):
+        load_config(tmp_path / "config.yaml")
 
 
 def test_groups_of_older_rollouts(tmp_path):

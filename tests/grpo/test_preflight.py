@@ -144,7 +144,7 @@ def test_figures_of_a_level():
 
 
 TOYS = Path(__file__).parents[1] / "examples" / "by_chance.py"
-SETTINGS = SurveySettings(Sampling(), group_size=4, rule=ClassRule(1e-6))
+SETTINGS = SurveySettings(Sampling(), group_size=4, rule=ClassRule())
 
 
 def test_levels_below_the_asked_one():
@@ -218,7 +218,7 @@ def test_groups_that_the_run_would_mask_do_not_vary(tiny_policy, monkeypatch):
         return [group(("long", 0.0, True), ("long", 0.5, True)) for _ in problems]
 
     monkeypatch.setattr(SurveySubject, "answer", answer)
-    masking = replace(SETTINGS, rule=ClassRule(1e-6, masks_truncated=True))
+    masking = replace(SETTINGS, rule=ClassRule(masks_truncated=True))
     supply = Supply(load_task(f"{TOYS}:Toy"), seed=0)
     for settings, share in ((SETTINGS, 1.0), (masking, 0.0)):
         (row,), _ = survey(SurveySubject(tiny_policy, supply, settings), [3], training_levels=[3])

@@ -102,7 +102,7 @@ def test_a_run_without_a_trained_group_stops_with_its_cause(tiny_policy):
 
 def test_a_control_run_stops_when_nothing_varies(tiny_policy):
     trainer = trainer_for(tiny_policy, patience=4, control="constant-reward")
-    trainer.task.score = lambda problem, texts: [Score(1.0) for _ in texts]
+    trainer.task.score = lambda problem, texts: [Score(0.9) for _ in texts]
     for _ in range(3):
         trainer.step()
         assert not trainer.ended

@@ -1,6 +1,7 @@
 """Groups without variance: their classes, what is done with them, and the temperature."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -29,23 +30,38 @@ from tasks.base import Problem, Score
     ],
 )
 def test_classes_by_hand(rewards, texts, class_name):
-    assert classify(rewards, texts, threshold=0, reward_range=(0, 1)) == class_name
+    assert classify([Score(reward) for reward in rewards], texts, (0, 1)) == class_name
 
 
-def test_threshold_catches_near_ties():
-    assert classify([0.5, 0.5 + 1e-9], ["a", "b"], threshold=0, reward_range=(0, 1)) == "varied"
-    assert classify([0.5, 0.5 + 1e-9], ["a", "b"], threshold=1e-6, reward_range=(0, 1)) == "tied"
+@pytest.mark.parametrize("apart, class_name", [(1e-9, "tied"), (1e-5, "varied")])
+def test_only_rounding_is_no_variance(apart, class_name):
+    assert classify([Score(0.5), Score(0.5 + apart)], ["a", "b"], (0, 1)) == class_name
 
 
-MASKING = ClassRule(1e-6, masks_truncated=True)
-BY_TOKEN = ClassRule(1e-6, masks_truncated=True, credits_tokens=True)
+@pytest.mark.parametrize("reward_range", [None, (0, 1.2)])
+def test_right_answers_are_solved_and_never_heated(reward_range):
+    """Whatever they earn: only the task knows whether more can be had."""
+    monitor = monitor_for("skip")
+    right = [replace(group("identical"), scores=[Score(0.9, exact=True)] * 8) for _ in range(4)]
+    for _ in range(9):
+        monitor.classify(right, reward_range)
+        monitor.observe(right)
+    assert {each.class_name for each in right} == {"solved"} and monitor.temperature == 1.0
+
+    right[0].scores = [*right[0].scores[1:], Score(0.9)]
+    monitor.classify(right, reward_range)
+    assert right[0].class_name == "identical"
+
+
+MASKING = ClassRule(masks_truncated=True)
+BY_TOKEN = ClassRule(masks_truncated=True, credits_tokens=True)
 
 
 @pytest.mark.parametrize(
     "rewards, ends, rule, class_name",
     [
         ([0.0, 0.5, 0.25], "ttt", MASKING, "masked"),
-        ([0.0, 0.5, 0.25], "ttt", ClassRule(1e-6), "varied"),  # they are learned from
+        ([0.0, 0.5, 0.25], "ttt", ClassRule(), "varied"),  # they are learned from
         ([0.0, 0.0, 0.5], "tts", MASKING, "varied"),  # 0.5 - 1/6
         ([0.0, 0.5, 0.5], "tss", MASKING, "varied"),  # equal, but not the mean
         ([0.0, 0.5, 0.25], "tts", MASKING, "masked"),  # the last one earned the mean

@@ -331,7 +331,7 @@ def test_parts_that_hold_themselves_are_refused():
 )
 def test_solved_and_failed_are_the_ends_of_the_range(limits, floor, middle, top):
     classes = [
-        classify([reward] * 2, texts, threshold=1e-6, reward_range=limits)
+        classify([Score(reward, value=0.5)] * 2, texts, limits)
         for reward in (floor, middle, top)
         for texts in (["a", "b"], ["a", "a"])
     ]
@@ -339,10 +339,11 @@ def test_solved_and_failed_are_the_ends_of_the_range(limits, floor, middle, top)
 
 
 @given(st.floats(-100, 100))
-def test_of_an_unknown_range_no_group_is_solved_or_failed(reward):
-    assert classify([reward] * 2, ["a", "b"], threshold=1e-6, reward_range=None) == "tied"
-    assert classify([reward] * 2, ["a", "a"], threshold=1e-6, reward_range=None) == "identical"
-    assert classify([reward, reward + 1], ["a", "b"], threshold=1e-6, reward_range=None) == "varied"
+def test_an_unknown_range_has_no_ends(reward):
+    score, more = Score(reward, value=0.5), Score(reward + 1, value=0.5)
+    assert classify([score] * 2, ["a", "b"], None) == "tied"
+    assert classify([score] * 2, ["a", "a"], None) == "identical"
+    assert classify([score, more], ["a", "b"], None) == "varied"
 
 
 NUMBERS = [

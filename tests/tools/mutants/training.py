@@ -114,8 +114,8 @@ TABLE = {
         (
             "equal rewards vary",
             "classify",
-            "max(rewards) - min(rewards) > threshold",
-            "max(rewards) - min(rewards) >= threshold",
+            "max(rewards) - min(rewards) > EQUAL",
+            "max(rewards) - min(rewards) >= 0",
         ),
         (
             "solved by another task's range",
