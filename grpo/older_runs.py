@@ -32,6 +32,9 @@ GROUP = {"verdict": "class"}
 # The "figures" of a line of curriculum.jsonl.
 FIGURES = {"rungs": "training_levels", "looks": "validation_scores"}
 
+# Of a monitor that did not judge the heat. No run has this level, so the heat begins anew.
+HEAT = {"hot": [], "cold": [], "gave_up_heat": False, "level": -1}
+
 # Parts of the trainer's state in a checkpoint.
 CURRICULUM = {"rungs": "levels", "rung": "position", "backs": "steps_back"}
 UNTRAINED_CLASSES = {"truncated": "masked"}
@@ -70,6 +73,7 @@ def trainer_state_of(state: Mapping[str, Any]) -> dict[str, Any]:
     progress = state["progress"]
     return {
         **state,
+        "monitor": {**HEAT, **state["monitor"]},
         "curriculum": renamed(state["curriculum"], CURRICULUM),
         "progress": {**progress, "classes": renamed(progress["classes"], UNTRAINED_CLASSES)},
         "drafting": renamed(state["drafting"], DRAFTING),

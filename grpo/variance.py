@@ -38,6 +38,11 @@ EQUAL = 1e-6
 # of 16 is "identical", and 4 of 16 are hardly better.
 DIVERSITY = 0.25
 
+# Heat is judged after HEAT_STEPS hot steps. It is kept if the share of the groups that have lost
+# their diversity is at most HEAT_WORKS times that of the cold steps, and the reward is no lower.
+HEAT_STEPS = 20
+HEAT_WORKS = 0.75
+
 # The causes of alarms are the classes of groups, TRUNCATED, and TRAP followed by the trap's name.
 TRUNCATED = "truncated"
 TRAP = "trap "
@@ -202,6 +207,10 @@ class VarianceMonitor:
     | `trigger` or more have collapsed with diverse texts | returns to the base at once |
     | `release` or fewer have lost their diversity | falls towards the base |
 
+    Heat that changes nothing in HEAT_STEPS steps, or costs reward, is given up: the temperature
+    stays at the base until the level changes, or until only `release` of the groups or fewer have
+    lost their diversity in the mean of as many steps.
+
     Each cause has its own alarm: most groups carry no gradient (the cause is their most common
     class), most completions are in the same trap, or most completions are truncated. The alarm is
     raised once its cause has lasted for `alarm_steps` steps in a row, and again when it has lasted
@@ -218,6 +227,13 @@ class VarianceMonitor:
         self.settings = settings
         self.temperature = settings.temperature
         self.wasted = 0  # tokens of groups that were not learned from
+
+        # The share of groups that have lost their diversity and the mean reward, of the last steps
+        # at this level that were sampled with heat and without.
+        self.hot: deque[tuple[float, float]] = deque(maxlen=HEAT_STEPS)
+        self.cold: deque[tuple[float, float]] = deque(maxlen=HEAT_STEPS)
+        self.gave_up_heat = False
+        self.level: int | None = None
 
         # Of the last steps: the share of the groups in each class; the figures of each trap; the
         # share of truncated completions.
@@ -247,10 +263,11 @@ class VarianceMonitor:
     def retry_temperature(self, group: Group) -> float:
         """Return the temperature at which `group` is sampled again.
 
-        It rises with each try if the group has lost its diversity; otherwise it is the base.
+        It rises with each try if the group has lost its diversity; otherwise, and where heat was
+        given up, it is the base.
         """
         settings = self.settings
-        if not lost_diversity(group):
+        if self.gave_up_heat or not lost_diversity(group):
             return settings.temperature
 
         raised = self.temperature * settings.temperature_factor ** (group.attempt + 1)
@@ -262,6 +279,13 @@ class VarianceMonitor:
         first = first_tries(groups)
         first = [group for group in first if group.problem.level == level] or first
         shown = {group.index for group in groups if group.action == "demonstrate"}
+
+        if level != self.level:  # figures of two levels cannot be compared
+            self.level = level
+            self.temperature = self.settings.temperature
+            self.hot.clear()
+            self.cold.clear()
+            self.gave_up_heat = False
 
         changed = self._adjust_temperature(first)
         collapse = self._watch_traps(first)
@@ -281,9 +305,14 @@ class VarianceMonitor:
         failing = fmean(
             group.class_name in COLLAPSED and not lost_diversity(group) for group in groups
         )
-
         before = self.temperature
-        if settings.on_degenerate != "keep" and lost >= settings.trigger:
+        steps = self.hot if before > settings.temperature else self.cold
+        steps.append((lost, fmean(reward for group in groups for reward in group.rewards)))
+
+        may_rise = settings.on_degenerate != "keep" and not self.gave_up_heat
+        if why := self._failure_of_heat():
+            self.temperature = settings.temperature
+        elif may_rise and lost >= settings.trigger:
             self.temperature = min(before * settings.temperature_factor, self._ceiling)
             why = f"{lost:.0%} of the groups lost their diversity"
         elif failing >= settings.trigger:
@@ -296,6 +325,26 @@ class VarianceMonitor:
         if self.temperature == before:
             return []
         return [f"temperature {before:.3f} → {self.temperature:.3f}: {why}"]
+
+    def _failure_of_heat(self) -> str:
+        """Judge the heat if that is due; return why it is given up, "" if it is not."""
+        if len(self.cold) == HEAT_STEPS and _means(self.cold)[0] <= self.settings.release:
+            self.gave_up_heat = False
+        if len(self.hot) < HEAT_STEPS:
+            return ""
+
+        (lost, reward), (lost_before, reward_before) = _means(self.hot), _means(self.cold)
+        self.hot.clear()
+        if lost > HEAT_WORKS * lost_before:
+            why = f"changed nothing: {lost_before:.0%} → {lost:.0%} of the groups lost diversity"
+        elif reward < reward_before:
+            why = f"cost reward: {reward_before:.3f} → {reward:.3f}"
+        else:
+            return ""
+
+        self.gave_up_heat = True
+        self.cold.clear()
+        return f"{HEAT_STEPS} steps of heat {why}"
 
     def _watch_classes(
         self, groups: Sequence[Group], shown: Container[int]
@@ -403,6 +452,10 @@ class VarianceMonitor:
             "classes": list(self.classes),
             "traps": list(self.traps),
             "truncated": list(self.truncated),
+            "hot": [list(step) for step in self.hot],
+            "cold": [list(step) for step in self.cold],
+            "gave_up_heat": self.gave_up_heat,
+            "level": self.level,
             "alarms": self.alarms,
             "collapse": self.collapse,
         }
@@ -419,8 +472,18 @@ class VarianceMonitor:
         ]
         self.traps = deque(traps, maxlen=alarm_steps)
         self.truncated = deque(state["truncated"], maxlen=alarm_steps)
+        self.hot = deque(map(tuple, state["hot"]), maxlen=HEAT_STEPS)
+        self.cold = deque(map(tuple, state["cold"]), maxlen=HEAT_STEPS)
+        self.gave_up_heat = state["gave_up_heat"]
+        self.level = state["level"]
         self.alarms = dict(state["alarms"])
         self.collapse = list(state["collapse"])
+
+
+def _means(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return the means of both figures of `steps`."""
+    lost, rewards = zip(*steps, strict=True)
+    return fmean(lost), fmean(rewards)
 
 
 def _trap_figures(scores: Sequence[Score]) -> dict[str, TrapFigures]:

@@ -313,6 +313,10 @@ class MonitorState(TypedDict):
     classes: list[dict[str, Number]]
     traps: list[dict[str, list[Number]]]
     truncated: list[Number]
+    hot: list[tuple[Number, Number]]  # share of groups that lost their diversity, reward
+    cold: list[tuple[Number, Number]]
+    gave_up_heat: bool
+    level: Index | None
     alarms: dict[str, Any]
     collapse: list[Any]
 

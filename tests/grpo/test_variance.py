@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from variance_groups import group, monitor_for, step
 
 from grpo.records import CLASSES, Completion, Group
-from grpo.variance import ClassRule, classify, group_class, lost_diversity
+from grpo.variance import HEAT_STEPS, ClassRule, classify, group_class, lost_diversity
 from tasks.base import Problem, Score
 
 
@@ -103,7 +103,7 @@ def test_only_lost_diversity_raises_the_temperature(steps, policy):
         assert monitor.temperature <= before or (identical >= 0.5 and policy != "keep")
         if failing > 0.5:  # the remedy is an easier level
             assert monitor.temperature == 0.8
-        if 0.25 < identical < 0.5 and failing < 0.5:  # hysteresis
+        if 0.25 < identical < 0.5 and failing < 0.5 and not monitor.gave_up_heat:  # hysteresis
             assert monitor.temperature == before
         for each in groups:
             hotter = each.class_name == "identical"
@@ -133,6 +133,70 @@ def test_temperature_rises_and_returns_by_hand():
     # 1.2, 1.44, ceiling 1.5; 3 of 8 lie between release and trigger; 1.5 / 1.1, again; then groups
     # that fail with different texts: the base; one rise, and tied groups end it
     assert seen == [1.2, 1.44, 1.5, 1.5, 1.3636, 1.2397, 1.0, 1.0, 1.2, 1.0]
+
+
+def temperatures(monitor, steps, share, reward):
+    """Lead it through `steps` of 20 groups; return the temperature at which each is sampled.
+
+    `share(step, is_hot)` of the groups are identical, and all earn `reward(is_hot)`.
+    """
+    seen = []
+    for number in range(steps):
+        seen.append(monitor.temperature)
+        is_hot = monitor.temperature > 1
+        identical = round(20 * share(number, is_hot))
+        groups = step(identical=identical, varied=20 - identical)
+        for each in groups:
+            each.scores = [Score(reward(is_hot))] * 8
+        monitor.observe(groups)
+    return seen
+
+
+@pytest.mark.parametrize(
+    "share, reward",
+    [
+        (lambda number, is_hot: 1.0, lambda is_hot: 0.0),
+        (lambda number, is_hot: 0.6, lambda is_hot: 0.915 if is_hot else 0.924),
+        (lambda number, is_hot: (0.45, 0.55, 0.5)[number % 3], lambda is_hot: 0.5),
+        (lambda number, is_hot: 0.1 if is_hot else 0.6, lambda is_hot: 0.4 if is_hot else 0.5),
+    ],
+    ids=["all wrong", "most wrong", "around the trigger", "at the cost of reward"],
+)
+def test_heat_that_gains_nothing_is_given_up(share, reward):
+    monitor = monitor_for("resample")
+    seen = temperatures(monitor, 300, share, reward)
+    hot = [number for number, temperature in enumerate(seen) if temperature > 1]
+    assert 0 < len(hot) <= HEAT_STEPS and max(hot) < 2 * HEAT_STEPS
+    assert monitor.retry_temperature(group("identical")) == 1.0
+
+
+def test_heat_that_gains_is_kept_and_rises_anew_once_diversity_was_back():
+    """Heat halves the identical groups, and after 70 steps none is left."""
+    monitor = monitor_for("skip")
+    seen = temperatures(monitor, 70, lambda number, is_hot: 0.4 if is_hot else 0.8, lambda _: 0.5)
+    assert min(seen[1:]) > 1
+    temperatures(monitor, 2 * HEAT_STEPS, lambda *_: 1.0, lambda _: 0.5)
+    assert monitor.temperature == 1.0 and monitor.gave_up_heat  # by now it changes nothing
+
+    temperatures(monitor, 14, lambda *_: 0.0, lambda _: 0.5)
+    assert monitor.gave_up_heat  # in the mean of 20 steps, 30 % are still identical
+    temperatures(monitor, 2, lambda *_: 0.0, lambda _: 0.5)
+    monitor.observe(step(identical=4))
+    assert monitor.temperature > 1.0
+
+
+def test_heat_is_given_up_at_one_level_alone():
+    monitor = monitor_for("skip")
+    for _ in range(HEAT_STEPS + 1):
+        said = monitor.observe(step(level=1, identical=4), 1)
+    assert said[0] == (
+        "temperature 1.500 → 1.000: 20 steps of heat changed nothing: 100% → 100% of the groups "
+        "lost diversity"
+    )
+    monitor.observe(step(level=2, identical=4), 2)
+    assert monitor.temperature > 1.0
+    monitor.observe(step(level=3, varied=4), 3)
+    assert monitor.temperature == 1.0  # at once: its groups have lost nothing
 
 
 @pytest.mark.parametrize(
@@ -248,3 +312,12 @@ def test_state_goes_on_identically(steps, data):
             [group(v) for v in class_names]
         )
     assert whole.state_dict() == second.state_dict()
+
+
+@pytest.mark.parametrize("cut", [1, HEAT_STEPS - 1, HEAT_STEPS + 1, HEAT_STEPS + 5])
+def test_the_trial_of_heat_goes_on_identically(cut):
+    whole, second = monitor_for("skip"), monitor_for("skip")
+    temperatures(whole, cut, lambda *_: 0.6, lambda _: 0.5)
+    second.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+    seen = [temperatures(each, 50, lambda *_: 0.6, lambda _: 0.5) for each in (whole, second)]
+    assert seen[0] == seen[1] and whole.state_dict() == second.state_dict()
