@@ -10,12 +10,10 @@ from grpo.records import Group
 from grpo.variance import DEGENERATE, REMEDIES
 
 # Once SOLVED_SHARE of the groups of the last SOLVED_STEPS steps are solved, a validation check may
-# end the run, if its mean is at least SOLVED_MEAN: higher than 0.99, because the mean on other
-# problems may be lower. A few steps are not enough: the score still rises when most groups are
-# solved (runs/LOG.md, 2026-11-25).
+# end the run. A few steps are not enough: the score still rises when most groups are solved
+# (runs/LOG.md, 2026-11-25).
 SOLVED_SHARE = 0.95
 SOLVED_STEPS = 10
-SOLVED_MEAN = 0.995
 
 
 class EarlyStop:
@@ -37,13 +35,16 @@ class EarlyStop:
     def observe(self, groups: Sequence[Group], level: int) -> None:
         """Count a step at a level; `groups` has every try.
 
-        The steps of one level say nothing about the next.
+        Steps without a trained group count whatever their level, unless the groups were solved:
+        solved groups of one level say nothing about the next.
         """
         if self.level != level:
-            self.recent.clear()
-            self.classes.clear()
-            self.untrained = 0
             self.level = level
+            self.recent.clear()
+            if self._were_solved:
+                self.untrained = 0
+                self.classes.clear()
+
         first = first_tries(groups)
         solved = sum(group.class_name == "solved" for group in first)
         self.recent.append((solved, len(first)))
@@ -91,11 +92,16 @@ class EarlyStop:
         return f"every training group was solved for {self.untrained} steps"
 
     @property
+    def _were_solved(self) -> bool:
+        """Whether nearly all groups of the untrained steps were solved."""
+        return self.classes["solved"] > 0.9 * self.classes.total()
+
+    @property
     def _cause(self) -> str | None:
         """The class that explains why nothing could be trained on; None while patience lasts."""
         if not self.patience or self.untrained < self.patience:
             return None
-        if self.classes["solved"] > 0.9 * self.classes.total():
+        if self._were_solved:
             return "solved"
         failures = [name for name in DEGENERATE if name != "solved"]
         return max(failures, key=self.classes.__getitem__)

@@ -158,8 +158,8 @@ class Decision:
 
     `before` and `after` are levels; `why` is a sentence, and `figures` has its numbers. `kind` is
     "preflight" or "imitation" (before the first step), "promotion", "stay" (a validation check
-    failed), "collapse" (one level back), "budget" (the level's budget is spent), "climbed" (the
-    last level passed) or "solved".
+    failed), "collapse" (one level back, unless that is solved), "budget" (the level's budget is
+    spent), "climbed" (the last level passed) or "solved".
     """
 
     step: int

@@ -360,6 +360,8 @@ class Trainer:
         decisions = self.curriculum.observe(
             step_summary(step, groups, seconds=metrics["step_time"])
         )
+        if not decisions and self.early_stop.exhausted:
+            decisions = self.curriculum.move_on(step, self.early_stop.exhausted)
 
         self.stream.mark_seen(problems)
         self.done = step
@@ -406,7 +408,11 @@ class Trainer:
         for --patience steps.
         """
         collapse = self.monitor.collapse if self.config.on_alarm == "stop" else []
-        return "; ".join(collapse) or self.early_stop.stopped
+        stopped, position = self.early_stop.stopped, self.curriculum.position
+        if stopped and position:
+            below, level = self.curriculum.levels[position - 1 : position + 1]
+            stopped = f"level {level} was not learned after level {below}: {stopped}"
+        return "; ".join(collapse) or stopped
 
     @property
     def ended(self) -> str:

@@ -1,6 +1,5 @@
 """Which level a run trains on, where it starts, and how it gets from no reward to some.
 
-    interface   what the trainer and the run need of a curriculum
     ladder      the curriculum: levels climbed one after the other
     survey      what the policy can do at each level before training
     preflight   the level where the run starts, chosen by the survey

@@ -22,6 +22,10 @@ from tasks.levels import LADDER
 # near 1, promotion, step back").
 PROMOTE_AT = {"running": 0.9, "heldout": 0.97}
 
+# From this mean score on, a level has nothing left to teach. It is higher than 0.99, because the
+# mean on other problems may be lower.
+SOLVED_MEAN = 0.995
+
 # How far below the mark the mean's 95 % interval may begin. With any distribution of scores, a
 # policy whose true mean is below the mark by more than this passes at most one test in 40. It is
 # also how close to the mark the training mean must be before a validation check is made, because
@@ -63,17 +67,17 @@ class LadderSettings:
     groups of the last `window` steps, or of more steps if these have too few groups. A group counts
     once, because its completions share their problem. With "heldout" it is the mean of a validation
     check: an evaluation on held-out problems, made every `promote_every` steps while the running
-    mean is within MARGIN of the mark. If `stop` is set, the last level is left in the same way, and
-    the ladder has `ended`.
+    mean is within MARGIN of the mark. A level with too few of them is left by the running mean. If
+    `stop` is set, the last level is left in the same way, and the ladder has `ended`.
 
     Replay: a share `replay` of the prompts comes from earlier levels, mostly from those whose last
     score is lowest.
 
     Step back: if a share `collapse_at` or more of the current level's groups collapses for
-    `collapse_steps` steps in a row, training goes back one level, unless that level's budget is
-    spent. Each step back from a level doubles the evidence: twice as many collapsed steps before
-    the next step back, and as many steps of practice below before the level is tried again. So a
-    level that stays out of reach is tried less and less often.
+    `collapse_steps` steps in a row, training goes back one level, unless that level is solved or
+    its budget is spent. Each time doubles the evidence: twice as many collapsed steps before the
+    next step back, and as many steps of practice below before the level is tried again, or until
+    the one below is solved. So a level that stays out of reach is tried less and less often.
 
     Budget: all steps ever made on a level count towards `level_seconds` and `level_tokens` (0: no
     limit). Once a budget is spent, training goes on to the next level; on the last level the ladder
@@ -118,7 +122,11 @@ class Spent(NamedTuple):
 
 
 class Ladder:
-    """The `Curriculum` that climbs `levels`, which rise, by the rules of `LadderSettings`."""
+    """Chooses the level of every prompt: it climbs `levels`, which rise, by `LadderSettings`.
+
+    `ended` says why there is nothing left to train; "" while there is. Every method depends on
+    nothing but its arguments and the state, so a resumed run makes the same decisions.
+    """
 
     def __init__(self, levels: list[int], settings: LadderSettings):
         assert levels
@@ -129,7 +137,8 @@ class Ladder:
         self.position = 0  # of the current level in `levels`
         self.scores: dict[int, float] = {}  # level -> its last mean score
         self.spent = [Spent() for _ in self.levels]
-        self.steps_back = [0] * len(self.levels)  # from each level
+        self.steps_back = [0] * len(self.levels)  # from each level, those to a solved one included
+        self.by_training: set[int] = set()  # levels with too few held-out problems for a check
         # The steps made before the last level was reached for the first time; None until then.
         self.steps_before_last = None if len(self.levels) > 1 else 0
 
@@ -147,6 +156,27 @@ class Ladder:
     def is_last(self) -> bool:
         """Whether training is at the last level."""
         return self.position + 1 == len(self.levels)
+
+    @property
+    def levels_to_check(self) -> list[int]:
+        """The levels that are left by a validation check."""
+        if self.settings.promote_by == "running":
+            return []
+        left = self.levels if self.settings.stop else self.levels[:-1]
+        return [level for level in left if level not in self.by_training]
+
+    def note_problems(self, level: int, found: int) -> str:
+        """Take note of the number of held-out problems of a level; return a warning if they are too
+        few to promote by, else "".
+        """
+        mark = self.settings.promote_at
+        if found >= (needed := problems_needed(mark)):
+            return ""
+        self.by_training.add(level)
+        return (
+            f"level {level} has {found} held-out problems, and promotion at {mark:g} needs at "
+            f"least {needed}: the running mean of training promotes from it instead"
+        )
 
     def levels_for(self, seed: int, step: int, count: int, drawn: int = 0) -> list[int]:
         """Return the levels of `count` prompts of a step, after its first `drawn` prompts.
@@ -213,27 +243,46 @@ class Ladder:
         )
 
     def _step_back(self, step: int, share: float) -> Decision:
+        """Go back a level, or stay if the level below has nothing left to teach."""
         steps = self.collapsed
         self.steps_back[self.position] += 1
         why = (
             f"at least {self.settings.collapse_at:.0%} of the level's groups collapsed in {steps} "
             "steps in a row"
         )
-        return self._move(-1, step, "collapse", why, steps=steps, share=share)
+        below = self.position - 1
+        if not self._is_solved(below):
+            return self._move(-1, step, "collapse", why, steps=steps, share=share)
+
+        self.collapsed = 0
+        why += f"; level {self.levels[below]} is solved, so going back would teach nothing"
+        figures = {"steps": steps, "share": share}
+        return Decision(step, self.level, self.level, "collapse", why, figures)
+
+    def _is_solved(self, position: int) -> bool:
+        """Return whether a level's last mean score leaves nothing to learn."""
+        return self.scores.get(self.levels[position], 0.0) >= SOLVED_MEAN
 
     def _may_climb(self) -> bool:
-        """Return whether the next level may be tried: it is new, or was practised for below."""
+        """Return whether the next level may be tried: it is new, or was practised for below as long
+        as that taught anything.
+        """
         following = self.position + 1
         if following == len(self.levels):
             return self.settings.stop
-        return self.steps_back[following] == 0 or self.stayed >= self._patience(following)
+        is_practised = self.stayed >= self._patience(following) or self._is_solved(self.position)
+        return self.steps_back[following] == 0 or is_practised
+
+    def move_on(self, step: int, why: str) -> list[Decision]:
+        """Leave a level that teaches nothing any more, unless it is the last."""
+        return [] if self.is_last else [self._move(+1, step, "promotion", why)]
 
     def _promote(self, step: int) -> list[Decision]:
         """Return the promotion by the running mean, if that reaches the mark."""
         settings = self.settings
         values = [value for groups in self.recent for value in groups]
         is_enough = len(self.recent) >= settings.window and len(values) >= settings.least_groups
-        if settings.promote_by != "running" or not is_enough or not self._may_climb():
+        if self.level in self.levels_to_check or not is_enough or not self._may_climb():
             return []
 
         mean = fmean(values)
@@ -255,7 +304,7 @@ class Ladder:
         chance.
         """
         settings = self.settings
-        is_due = settings.promote_by == "heldout" and step % settings.promote_every == 0
+        is_due = self.level in self.levels_to_check and step % settings.promote_every == 0
         if not is_due or self.ended or not self.recent or not self._may_climb():
             return False
 
@@ -282,8 +331,6 @@ class Ladder:
             f"{result}; promotion needs a mean of at least {mark:g} and an interval that begins at "
             f"{mark - MARGIN:g} or above"
         )
-        if line["n"] < (needed := problems_needed(mark)):
-            why += f", so at least {needed} problems"
         return [Decision(step, self.level, self.level, "stay", why, figures)]
 
     def _climb(self, step: int, why: str, **figures: float) -> list[Decision]:
@@ -347,6 +394,7 @@ class Ladder:
             "stayed": self.stayed,
             "steps_back": list(self.steps_back),
             "steps_before_last": self.steps_before_last,
+            "by_training": sorted(self.by_training),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -360,6 +408,8 @@ class Ladder:
         self.collapsed = state["collapsed"]
         self.stayed = state["stayed"]
         self.steps_back = list(state["steps_back"])
+
+        self.by_training = set(state.get("by_training", []))
 
         # Older states do not say it.
         below = sum(spent.steps for spent in self.spent[:-1])

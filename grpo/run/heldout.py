@@ -24,6 +24,7 @@ from grpo.run.display import Display
 from grpo.run.files import NoFiles, RunFiles
 from grpo.trainer import Trainer
 from tasks.base import compares
+from tasks.supply import DistinctProblems
 
 # These seeds do not depend on the run's seed, so held-out problems are the same in every run and at
 # every step. Promotions use other problems than reports. Otherwise selection would bias the
@@ -107,6 +108,17 @@ class HeldOutEvaluator:
             self.console.evaluation(line)
             self._warn_of_truncation(line)
 
+    def find(self, level: int, seed: int, size: int) -> DistinctProblems:
+        """Return problems of the validation split that training has not seen."""
+        trainer = self.trainer
+        return find_problems(
+            trainer.policy,
+            trainer.task,
+            HeldOutRequest(level, "validation", seed, size),
+            trainer.stream.seen.keys() | self._dataset,
+            self.sampling,
+        )
+
     def measure(
         self, level: int, seed: int, size: int, purpose: str
     ) -> tuple[dict[str, Any] | None, list[Group]]:
@@ -114,13 +126,7 @@ class HeldOutEvaluator:
         trainer = self.trainer
         task = trainer.task
         sampling = self.sampling
-        found = find_problems(
-            trainer.policy,
-            task,
-            HeldOutRequest(level, "validation", seed, size),
-            trainer.stream.seen.keys() | self._dataset,
-            sampling,
-        )
+        found = self.find(level, seed, size)
         if not found.problems:
             self._warn_once(f"no {purpose} evaluation at level {level}: {found.why_none}")
             return None, []

@@ -2,11 +2,22 @@
 
 from typing import Any
 
-from grpo.early_stop import SOLVED_MEAN, SOLVED_SHARE, SOLVED_STEPS
+from grpo.curriculum.ladder import SOLVED_MEAN, problems_needed
+from grpo.early_stop import SOLVED_SHARE, SOLVED_STEPS
 from grpo.records import Decision
 from grpo.run.conclusion import is_solved
 from grpo.run.context import RunContext
 from grpo.run.heldout import PROMOTION_SEED
+
+
+def check_problems(run: RunContext) -> None:
+    """Warn of each level that has too few held-out problems for a validation check."""
+    curriculum = run.trainer.curriculum
+    size = min(problems_needed(curriculum.settings.promote_at), run.config.promote_problems)
+    for level in curriculum.levels_to_check:
+        found = run.heldout.find(level, PROMOTION_SEED, size)
+        if warning := curriculum.note_problems(level, len(found.problems)):
+            run.warn(warning)
 
 
 def promote_if_due(run: RunContext) -> None:
@@ -16,6 +27,9 @@ def promote_if_due(run: RunContext) -> None:
         return
 
     line = _check(run, curriculum.level)
+    # Training may have used up a small family of problems.
+    if warning := curriculum.note_problems(curriculum.level, line["n"] if line else 0):
+        run.warn(warning)
     if line is None:
         return
 

@@ -303,6 +303,7 @@ class CurriculumState(TypedDict):
     stayed: Count
     steps_back: list[Count]
     steps_before_last: NotRequired[Count | None]
+    by_training: NotRequired[list[Index]]
 
 
 class MonitorState(TypedDict):

@@ -161,6 +161,7 @@ class Run:
         choice = None
         if self.config.preflight != "off":
             choice = preparation.make_preflight(self.context)
+        promotion.check_problems(self.context)
         self._record_levels()
         return choice
 

@@ -5,7 +5,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from grpo.config import Config
-from grpo.curriculum.interface import Curriculum
 from grpo.curriculum.ladder import Ladder, LadderSettings
 from grpo.distributed import Ranks
 from grpo.learn.optimizer import Optimizer, default_rate, maker
@@ -50,7 +49,7 @@ def with_learning_rate(config: Config, policy: Policy) -> Config:
     return dataclasses.replace(config, learning_rate=rate)
 
 
-def build_curriculum(config: Config, levels: list[int]) -> Curriculum:
+def build_curriculum(config: Config, levels: list[int]) -> Ladder:
     """Return a ladder of `levels` with the rules of the configuration."""
     return Ladder(levels, ladder_settings(config))
 

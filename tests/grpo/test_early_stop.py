@@ -95,13 +95,21 @@ def test_solved_steps_of_one_level_say_nothing_about_the_next():
     assert observe(stop, solved, level=2).solved_steps == 1
 
 
-def test_steps_without_a_trained_group_of_one_level_say_nothing_about_the_next():
+def test_steps_without_a_trained_group_count_whatever_their_level():
     failed, solved = [group("failed", "skip")], [group("solved", "skip", value=1.0)]
-    stop = observe(EarlyStop(3), failed, failed)
-    observe(stop, failed, failed, level=2)
+    stop = observe(EarlyStop(4), failed, failed)
+    observe(stop, solved, level=2)
     assert stop.stopped == ""
+    observe(stop, failed, level=1)
+    assert stop.stopped.startswith("no group could be trained on for 4 steps (75% failed, 25% solv")
+
+
+def test_solved_groups_of_one_level_are_no_untrained_steps_of_the_next():
+    failed, solved = [group("failed", "skip")], [group("solved", "skip", value=1.0)]
+    stop = observe(EarlyStop(3), solved, solved)
+    observe(stop, failed, failed, level=2)
+    assert stop.stopped == stop.exhausted == ""
     assert "for 3 steps (100% failed" in observe(stop, failed, level=2).stopped
-    assert "solved for 3 steps" in observe(stop, *[solved] * 3, level=3).exhausted
 
 
 def test_without_patience_a_run_makes_all_its_steps():

@@ -143,14 +143,38 @@ def test_a_promotion_does_not_make_the_next_level_seem_solved(tiny_policy):
     assert not trainer.seems_solved  # no step of level 2 has been made
 
 
+class Impossible(Forced):
+    """Level 1 is solved, level 2 earns nothing."""
+
+    def score(self, problem, completions):
+        return [Score(float(problem.level == 1)) for _ in completions]
+
+
+@pytest.mark.parametrize("moves_back", [False, True])
+def test_patience_counts_steps_without_an_update_at_every_level(tiny_policy, moves_back):
+    trainer = trainer_for(tiny_policy, kind=Impossible, patience=5, prompts=4, curriculum="1,2")
+    trainer.curriculum.move_on(0, "")
+    if moves_back:  # at every step
+        trainer.curriculum.observe = lambda summary: [
+            trainer.curriculum._move(1 if trainer.curriculum.level == 1 else -1, 0, "", "")
+        ]
+    steps = 0
+    while not trainer.ended:
+        trainer.step()
+        steps += 1
+    assert steps == 5 and "no group could be trained on for 5 steps" in trainer.stopped
+    said = "level 2 was not learned after level 1: "
+    assert trainer.stopped.startswith(said) == (trainer.curriculum.level == 2)
+
+
 def test_a_run_goes_on_after_solved_steps_of_a_level_that_is_not_the_last(tiny_policy):
     trainer = trainer_for(tiny_policy, patience=3, prompts=1, curriculum="1,2")
     trainer.task.score = lambda problem, texts: [Score(1.0) for _ in texts]
-    for _ in range(4):
-        trainer.step()
-    assert trainer.early_stop.exhausted and not trainer.ended  # its promotion is still to come
-    trainer.curriculum.position = 1
-    assert not trainer.ended  # no step of level 2 has been made
+    reports = [trainer.step() for _ in range(3)]
+    assert [decision.line for report in reports for decision in report.decisions] == [
+        "step 3: level 1 → 2, every training group was solved for 3 steps"
+    ]
+    assert trainer.early_stop.exhausted and not trainer.ended  # no step of level 2 has been made
     trainer.step()
     assert not trainer.early_stop.exhausted and not trainer.ended
     for _ in range(2):

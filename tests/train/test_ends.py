@@ -1,5 +1,6 @@
 """How a run ends: at the top of its ladder, solved, or with nothing to learn from."""
 
+import json
 import re
 from pathlib import Path
 
@@ -74,6 +75,31 @@ def test_the_ladder_climbs_by_held_out_score_and_ends_at_its_top(tmp_path, capsy
         read_metrics(folder / "eval.jsonl") == lines
         and len(read_metrics(folder / "metrics.jsonl")) == 2
     )
+
+
+def test_a_ladder_of_few_rows_says_before_the_first_step_what_it_climbs_by(
+    tmp_path, monkeypatch, capsys, tiny_flags
+):
+    """A tenth of 100 rows of each level is held out, and a validation check needs 45."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"prompt": f"row {n}", "level": n % 3 + 1} for n in range(300)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("own.py").write_text("def reward(completion):\n    return 1.0\n")
+    flags = [*tiny_flags, *"--data rows.jsonl --reward-file own.py:reward --device cpu".split()]
+    flags += "--curriculum 1,2,3 --preflight off --steps 12 --eval-every 0 --group-size 2".split()
+    flags += [*"--prompts 32 --max-new-tokens 2 --name a --config".split(), "{promote_every: 1}"]
+    assert train.main(flags) == 0
+    said = capsys.readouterr().out
+    first = said.index("step")
+    for level in (1, 2):
+        warned = re.search(f"level {level} has (\\d+) held-out problems, and promotion at", said)
+        assert int(warned[1]) < 45 and warned.start() < first
+    moves = read_metrics(tmp_path / "runs/a/curriculum.jsonl")
+    assert [(line["from"], line["to"]) for line in moves if line["kind"] == "promotion"] == [
+        (1, 2),
+        (2, 3),
+    ]
+    assert all(line["kind"] in ("promotion", "solved") for line in moves)
 
 
 def test_a_run_ends_with_the_budget_of_its_last_level(tmp_path, capsys):
