@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -69,7 +70,15 @@ def test_a_wrong_declaration_is_one_line(capsys, run):
     assert "task ponder: max_new_tokens(1) returned 'many'" in capsys.readouterr().err
 
 
-def test_truncated_completions_are_counted_and_said_once(run, capsys):
+def test_truncated_completions_are_counted_and_said_once(run, capsys, monkeypatch):
+    """Those of all problems: here all but the first problem's are truncated."""
+
+    def answered(*arguments):
+        first, *others = evaluate(*arguments)
+        first.completions = [replace(each, finish="stop") for each in first.completions]
+        return [first, *others]
+
+    monkeypatch.setattr("grpo.run.heldout.evaluate", answered)
     assert run("--task", "ponder.py:Ponder") == 0
     for line in load_run("runs/a").evals:
         groups = groups_of(Path(f"runs/a/rollouts/eval-{line['step']:06}.jsonl.zst"))
@@ -77,7 +86,7 @@ def test_truncated_completions_are_counted_and_said_once(run, capsys):
         assert line["truncated"] == sum(cut) / len(cut) > 0.5
     said = capsys.readouterr().out
     assert said.count("% of the completions were truncated at the budget of") == 1
-    assert "give a larger --max-new-tokens" in said and "truncated 1" in said
+    assert "give a larger --max-new-tokens" in said and "truncated 0.667" in said
 
 
 def test_an_evaluation_is_sampled_as_the_run_was(run, capsys):

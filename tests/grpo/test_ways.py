@@ -288,14 +288,39 @@ def test_nothing_is_put_down_to_an_imitation_that_was_not_needed(tmp_path, monke
     assert "imitation" not in [line["purpose"] for line in run.evals]
 
 
+TAUGHT = """
+from tasks.base import Problem, Score, key_of
+class Taught:
+    name, rewards, default_level, value = "taught", (), 1, 0.1
+    def make(self, level, split, rng):
+        number = f"{rng.randrange(10**6)}"
+        return Problem(self.name, level, number, number, key_of(level, number))
+    def score(self, problem, completions):
+        values = [1.0 if text == problem.target else self.value for text in completions]
+        return [Score(0.1 * i, value=value) for i, value in enumerate(values)]
+"""
+
+
 def test_imitation_is_no_learning_at_the_first_level_of_a_ladder_either(
     tmp_path, monkeypatch, tiny_flags
 ):
-    """Found in a control experiment, whose verdict compared this level with the untrained model."""
+    """Found in a control experiment, whose verdict compared this level with the untrained model.
+
+    Here imitation raises every score from 0.1 to 0.9, and reinforcement adds nothing.
+    """
     monkeypatch.chdir(tmp_path)
+    Path("taught.py").write_text(TAUGHT)
+    imitate = Trainer.imitate
+
+    def taught(self, validate):
+        answers = imitate(self, validate)
+        self.task.value = 0.9
+        return answers
+
+    monkeypatch.setattr(Trainer, "imitate", taught)
     flags = ["--curriculum", "1,2", "--steps", "2", "--prompts", "2", "--group-size", "2"]
     flags += [*tiny_flags, "--eval-problems", "40", "--preflight", "off", "--device", "cpu"]
-    flags += ["--warm-start", "imitation", "--control", "constant-reward"]
+    flags += ["--task", "taught.py:Taught", "--warm-start", "imitation"]
     flags += ["--config", "{promote_by: heldout}"]
     assert train.main([*flags, "--name", "ladder"]) == 0
 
@@ -303,6 +328,9 @@ def test_imitation_is_no_learning_at_the_first_level_of_a_ladder_either(
     imitated = [line["level"] for line in run.evals if line["purpose"] == "imitation"]
     assert imitated == [1, 2] == sorted(line["level"] for line in run.first_reports)
     assert {group.problem.level for group in run.groups(0, "imitated")} == {1, 2}
+    verdict = run.verdict
+    assert (verdict["verdict"], verdict["updated"]) == ("too short to tell", 2)
+    assert (verdict["level"], verdict["before"], verdict["difference"]) == (2, 0.1, 0.0)
 
 
 FEW = """
