@@ -15,7 +15,7 @@ for seed in 0 1 2; do
         run="runs/degenerate-$arm-seed$seed"
         [ -d "$run" ] || python train.py --task interleave --curriculum 25 --preflight off \
             --config "{promote_by: running, level_tokens: 600000}" --steps 1000 --patience 0 \
-            --eval-every 0 --eval-problems 300 --seed "$seed" --name "${run#runs/}" ${flags[$arm]}
+            --eval-every 0 --eval-problems 300 --seed "$seed" --name "${run#runs/}" ${flags[$arm]} || [ $? = 3 ]
     done
 done
 python runs/tables.py runs/degenerate-*

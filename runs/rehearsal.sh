@@ -17,7 +17,7 @@ python train.py --task interleave --words 25 --no-ramp --model "$model" --steps 
     --save-every 1 --eval-problems 8 --reward similarity --on-degenerate keep --learning-rate 3e-3 --config "{warmup: 0}" --schedule constant --name rehearsal "$@" &
 until [ -d $run/checkpoints/step-000001 ]; do kill -0 $!; sleep 0.1; done
 kill -9 $!; wait $! || echo "killed, exit status $?, after step $(wc -l < $run/metrics.jsonl)"
-python train.py --resume $run
+python train.py --resume $run || [ $? = 3 ]
 python eval.py --model $run --words 25 --problems 8
 python -m grpo.inspect $run steps
 python -m grpo.report $run
