@@ -297,7 +297,7 @@ def _check_generation(prompts: Any, max_new_tokens: Any, temperature: Any, top_p
 class TrainedRun(RunData):
     """A run that `train` made: its data (see `grpo.run.reader`) and its policy.
 
-    `status` is the exit status of `train.py`: 3 if the verdict is "not learned" or the run was
+    `status` is the exit status of `train.py`: 3 if the run failed (`grpo.verdict.FAILED`) or was
     stopped because it learned nothing, else 0.
     """
 

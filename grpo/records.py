@@ -22,6 +22,15 @@ from tasks.base import Problem, Score
 GroupClass = Literal["varied", "identical", "solved", "failed", "tied", "masked"]
 CLASSES: tuple[GroupClass, ...] = get_args(GroupClass)
 
+# What each class without gradient means.
+WHY = {
+    "identical": "all completions identical",
+    "solved": "all right",
+    "failed": "all with the lowest reward",
+    "tied": "different texts, equal rewards",
+    "masked": "each completion with an advantage truncated",
+}
+
 # What a step does with a group: learn from it, leave it out, discard this try and sample it again,
 # learn from a copy that shows the right answer instead, or imitate it (a right answer, before the
 # first step).

@@ -2,22 +2,53 @@
 
 It compares the policy after training with the policy before it, on the same held-out problems. A
 paired comparison needs no assumption about how hard the problems are, and its interval is several
-times narrower than that of the difference of two independent means. A run whose steps changed no
-weights has not learned, whatever the scores.
+times times narrower than that of the difference of two independent means.
+
+The score alone does not decide. Copying one text earns half of the similarity, so a policy that
+fell into a trap, or into one wrong text, has collapsed whatever its score; one that gives fewer
+exact answers got worse; and one whose weights hardly a step changed had no signal to learn from.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from statistics import fmean
 from typing import Any, Literal
 
-from grpo.records import Group, level_name
+from grpo.records import WHY, Group, level_name, truncated_share
 from grpo.statistics import TAIL, mean_interval
+from grpo.variance import common_trap
+from tasks.base import is_right
 
 MIN_STEPS = 50  # fewer steps without a clear difference are too few to say "not learned"
 UNFINISHED = 3  # exit status of a run that was stopped, or has not learned
 
-Kind = Literal["learned", "already solved", "not learned", "too short to tell", "not measured"]
+# Fewer updates than one in twenty steps are almost none: the run would have to be twenty times as
+# long to be trained as its steps suggest. Below 20 steps, one update is not yet rare.
+RARE = 0.05
+MIN_STEPS_FOR_RARE = 20
+
+# A policy has collapsed if this share of its completions is in one trap, or is one wrong text.
+COLLAPSED_SHARE = 0.5
+LAST_STEPS = 5  # of training, whose groups are asked for identical wrong texts
+# Fewer held-out completions prove no collapse unless those of training agree; nor can a run be
+# called "learned" with fewer.
+MIN_COMPLETIONS = 6
+
+Kind = Literal[
+    "learned",
+    "already solved",
+    "not learned",
+    "too short to tell",
+    "not measured",
+    "collapsed",
+    "got worse",
+    "no signal",
+]
+FAILED: tuple[Kind, ...] = ("not learned", "collapsed", "got worse", "no signal")
+
+# Of a problem: the mean before training, that which reinforcement began with, and that after it.
+Means = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -36,8 +67,11 @@ class Verdict:
 
     `solved_step` is the first step from which on each held-out evaluation had solved the level (see
     `grpo.run.conclusion.is_solved`); None without one. `mistake` is the most common mistake of the
-    last held-out evaluation, in words; "" without wrong answers. `next_command` is what to run
-    next.
+    last held-out evaluation, in words; "" without wrong answers.
+
+    `cause` says in a sentence why the run failed, and `remedy` what to change; "" where there is
+    nothing to say. `trap` is the one that the policy fell into, and `degenerate` the most common
+    class of the groups without gradient; "" without one. `next_command` is what to run next.
     """
 
     kind: Kind
@@ -58,14 +92,18 @@ class Verdict:
     mistake: str = ""
     next_command: str = ""
     demonstrated: float = 0.0
+    cause: str = ""
+    remedy: str = ""
+    trap: str = ""
+    degenerate: str = ""
 
     @property
     def exit_status(self) -> int:
-        """0, or UNFINISHED if the run was stopped or has not learned."""
-        return UNFINISHED if self.stopped or self.kind == "not learned" else 0
+        """0, or UNFINISHED if the run was stopped or has failed."""
+        return UNFINISHED if self.stopped or self.kind in FAILED else 0
 
     def lines(self, metric: str, unit: str, control: str = "") -> list[str]:
-        """Return the verdict for the console: the conclusion, then the supporting figures.
+        """Return the verdict for the console: the conclusion, its cause, what to change, figures.
 
         `metric` names the score, `unit` what a level counts, `control` marks a control experiment.
         """
@@ -77,7 +115,8 @@ class Verdict:
         )
         if self.demonstrated:
             spent += f"; {self.demonstrated:.0%} of the groups trained on showed the right answer"
-        lines = [f"{mark}{self.kind.upper()}: {self._comparison(metric, unit)}", spent]
+        conclusion = f"{mark}{self.kind.upper()}: {self._comparison(metric, unit)}"
+        lines = [line for line in (conclusion, self.cause, self.remedy, spent) if line]
         if self.solved_step is not None:
             lines.append(f"solved in every held-out evaluation from step {self.solved_step} on")
         if self.mistake:
@@ -106,13 +145,10 @@ class Verdict:
         return {"step": values.pop("steps"), "purpose": "verdict", "verdict": kind, **values}
 
     @classmethod
-    def from_json(cls, line: Mapping[str, Any]) -> "Verdict | None":
-        """Return the verdict in a line of eval.jsonl; None if an older version wrote less."""
+    def from_json(cls, line: Mapping[str, Any]) -> "Verdict":
+        """Return the verdict in a line of eval.jsonl."""
         values = {"kind": line["verdict"], "steps": line["step"], **line}
-        names = {field.name: field.default is MISSING for field in fields(cls)}
-        if any(is_needed and name not in values for name, is_needed in names.items()):
-            return None
-        return cls(**{name: values[name] for name in names if name in values})
+        return cls(**{field.name: values[field.name] for field in fields(cls)})
 
 
 def is_expected(verdict: Verdict, mark: Mapping[str, str]) -> bool:
@@ -128,32 +164,44 @@ def is_expected(verdict: Verdict, mark: Mapping[str, str]) -> bool:
 
 
 @dataclass(frozen=True)
-class HeldOutScores:
-    """Mean scores of held-out problems by key, e.g. ``HeldOutScores({"k": 0.2}, {"k": 0.9})``.
+class HeldOut:
+    """Scored answers to held-out problems, e.g. ``HeldOut(before=[...], after=[...])``.
 
     They are those of the untrained policy (`before`), of the trained one (`after`), and of the
-    policy after the warm start (`imitated`; None without one). Their level is one of `levels` at
-    which the policies are compared.
+    policy after the warm start (`imitated`; None without one). The policies are compared at
+    `levels` levels.
     """
 
-    before: Mapping[str, float]
-    after: Mapping[str, float]
-    imitated: Mapping[str, float] | None = None
+    before: Sequence[Group] = ()
+    after: Sequence[Group] = ()
+    imitated: Sequence[Group] | None = None
     levels: int = 1
 
+    def at(self, level: int) -> tuple[list[Group], ...]:
+        """Return the answers at a level: before training, as reinforcement began, and after it."""
+        begun = self.before if self.imitated is None else self.imitated
+        return tuple(
+            [group for group in groups if group.problem.level == level]
+            for groups in (self.before, begun, self.after)
+        )
 
-def values_by_problem(groups: Sequence[Group], level: int) -> dict[str, float]:
-    """Return the mean score of each problem of `level`, by its key."""
+    def paired(self, level: int, name: str) -> list[Means]:
+        """Return the means of "value" or "exact" of each problem of `level` that all answered."""
+        before, begun, after = (_means_by_problem(groups, name) for groups in self.at(level))
+        return [
+            (before[key], begun[key], after[key]) for key in before if key in begun and key in after
+        ]
+
+
+def _means_by_problem(groups: Sequence[Group], name: str) -> dict[str, float]:
     return {
-        group.problem.key: fmean(score.value for score in group.scores)
-        for group in groups
-        if group.problem.level == level
+        group.problem.key: fmean(getattr(score, name) for score in group.scores) for group in groups
     }
 
 
 def reach_verdict(
     level: int,
-    scores: HeldOutScores,
+    answers: HeldOut,
     metrics: Sequence[Mapping[str, Any]],
     *,
     was_solved: bool,
@@ -169,43 +217,148 @@ def reach_verdict(
     what imitation taught does not count. `metrics` are the lines of metrics.jsonl; `was_solved` is
     whether the untrained policy passed the validation check.
     """
-    before, after, imitated = scores.before, scores.after, scores.imitated
-    start = before if imitated is None else imitated
-    shared = [key for key in before if key in after and key in start]
-    differences = [after[key] - start[key] for key in shared]
+    values, exact = (answers.paired(level, name) for name in ("value", "exact"))
+    figures = _figures_of(metrics)
+    collapse, trap = _collapse(answers, level, metrics)
+    low, high = _interval(values, answers.levels)
+    decline = _decline(high, exact, answers.levels)
+    no_signal = "" if was_solved else _no_signal(metrics, figures)
 
-    figures: dict[str, Any] = dict(
-        level=level,
-        n=len(shared),
-        **_figures_of(metrics),
-        stopped=stopped,
-        imitated=fmean(imitated[key] for key in shared) if imitated and shared else None,
-    )
-    if not shared:
-        nothing: dict[str, Any] = dict.fromkeys(("before", "after", "difference", "low", "high"))
-        return Verdict("not measured", **figures, **nothing)
-
-    low, high = mean_interval(differences, bounds=(-1.0, 1.0), tail=TAIL / scores.levels)
-    is_worse = high < 0
-    kind: Kind
-    if low > 0 and figures["updated"]:
+    kind: Kind = "not learned"
+    if no_signal and not figures["updated"]:
+        kind = "no signal"
+    elif collapse:
+        kind = "collapsed"
+    elif decline:
+        kind = "got worse"
+    elif not values:
+        kind = "not measured"
+    elif low > 0 and figures["updated"] and not trap:
         kind = "learned"
-    elif was_solved and not is_worse:
+    elif was_solved:
         kind = "already solved"
-    elif len(metrics) < MIN_STEPS and not is_worse and not stopped:
+    elif no_signal:
+        kind = "no signal"
+    elif len(metrics) < MIN_STEPS and not stopped:
         kind = "too short to tell"
-    else:
-        kind = "not learned"
 
+    cause = {"no signal": no_signal, "collapsed": collapse, "got worse": decline}.get(kind, "")
+    before, begun, trained = map(fmean, zip(*values)) if values else (None, None, None)
     return Verdict(
         kind,
+        level=level,
+        n=len(values),
         **figures,
-        before=fmean(before[key] for key in shared),
-        after=fmean(after[key] for key in shared),
-        difference=fmean(differences),
-        low=low,
-        high=high,
+        stopped=stopped,
+        imitated=None if answers.imitated is None else begun,
+        before=before,
+        after=trained,
+        difference=fmean(now - then for _, then, now in values) if values else None,
+        low=low if values else None,
+        high=high if values else None,
+        cause="; ".join(filter(None, (cause, _endless(answers.at(level)[-1])))),
+        trap=trap,
     )
+
+
+def _interval(means: Sequence[Means], levels: int) -> tuple[float, float]:
+    """Return the interval of what reinforcement added; without problems it may be anything."""
+    gains = [now - then for _, then, now in means]
+    return mean_interval(gains, (-1.0, 1.0), TAIL / levels) if gains else (-1.0, 1.0)
+
+
+def _collapse(
+    answers: HeldOut, level: int, metrics: Sequence[Mapping[str, Any]]
+) -> tuple[str, str]:
+    """Return how the trained policy collapsed, in words, and its trap; "" for what does not apply.
+
+    A trap that it was in before, at a level that was not trained, is no collapse. Most
+    evaluations have one completion of each problem, so whether the completions of a group are the
+    same wrong text is asked of the last steps of training.
+    """
+    _, begun, after = answers.at(level)
+    scores, old = (
+        [score for group in groups for score in group.scores] for groups in (after, begun)
+    )
+    is_enough = len(scores) >= MIN_COMPLETIONS
+
+    trap = common_trap(scores)
+    if trap is not None:
+        since = _since(metrics, [line.get(f"traps/{trap}") or 0.0 for line in metrics])
+        if not since and trap == common_trap(old):
+            return "", trap
+        if is_enough or since:
+            share = fmean(score.parts.get("trap") == trap for score in scores)
+            return f"{share:.0%} of the held-out completions are in the trap {trap!r}{since}", trap
+
+    texts = Counter(
+        text
+        for group in after
+        for text, score in zip(group.texts, group.scores)
+        if not is_right(score)
+    )
+    most = max(texts.values(), default=0)
+    if is_enough and most >= COLLAPSED_SHARE * len(scores):
+        return f"{most / len(scores):.0%} of the held-out completions are one wrong text", ""
+
+    # Right answers may be identical too, where the highest reward is not known.
+    shares = [_identical_share(line, level) for line in metrics]
+    last = fmean(shares[-LAST_STEPS:]) if len(shares) >= LAST_STEPS else 0.0
+    if last >= COLLAPSED_SHARE and texts.total() >= COLLAPSED_SHARE * len(scores) > 0:
+        since = _since(metrics, shares)
+        return f"{last:.0%} of the last groups of training were one wrong text each{since}", ""
+    return "", ""
+
+
+def _identical_share(line: Mapping[str, Any], level: int) -> float:
+    """Return the share of a step's groups of `level` that are one wrong text each."""
+    at_level = line.get("levels", {}).get(str(level))
+    return at_level["class"].get("identical", 0) / at_level["groups"] if at_level else 0.0
+
+
+def _since(metrics: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> str:
+    """Return in words from which step on the shares stayed at COLLAPSED_SHARE or above.
+
+    Returns "" if the last one is below.
+    """
+    rest = len(metrics)
+    while rest and shares[rest - 1] >= COLLAPSED_SHARE:
+        rest -= 1
+    if rest == len(metrics):
+        return ""
+    return f", since step {metrics[rest]['step']}" if rest else ", from the first step on"
+
+
+def _decline(high: float, exact: Sequence[Means], levels: int) -> str:
+    """Return in words that a policy got worse: in score, of whose gain `high` is the upper end, or
+    in exact answers; "" if it did not.
+    """
+    if high < 0:
+        return "the held-out score fell by more than chance explains"
+    _, then, now = map(fmean, zip(*exact)) if exact else (0.0, 0.0, 0.0)
+    if now >= then or _interval(exact, levels)[1] >= 0:
+        return ""
+    return f"exact answers fell from {then:.3f} to {now:.3f}, which the score does not show"
+
+
+def _no_signal(metrics: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]) -> str:
+    """Return in words why no step, or almost none, updated the weights; "" if enough did."""
+    steps, updated, name = (figures[key] for key in ("steps", "updated", "degenerate"))
+    if updated >= RARE * steps if steps >= MIN_STEPS_FOR_RARE else updated or not steps:
+        return ""
+    if not name:
+        return "no group was trained on"
+    count = sum(line.get(f"groups/class/{name}") or 0 for line in metrics)
+    groups = sum(line.get("groups/count") or 0 for line in metrics)
+    return f"{count / max(1, groups):.0%} of the groups were {name}: {WHY[name]}"
+
+
+def _endless(after: Sequence[Group]) -> str:
+    """Return in words that a policy does not stop; "" if it does."""
+    share = truncated_share(after) if after else 0.0
+    if share < COLLAPSED_SHARE:
+        return ""
+    return f"{share:.0%} of the held-out completions did not end within their token budget"
 
 
 def _figures_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -219,10 +372,24 @@ def _figures_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         sum(line.get(f"groups/{done}") or 0 for line in metrics)
         for done in ("kept", "demonstrated")
     )
+    classes = {name: sum(line.get(f"groups/class/{name}") or 0 for line in metrics) for name in WHY}
+    most_common = max(classes, key=classes.__getitem__)
+    # `on_degenerate: keep` wastes no tokens, although these groups teach nothing either.
+    wasted = last.get("wasted_tokens_total", 0) / tokens if tokens else 0.0
+    idle = (sum(classes.values()) - demonstrated) / sum(groups) if groups else 0.0
     return {
         "steps": len(metrics),
-        "updated": sum("loss" in line for line in metrics),
-        "untaught": last.get("wasted_tokens_total", 0) / tokens if tokens else 0.0,
+        "updated": sum(map(has_update, metrics)),
+        "untaught": wasted or idle,
         "truncated": fmean(truncated, groups) if truncated else 0.0,
         "demonstrated": demonstrated / kept if kept else 0.0,
+        "degenerate": most_common if classes[most_common] else "",
     }
+
+
+def has_update(metrics: Mapping[str, Any]) -> bool:
+    """Return whether a step updated the weights: it had a gradient.
+
+    Groups without one are in the loss under `on_degenerate: keep`.
+    """
+    return "loss" in metrics and metrics.get("grad_norm") != 0

@@ -300,7 +300,7 @@ def test_conversations_are_the_same_only_if_all_their_turns_are(tmp_path, monkey
     Path("own.py").write_text("def reward(completion):\n    return 0.5\n")
     data = "--data rows.jsonl --reward-file own.py:reward --max-new-tokens 3".split()
     small = "--prompts 2 --group-size 2 --steps 1 --preflight off --eval-problems 3 --name a"
-    assert train.main([*data, *small.split(), "--device", "cpu"]) == 0
+    assert train.main([*data, *small.split(), "--device", "cpu"]) == 3
     allowed = ("own.py:reward",)
     run = Path("runs/a")
     assert audit(run, allowed)[0] == []

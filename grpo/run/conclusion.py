@@ -9,10 +9,10 @@ from grpo.curriculum.ladder import PROMOTE_AT, reaches_mark
 from grpo.curriculum.survey import levels_to_survey
 from grpo.mistakes import most_common_mistake
 from grpo.run.logs import read_metrics
-from grpo.run.next_commands import EndedRun, next_command
+from grpo.run.next_commands import EndedRun, next_command, remedy
 from grpo.run.reader import RunData, load_run
 from grpo.trainer import Trainer
-from grpo.verdict import HeldOutScores, Verdict, reach_verdict, values_by_problem
+from grpo.verdict import HeldOut, Verdict, reach_verdict
 from tasks.base import mistakes_of
 
 
@@ -27,8 +27,9 @@ def is_solved(line: Mapping[str, Any]) -> bool:
 def verdict_of(folder: Path, trainer: Trainer, level: int) -> Verdict:
     """Return the verdict on the run in `folder` at the requested `level`.
 
-    If the run learned nothing there, it is the verdict on the hardest level at which it learned.
-    Without the evaluation before the first step nothing is measured.
+    If the run learned nothing there, it is the verdict on the hardest level at which it learned,
+    unless the policy collapsed or got worse at the level that it was training on. Without the
+    evaluation before the first step nothing is measured.
     """
     run = load_run(folder)
     first_reports = {line["level"]: line for line in run.first_reports}
@@ -36,28 +37,26 @@ def verdict_of(folder: Path, trainer: Trainer, level: int) -> Verdict:
     stored = run.steps("eval")
     before = run.groups(0, "eval") if first_reports and 0 in stored else []
     after = run.groups(trainer.done, "eval") if trainer.done in stored else []
-    imitated = run.groups(0, "imitated") if run.steps("imitated") else []
+    imitated = run.groups(0, "imitated") if run.steps("imitated") else None
 
-    verdicts = {}
     levels = sorted({*first_reports, level}, reverse=True)
-    for each in levels:
-        scores = HeldOutScores(
-            before=values_by_problem(before, each),
-            after=values_by_problem(after, each),
-            imitated=values_by_problem(imitated, each) if imitated else None,
-            levels=len(levels),
-        )
-        verdicts[each] = reach_verdict(
+    answers = HeldOut(before, after, imitated, len(levels))
+    verdicts = {
+        each: reach_verdict(
             each,
-            scores,
+            answers,
             run.metrics,
             was_solved=each in first_reports and is_solved(first_reports[each]),
             stopped=trainer.stopped,
         )
+        for each in levels
+    }
 
     chosen = verdicts[level]
+    last = run.metrics[-1].get("levels", {}) if run.metrics else {}
+    has_fallen = chosen.kind in ("collapsed", "got worse") and str(level) in last
     learned = [verdict for verdict in verdicts.values() if verdict.kind == "learned"]
-    if chosen.kind != "learned" and learned:
+    if chosen.kind != "learned" and learned and not has_fallen:
         chosen = learned[0]
 
     chosen = replace(
@@ -65,7 +64,9 @@ def verdict_of(folder: Path, trainer: Trainer, level: int) -> Verdict:
         solved_step=solved_step(run.evals, chosen.level),
         mistake=_mistake_of(run, trainer, chosen.level),
     )
-    return replace(chosen, next_command=next_command(ended_run(run, trainer), chosen))
+    ended = ended_run(run, trainer)
+    remedied = replace(chosen, remedy=remedy(ended, chosen))
+    return replace(remedied, next_command=next_command(ended, chosen))
 
 
 def solved_step(evaluations: Sequence[Mapping[str, Any]], level: int) -> int | None:

@@ -15,6 +15,8 @@ from tasks.levels import LADDER
 
 # A run with a larger share of its tokens in groups without variance learned little because of them.
 MOSTLY_UNTAUGHT = 0.5
+# Of one with an even larger share, more steps would not teach more.
+NEARLY_UNTAUGHT = 0.9
 
 
 @dataclass(frozen=True)
@@ -96,38 +98,87 @@ def next_command(run: EndedRun, verdict: Verdict) -> str:
     | too short to tell, or learned at an easier level alone | the same run, twice the steps |
     | solved, by this run or before it | the next level |
     | learned | evaluate |
-    | not learned, in a control experiment | the same without the control |
+    | anything else, in a control experiment | the same without the control |
+    | collapsed, got worse, no signal | what the remedy says |
     | not learned, completions truncated | a larger budget |
-    | not learned, groups without variance | an easier level first |
+    | not learned, groups without variance | an easier level first, or what their class asks for |
     | not learned otherwise, but rising | the same run, twice the steps |
     | anything else | look at the last step |
 
-    A run that has ended by itself would make no more steps: then "twice the steps" is a look at the
-    last one.
+    The second row does not apply if nearly all groups taught nothing: more of them would not teach
+    either. A run that has ended by itself would make no more steps: then "twice the steps" is a
+    look at the last one.
     """
     config = run.config
     is_in_python = _is_from_python(run.task) or config.loss.startswith(FROM_PYTHON)
     if is_in_python or verdict.kind == "not measured":
         return run.inspection
+
     more = f"--steps {2 * verdict.steps}"
     longer = f"{program()} --resume {quoted(run.folder)}{run.trained_by} {more}"
     if run.ended or verdict.stopped:
         longer = run.inspection
-    if verdict.kind == "too short to tell" or verdict.level != config.level:
+
+    is_open = verdict.kind == "too short to tell" or verdict.level != config.level
+    if is_open and verdict.untaught <= NEARLY_UNTAUGHT:
         return longer
     if verdict.kind == "already solved" or verdict.solved_step is not None:
         return _harder(run)
-    if verdict.kind == "learned":
+    if verdict.kind == "learned" and not is_open:
         return run.evaluation
     if config.control != "none":
         return run.again("--control none")
+    if change := _change(run, verdict):
+        return change[1]
     if verdict.truncated > TOO_MANY_TRUNCATED and run.budget:
         return run.again(f"--max-new-tokens {2 * run.budget}")
     if verdict.untaught > MOSTLY_UNTAUGHT:
-        return _easier(run)
+        return _with_gradient(run, verdict)[1]
 
     is_rising = verdict.difference is not None and verdict.difference > 0
     return longer if is_rising else run.inspection
+
+
+def remedy(run: EndedRun, verdict: Verdict) -> str:
+    """Return what to change after a run that fell or had no signal, in words; "" for others."""
+    change = _change(run, verdict)
+    return f"try {change[0]}" if change and run.config.control == "none" else ""
+
+
+def _change(run: EndedRun, verdict: Verdict) -> tuple[str, str] | None:
+    """Return what to change after a run that fell or had no signal: in words, and the command."""
+    if verdict.kind == "no signal":
+        return _with_gradient(run, verdict)
+    if verdict.kind not in ("collapsed", "got worse"):
+        return None
+
+    if verdict.trap and (change := _other_reward(run)):
+        return change
+    if verdict.kind == "got worse" and verdict.high is not None and verdict.high >= 0:
+        return "a reward that only exact answers earn in full", run.inspection
+    assert run.config.learning_rate is not None, "the configuration is resolved"
+    rate = f"--learning-rate {run.config.learning_rate / 3:.2g}"
+    return f"a third of the learning rate, {rate}", run.again(rate)
+
+
+def _with_gradient(run: EndedRun, verdict: Verdict) -> tuple[str, str]:
+    """Return what gives groups a gradient again: in words, and the command."""
+    if verdict.degenerate == "solved":
+        return "a harder level", _harder(run)
+    if verdict.degenerate == "masked" and run.budget:
+        budget = f"--max-new-tokens {2 * run.budget}"
+        return f"a larger budget, {budget}", run.again(budget)
+    if verdict.degenerate == "tied" and (change := _other_reward(run)):
+        return change
+    return "easier problems first", _easier(run)
+
+
+def _other_reward(run: EndedRun) -> tuple[str, str] | None:
+    """Return how to train with the task's default reward; None if the run did."""
+    default = next(iter(run.task.rewards), run.config.reward)
+    if run.config.reward == default:
+        return None
+    return f"the task's default reward, --reward {default}", run.again(f"--reward {default}")
 
 
 def _is_from_python(task: Task) -> bool:

@@ -142,6 +142,10 @@ class Evaluation(TypedDict):
     solved_step: NotRequired[Count | None]
     mistake: NotRequired[str]
     next_command: NotRequired[str]
+    cause: NotRequired[str]
+    remedy: NotRequired[str]
+    trap: NotRequired[str]
+    degenerate: NotRequired[str]
     control: NotRequired[str]
 
 

@@ -25,6 +25,7 @@ from grpo.show.activity import Activity, ShowProgress
 from grpo.show.lines import Evaluation, evaluation_line, smoothed, step_line, summary_table
 from grpo.show.panel import RunView, columns, panel
 from grpo.show.tables import SURVEY, show_table
+from grpo.verdict import has_update
 
 # Number of steps in the sparkline, and in the mean next to it.
 HISTORY = 30
@@ -167,7 +168,7 @@ class Console:
         """Show a finished step (1, 2, ...) and print its events."""
         self._report = report
         self._steps += 1
-        self._updated += "loss" in report.metrics
+        self._updated += has_update(report.metrics)
         if (step_time := report.metrics.get("step_time")) is not None:
             self._pace = smoothed(self._pace, step_time)
         if (reward := report.metrics.get("reward")) is not None:

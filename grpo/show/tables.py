@@ -50,15 +50,6 @@ SURVEY = {
     "distinct\ntexts": ("distinct", ".1f"),
 }
 
-# What each class without gradient means.
-WHY = {
-    "identical": "all completions identical",
-    "solved": "all right",
-    "failed": "all with the lowest reward",
-    "tied": "different texts, equal rewards",
-    "masked": "each completion with an advantage truncated",
-}
-
 
 def show_table(
     console: Console,

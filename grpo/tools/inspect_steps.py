@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from grpo.records import WHY
 from grpo.run.reader import RunData, load_run
 from grpo.run.rollouts import summaries
 from grpo.show.lines import interval
 from grpo.show.tables import (
-    WHY,
     advantage_range,
     class_of,
     classes_of,

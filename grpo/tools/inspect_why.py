@@ -15,9 +15,9 @@ from rich.text import Text
 from data.text import escape_control
 from grpo.choices import WEIGHT_WORDS, WEIGHTED_BY
 from grpo.learn.advantages import EPS, divisors, floats
-from grpo.records import Group
+from grpo.records import WHY, Group
 from grpo.run.reader import RunData
-from grpo.show.tables import DONE_TO, WHY, advantage_of
+from grpo.show.tables import DONE_TO, advantage_of
 from grpo.tools.inspect_common import as_json, check_sample, show_next
 from grpo.tools.reward_words import reward_in_words
 

@@ -89,11 +89,11 @@ def _control(config: Record) -> list[str]:
 
 
 def _verdict(run: RunData, step: int, reports: Sequence[Record], metric: str) -> list[str]:
-    """Return the verdict on the run, unless it is that of a later policy or of an older version."""
+    """Return the verdict on the run, unless a later policy earned it."""
     line = run.verdict
-    verdict = Verdict.from_json(line) if line and line["step"] <= step else None
-    if verdict is None:
+    if not line or line["step"] > step:
         return []
+    verdict = Verdict.from_json(line)
     unit = reports[0].get("unit", "") if reports else ""
     conclusion, *more = verdict.lines(metric, unit)
     return [f"**{conclusion}**", *(f"{line}." for line in more)]

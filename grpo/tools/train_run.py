@@ -152,8 +152,8 @@ def build_trainer(config: Config, parts: Parts, policy: Policy, ranks: Ranks = S
 def train(run: Run, trainer: Trainer, console: Console, interrupt: Interrupt) -> int:
     """Run the loop to its last step, and evaluate on held-out problems before, during and after.
 
-    Returns the exit status. It is that of the verdict: 0, or 3 if the run was stopped or has not
-    learned. After a signal it is 128 plus the signal's number.
+    Returns the exit status. It is that of the verdict: 0, or 3 if the run was stopped or has
+    failed. After a signal it is 128 plus the signal's number.
     """
     config = trainer.config
     console.settings(settings(run.folder, config, trainer))

@@ -8,7 +8,7 @@ import pytest
 from grpo.config import Config
 from grpo.flags import make_parser
 from grpo.run.conclusion import solved_step
-from grpo.run.next_commands import EndedRun, next_command, next_commands
+from grpo.run.next_commands import EndedRun, next_command, next_commands, remedy
 from grpo.verdict import Verdict
 from tasks.arithmetic import Arithmetic
 from tasks.interleave import Interleave
@@ -63,10 +63,68 @@ def verdict(kind, **changes):
         (verdict("learned", level=10, stopped="an alarm"), LOOK),
         (verdict("not learned", difference=-0.02), LOOK),
         (verdict("not measured", difference=None), LOOK),
+        # More of what taught nothing would teach nothing.
+        (verdict("too short to tell", untaught=0.95), f"{AGAIN} --level 10"),
+        (verdict("too short to tell", untaught=0.8), RESUME),
+        (verdict("learned", level=10, untaught=0.95, degenerate="failed"), f"{AGAIN} --level 10"),
     ],
 )
 def test_the_command_fits_the_cause(cause, command):
     assert next_command(ENDED, cause) == command
+
+
+TRAPPED = verdict("collapsed", trap="copies A")
+SIMILARITY, PREFIX = (
+    replace(ENDED, config=Config(task="interleave", level=25, reward=name, learning_rate=3e-4))
+    for name in ("similarity", "prefix")
+)
+SLOWER = ("a third of the learning rate, --learning-rate 0.0001", "--learning-rate 0.0001")
+OTHER_REWARD = ("the task's default reward, --reward prefix", "--reward prefix")
+EASIER = ("easier problems first", "--level 10")
+
+
+@pytest.mark.parametrize(
+    "run, cause, words, flags",
+    [
+        (SIMILARITY, TRAPPED, *OTHER_REWARD),
+        (PREFIX, TRAPPED, *SLOWER),
+        (SIMILARITY, verdict("collapsed"), *SLOWER),
+        (SIMILARITY, verdict("got worse", high=-0.1), *SLOWER),
+        (PREFIX, verdict("no signal", degenerate="failed", truncated=0.9), *EASIER),
+        (PREFIX, verdict("no signal", degenerate="identical"), *EASIER),
+        (PREFIX, verdict("no signal", degenerate="tied"), *EASIER),
+        (SIMILARITY, verdict("no signal", degenerate="tied"), *OTHER_REWARD),
+        (
+            PREFIX,
+            verdict("no signal", degenerate="masked"),
+            "a larger budget, --max-new-tokens 198",
+            "--max-new-tokens 198",
+        ),
+        (
+            PREFIX,
+            verdict("no signal", degenerate="solved"),
+            "a harder level",
+            "--model 'runs/two words' --level 50",
+        ),
+    ],
+)
+def test_a_run_that_failed_has_one_remedy_in_words_and_as_a_command(run, cause, words, flags):
+    assert remedy(run, cause) == f"try {words}"
+    assert next_command(run, cause) == f"{AGAIN} {flags}"
+
+    control = replace(run, config=replace(run.config, control="constant-reward"))
+    assert (remedy(control, cause), next_command(control, cause)) == ("", f"{AGAIN} --control none")
+
+
+def test_a_reward_that_pays_for_wrong_answers_is_to_be_looked_at():
+    cheated = verdict("got worse", high=0.4)
+    assert remedy(PREFIX, cheated) == "try a reward that only exact answers earn in full"
+    assert next_command(PREFIX, cheated) == LOOK
+
+
+@pytest.mark.parametrize("kind", ["learned", "already solved", "not learned", "too short to tell"])
+def test_other_verdicts_have_no_remedy(kind):
+    assert remedy(PREFIX, verdict(kind)) == ""
 
 
 def test_a_run_at_a_fixed_level_climbs_to_it_next_time():

@@ -364,7 +364,7 @@ def test_the_perplexity_of_the_embedded_model_is_not_measured(tmp_path, monkeypa
 
 def test_no_level_within_reach_is_warned_of_and_the_run_goes_on(start, capsys):
     flags = ["--level", "3", "--control", "shuffled-rewards", "--steps", "1"]
-    assert start("a", *flags, "--warm-start", "off", task="Hard") == 0
+    assert start("a", *flags, "--warm-start", "off", task="Hard") == 3
     said = capsys.readouterr().out
     assert f"warning: {NO_LEVEL}: training starts at level 3, as asked" in said
     assert "CONTROL shuffled-rewards  pre-flight" in said

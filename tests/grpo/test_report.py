@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from report_runs import EVIL, STEPS, data_of, group, make_run, metrics_of, page_of
 
-from grpo.records import CLASSES
+from grpo.records import CLASSES, WHY
 from grpo.run.logs import MetricsLog
 from grpo.run.reader import load_run
 from grpo.run.rollouts import write_rollouts
-from grpo.show.tables import CLASS_STYLES, WHY
+from grpo.show.tables import CLASS_STYLES
 from grpo.tools.report import description, program
 from grpo.tools.report import page as report
 from grpo.tools.report.outcome import learning_began
@@ -273,8 +273,25 @@ def test_the_verdict_comes_first(made):
     ]
 
 
+@pytest.mark.parametrize("kind", ["collapsed", "got worse", "no signal", "not learned"])
+def test_a_failed_run_has_its_cause_at_the_top_and_nothing_in_the_colour_of_success(made, kind):
+    why = {"cause": f"100% in the trap '{EVIL}'", "remedy": "try --reward prefix"}
+    MetricsLog(made, "eval.jsonl").append(
+        {"step": 6, "purpose": "verdict", "verdict": kind, "difference": 0.2, **why}
+    )
+    page = page_of(made)
+    outcome = data_of(page)["data"]["runs"][0]["outcome"]
+    assert (outcome["title"], outcome["tone"]) == (kind.capitalize(), "bad")
+    assert outcome["why"] == list(why.values())
+
+    blue = re.findall(r"^(.*) {\n  color: var\(--c0\);", page, re.M)
+    scores = [selector for selector in blue if "score" in selector]
+    assert scores == ['.scores[data-tone="good"] .score:last-of-type b']
+
+
 def test_a_run_without_a_verdict_says_so(made):
     outcome = data_of(page_of(made))["data"]["runs"][0]["outcome"]
+    assert outcome["why"] == []
     assert (outcome["title"], outcome["tone"], outcome["text"]) == ("No verdict yet", "open", "")
     assert outcome["figures"][0][1] == "0 of 6"
 

@@ -13,7 +13,7 @@ from grpo.learn.loss import LOSSES
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group
 from grpo.training.truncation import PENALTY, add_soft_penalty, soft_penalty
-from grpo.verdict import HeldOutScores, reach_verdict
+from grpo.verdict import HeldOut, reach_verdict
 from tasks.base import Problem, Score
 
 CPU = torch.device("cpu")
@@ -179,7 +179,7 @@ def test_a_step_of_truncated_completions_alone_leaves_the_weights(tiny_policy, o
     # The early stop and the verdict agree that nothing was learned.
     assert "no group could be trained on for 2 steps" in reports[1].metrics["stopped"]
     metrics = [report.metrics for report in reports]
-    verdict = reach_verdict(1, HeldOutScores({}, {}), metrics, was_solved=False)
+    verdict = reach_verdict(1, HeldOut(), metrics, was_solved=False)
     assert (verdict.updated, verdict.steps) == (0, 2)
 
 

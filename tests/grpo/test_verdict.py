@@ -9,19 +9,29 @@ import pytest
 from grpo.records import Completion, Group
 from grpo.verdict import (
     MIN_STEPS,
-    HeldOutScores,
+    HeldOut,
     Verdict,
     is_expected,
     reach_verdict,
-    values_by_problem,
 )
 from tasks.base import Problem, Score
 
 
-def group(key, level=1, value=0.5):
-    problem = Problem("t", level, "p", "x", key)
-    completions = [Completion((1,), (0.0,), "x", "stop")] * 2
-    return Group(0, problem, (1,), 1.0, completions, scores=[Score(value)] * 2)
+def answers(values, level=10, text="", finish="stop", **score):
+    """A group for each problem, whose key leads to its mean score. Their texts differ, unless one
+    is given.
+    """
+    groups = []
+    for key, value in values.items():
+        completion = Completion((1,), (0.0,), text or f"answer {key}", finish)
+        problem = Problem("t", level, "p", "x", key)
+        groups.append(Group(0, problem, (1,), 1.0, [completion], scores=[Score(value, **score)]))
+    return groups
+
+
+def held_out(before, after, imitated=None, levels=1, level=10):
+    then = None if imitated is None else answers(imitated, level)
+    return HeldOut(answers(before, level), answers(after, level), then, levels)
 
 
 def metrics(steps, updated=None, wasted=0, clipped=0.0):
@@ -41,7 +51,7 @@ def verdict_on(before, after, steps=MIN_STEPS, was_solved=False, stopped=""):
     problems = [str(number) for number in range(len(before))]
     return reach_verdict(
         25,
-        HeldOutScores(dict(zip(problems, before)), dict(zip(problems, after))),
+        held_out(dict(zip(problems, before)), dict(zip(problems, after)), level=25),
         metrics(steps),
         was_solved=was_solved,
         stopped=stopped,
@@ -55,9 +65,9 @@ def verdict_on(before, after, steps=MIN_STEPS, was_solved=False, stopped=""):
         ([0.2] * 64, [0.9] * 64, {"steps": 2}, "learned", 0),
         ([0.2] * 64, [0.9] * 64, {"stopped": "no group"}, "learned", 3),
         ([1.0] * 64, [1.0] * 64, {"was_solved": True}, "already solved", 0),
-        ([1.0] * 64, [0.1] * 64, {"was_solved": True}, "not learned", 3),
+        ([1.0] * 64, [0.1] * 64, {"was_solved": True}, "got worse", 3),
         ([0.2] * 64, [0.2] * 64, {}, "not learned", 3),
-        ([0.9] * 64, [0.2] * 64, {}, "not learned", 3),
+        ([0.9] * 64, [0.2] * 64, {}, "got worse", 3),
         ([0.2] * 64, [0.2] * 64, {"steps": 2}, "too short to tell", 0),
         ([0.2] * 64, [0.2] * 64, {"steps": MIN_STEPS - 1}, "too short to tell", 0),
         ([0.2] * 64, [0.2] * 64, {"steps": 20, "stopped": "no group"}, "not learned", 3),
@@ -73,7 +83,7 @@ def test_verdicts_by_hand(before, after, options, kind, exit_status):
 def test_the_same_problems_are_compared():
     before = {"a": 0.2, "b": 0.4, "trained on since": 0.0}
     after = {"b": 0.5, "a": 0.4, "new": 1.0}
-    verdict = reach_verdict(10, HeldOutScores(before, after), metrics(2), was_solved=False)
+    verdict = reach_verdict(10, held_out(before, after), metrics(2), was_solved=False)
     assert verdict.n == 2
     assert (verdict.before, verdict.after) == pytest.approx((0.3, 0.45))
     assert verdict.difference == pytest.approx(0.15)
@@ -81,17 +91,15 @@ def test_the_same_problems_are_compared():
 
 def test_the_same_problems_are_compared_after_a_warm_start():
     before, imitated, after = {"a": 0.2, "b": 0.4}, {"b": 0.5}, {"a": 0.9, "b": 0.75}
-    verdict = reach_verdict(
-        10, HeldOutScores(before, after, imitated), metrics(2), was_solved=False
-    )
+    verdict = reach_verdict(10, held_out(before, after, imitated), metrics(2), was_solved=False)
     assert verdict.n == 1
     assert (verdict.before, verdict.imitated, verdict.after) == (0.4, 0.5, 0.75)
     assert verdict.difference == 0.25
 
 
 def test_values_are_those_of_one_level():
-    groups = [group(key="a", value=0.25), group(key="b", level=2)]
-    assert values_by_problem(groups, 1) == {"a": 0.25}
+    groups = answers({"a": 0.25}, level=1) + answers({"b": 0.5}, level=2)
+    assert reach_verdict(1, HeldOut(groups, groups), metrics(2), was_solved=False).before == 0.25
 
 
 def test_a_step_of_more_groups_counts_for_more_in_the_share_of_truncated_completions():
@@ -99,14 +107,14 @@ def test_a_step_of_more_groups_counts_for_more_in_the_share_of_truncated_complet
     lines = metrics(2)
     lines[0] |= {"groups/count": 8, "completions/clipped_ratio": 1.0}
     lines[1] |= {"groups/count": 24, "completions/clipped_ratio": 0.0}
-    verdict = reach_verdict(25, HeldOutScores({}, {}), lines, was_solved=False)
+    verdict = reach_verdict(25, HeldOut(), lines, was_solved=False)
     assert verdict.truncated == 0.25
 
 
 def test_the_figures_of_a_verdict_and_how_they_read():
     lines = metrics(60, updated=41, wasted=4800, clipped=0.25)
     values = {str(n): 0.0 for n in range(100)}, {str(n): 0.9 for n in range(100)}
-    verdict = reach_verdict(25, HeldOutScores(*values), lines, was_solved=False)
+    verdict = reach_verdict(25, held_out(*values, level=25), lines, was_solved=False)
     assert (verdict.steps, verdict.updated, verdict.untaught) == (60, 41, 0.8)
     said = verdict.lines("similarity", "words")
     assert said[0].startswith("LEARNED: held-out similarity at 25 words 0.000 → 0.900, difference")
@@ -126,15 +134,14 @@ def test_a_verdict_says_how_often_right_answers_were_shown():
     lines = metrics(2)
     lines[0] |= {"groups/kept": 4, "groups/demonstrated": 3}
     lines[1] |= {"groups/kept": 8, "groups/demonstrated": 0}
-    verdict = reach_verdict(25, HeldOutScores({}, {}), lines, was_solved=False)
+    verdict = reach_verdict(25, HeldOut(), lines, was_solved=False)
     assert verdict.demonstrated == 0.25
     spent = verdict.lines("similarity", "words")[1]
     assert spent.endswith("; 25% of the groups trained on showed the right answer")
     assert json.loads(json.dumps(verdict.to_json()))["demonstrated"] == 0.25
 
 
-def test_a_verdict_is_read_back_also_without_the_keys_that_older_versions_lack():
-    new = ("solved_step", "mistake", "next_command")
+def test_a_verdict_is_read_back():
     verdict = replace(
         verdict_on([0.2] * 64, [0.9] * 64),
         solved_step=40,
@@ -143,9 +150,6 @@ def test_a_verdict_is_read_back_also_without_the_keys_that_older_versions_lack()
     )
     line = json.loads(json.dumps(verdict.to_json()))
     assert Verdict.from_json(line) == verdict
-    older = {name: value for name, value in line.items() if name not in new}
-    assert Verdict.from_json(older) == verdict_on([0.2] * 64, [0.9] * 64)
-    assert Verdict.from_json({"verdict": "learned", "step": 3}) is None
 
     said = verdict.lines("similarity", "words")
     assert said[2:] == [
@@ -168,12 +172,12 @@ def test_what_imitation_came_to_is_no_learning_by_reinforcement():
     """
     untrained, imitated = {str(n): 0.0 for n in range(64)}, {str(n): 0.4 for n in range(64)}
     learned = {str(n): 0.9 for n in range(64)}
-    scores = HeldOutScores(untrained, imitated, imitated)
+    scores = held_out(untrained, imitated, imitated)
     same = reach_verdict(10, scores, metrics(60), was_solved=False)
     assert same.kind == "not learned" and same.exit_status == 3 and same.difference == 0
     assert same.before == 0 and same.imitated == pytest.approx(0.4)
 
-    scores = HeldOutScores(untrained, learned, imitated)
+    scores = held_out(untrained, learned, imitated)
     more = reach_verdict(10, scores, metrics(60), was_solved=False)
     assert more.kind == "learned" and more.difference == pytest.approx(0.5)
     assert (
@@ -183,20 +187,8 @@ def test_what_imitation_came_to_is_no_learning_by_reinforcement():
 
 
 def test_where_imitation_was_not_measured_nothing_is_said():
-    """Older runs measured the policy after imitation at one level only."""
-    scores = HeldOutScores({"a": 0.2}, {"a": 0.9}, imitated={})
+    scores = held_out({"a": 0.2}, {"a": 0.9}, imitated={})
     assert reach_verdict(10, scores, metrics(60), was_solved=False).kind == "not measured"
-
-
-def test_a_run_that_changed_no_weights_has_not_learned():
-    values = {str(n): 0.2 for n in range(64)}, {str(n): 0.9 for n in range(64)}
-    verdict = reach_verdict(10, HeldOutScores(*values), metrics(60, updated=0), was_solved=False)
-    assert verdict.updated == 0 and verdict.kind == "not learned"
-
-
-def test_a_policy_that_a_short_run_made_worse_has_not_learned():
-    verdict = verdict_on([0.6] * 64, [0.1] * 64, steps=4)
-    assert verdict.high < 0 and verdict.kind == "not learned" and verdict.exit_status == 3
 
 
 def test_several_levels_need_a_clearer_difference_each():
@@ -206,7 +198,7 @@ def test_several_levels_need_a_clearer_difference_each():
     values = {str(n): 0.5 for n in range(80)}, {str(n): 0.5 + g for n, g in enumerate(gains)}
     one, four = (
         reach_verdict(
-            10, HeldOutScores(*values, levels=levels), metrics(60, updated=60), was_solved=False
+            10, held_out(*values, levels=levels), metrics(60, updated=60), was_solved=False
         )
         for levels in (1, 4)
     )
@@ -239,3 +231,175 @@ def test_a_small_but_clear_gain_is_found():
     verdict = verdict_on([0.3] * 64, [0.3 + gain for gain in gains])
     assert verdict.kind == "learned"
     assert 0 < verdict.low < verdict.difference < verdict.high
+
+
+# Runs that failed: what the score alone does not say.
+
+PROBLEMS = {str(number): 0.5 for number in range(40)}
+
+
+def copier(share=40, level=10, **score):
+    """Answers of a policy of which this many of 40 completions copy text A."""
+    copies = {key: 0.5 for key in list(PROBLEMS)[:share]}
+    others = {key: 0.4 for key in PROBLEMS if key not in copies}
+    return answers(copies, level, parts={"trap": "copies A"}) + answers(others, level)
+
+
+def trained_by(shares, **values):
+    """The lines of metrics.jsonl of a run whose steps had these shares of copies of text A."""
+    return [
+        line | {"step": n, "traps/copies A": share} | values
+        for n, (line, share) in enumerate(zip(metrics(len(shares)), shares), start=1)
+    ]
+
+
+def of_classes(steps, updated, **counts):
+    """The lines of metrics.jsonl of a run whose steps had groups of these classes."""
+    classes = {f"groups/class/{name}": count for name, count in counts.items()}
+    levels = {"10": {"class": counts, "groups": 4}}
+    values = {"groups/count": 4, "levels": levels, **classes}
+    return [line | {"step": n} | values for n, line in enumerate(metrics(steps, updated), start=1)]
+
+
+@pytest.mark.parametrize("copies", [20, 37, 40])
+def test_a_policy_that_copies_one_text_has_collapsed_although_its_score_rose(copies):
+    before = answers(dict.fromkeys(PROBLEMS, 0.277))
+    lines = trained_by([0.1, 0.6, 0.4, 0.5, 0.9, 1.0])
+    verdict = reach_verdict(10, HeldOut(before, copier(copies)), lines, was_solved=False)
+    assert verdict.low > 0 and (verdict.kind, verdict.exit_status) == ("collapsed", 3)
+    assert verdict.trap == "copies A"
+    cause = (
+        f"{copies / 40:.0%} of the held-out completions are in the trap 'copies A', since step 4"
+    )
+    assert verdict.cause == verdict.lines("similarity", "words")[1] == cause
+    assert not is_expected(verdict, {}) and is_expected(verdict, {"control": "shuffled-rewards"})
+
+    from_the_first = reach_verdict(10, HeldOut(before, copier()), lines[3:], was_solved=False)
+    assert from_the_first.cause.endswith(", from the first step on")
+
+
+def test_a_policy_less_than_half_of_which_is_in_a_trap_may_have_learned():
+    before = answers(dict.fromkeys(PROBLEMS, 0.277))
+    lines = trained_by([1.0, 0.6, 0.4])
+    verdict = reach_verdict(10, HeldOut(before, copier(19)), lines, was_solved=False)
+    assert (verdict.kind, verdict.cause, verdict.trap) == ("learned", "", "")
+
+
+def test_a_trap_at_a_level_that_was_not_trained_is_no_collapse_and_no_learning():
+    before = answers(dict.fromkeys(PROBLEMS, 0.277), parts={"trap": "copies A"})
+    lines = trained_by([0.0] * 60)
+    verdict = reach_verdict(10, HeldOut(before, copier()), lines, was_solved=False)
+    assert verdict.low > 0 and verdict.kind == "not learned"
+
+
+def test_few_completions_in_a_trap_prove_nothing_unless_those_of_training_agree():
+    few = dict.fromkeys("abcde", 0.2)
+    trapped = HeldOut(answers(few), answers(few, parts={"trap": "copies A"}))
+    kinds = [
+        reach_verdict(10, trapped, trained_by(shares), was_solved=False).kind
+        for shares in ([0.0, 0.0], [0.0, 1.0])
+    ]
+    assert kinds == ["too short to tell", "collapsed"]
+
+
+def test_a_policy_that_writes_one_wrong_text_has_collapsed():
+    before = answers(dict.fromkeys(PROBLEMS, 0.2))
+    same = answers({key: 0.5 for key in list(PROBLEMS)[:20]}, text="the owl")
+    after = same + answers({key: 0.5 for key in list(PROBLEMS)[20:]})
+    verdict = reach_verdict(10, HeldOut(before, after), metrics(60), was_solved=False)
+    assert (verdict.kind, verdict.trap) == ("collapsed", "")
+    assert verdict.cause == "50% of the held-out completions are one wrong text"
+
+    right = answers(PROBLEMS, text="yes", exact=True)
+    assert (
+        reach_verdict(10, HeldOut(before, right), metrics(60), was_solved=False).kind == "learned"
+    )
+
+
+def test_a_policy_whose_groups_are_one_wrong_text_each_has_collapsed():
+    before, after = (answers(dict.fromkeys(PROBLEMS, value)) for value in (0.2, 0.9))
+    lines = of_classes(10, 10, identical=1) + of_classes(5, 5, identical=2)
+    lines = [line | {"step": n} for n, line in enumerate(lines, start=1)]
+    verdict = reach_verdict(10, HeldOut(before, after), lines, was_solved=False)
+    assert (verdict.kind, verdict.low > 0) == ("collapsed", True)
+    assert (
+        verdict.cause
+        == "50% of the last groups of training were one wrong text each, since step 11"
+    )
+
+    at_another_level = reach_verdict(
+        25,
+        HeldOut(answers(PROBLEMS, 25), answers(dict.fromkeys(PROBLEMS, 0.9), 25)),
+        lines,
+        was_solved=False,
+    )
+    assert at_another_level.kind == "learned"
+    # Without a known range right answers are "identical" as well.
+    right = answers(PROBLEMS, exact=True)
+    assert reach_verdict(10, HeldOut(before, right), lines, was_solved=False).kind == "learned"
+
+
+@pytest.mark.parametrize("steps", [4, 60])
+def test_a_policy_that_got_worse(steps):
+    verdict = verdict_on([0.6] * 64, [0.1] * 64, steps=steps)
+    assert verdict.high < 0 and (verdict.kind, verdict.exit_status) == ("got worse", 3)
+    assert verdict.cause == "the held-out score fell by more than chance explains"
+    assert verdict.lines("score", "")[0].startswith("GOT WORSE: held-out score at level 25 0.600 →")
+
+
+def test_a_score_that_rises_while_exact_answers_become_fewer_is_no_learning():
+    before = answers(dict.fromkeys(PROBLEMS, 0.5), exact=True)
+    after = answers(dict.fromkeys(PROBLEMS, 0.9))
+    verdict = reach_verdict(10, HeldOut(before, after), metrics(60), was_solved=False)
+    assert verdict.low > 0 and verdict.kind == "got worse"
+    assert verdict.cause == "exact answers fell from 1.000 to 0.000, which the score does not show"
+
+
+@pytest.mark.parametrize("steps, updated, kind", [
+    (1, 0, "no signal"),
+    (60, 0, "no signal"),
+    (19, 1, "too short to tell"),
+    (40, 1, "no signal"),
+    (40, 2, "too short to tell"),
+    (100, 5, "not learned"),
+])  # fmt: skip
+def test_a_run_that_hardly_a_step_taught_had_no_signal(steps, updated, kind):
+    lines = of_classes(steps, updated, varied=0, failed=3, solved=1)
+    verdict = reach_verdict(10, held_out(PROBLEMS, PROBLEMS), lines, was_solved=False)
+    assert (verdict.kind, verdict.degenerate) == (kind, "failed")
+    assert verdict.exit_status == (0 if kind == "too short to tell" else 3)
+    said = "75% of the groups were failed: all with the lowest reward"
+    assert verdict.cause == (said if kind == "no signal" else "")
+
+
+def test_a_run_without_signal_is_one_whatever_was_evaluated():
+    """Not one that learned, by the luck of its draws, and not one that was not measured."""
+    lines = of_classes(60, 0, identical=4)
+    risen = held_out(dict.fromkeys(PROBLEMS, 0.2), dict.fromkeys(PROBLEMS, 0.9))
+    for given in (risen, HeldOut()):
+        assert reach_verdict(10, given, lines, was_solved=False).kind == "no signal"
+    solved = held_out(dict.fromkeys(PROBLEMS, 1.0), dict.fromkeys(PROBLEMS, 1.0))
+    lines = of_classes(60, 0, solved=4)
+    for given in (risen, solved):
+        assert reach_verdict(10, given, lines, was_solved=True).kind == "already solved"
+
+
+def test_what_a_few_steps_taught_is_learned():
+    lines = of_classes(60, 1, solved=4)
+    risen = held_out(dict.fromkeys(PROBLEMS, 0.2), dict.fromkeys(PROBLEMS, 0.9))
+    assert reach_verdict(10, risen, lines, was_solved=False).kind == "learned"
+
+
+def test_groups_without_gradient_that_are_kept_update_nothing():
+    """`on_degenerate: keep` has a loss in each step, and wastes no tokens."""
+    lines = [line | {"grad_norm": 0.0} for line in of_classes(60, 60, tied=4)]
+    verdict = reach_verdict(10, held_out(PROBLEMS, PROBLEMS), lines, was_solved=False)
+    assert (verdict.kind, verdict.updated, verdict.untaught) == ("no signal", 0, 1.0)
+
+
+def test_a_policy_that_never_stops_is_named_in_every_verdict():
+    before, after = dict.fromkeys(PROBLEMS, 0.2), dict.fromkeys(PROBLEMS, 0.9)
+    endless = HeldOut(answers(before), answers(after, finish="length"))
+    verdict = reach_verdict(10, endless, metrics(60), was_solved=False)
+    assert verdict.kind == "learned"
+    assert verdict.cause == "100% of the held-out completions did not end within their token budget"

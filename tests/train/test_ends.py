@@ -9,8 +9,10 @@ import yaml
 from compare_runs import without_times
 from small_train import SMALL, Killed, after_save, fails, run
 
+from grpo.records import Completion
 from grpo.run import promotion
 from grpo.run.logs import read_metrics
+from grpo.run.reader import load_run
 from grpo.run.rollouts import groups_of
 from grpo.tools import train
 from grpo.variance import REMEDIES, TRAP_REMEDY
@@ -208,12 +210,80 @@ def test_a_run_that_an_alarm_stops_is_resumed_to_the_same_end(
         assert train.main(["--resume", "runs/cut", *trapped]) == 3
         assert capsys.readouterr().out.splitlines()[-1].endswith(f"stopped after step 5: {REASON}")
     assert without_times(read_metrics(tmp_path / "runs/cut/metrics.jsonl")) == without_times(steps)
-    assert train.main(["--resume", "runs/cut", *trapped, "--config", "{on_alarm: say}"]) == 0
+    assert train.main(["--resume", "runs/cut", *trapped, "--config", "{on_alarm: say}"]) == 3
     lines = read_metrics(tmp_path / "runs/cut/metrics.jsonl")
     assert (
         len(lines) == 9
         and [line.get("stopped") for line in lines] == [None] * 4 + [REASON] + [None] * 4
     )
+
+
+class Scripted:
+    """Writes what a script says instead of sampling: in step n, completion i answers the texts A
+    and B with ``script(n, i, a, b)``. Evaluations are of the last step.
+    """
+
+    def __init__(self, script, monkeypatch):
+        self.script, self.step = script, 0
+        monkeypatch.setattr("grpo.training.sampler.generate", self.train)
+        monkeypatch.setattr("grpo.evaluate.generate", self.answer)
+
+    def train(self, policy, request, drafting=None):
+        self.step += 1
+        return self.answer(policy, request)
+
+    def answer(self, policy, request, drafting=None):
+        return [
+            [self.completion(policy, prompt, (i + number) % 8) for i in range(request.group_size)]
+            for number, prompt in enumerate(request.prompts)
+        ]
+
+    def completion(self, policy, prompt, i):
+        a, b = re.findall(r"^[AB]: (.*)$", policy.decode(prompt), re.M)
+        text = self.script(self.step, i, a.split(), b.split())
+        tokens = (*policy.tokenizer.encode(text, add_special_tokens=False), policy.end)
+        return Completion(tokens, (-1.0,) * len(tokens), policy.decode(tokens), "stop")
+
+
+def falls_into_a_copy(step, i, a, b):
+    """At first every other completion is two words of B, and then ever more copy text A."""
+    return " ".join(a if i < 2 * step else b[::-1])
+
+
+def learns(step, i, a, b):
+    """Completions become right one by one."""
+    right = [word for pair in zip(a, b) for word in pair]
+    return " ".join(right if i < step else right[:1] + b[::-1])
+
+
+SCRIPTED = [*SMALL, "--no-ramp", "--steps", "8", "--group-size", "8", "--eval-problems", "40"]
+
+
+def test_a_policy_that_falls_into_copying_text_a_has_collapsed(
+    tmp_path, capsys, monkeypatch, tiny_flags
+):
+    """Under `similarity`, which pays a half for it, at a fixed level, and without a pre-flight."""
+    Scripted(falls_into_a_copy, monkeypatch)
+    options = [*SCRIPTED, *tiny_flags, "--reward", "similarity", "--name", "a"]
+    assert train.main(options) == 3
+    said = capsys.readouterr().out
+    verdict = load_run("runs/a").verdict
+    assert verdict["low"] > 0 and verdict["after"] == 0.5  # the score alone would call it learned
+    assert (verdict["verdict"], verdict["trap"]) == ("collapsed", "copies A")
+    cause = "100% of the held-out completions are in the trap 'copies A', since step 2"
+    remedy = "try the task's default reward, --reward prefix"
+    assert (verdict["cause"], verdict["remedy"]) == (cause, remedy)
+    assert re.search(rf"\n+COLLAPSED: held-out .*\n{re.escape(cause)}\n{remedy}\n", said)
+    assert re.search(r"\nnext\n  python train.py --config \S+ --reward prefix\n", said)
+
+
+def test_a_policy_that_learns_is_said_to_have_learned(tmp_path, capsys, monkeypatch, tiny_flags):
+    Scripted(learns, monkeypatch)
+    options = [*SCRIPTED, *tiny_flags, "--reward", "similarity", "--name", "a"]
+    assert train.main(options) == 0
+    verdict = load_run("runs/a").verdict
+    assert (verdict["verdict"], verdict["cause"], verdict["remedy"]) == ("learned", "", "")
+    assert "\nLEARNED: " in capsys.readouterr().out
 
 
 PAID = """
@@ -256,13 +326,16 @@ def test_a_run_in_which_nothing_teaches_stops_early_with_its_cause(tmp_path, cap
         + (REMEDIES["failed"])
     )
     assert said[-1].endswith(f"stopped after step 3: {reason}")
-    assert any(line.startswith("NOT LEARNED: held-out score at level 1") for line in said)
+    assert any(line.startswith("NO SIGNAL: held-out score at level 1") for line in said)
+    assert any(
+        line.startswith("100% of the groups were failed: all with the lowest") for line in said
+    )
     assert any(line.startswith("0 of 3 steps updated the weights; 100% of the") for line in said)
     folder = tmp_path / "runs/a"
     verdict = read_metrics(folder / "eval.jsonl")[-1]
     assert (verdict["purpose"], verdict["verdict"], verdict["step"], verdict["stopped"]) == (
         "verdict",
-        "not learned",
+        "no signal",
         3,
         reason,
     )
@@ -312,7 +385,7 @@ def test_an_alarm_is_only_said_by_default(tmp_path, capsys, tiny_flags):
         train.main(
             [*SMALL, *tiny_flags, "--steps", "6", "--words", "1", "--task", "trapped.py:Trapped"]
         )
-        == 0
+        == 3
     )
     assert (
         sum(

@@ -7,7 +7,7 @@ from typing import Any
 
 from data.text import escape_control
 from grpo.run.reader import RunData
-from grpo.verdict import HeldOutScores, reach_verdict
+from grpo.verdict import HeldOut, reach_verdict
 
 Record = Mapping[str, Any]
 
@@ -24,6 +24,9 @@ KINDS = {
     "not learned": ("Not learned", "bad"),
     "too short to tell": ("Too short to tell", "open"),
     "not measured": ("Not measured", "open"),
+    "collapsed": ("Collapsed", "bad"),
+    "got worse": ("Got worse", "bad"),
+    "no signal": ("No signal", "bad"),
     "unfinished": ("No verdict yet", "open"),
 }
 
@@ -41,6 +44,7 @@ def outcome(run: RunData) -> dict[str, Any]:
         "title": escape_control(title),
         "tone": tone,
         "text": escape_control(_comparison(line)),
+        "why": [escape_control(line[name]) for name in ("cause", "remedy") if line.get(name)],
         "figures": [(name, escape_control(text), step) for name, text, step in _figures(run, line)],
         "next": escape_control(str(line.get("next_command") or "")),
     }
@@ -61,7 +65,7 @@ def _comparison(line: Record) -> str:
 
 def _figures(run: RunData, line: Record) -> list[tuple[str, str, int | None]]:
     """Return what the run did with its steps and tokens, and where it began to learn."""
-    counted = reach_verdict(0, HeldOutScores({}, {}), run.metrics, was_solved=False)
+    counted = reach_verdict(0, HeldOut(), run.metrics, was_solved=False)
     found: list[tuple[str, str, int | None]] = [
         ("steps that updated the weights", f"{counted.updated} of {counted.steps}", None),
         ("sampled tokens that taught nothing", f"{counted.untaught:.0%}", None),

@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from data.files import write_whole
-from grpo.records import Group
+from grpo.records import WHY, Group
 from grpo.run.reader import RunData
-from grpo.show.tables import WHY
 from grpo.tools.report.description import described, warnings_of
 from grpo.tools.report.samples import Shown, packed, pieces_of
 

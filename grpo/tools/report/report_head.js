@@ -31,13 +31,14 @@ function headOfRun(run) {
         el("p", { class: "kicker" }, run.path),
         el("h1", {}, run.name),
         el("p", { class: "verdict" }, badge(outcome), el("span", {}, outcome.text)),
+        outcome.why.map((line) => el("p", { class: "why" }, line)),
       ),
       main &&
         el(
           "div",
           { class: "heldout" },
           el("p", { class: "kicker" }, `held-out ${main.what}`),
-          scores(main),
+          scores(main, outcome.tone),
         ),
     ),
     outcomeOf(run, 0),
@@ -105,6 +106,7 @@ function headOfRuns() {
   };
   const rows = [
     ["verdict", ...RUNS.map((one) => badge(one.outcome))],
+    ["why", ...RUNS.map((one) => one.outcome.why.join("; ") || "–")],
     ["held-out", ...RUNS.map((one) => one.heldout[0]?.scores.join(" → ") ?? "–")],
     ...facts.map((name) => [name, ...RUNS.map((one, number) => fact(name, one, number))]),
     ...RUNS[0].headline.map(([name], i) => [name, ...RUNS.map((one) => one.headline[i][1])]),
@@ -149,7 +151,8 @@ function showRunButtons() {
   );
 }
 
-function scores(held) {
+/** Return a score before and after training, in the colour of the verdict. */
+function scores(held, tone) {
   const part = (text, what) => {
     const [, mean, range] = text.match(/^(\S+) (.*)$/);
     return el("div", { class: "score" }, el("b", {}, mean), el("small", {}, `${range} ${what}`));
@@ -157,7 +160,7 @@ function scores(held) {
   const [first, last] = held.scores;
   return el(
     "div",
-    { class: "scores" },
+    { class: "scores", "data-tone": tone },
     part(first, last ? "before" : ""),
     last && el("span", { class: "arrow" }, "→"),
     last && part(last, "after"),

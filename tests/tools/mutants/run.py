@@ -302,7 +302,7 @@ TABLE = {
             "[line for line in run.reports if line['step'] <= step]",
             "run.reports",
         ),
-        ("the verdict on a later policy", "_verdict", "line['step'] <= step", "True"),
+        ("the verdict on a later policy", "_verdict", "line['step'] > step", "False"),
         ("a published path", "_without_folders", "Path(part).name", "part"),
     ],
     (

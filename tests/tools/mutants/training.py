@@ -197,21 +197,30 @@ TABLE = {
         ),
     ],
     ("grpo/verdict.py", "grpo/test_verdict.py"): [
-        ("no update, and learned", "reach_verdict", "low > 0 and figures['updated']", "low > 0"),
-        ("several levels, one chance each", "reach_verdict", "TAIL / scores.levels", "TAIL"),
         (
-            "worse is too short to tell",
+            "no update, and learned",
             "reach_verdict",
-            "len(metrics) < MIN_STEPS and (not is_worse) and (not stopped)",
-            "len(metrics) < MIN_STEPS and (not stopped)",
+            "low > 0 and figures['updated'] and (not trap)",
+            "low > 0 and (not trap)",
         ),
+        (
+            "an old trap, and learned",
+            "reach_verdict",
+            "low > 0 and figures['updated'] and (not trap)",
+            "low > 0 and figures['updated']",
+        ),
+        ("several levels, one chance each", "_interval", "TAIL / levels", "TAIL"),
+        ("worse is too short to tell", "_decline", "high < 0", "high < -1"),
+        ("a half is no collapse", "_collapse", "most >= COLLAPSED_SHARE * len(scores)", "False"),
+        ("almost no update is enough", "_no_signal", "RARE * steps", "0"),
         ("a mean above zero is enough", "reach_verdict", "low > 0", "high > 0"),
         ("a mean of means", "_figures_of", "fmean(truncated, groups)", "fmean(truncated)"),
         (
             "different problems are compared",
-            "reach_verdict",
-            "[after[key] - start[key] for key in shared]",
-            "[x - y for x, y in zip(after.values(), before.values())]",
+            "HeldOut.paired",
+            "[(before[key], begun[key], after[key]) "
+            "for key in before if key in begun and key in after]",
+            "list(zip(before.values(), begun.values(), after.values()))",
         ),
     ],
     ("grpo/early_stop.py", "grpo/test_early_stop.py"): [
