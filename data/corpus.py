@@ -22,7 +22,7 @@ from typing import Any
 
 from align.words import normalise, split_words
 from data.errors import Parser, UserError, exit_status
-from data.files import json_kind, read_json, read_jsonl, read_text, write_whole
+from data.files import json_kind, kind_of, read_json, read_jsonl, read_text, write_whole
 
 TEXTS = Path(__file__).parent / "texts"
 
@@ -83,7 +83,7 @@ def load_documents(path: str | Path, min_words: int = MIN_WORDS) -> list[Documen
     fewer than `min_words` words.
     """
     path = Path(path)
-    files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+    files = sorted(path.glob("*.txt")) if kind_of(path) == "folder" else [path]
     if not files:
         raise UserError(f"{path}: the folder holds no .txt file")
     found = [each for file in files for each in _read(file)]
@@ -104,7 +104,7 @@ def load_texts(path: str | Path) -> list[Document]:
     than `MAX_TEXT` bytes.
     """
     path = Path(path)
-    if path.is_dir():
+    if kind_of(path) == "folder":
         found = _texts_below(path)
     else:
         found = load_documents(path, min_words=1)
@@ -275,7 +275,8 @@ def _files_below(path: Path) -> list[Path]:
 
     A path that is a file, an empty folder, or missing is returned as it is.
     """
-    below = [file for file in path.rglob("*") if not file.is_dir()]
+    inside = path.rglob("*") if kind_of(path) == "folder" else ()
+    below = [file for file in inside if not file.is_dir()]
     return sorted(
         file for file in below if "/." not in f"/{file.relative_to(path).as_posix()}"
     ) or [path]
@@ -329,9 +330,9 @@ def _free_name(folder: Path, title: str) -> Path:
 
 def _read(path: Path) -> list[tuple[str, Document]]:
     """Return each document of a file, of any length, with its place: "FILE, line 3"."""
-    if path.is_dir():
+    if kind_of(path) == "folder":
         raise UserError(f"{path}: the folder holds no file")
-    if path.exists() and path.suffix not in (".txt", ".json", ".jsonl"):
+    if kind_of(path) and path.suffix not in (".txt", ".json", ".jsonl"):
         raise UserError(f"{path}: unknown suffix {path.suffix!r}; give .txt, .json or .jsonl")
     if path.suffix == ".jsonl":
         return [(where, _document(where, value)) for where, value in read_jsonl(path)]

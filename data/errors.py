@@ -16,11 +16,19 @@ from data.text import escape_control, shortened
 _MEMORY = re.compile("allocate memory|out of memory")
 
 
+# The longest line for the user, in characters.
+LONGEST = 1_000
+
+
 class UserError(ValueError):
     """One line for the user: what is wrong, where, and what would be right.
 
-    The programs print it and exit with status 2.
+    The programs print it and exit with status 2. A value of the user's may have line breaks or
+    any length, so the text is escaped, and loses its middle if it is longer than LONGEST.
     """
+
+    def __str__(self) -> str:
+        return shortened(super().__str__(), LONGEST)
 
 
 class Parser(argparse.ArgumentParser):

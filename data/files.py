@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal
 
 import msgspec
 import yaml
@@ -28,8 +28,35 @@ MAX_EXPANDED = 1 << 29
 # The most values in a YAML file. A run's config.yaml has a few hundred.
 MAX_NODES = 100_000
 
+# How files begin that hold text in another form, and what to do about it.
+PACKED = {
+    b"\x1f\x8b": "is compressed (gzip); unpack it first (gunzip)",
+    b"BZh": "is compressed (bzip2); unpack it first (bunzip2)",
+    b"\xfd7zXZ": "is compressed (xz); unpack it first (unxz)",
+    b"\x28\xb5\x2f\xfd": "is compressed (zstandard); unpack it first (unzstd)",
+    b"PK\x03\x04": "is compressed (zip); unpack it first (unzip)",
+    b"PAR1": "is a Parquet file; give it a name that ends with .parquet",
+}
+
 # Bytes that are expanded at once; zstandard's best ratio makes 300 MB of them.
 _PIECE = 1 << 14
+
+
+def kind_of(path: str | Path) -> Literal["file", "folder", "other", ""]:
+    """Return what stands at `path`, which may be any text of the user's; "" if nothing does.
+
+    `Path.exists` and the like raise OSError for a text that is too long for a path. Raises
+    UserError if a folder on the way may not be entered.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except PermissionError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+    except (OSError, ValueError):  # ValueError: a null byte, or half of a surrogate pair
+        return ""
+    if stat.S_ISDIR(mode):
+        return "folder"
+    return "file" if stat.S_ISREG(mode) else "other"
 
 
 def read_text(path: str | Path) -> str:
@@ -107,7 +134,7 @@ def read_jsonl(path: str | Path, *, is_log: bool = False) -> Iterator[tuple[str,
     for number, line in enumerate(lines[:-1] if is_log else lines, start=1):
         if line.strip():
             where = f"{path}, line {number}"
-            value = _parse(where, _decode(where, line))
+            value = _parse(where, _decode(where, line), "; each line must be a JSON object")
             if not isinstance(value, dict):
                 raise UserError(f"{where}: is {json_kind(value)}; each line must be a JSON object")
             yield where, value
@@ -353,13 +380,13 @@ def _decode(where: str, content: bytes) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise UserError(
-            f"{where}: is not UTF-8 text (byte 0x{content[error.start]:02x})"
-        ) from error
+        packed = [said for start, said in PACKED.items() if content.startswith(start)]
+        said = packed[0] if packed else f"is not UTF-8 text (byte 0x{content[error.start]:02x})"
+        raise UserError(f"{where}: {said}") from error
 
 
-def _parse(where: str, text: str) -> Any:
+def _parse(where: str, text: str, advice: str = "") -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: is not JSON ({error})") from error
+        raise UserError(f"{where}: is not JSON ({error}){advice}") from error

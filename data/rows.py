@@ -1,15 +1,25 @@
-"""Rows of a user's own data: JSON Lines, Parquet, a dataset of the hub, or Python mappings."""
+"""Rows of a user's own data: JSON, Parquet, a dataset of the hub, or Python mappings."""
 
+import codecs
 import math
+import re
 from collections.abc import Iterable, Mapping
 from datetime import date, time
+from operator import length_hint
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from data.errors import UserError, blaming, needs
-from data.files import check_file, read_jsonl
+from data.files import check_file, kind_of, read_bytes, read_json, read_jsonl
+from data.text import shortened
+
+# The most rows that are read of what does not say how many it has, because it may have no end.
+MOST = 100_000
+
+# The name of a dataset of the hub, with its configuration and its split.
+ON_THE_HUB = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?(:.*)?")
 
 # Where a row is from, e.g. "problems.jsonl, line 3", and its columns.
 Row = tuple[str, dict[str, Any]]
@@ -18,11 +28,11 @@ Row = tuple[str, dict[str, Any]]
 def read_rows(source: Any) -> list[Row]:
     """Return the rows of `source`, with JSON values.
 
-    `source` is a file (.jsonl or .parquet), a dataset of the hub, "NAME", "NAME:CONFIG" or
-    "NAME:CONFIG:SPLIT", a pandas DataFrame, a Hugging Face `Dataset`, or any iterable of mappings.
-    Numbers and arrays of NumPy become Python's, dates and times become texts (ISO 8601), and
-    missing values (NaN) become None. Raises UserError, which names the row and the column, for
-    anything else, and if there is no row.
+    `source` is a file (JSON Lines, a JSON list of objects, or Parquet), a dataset of the hub,
+    "NAME", "NAME:CONFIG" or "NAME:CONFIG:SPLIT", a pandas DataFrame, a Hugging Face `Dataset`, or
+    any iterable of mappings (at most MOST if it has no length). Numbers and arrays of NumPy become
+    Python's, dates and times become texts (ISO 8601), and missing values (NaN) become None. Raises
+    UserError, which names the row and the column, for anything else, and if there is no row.
     """
     if isinstance(source, str | Path):
         rows = _read_named(str(source))
@@ -41,18 +51,27 @@ def _read_named(name: str) -> list[Row]:
     path = Path(name)
     if path.suffix == ".parquet":
         return _read_parquet(path)
-    if path.suffix in (".csv", ".tsv", ".xlsx") and path.exists():
+    is_there = bool(kind_of(path))
+    if path.suffix in (".csv", ".tsv", ".xlsx") and is_there:
         raise UserError(f"{name}: is a table of another format; give a .jsonl or .parquet file")
-    if path.suffix in (".jsonl", ".json", ".ndjson") or path.exists():
-        return [
-            (where, {name: _column(name, value, where) for name, value in row.items()})
-            for where, row in read_jsonl(path)
-        ]
-    if path.suffix or path.is_absolute():
+    if path.suffix in (".jsonl", ".json", ".ndjson") or is_there:
+        return _read_json(path)
+    if path.suffix or path.is_absolute() or not ON_THE_HUB.fullmatch(name):
         raise UserError(
-            f"{name}: no such file; give a .jsonl or .parquet file, or a dataset of the hub"
+            f"{shortened(name)}: no such file; give a .jsonl or .parquet file, a dataset of the "
+            "hub, or in Python the rows themselves, a list"
         )
     return _read_hub(name)
+
+
+def _read_json(path: Path) -> list[Row]:
+    """Return the rows of a list of objects, or of an object a line."""
+    if read_bytes(path).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+        return _numbered(str(path), read_json(path))
+    return [
+        (where, {name: _column(name, value, where) for name, value in row.items()})
+        for where, row in read_jsonl(path)
+    ]
 
 
 def _read_parquet(path: Path) -> list[Row]:
@@ -101,7 +120,13 @@ def _given_rows(source: Any, name: str = "") -> list[Row]:
 
 def _numbered(name: str, rows: Iterable[Any]) -> list[Row]:
     numbered = []
+    most = max(MOST, length_hint(rows))
     for number, row in enumerate(rows, start=1):
+        if number > most:
+            raise UserError(
+                f"{name}: has more than {most:,} rows, perhaps without end; give a list of as many "
+                "as you need, e.g. list(itertools.islice(data, 1000))"
+            )
         where = f"{name}, row {number}"
         if not isinstance(row, Mapping):
             raise UserError(f"{where}: is {type(row).__name__}; each row must map names to values")

@@ -51,6 +51,9 @@ ON_RESUME = (
 # The upper limit of all counts and weights.
 MAX_NUMBER = 10**9
 
+# The longest name of a folder that file systems take (bytes).
+MAX_NAME = 255
+
 
 def names_in(text: str | None) -> list[str]:
     """Return the names of a list such as "wandb,trackio".
@@ -149,8 +152,10 @@ class Config(Settings):
             re.fullmatch(r"[^/\\\0]+", self.name) is not None
             and all(c.isprintable() or "\ud800" <= c <= "\udfff" for c in self.name)
             and self.name.strip(".") != ""
+            and len(self.name.encode(errors="replace")) <= MAX_NAME
         )
-        yield "name", is_plain, "give the plain name of a folder in runs"
+        fix = f"give the plain name of a folder in runs, of up to {MAX_NAME} bytes"
+        yield "name", is_plain, fix
 
         is_only_source = self.problems == "fresh" or not self.dataset
         yield "problems", is_only_source, "leave it out: --dataset says which problems there are"

@@ -26,6 +26,7 @@ from typing import Any, TypedDict
 
 from data.files import (
     check_links,
+    kind_of,
     read_json,
     read_jsonl,
     read_jsonl_zst,
@@ -222,7 +223,7 @@ def _wrong_start(start: str | None, before: set[str]) -> list[str]:
     Returns [] if the run did not begin with a checkpoint, or if that no longer exists.
     """
     path = Path(start or "", "trainer.json")
-    if not (start and path.is_file()):
+    if not (start and kind_of(path) == "file"):
         return []
 
     in_start = set(read_json(path)["trainer"]["seen"])

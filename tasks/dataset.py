@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from data.files import read_json, read_jsonl, write_whole
+from data.files import kind_of, read_json, read_jsonl, write_whole
 from tasks.base import SPLITS, Problem, Task, UserError, is_of_project
 from tasks.checks import FIELDS, check_problem, check_stored
 
@@ -74,7 +74,7 @@ def split_of(path: Path) -> str:
 
 def manifest_files(path: Path) -> dict[str, dict]:
     """Return the entries of a manifest by file name. Raises UserError if it is damaged."""
-    if not path.exists():
+    if not kind_of(path):
         return {}
     manifest = read_json(path)
     if not (isinstance(manifest, dict) and isinstance(manifest.get("files"), dict)):

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
-from data.files import read_jsonl
+from data.files import kind_of, read_jsonl
 from tasks.explanations import explain_answer
 from tasks.protocol import SPLITS, Problem, Score, key_of
 from tasks.reasoning import BUDGET, asking, bare, final_answer, scored
@@ -93,7 +93,7 @@ class Gsm8k:
         """
         folder = Path(argument)
         for name in FILES.values():
-            if not (folder / name).is_file():
+            if kind_of(folder / name) != "file":
                 raise UserError(
                     f"--task gsm8k:{argument}: no file {folder / name}; get train.jsonl and "
                     "test.jsonl from github.com/openai/grade-school-math"

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
+from data.files import kind_of
 from data.text import shown
 from tasks.checks import (
     CheckedGuess,
@@ -210,7 +211,7 @@ def own_programs_of(task: Task) -> list[Path]:
 
     files = [Path(file) for file in given]
     for file in files:
-        if not file.is_file():
+        if kind_of(file) != "file":
             raise UserError(f"{where} names {file}; there is no such file")
     return files
 

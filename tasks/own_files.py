@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
+from data.files import kind_of
+from data.text import shortened
 from tasks.checks import calling, process_unchanged
 
 
@@ -17,8 +19,8 @@ def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
     the same name do not replace each other. Raises UserError, which begins with `where`, if there
     is no such file, if it raises an exception, or if it changes the process (`process_unchanged`).
     """
-    if not path.is_file():
-        raise UserError(f"{where}: no file {path}")
+    if kind_of(path) != "file":
+        raise UserError(f"{where}: no file {shortened(str(path), 300)}")
 
     spec = importlib.util.spec_from_file_location(f"users_{kind}_{path.stem}", path)
     assert spec is not None and spec.loader is not None, "a .py file has both"

@@ -199,6 +199,13 @@ def test_a_tilde_that_no_shell_has_replaced_is_no_folder(capsys):
     check_output("~figures.json", "--json")
 
 
+def test_a_file_whose_name_is_too_long_is_refused_before_the_evaluation(tmp_path):
+    for name in ("a" * 300, "a" * 240, "x/" * 3000):  # files are written aside, with longer names
+        with pytest.raises(UserError, match="^--json .*: cannot be written: File name too long$"):
+            check_output(str(tmp_path / name), "--json")
+    check_output(str(tmp_path / ("a" * 200)), "--json")
+
+
 def test_no_file_of_a_run_is_overwritten(tmp_path):
     run = tmp_path / "runs" / "a"
     for name in ("config.yaml", "report.html", "checkpoints/step-000001/trainer.json"):

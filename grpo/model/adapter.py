@@ -9,7 +9,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
 
-from data.files import read_json
+from data.files import kind_of, read_json
 from grpo.model.context import text_config
 from grpo.model.finite import check_names
 from grpo.model.interfaces import Model
@@ -67,7 +67,7 @@ def _beside_the_text(model: Model) -> list[str]:
 
 def is_adapter(folder: Path) -> bool:
     """Return whether `folder` holds an adapter. Raises UserError if it holds a whole model too."""
-    if not (folder / "adapter_config.json").is_file():
+    if kind_of(folder / "adapter_config.json") != "file":
         return False
     for pattern in WHOLE_WEIGHTS:
         for file in folder.glob(pattern):
@@ -115,7 +115,7 @@ def merged(model: Model, folder: Path) -> Model:
 
 def first_adapter(start: str) -> Path:
     """Return the checkpoint whose adapter a run started from. Raises UserError if it is gone."""
-    if not (Path(start) / "adapter_config.json").exists():
+    if not kind_of(Path(start) / "adapter_config.json"):
         raise UserError(
             f"{start}: the adapter that the run started from is not there any more; put the "
             "checkpoint back"

@@ -13,6 +13,7 @@ from typing import Any
 
 import transformers
 
+from data.files import kind_of
 from grpo.model.encoding import Tokenizer
 from grpo.model.endings import end_of_turn, name_of
 from grpo.model.gguf_vocabulary import tokenizer_fields
@@ -29,7 +30,7 @@ def is_gguf(source: str) -> bool:
 
 def check_file(source: str) -> None:
     """Raise UserError if there is no such file, or if the reader is not installed."""
-    if not Path(source).is_file():
+    if kind_of(source) != "file":
         raise UserError(
             f"--model {source}: no such file; give the path of a GGUF file on disk, "
             "a directory in Hugging Face layout, or a hub id"

@@ -30,6 +30,7 @@ from transformers import (
 from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
 
+from data.files import kind_of
 from data.text import shortened, shown
 from grpo.model import gguf
 from grpo.model.adapter import (
@@ -251,7 +252,7 @@ def resolve(spec: str) -> str:
         gguf.check_file(spec)
         return spec
 
-    exists = Path(spec).exists()
+    exists = kind_of(spec)
     if is_adapter(Path(spec)):
         check_files(Path(spec))
         return spec
@@ -323,7 +324,7 @@ def _loading(source: str) -> Iterator[None]:
                 f"https://huggingface.co/{source}, then log in (hf auth login); "
                 "or give a directory that holds the model"
             ) from error
-        reason = why_unreadable(Path(source)) if Path(source).is_dir() else ""
+        reason = why_unreadable(Path(source)) if kind_of(source) == "folder" else ""
         if not reason:
             reason = shortened(" ".join(str(error).split()) or type(error).__name__, 200)
         raise UserError(
@@ -339,7 +340,7 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
     source, adapters = _layers(source)
     place, options = gguf.place_of(source)
     extra = gguf.dequantised() if options else _quantisation(quantise, dtype)
-    if Path(source).is_dir():
+    if kind_of(source) == "folder":
         _check_layers(source)
     with _loading(source):
         try:

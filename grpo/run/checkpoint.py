@@ -23,7 +23,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from data.files import check_links, forget_cached, read_json, sync
+from data.files import check_links, forget_cached, kind_of, read_json, sync
 from data.text import quoted, shortened, shown
 from grpo.run.folders import CHECKPOINT, checkpoint_folders, has_checkpoint, step_of, way_on
 from grpo.run.lock import owner_of
@@ -175,7 +175,7 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
     """
     path = Path(path)
     named = f"{flag} {path}".lstrip()
-    if not path.exists():
+    if not kind_of(path):
         raise UserError(
             f"{named}: does not exist; give a run's directory or one of its checkpoints"
         )

@@ -12,6 +12,7 @@ import peft
 import torch
 import transformers
 
+from data.files import kind_of
 from grpo.distributed import Ranks
 
 LIBRARIES = ("torch", "transformers", "peft")
@@ -37,7 +38,7 @@ def facts(device: torch.device, ranks: Ranks, model: str) -> dict[str, Any]:
         "ranks": ranks.size,
         "threads": torch.get_num_threads(),
         "commit": commit(),
-        "is_local_model": Path(model).exists(),
+        "is_local_model": bool(kind_of(model)),
     }
 
 

@@ -6,6 +6,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from data.files import kind_of
 from data.text import quoted
 from grpo.config import Config
 from tasks.base import UserError
@@ -26,7 +27,7 @@ def new_folder(home: Path, config: Config) -> Path:
     for value in config.task_options.values():
         if "," not in value:  # a list of numbers says little
             stem = Path(value.partition(":")[0]).stem.lower()
-            parts.append(re.sub(r"[^a-z0-9-]", "", stem))
+            parts.append(re.sub(r"[^a-z0-9-]", "", stem)[:60])
     if config.level:
         parts.append(str(config.level))
     if config.problems != "fresh":
@@ -86,15 +87,21 @@ def check_output(path: str, flag: str) -> None:
         raise UserError(f"{flag} {path}: has a null byte; give the path of a file")
 
     first, *others = Path(path).parts or (".",)
-    if first.startswith("~") and others and not Path(first).exists():
+    if first.startswith("~") and others and not kind_of(first):
         raise UserError(
             f"{flag} {path}: only a shell replaces {first}, and not behind a =; give the whole path"
         )
 
     target = Path(path).absolute()
-    if target.is_dir():
+    if kind_of(target) == "folder":
         raise UserError(f"{flag} {path}: is a directory; give the path of a file")
-    if target.exists():
+    try:
+        os.stat(target.with_name(f"{target.name}{20 * '_'}"))  # it is written under a longer name
+    except (FileNotFoundError, NotADirectoryError):
+        pass
+    except OSError as error:
+        raise UserError(f"{flag} {path}: cannot be written: {error.strerror}") from error
+    if kind_of(target):
         of_run = [
             one.parent
             for one in target.parents
@@ -108,6 +115,6 @@ def check_output(path: str, flag: str) -> None:
                 "another path"
             )
         return
-    folder = next(one for one in target.parents if one.exists())
+    folder = next(one for one in target.parents if kind_of(one))
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise UserError(f"{flag} {path}: cannot be written, because of {folder}")

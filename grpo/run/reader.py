@@ -16,7 +16,7 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
-from data.files import check_links, read_yaml
+from data.files import check_links, kind_of, read_yaml
 from grpo.config_file import translated
 from grpo.older_runs import FACTS, decision_of, renamed
 from grpo.records import Group
@@ -45,9 +45,9 @@ class RunData:
     def __init__(self, path: str | Path):
         self._given = Path(path)
         self._absolute = self._given.absolute()
-        if self.path.is_dir():
+        if kind_of(self.path) == "folder":
             check_links(self.path)
-        if not (self.path / "config.yaml").is_file():
+        if kind_of(self.path / "config.yaml") != "file":
             raise UserError(
                 f"{self.path}: not a run (it has no config.yaml); give the directory that train.py "
                 "named, such as runs/NAME"

@@ -25,7 +25,7 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 
-from data.files import read_json
+from data.files import kind_of, read_json
 from data.text import shortened
 from grpo.choices import FROM_PYTHON, SOURCES, program_of
 from grpo.config import Config
@@ -106,7 +106,7 @@ def base_sources(model: str) -> dict[str, str] | None:
         return found
 
     if is_gguf(model):
-        return {Path(model).name: file_digest(Path(model))} if Path(model).is_file() else None
+        return {Path(model).name: file_digest(Path(model))} if kind_of(model) == "file" else None
 
     folder = _folder_of(model)
     return None if folder is None else _digests(folder)
@@ -130,7 +130,7 @@ def start_sources(model: str, start: str | None) -> Fingerprints | None:
     """
     if start is None or start == model:
         return {}
-    if not Path(start).is_dir():
+    if kind_of(start) != "folder":
         return None
     return {path.name: file_digest(path) for path in sorted(Path(start).glob("adapter_*"))}
 
@@ -287,7 +287,7 @@ def _folder_of(model: str) -> Path | None:
     """Return the directory of a model; None for a hub model that is not downloaded yet."""
     if model == "builtin":
         return load.BUILTIN
-    if Path(model).exists():
+    if kind_of(model):
         return Path(model)
     try:
         return Path(snapshot_download(model, local_files_only=True))

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from data.files import kind_of
 from grpo.config import Config, spelled
 from grpo.config_file import load_config
 from grpo.run.checkpoint import find_resume
@@ -30,7 +31,7 @@ def checkpoint_of(model: str) -> tuple[Path | None, list[str]]:
     Returns (None, []) if `model` is neither. Raises UserError if a run has no valid checkpoint.
     """
     path = Path(model)
-    if not ((path / "config.yaml").is_file() or (path / "trainer.json").is_file()):
+    if not any(kind_of(path / name) == "file" for name in ("config.yaml", "trainer.json")):
         return None, []
     return find_resume(path, flag="--model")
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from data.files import kind_of
 from data.text import printable
 from grpo.config import names_in
 from grpo.config_file import load_config
@@ -131,7 +132,7 @@ def export(
     since the checkpoint. Raises UserError if there is no valid checkpoint, or no adapter to export,
     or if the folder is not empty.
     """
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if kind_of(folder) and (kind_of(folder) != "folder" or any(folder.iterdir())):
         raise UserError(f"{folder}: exists already; give a new or an empty folder")
     require_unicode(folder)
 

@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from data.files import kind_of
 from data.text import printable, quoted
 from grpo.model.load import load_policy
 from grpo.model.options import LoadOptions
@@ -60,7 +61,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def start(arguments: argparse.Namespace) -> int:
     """Make the model in the folder that the arguments name; return the exit status."""
     folder = arguments.folder
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if kind_of(folder) and (kind_of(folder) != "folder" or any(folder.iterdir())):
         raise UserError(f"{folder}: exists already; give a new or an empty folder")
     with needs("gguf", "real"):
         import gguf  # noqa: F401

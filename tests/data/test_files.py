@@ -1,14 +1,19 @@
+import bz2
+import gzip
 import json
+import lzma
 import os
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
+import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
 from data.errors import UserError
 from data.files import (
+    kind_of,
     load_yaml,
     raw_json,
     read_json,
@@ -53,6 +58,48 @@ def test_a_damaged_line_is_named_by_file_and_number(tmp_path, line, fault):
         list(read_jsonl(path))
     assert str(error.value).startswith(f"{path}, line 2: {fault}")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "pack, fault",
+    [
+        (gzip.compress, "is compressed (gzip); unpack it first (gunzip)"),
+        (bz2.compress, "is compressed (bzip2)"),
+        (lzma.compress, "is compressed (xz)"),
+        (zstandard.compress, "is compressed (zstandard)"),
+    ],
+)
+def test_a_compressed_file_is_named(tmp_path, pack, fault):
+    path = tmp_path / "a"
+    path.write_bytes(pack(os.urandom(1000)))
+    with pytest.raises(UserError) as error:
+        read_text(path)
+    assert str(error.value).startswith(f"{path}: {fault}")
+
+
+def test_any_text_may_be_asked_for_what_it_names(tmp_path):
+    (tmp_path / "file").touch()
+    (tmp_path / "loop").symlink_to("loop")
+    assert kind_of(tmp_path) == "folder" and kind_of(tmp_path / "file") == "file"
+    assert kind_of("/dev/null") == "other"
+    for text in (
+        "absent",
+        "loop",
+        "file/x",
+        "a" * 300,
+        "x/" * 3000,
+        "a\0b",
+        "\ud800",
+        '[{"a": 1}]',
+    ):
+        assert kind_of(tmp_path / text) == ""
+
+
+def test_an_error_is_one_line_whatever_the_user_gave():
+    error = UserError(f"--model {'a' * 5000}\n\x1b: no such; give another")
+    assert "\n" not in str(error) and len(str(error)) < 1010
+    assert str(error).startswith("--model aaa")
+    assert str(error).endswith("\\n\\x1b: no such; give another")
 
 
 def test_what_cannot_be_read_is_named(tmp_path):

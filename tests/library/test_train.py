@@ -1,5 +1,6 @@
 """The library: `grpo.train`, `grpo.load_model`, and the same by the command line."""
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -33,6 +34,33 @@ def test_ten_lines_train_and_return_the_run(home):
     assert texts == again and len(set(texts)) >= 1
     greedy = run.policy.generate(["Copy text A.\nA: owl tide"] * 2, temperature=0)
     assert greedy[0] == greedy[1]
+
+
+NO_NAME = [json.dumps(ROWS), "a" * 300, "a\nb", "a\0b", "x/" * 3000]
+
+
+@pytest.mark.parametrize("text", NO_NAME, ids=["JSON", "long", "lines", "NUL", "deep"])
+def test_any_text_that_names_nothing_is_refused_in_one_line(home, text):
+    for arguments in (
+        {"data": text},
+        {"reward": f"{text}.py:f"},
+        {"model": text},
+        {"model": f"{text}.gguf"},
+        {"loss": f"{text}.py:f"},
+        {"resume": text},
+        {"name": text},
+    ):
+        with pytest.raises(UserError) as caught:
+            train(
+                **{"data": ROWS, "reward": reward, "reward_range": (0, 1.2), **QUICK, **arguments}
+            )
+        line = str(caught.value)
+        assert "\n" not in line and len(line) < 1_010, arguments
+    for load in (load_model, load_run):
+        with pytest.raises(UserError) as caught:
+            load(text)
+        assert "\n" not in str(caught.value)
+    assert not Path("runs").exists()
 
 
 def test_epochs_go_through_the_training_split(home):

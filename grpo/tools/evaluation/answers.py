@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.files import open_own, read_bytes
+from data.files import kind_of, open_own, read_bytes
 from grpo.run.lock import wait_for
 from tasks.base import UserError
 
@@ -38,7 +38,7 @@ class AnswerFile:
         self.path = path
         self._lock = threading.Lock()
         self._known: dict[str, ServerAnswer] = {}
-        if not path.exists():
+        if not kind_of(path):
             return
 
         with path.open("rb") as file:

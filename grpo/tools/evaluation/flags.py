@@ -3,8 +3,8 @@
 import argparse
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
+from data.files import kind_of
 from grpo.choices import MAX_SHOTS
 from grpo.config import MAX_NUMBER, Config
 from grpo.model.prompts import system_text, template_arguments
@@ -36,7 +36,7 @@ def parse(argv: list[str], description: str) -> tuple[argparse.Namespace, list[s
     _check(flags)
 
     spec = implied_task(others) if flags.task is None else flags.task
-    if spec is not None or not any(Path(model).exists() for model in flags.models):
+    if spec is not None or not any(map(kind_of, flags.models)):
         task_options(spec or Config.task, others)
     return flags, others
 
