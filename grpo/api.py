@@ -42,7 +42,7 @@ from grpo.tools.train import only_rank0_prints
 from grpo.tools.train_run import FromPython, build_trainer, load_parts, start_run
 from grpo.trainer import Trainer
 from grpo.training.callbacks import Callback
-from tasks.base import REWARD_FILE, UserError
+from tasks.base import REWARD_FILE, UserError, notes_of
 from tasks.rows import RowOptions, Rows
 
 # The name of the task of rows and reward functions.
@@ -115,9 +115,9 @@ def make_trainer(
                 f"make_trainer(): {name} applies only to runs; use train(), or leave it out"
             )
     config, warned = start_from(Config(**given), given)
-    for text in warned:
-        warnings.warn(text, stacklevel=2)
     config, parts = load_parts(config, values)
+    for text in (*warned, *notes_of(parts.task)):
+        warnings.warn(text, stacklevel=2)
     policy = load_policy(config.model, device=config.device, options=config.loading)
     trainer = build_trainer(config, parts, policy)
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from data.errors import UserError
-from tasks.checks import raised
+from tasks.checks import TaskError, raised
 
 # Is told the calls that are done, all calls, and the seconds since they were started.
 Show = Callable[[int, int, float], None]
@@ -116,7 +116,10 @@ class Calls:
         """
         error = self._wait(call, whose, progress)
         if error is not None:
-            raise raised(whose, error) from error
+            # What completion[0]["content"] raises if the completion is a text.
+            is_of_turns = isinstance(error, TypeError | IndexError) and "string ind" in str(error)
+            fix = "; prompts and completions are texts, not lists of turns" if is_of_turns else ""
+            raise TaskError(f"{raised(whose, error)}{fix}") from error
 
         result = call.future.result()
         if inspect.iscoroutine(result):

@@ -33,6 +33,9 @@ from tasks.scoring import LARGEST, ROUNDING, Range, is_within
 OF_ONE = ("prompt", "completion")
 OF_GROUP = ("prompts", "completions")
 
+# What TRL gives its rewards besides.
+OF_TRL = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
+
 
 @dataclass(frozen=True)
 class RewardSettings:
@@ -84,6 +87,10 @@ class RewardFunctions:
         """Raise UserError if a function has a parameter that the `row` lacks."""
         for function in self.functions:
             function.check(row, where)
+
+    def reads(self, column: str) -> bool:
+        """Return whether a function gets this column of a row."""
+        return any(function.reads(column) for function in self.functions)
 
     def scores(self, groups: Sequence[tuple[Problem, Sequence[str]]]) -> list[list[Score]]:
         """Return the score of each completion of each group, all computed concurrently.
@@ -222,26 +229,31 @@ class _Function:
         self.parameters = [one.name for one in named]
         self.required = [one.name for one in named if one.default is one.empty]
         self.takes_group = "completions" in self.parameters
+        self.own = OF_GROUP if self.takes_group else OF_ONE
 
         if any(one.kind is one.POSITIONAL_ONLY for one in named):
             raise UserError(f"reward {self.name}: has parameters without a name; remove the /")
 
     def check(self, row: Mapping[str, Any], where: str) -> None:
         """Raise UserError if the function has a parameter that the `row` lacks."""
-        own = OF_GROUP if self.takes_group else OF_ONE
-        if own[1] not in self.parameters and not self.takes_all:
+        if self.own[1] not in self.parameters and not self.takes_all:
             raise UserError(
                 f"reward {self.name}: has no parameter completion (or completions, for a whole "
                 "group)"
             )
 
         for name in self.required:
-            if name not in row and name not in own:
-                has = f"only {', '.join(sorted(row))}" if row else "nothing but a prompt"
-                raise UserError(
-                    f"reward {self.name}: wants {name!r}, and {where} has {has}; add it, or rename "
-                    f"a column by --columns {name}=COLUMN"
-                )
+            if name in row or name in self.own:
+                continue
+            has = f"only {', '.join(sorted(row))}" if row else "nothing but a prompt"
+            fix = f"add it, or rename a column by --columns {name}=COLUMN"
+            if name in (*OF_ONE, *OF_GROUP, *OF_TRL):
+                fix = f"remove it: besides columns this reward gets {' and '.join(self.own)}, texts"
+            raise UserError(f"reward {self.name}: wants {name!r}, and {where} has {has}; {fix}")
+
+    def reads(self, column: str) -> bool:
+        """Return whether the function gets this column of a row."""
+        return column not in self.own and (self.takes_all or column in self.parameters)
 
     def calls(self, problem: Problem, completions: Sequence[str]) -> list[Bound]:
         """Return the calls for a group: one, or one for each completion."""

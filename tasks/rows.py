@@ -19,15 +19,21 @@ from typing import Any
 from align.words import normalise
 from data.errors import UserError
 from data.rows import Row, read_rows
-from data.text import shown
+from data.text import shortened, shown
 from tasks.checks import check_problem
 from tasks.duplicates import near_duplicates
 from tasks.explanations import explain_components
 from tasks.own_files import load_function
 from tasks.protocol import SPLITS, Problem, Score, key_of, split_of_key
-from tasks.rewards import RewardFunctions, RewardSettings
+from tasks.rewards import OF_GROUP, OF_ONE, RewardFunctions, RewardSettings
 
 ROLES = ("system", "user", "assistant")
+
+# A list of turns that is a text, as JSON or Python writes it; turns have two fields (two schemes).
+TURNS = re.compile(
+    r"""\s*\[\s*\{(?=.*["'](role|from)["']\s*:)(?=.*["'](content|value)["']\s*:).*\}\s*\]\s*""",
+    re.DOTALL,
+)
 
 # The completion budget in tokens. Completions may reason before they answer, so it does not follow
 # from the length of the answer.
@@ -136,16 +142,33 @@ class Rows:
         self.python_functions = {} if reward_file else self.functions.by_name()
 
         names = _pairs(options.columns, "--columns")
-        problems = [_problem(row, names, self.name) for row in read_rows(data)]
+        given_rows = read_rows(data)
+        problems = [_problem(row, names, self.name) for row in given_rows]
         for problem in problems:
             self.functions.check(problem.data["row"], problem.data["where"])
         self._by_split, self.notes = _divided(problems)
+        self.notes += _replaced(given_rows, names) + self._unread(problems)
         if self.compares:
             self.notes.append(
                 f"reward {', '.join(self.functions.of_groups)}: takes completions and may compare "
                 "them, so evaluations sample a whole group for each problem; a function with the "
                 "parameter completion takes one"
             )
+
+    def _unread(self, problems: Sequence[Problem]) -> list[str]:
+        """Return a note of the columns that no reward reads."""
+        columns = dict.fromkeys(name for one in problems for name in one.data["row"])
+        unread = [name for name in columns if not self.functions.reads(name)]
+        if not unread:
+            return []
+        names = shortened(", ".join(unread), 200)
+        note = f"--data: no reward reads {'columns' if len(unread) > 1 else 'column'} {names}"
+        if taken := [name for name in unread if name in (*OF_ONE, *OF_GROUP)]:
+            note += (
+                f"; rewards get what was sampled as {taken[0]}: rename yours by --columns "
+                f"NAME={taken[0]}"
+            )
+        return [note]
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
         """Return a random row of the split."""
@@ -210,10 +233,13 @@ def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
     columns = _renamed(given, names, where)
     prompt, messages = _prompt_of(columns, where)
 
-    level = columns.pop("level", 1)
+    level = _level(columns.pop("level", None), names, where)
     split = columns.pop("split", None)
     if split is not None and split not in SPLITS:
-        raise UserError(f"{where}: split is {split!r}; it must be one of {', '.join(SPLITS)}")
+        raise UserError(
+            f"{where}: split is {shown(split)}; give one of {', '.join(SPLITS)}, or let a hash of "
+            f"the prompt decide: {_aside('split', names)}"
+        )
 
     data: dict[str, Any] = {"where": where, "row": columns}
     if messages:
@@ -224,9 +250,31 @@ def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
     # The key is computed last, because it takes texts that have been checked.
     problem = Problem(task, level, prompt, "", "unchecked", data)
     check_problem(problem, where)
-    if level < 1:
-        raise UserError(f"{where}: level is {level}; give 1 or more")
     return replace(problem, key=_key(prompt, messages))
+
+
+def _level(given: Any, names: Mapping[str, str], where: str) -> int:
+    """Return the level of a row, 1 if it has none. A data frame has 2.0 for 2 if some are missing.
+
+    Raises UserError for anything but a whole number from 1.
+    """
+    if given is None:
+        return 1
+    if isinstance(given, float) and given.is_integer():
+        given = int(given)
+    if isinstance(given, bool) or not isinstance(given, int):
+        raise UserError(
+            f"{where}: level is {shown(given)}; it must be a whole number, or be no level: "
+            f"{_aside('level', names)}"
+        )
+    if given < 1:
+        raise UserError(f"{where}: level is {given}; give 1 or more")
+    return given
+
+
+def _aside(name: str, names: Mapping[str, str]) -> str:
+    """Return the flag that takes its meaning from the column `name`."""
+    return f"--columns my_{name}={names.get(name, name)}"
 
 
 def _renamed(given: Mapping[str, Any], names: Mapping[str, str], where: str) -> dict[str, Any]:
@@ -243,21 +291,38 @@ def _renamed(given: Mapping[str, Any], names: Mapping[str, str], where: str) -> 
     return others | {name: given[column] for name, column in names.items()}
 
 
+def _replaced(rows: Sequence[Row], names: Mapping[str, str]) -> list[str]:
+    """Return a note of each column whose name --columns gives to another one."""
+    return [
+        f"--data: column {name} is not read; --columns {name}={column} replaces it"
+        for name, column in names.items()
+        if name not in names.values() and any(name in row for _, row in rows)
+    ]
+
+
 def _prompt_of(columns: dict[str, Any], where: str) -> tuple[str, list[dict[str, str]]]:
     """Remove the prompt from the `columns`; return the user's last turn, and the conversation.
 
     The conversation is [] if the prompt is a plain text or a single turn.
     """
-    given = columns.pop("prompt", None)
+    name, given = "prompt", columns.pop("prompt", None)
     if given is None:
-        given = columns.pop("messages", None)
+        name, given = "messages", columns.pop("messages", None)
 
-    if isinstance(given, str) and given:
+    if isinstance(given, str) and TURNS.fullmatch(given):
+        raise UserError(
+            f"{where}: {name} is a conversation written as a text; make it a list of turns, e.g. "
+            "by json.loads or ast.literal_eval (or the content of a turn, if the model should "
+            "read it as it is)"
+        )
+    if isinstance(given, str) and given and name == "prompt":
         return given, []
     if not isinstance(given, list) or not given:
+        wrong = "has no prompt" if given is None else f"{name} is {shown(given)}"
         raise UserError(
-            f"{where}: has no prompt; it needs a column prompt (a text) or messages (a list of "
-            'turns {"role", "content"}); --columns prompt=NAME names another column'
+            f"{where}: {wrong}; it needs a column prompt (a text) or messages (a list of turns "
+            '{"role", "content"}); --columns prompt=NAME names another column'
+            f"{' of ' + ', '.join(columns) if columns else ''}"
         )
 
     for turn in given:

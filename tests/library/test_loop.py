@@ -26,6 +26,12 @@ def same_steps(reports, metrics):
         assert {k: v for k, v in report.metrics.items() if not is_time(k)} == line
 
 
+def test_a_column_that_nothing_reads_is_a_warning():
+    with pytest.warns(UserWarning, match="^--data: no reward reads column hint$") as warned:
+        make_trainer([row | {"hint": ""} for row in ROWS], lambda completion, answer: 0.0, **QUICK)
+    assert warned[0].filename == __file__
+
+
 def test_a_loop_by_hand_makes_the_steps_of_a_run_and_writes_nothing(home):
     trainer = make_trainer(ROWS, reward, reward_range=(0, 1.2), **QUICK)
     reports = [trainer.step() for _ in range(2)]
@@ -82,7 +88,7 @@ def test_a_model_of_images_and_texts_is_trained_at_its_default_rate(home):
     assert all((weights(trainer.policy)[name] != before[name]).any() for name in adapted)
 
 
-def by_length(completion):
+def by_length(completion, **row):
     """Differs within nearly every group."""
     return len(completion) % 7 / 7
 
@@ -108,7 +114,7 @@ def test_a_loop_warns_once_of_each_kind_of_problem_that_a_run_warns_of(home):
         for words in (3, 4, 5000)
     ]
     rows.append(ROWS[0] | {"split": "validation"})
-    trainer = make_trainer(rows, lambda completion: 0.5, **QUICK)
+    trainer = make_trainer(rows, lambda completion, **row: 0.5, **QUICK)
     trainer.policy.context = len(trainer.policy.encode(rows[1]["prompt"])) + 3
 
     with pytest.warns(UserWarning) as caught:

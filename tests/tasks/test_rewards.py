@@ -285,6 +285,15 @@ def test_a_reward_outside_its_range_is_named_with_the_flag():
     assert not scores(lambda completion: 0.8999, reward_range=(0, 0.9))[0].exact
 
 
+def test_a_reward_that_takes_completions_for_turns_is_told_that_they_are_texts():
+    for completion in ("text", ""):
+        refused_by = lambda completion: completion[0]["content"] == "42"  # noqa: E731
+        with pytest.raises(UserError, match=r"\); prompts and completions are texts, not lists of"):
+            scores(refused_by, [completion])
+    with pytest.raises(UserError, match=r"IndexError: list index out of range \(.*\)$"):
+        scores(lambda completion: [][0])
+
+
 def test_two_functions_with_one_component():
     def first(completion):
         return {"a": 1}
@@ -310,6 +319,14 @@ def test_parameters_are_checked_before_training():
         RewardFunctions([lambda text: 1.0]).check({"text": ""}, "row 1")
     with pytest.raises(UserError, match="wants 'solution', and row 1 has only answer"):
         RewardFunctions([lambda completion, solution: 1.0]).check({"answer": ""}, "row 1")
+    for reward, name in (
+        (lambda completions, completion_ids, **row: [0], "completion_ids"),
+        (lambda completions, prompt: [0], "prompt"),
+    ):
+        gets = "remove it: besides columns this reward gets prompts and completions, texts$"
+        with pytest.raises(UserError, match=f"wants '{name}', and row 1 has only answer; {gets}"):
+            RewardFunctions([reward]).check({"answer": ""}, "row 1")
+        RewardFunctions([reward]).check({name: ""}, "row 1")
     with pytest.raises(UserError, match="without a name"):
         RewardFunctions([lambda completion, /: 1.0])
 

@@ -1,5 +1,7 @@
 """The task of a user's own data: rows, columns, splits, duplicates."""
 
+import gzip
+import itertools
 import json
 import random
 import unicodedata
@@ -121,6 +123,142 @@ def test_a_level_is_at_least_one():
     refused("row 1: level is 0; give 1 or more", lambda: rows([ROWS[0] | {"level": 0}]))
 
 
+def test_a_column_that_is_no_level_or_split_goes_to_the_reward_under_another_name():
+    data = [row | {"level": "Level 3", "split": "dev"} for row in ROWS]
+    task = rows(data, lambda completion, **row: 0, columns="my_level=level,my_split=split")
+    assert len(task.problems("train")) > 130 and task.levels(9) == [1]
+    columns = {"answer": "1", "my_level": "Level 3", "my_split": "dev"}
+    assert columns in [one.data["row"] for split in SPLITS for one in task.problems(split)]
+
+
+def test_a_missing_level_is_level_1_and_a_whole_fraction_is_a_level():
+    """A data frame in which a level is missing holds 2.0 for 2."""
+    task = rows([row | {"level": level} for row, level in zip(ROWS, [None, 2.0], strict=False)])
+    assert sorted(one.level for split in SPLITS for one in task.problems(split)) == [1, 2]
+
+
+TURN = {"role": "user", "content": "Hi"}
+
+
+@pytest.mark.parametrize("name", ["prompt", "messages"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        json.dumps([TURN]),
+        str([TURN, {"role": "assistant", "content": "it's"}]),
+        json.dumps([{"content": "a\nb", "role": "user"}], indent=1) + "\n",
+        str([{"from": "human", "value": "Hi"}]),
+    ],
+)
+def test_a_conversation_written_as_a_text_is_refused(name, text):
+    refused(
+        f"row 2: {name} is a conversation written as a text; make it a list of turns",
+        lambda: rows([{name: [TURN], "answer": ""}, {name: text, "answer": ""}]),
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"Explain {[TURN]}",
+        f"{[TURN]} is what?",
+        '[{"name": "Ada", "role": "chair"}]',
+        '[{"from": "Rome", "to": "Oslo"}]',
+        "[1, 2]",
+    ],
+)
+def test_a_prompt_that_holds_data_is_a_text(text):
+    (problem,) = rows([{"prompt": text, "answer": "", "split": "test"}]).problems("test")
+    assert problem.prompt == text
+
+
+def test_a_column_that_nothing_reads_is_named_once():
+    data = [row | {"completion": "GOLD", "source": "web"} for row in ROWS]
+    (note,) = rows(data, lambda completion, **row: 0).notes
+    assert note == (
+        "--data: no reward reads column completion; rewards get what was sampled as completion: "
+        "rename yours by --columns NAME=completion"
+    )
+    (note,) = rows(data, lambda completion, source: 0, columns="gold=completion").notes
+    assert note == "--data: no reward reads columns answer, gold"
+
+    def one(completion, source, answer):
+        return 0
+
+    assert rows(data, one).notes[0].startswith("--data: no reward reads column completion;")
+    for group in (lambda completions, **row: [0], lambda completions, completion: [0]):
+        task = Rows(data, reward_functions=[one, group])  # what one does not read, the other does
+        assert not [note for note in task.notes if note.startswith("--data")]
+    prompts = [row | {"prompts": ""} for row in ROWS]
+    note = rows(prompts, lambda completions, **row: [0]).notes[0]
+    assert note.startswith("--data: no reward reads column prompts; rewards get what was sampled")
+
+
+def test_a_column_that_another_replaces_is_named():
+    data = [{"question": row["prompt"], "solution": "5", "answer": "no"} for row in ROWS]
+    task = rows(data, columns="prompt=question,answer=solution")
+    assert task.notes == [
+        "--data: column answer is not read; --columns answer=solution replaces it"
+    ]
+    assert not rows(data, columns="prompt=question,answer=answer", reward=reads_all).notes
+    exchanged = "prompt=question,answer=solution,solution=answer"
+    assert not rows(data, columns=exchanged, reward=reads_all).notes
+
+
+def reads_all(completion, **row):
+    return 0.0
+
+
+@pytest.mark.parametrize("has_len", [False, True])
+def test_rows_without_end_are_refused(has_len, monkeypatch):
+    monkeypatch.setattr("data.rows.MOST", 50)
+
+    class Endless:
+        def __iter__(self):
+            return itertools.cycle(ROWS)
+
+    class Loader(Endless):
+        """As one of torch, whose length is an error."""
+
+        def __len__(self):
+            raise TypeError("has no length")
+
+    source = Loader() if has_len else Endless()
+    refused(
+        f"data ({type(source).__name__}): has more than 50 rows, perhaps without end; give a list "
+        "of as many as you need, e.g. list(itertools.islice(data, 1000))",
+        lambda: read_rows(source),
+    )
+    refused("data (generator): has more", lambda: read_rows(row for row in itertools.cycle(ROWS)))
+    assert len(read_rows(itertools.islice(ROWS, 50))) == 50
+    assert len(read_rows(ROWS)) == len(read_rows(iter(ROWS))) == 200  # they say how many
+
+
+def test_a_list_of_objects_in_a_file_is_read(tmp_path):
+    for name, indent in (("rows.json", 1), ("rows.jsonl", None)):
+        path = tmp_path / name
+        path.write_text("\ufeff\n" + json.dumps(ROWS, indent=indent), "utf-8")
+        assert [row for _, row in read_rows(path)] == ROWS
+        assert read_rows(path)[1][0] == f"{path}, row 2"
+    path.write_text('[{"prompt": "a"}, 3]')
+    refused("rows.jsonl, row 2: is int; each row must map", lambda: read_rows(path))
+    path.write_text('{\n "prompt": "a"\n}\n')
+    refused("); each line must be a JSON object", lambda: read_rows(path))
+
+
+def test_a_packed_file_is_named(tmp_path):
+    path = tmp_path / "rows.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(ROWS[0]).encode()))
+    refused("rows.jsonl.gz, line 1: is compressed (gzip); unpack it", lambda: read_rows(path))
+
+
+@pytest.mark.parametrize("text", [json.dumps(ROWS), "a" * 300, "a\nb", "a\0b", "x/" * 3000])
+def test_a_text_that_names_no_data_is_one_short_line(text):
+    line = refused("no such file; give a .jsonl or", lambda: read_rows(text))
+    assert len(line) < 250
+    refused("no file", lambda: Rows(ROWS, f"{text}a.py:f"))
+
+
 def test_a_prompt_in_another_unicode_form_is_the_same_prompt():
     accents = [{"prompt": f"Où est l'élève {n} ?", "answer": str(n)} for n in range(100)]
     again = [row | {"prompt": unicodedata.normalize("NFD", row["prompt"])} for row in accents]
@@ -185,13 +323,22 @@ def test_sequences_have_three_words():
         ("holds no row", [], {}),
         ("row 1 has no column 'q'", ROWS, {"columns": {"prompt": "q"}}),
         ("give name=value", ROWS, {"columns": "prompt"}),
-        ("split is 'dev'", [{"prompt": "?", "answer": "", "split": "dev"}], {}),
+        ("row 1: has no prompt; it needs a column prompt (a text) or messages (a list of turns "
+            '{"role", "content"}); --columns prompt=NAME names another column of prompts, answer',
+            [{"prompts": "?", "answer": ""}], {}),
+        ("row 1: messages is 'Hi'; it needs", [{"messages": "Hi", "answer": ""}], {}),
+        ("row 1: prompt is {'role': 'user'}; it needs", [{"prompt": {"role": "user"}}], {}),
+        ("row 1: split is 'dev'; give one of train, validation, test, or let a hash of the prompt "
+            "decide: --columns my_split=split", [ROWS[0] | {"split": "dev"}], {}),
         ("the last turn must be the user's", [{"messages": [
             {"role": "assistant", "content": "?"}], "answer": ""}], {}),
         ("a turn is", [{"messages": [{"role": "tool", "content": "?"}], "answer": ""}], {}),
         ("row 1: a turn has tool_calls, which are not shown", [{"messages": [
             {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}]}], {}),
-        ("level is 'x'", [{"prompt": "?", "answer": "", "level": "x"}], {}),
+        ("row 1: level is 'Level 3'; it must be a whole number, or be no level: --columns "
+            "my_level=level", [ROWS[0] | {"level": "Level 3"}], {}),
+        ("my_level=hard", [ROWS[0] | {"hard": True}], {"columns": "level=hard"}),
+        ("level is 1.5", [ROWS[0] | {"level": 1.5}], {}),
         ("wants 'answer'", [{"prompt": "?", "solution": "A"}], {}),
         ("row 201 has nothing but a prompt; add it", [*ROWS, {"prompt": "?"}], {}),
         ("lone surrogate", [{"prompt": "\ud800", "answer": ""}], {}),

@@ -127,8 +127,11 @@ TABLE = {
     ],
     ("tasks/rows.py", "tasks/test_rows.py"): [
         ("numbers are rounded", "_written", "repr(number)", "f'{number:g}'"),
-        ("a level of 0 passes", "_problem", "level < 1", "False"),
         ("no reward compares", "Rows.__init__", "bool(self.functions.of_groups)", "False"),
+        ("a level of 0 passes", "_level", "given < 1", "False"),
+        ("a level of a data frame is refused", "_level", "given.is_integer()", "False"),
+        ("a conversation as text is shown", "_prompt_of", "TURNS.fullmatch(given)", "False"),
+        ("a replaced column is not named", "_replaced", "name not in names.values()", "False"),
     ],
     ("tasks/checks.py", "tasks/test_scores.py"): [
         ("a score moves the process", "process_unchanged", "after != folder", "False"),
@@ -197,6 +200,7 @@ TABLE = {
     ],
     ("data/rows.py", "tasks/test_rows.py"): [
         ("a missing date is a text", "_plain", "value == value", "True"),
+        ("rows without end are read", "_numbered", "number > most", "False"),
     ],
     ("tasks/reasoning.py", "tasks/test_reasoning.py"): [
         ("an answer has one line", "_after_answer", "has_lines", "False"),
