@@ -90,7 +90,7 @@ def test_a_ladder_of_few_rows_says_before_the_first_step_what_it_climbs_by(
     flags = [*tiny_flags, *"--data rows.jsonl --reward-file own.py:reward --device cpu".split()]
     flags += "--curriculum 1,2,3 --preflight off --steps 12 --eval-every 0 --group-size 2".split()
     flags += [*"--prompts 32 --max-new-tokens 2 --name a --config".split(), "{promote_every: 1}"]
-    assert train.main(flags) == 0
+    assert train.main(flags) == 3  # no signal, and too few problems to show that it was solved
     said = capsys.readouterr().out
     first = said.index("step")
     for level in (1, 2):
