@@ -53,7 +53,7 @@ def home(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(data.corpus, "TEXTS", folder / "texts")
-        assert train.main([*LORA, "--steps", "1", "--name", "lora"]) == 0
+        assert train.main([*LORA, "--steps", "1", "--name", "lora"]) == 3  # no signal
         own = [*SMALL, "--task", "own.py:Own", "--max-new-tokens", "8"]
         assert train.main([*own, "--steps", "1", "--name", "own"]) == 0
     return folder
@@ -129,7 +129,8 @@ def everything(folder):
 
 def said_by(capsys, *arguments, main=train.main, status=2):
     capsys.readouterr()
-    assert main(list(arguments)) == status
+    # The random model of the run "lora" has nothing to learn from.
+    assert main(list(arguments)) in ((0, 3) if status == 0 else (status,))
     return capsys.readouterr()
 
 
@@ -274,9 +275,9 @@ def test_a_trained_policy_is_never_the_one_before(here, capsys, is_empty):
     assert json.loads(path.read_text().splitlines()[0])["step"] == 0
     path.write_text("") if is_empty else path.unlink()
     said = said_by(capsys, *resume("lora"), status=0).out
-    assert "NOT MEASURED" in said
+    assert "no held-out problem at 2 words was scored both before and after" in said
     verdict = json.loads(path.read_text().splitlines()[-1])
-    assert (verdict["verdict"], verdict["before"]) == ("not measured", None)
+    assert (verdict["n"], verdict["before"]) == (0, None)
 
 
 def test_a_run_killed_before_its_next_checkpoint_goes_on_with_its_flags(here, capsys, monkeypatch):
@@ -359,7 +360,7 @@ def test_a_whole_model_is_evaluated_without_its_base(here, capsys):
                 "full",
             ]
         )
-        == 0
+        == 3
     )
     replace_weights()
     scored = ["--model", "runs/full", "--words", "2", "--problems", "2", "--device", "cpu"]
@@ -374,7 +375,7 @@ def test_the_audit_sees_a_corpus_that_has_grown(here, capsys):
     assert "runs/lora: the corpus has changed since the run: 96 with fingerprint " in said
     assert " then, 97 with fingerprint " in said and "1 findings" in said
 
-    assert train.main([*resume("lora"), "--accept-changes", "corpus"]) == 0
+    assert train.main([*resume("lora"), "--accept-changes", "corpus"]) == 3
     said = said_by(capsys, "runs/lora", main=audit.main, status=1).out
     assert "runs/lora: corpus: changed after step 1: tale-new absent → " in said
 

@@ -87,7 +87,7 @@ def test_a_run_whose_texts_have_changed_does_not_go_on_unawares(run, notes, caps
     assert train.main(["--resume", "runs/a", "--steps", "3"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "corpus: 00.md" in error
-    assert train.main(["--resume", "runs/a", "--steps", "3", "--accept-changes", "corpus"]) == 0
+    assert train.main(["--resume", "runs/a", "--steps", "3", "--accept-changes", "corpus"]) == 3
     capsys.readouterr()
     assert evaluation.main(["--model", "runs/a", "--problems", "3"]) == 0
     assert "not all texts that the run was trained on are known" in capsys.readouterr().err
