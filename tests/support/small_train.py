@@ -19,8 +19,8 @@ class Killed(BaseException):
     """Ends a run where it stands, as a kill does."""
 
 
-def run(*arguments):
-    assert train.main([*SMALL, *arguments]) == 0
+def run(*arguments, status=0):
+    assert train.main([*SMALL, *arguments]) == status
 
 
 def fails(capsys, *arguments, main=train.main, status=2):
