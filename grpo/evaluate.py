@@ -24,6 +24,7 @@ from tasks.base import (
     drafts_leave_data,
     problem_stream,
     scores_of_groups,
+    without_end,
 )
 from tasks.supply import DistinctProblems, family_size, first_distinct, patience
 
@@ -140,22 +141,42 @@ def evaluate(
             )
             answers = generate(policy, request, drafting)
 
-        progress("scoring", start, len(problems))
-        texts = [[completion.text for completion in completions] for completions in answers]
-        scores = scores_of_groups(task, list(zip(part, texts)))
-
-        for i, problem in enumerate(part):
-            group = Group(
+        found = [
+            Group(
                 start + i,
                 problem,
                 prompts[i],
                 sampling.temperature,
                 answers[i],
-                scores=scores[i],
                 shots=policy.shots(problem),
+                opened=policy.opened(problem),
             )
-            groups.append(group)
+            for i, problem in enumerate(part)
+        ]
+        progress("scoring", start, len(problems))
+        score_groups(task, found)
+        groups += found
     return groups
+
+
+def score_groups(task: Task, groups: Sequence[Group]) -> None:
+    """Fill in the scores of `groups`. Only completions that ended by themselves are exact."""
+    turns = [(group.problem, turns_of(task, group.opened, group.texts)) for group in groups]
+    for group, scores in zip(groups, scores_of_groups(task, turns), strict=True):
+        group.scores = [
+            without_end(task, group.problem, completion.text, score)
+            if completion.is_truncated
+            else score
+            for completion, score in zip(group.completions, scores, strict=True)
+        ]
+
+
+def turns_of(task: Task, opened: str, texts: Sequence[str]) -> list[str]:
+    """Return completions as `task` reads them: if it reads reasoning, they begin with the tag that
+    the prompt `opened` it with, "" if none.
+    """
+    begin = opened if getattr(task, "reads_reasoning", False) else ""
+    return [begin + text for text in texts]
 
 
 def _keys(seed: int, problem: Problem, samples: int) -> list[int]:

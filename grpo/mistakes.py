@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from grpo.records import Completion, Group
-from tasks.base import Problem, Score, is_right
+from tasks.base import Problem, Score
 
 # A text repeats itself if it has at least this many words, each of them twice on average.
 REPEATED_WORDS = 8
@@ -26,7 +26,7 @@ def most_common_mistake(groups: Sequence[Group], words: Mapping[str, str]) -> st
         mistake_of(group.problem, completion, score, words)
         for group in groups
         for completion, score in zip(group.completions, group.scores)
-        if not is_right(score)
+        if not score.exact
     )
     if not mistakes:
         return ""

@@ -85,6 +85,7 @@ class Group:
     advantages: list[float] | list[list[float]] = field(default_factory=list)
     trap: str | None = None
     shots: tuple[str, ...] = ()  # keys of the examples that the prompt shows
+    opened: str = ""  # the reasoning tag that the prompt ends with, e.g. "<think>\n"; not stored
 
     @property
     def texts(self) -> list[str]:

@@ -23,6 +23,7 @@ from grpo.curriculum.demonstrations import demonstrate
 from grpo.curriculum.warm_start import WarmStart, most_updates, warm_start
 from grpo.distributed import SINGLE, Ranks
 from grpo.early_stop import EarlyStop
+from grpo.evaluate import score_groups
 from grpo.group_metrics import first_tries
 from grpo.learn.advantages import advantages
 from grpo.learn.credit import token_advantages
@@ -56,7 +57,7 @@ from grpo.training.metrics import (
 from grpo.training.problems import Indexed, ProblemStream
 from grpo.training.sampler import GroupRequest, GroupSampler
 from grpo.training.truncation import add_soft_penalty
-from tasks.base import credits_of, range_of, scores_of_groups
+from tasks.base import credits_of, range_of
 from tasks.supply import Supply
 
 MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for one step
@@ -245,9 +246,7 @@ class Trainer:
 
     def score(self, groups: Sequence[Group]) -> None:
         """Fill in the scores of groups."""
-        answered = [(group.problem, group.texts) for group in groups]
-        for group, scores in zip(groups, scores_of_groups(self.task, answered), strict=True):
-            group.scores = scores
+        score_groups(self.task, groups)
         if self.config.truncated == "soft-penalty":
             add_soft_penalty(groups, self.budget, self.config.soft_penalty_tokens)
 
@@ -262,8 +261,11 @@ class Trainer:
         credits = [self.credits(group.problem, group.texts) for group in self.ranks.share(kept)]
         for group, earned in zip(kept, self.ranks.gather(credits), strict=True):
             group.scores = [
-                replace(score, credits=credit)
-                for score, credit in zip(group.scores, earned, strict=True)
+                # The end of the text settles what a right answer without an end loses.
+                replace(score, credits=(*credit, (len(text), score.parts["unended"])))
+                if score.parts.get("unended")
+                else replace(score, credits=credit)
+                for score, credit, text in zip(group.scores, earned, group.texts, strict=True)
             ]
         return token_advantages(kept, self.policy.decode, scale=self.config.scale, ranks=self.ranks)
 

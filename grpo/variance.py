@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from grpo.group_metrics import first_tries, group_metrics
 from grpo.learn.advantages import advantages
 from grpo.records import CLASSES, Action, Group, GroupClass, truncated_share
-from tasks.base import Score, is_right
+from tasks.base import Score
 
 DEGENERATE: tuple[GroupClass, ...] = CLASSES[1:]
 
@@ -86,7 +86,7 @@ def classify(
         return "varied"
 
     lowest, highest = reward_range or (-math.inf, math.inf)
-    if all(map(is_right, scores)) or min(rewards) >= highest - EQUAL:
+    if all(score.exact for score in scores) or min(rewards) >= highest - EQUAL:
         return "solved"
     if len(set(texts)) == 1:
         return "identical"
@@ -111,8 +111,11 @@ def group_class(
     """Return the class of a scored group.
 
     It is that of `classify`, except that a group whose rewards vary is "masked" if the loss leaves
-    out every completion that has an advantage.
+    out every completion that has an advantage, and that a group with a completion that the budget
+    cut off is not solved.
     """
+    if reward_range and any(completion.is_truncated for completion in group.completions):
+        reward_range = reward_range[0], math.inf
     name = classify(group.scores, group.texts, reward_range)
     return "masked" if name == "varied" and _is_masked(group, rule) else name
 

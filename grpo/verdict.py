@@ -18,7 +18,6 @@ from typing import Any, Literal
 from grpo.records import WHY, Group, level_name, truncated_share
 from grpo.statistics import TAIL, mean_interval
 from grpo.variance import common_trap
-from tasks.base import is_right
 
 MIN_STEPS = 50  # fewer steps without a clear difference are too few to say "not learned"
 UNFINISHED = 3  # exit status of a run that was stopped, or has not learned
@@ -295,7 +294,7 @@ def _collapse(
         text
         for group in after
         for text, score in zip(group.texts, group.scores)
-        if not is_right(score)
+        if not score.exact
     )
     most = max(texts.values(), default=0)
     if is_enough and most >= COLLAPSED_SHARE * len(scores):

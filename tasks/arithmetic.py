@@ -19,10 +19,12 @@ sign. Without an integer the reward is 0. How the integer is written does not ma
 | 25 | 0 of 2 | 27/52 | 0.096 |
 | -52 | none under the wrong sign | 104/52 | 0 |
 | "52 or 53", 5.2 | | | 0 |
+| 52, cut off by the token budget | 2 of 2 | 0 | 0.3 + 0.2 = 0.5 |
 """
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tasks.answers import Answer, extract
 from tasks.base import Problem, Score, UserError, key_of, split_of_key
@@ -104,6 +106,7 @@ class Arithmetic:
     rewards = ()
     metric = "exact match"
     level_unit = ""
+    reads_reasoning = True
     placeholders = {"expression": lambda data: data["expression"]}
     options = {
         "family": "chain or product (default: chain)",
@@ -214,6 +217,13 @@ class Arithmetic:
         - `relative_error`.
         """
         return [_score(extract(text), int(problem.target)) for text in completions]
+
+    @staticmethod
+    def unended(problem: Problem, completion: str, score: Score) -> Score:
+        """Return the score of an answer that the token budget cut off: a right one earns what its
+        digits and its error earn (see `tasks.protocol.OptionalMembers`).
+        """
+        return replace(score, reward=0.3 + 0.2, value=0.0) if score.exact else score
 
     @staticmethod
     def explain(problem: Problem, completion: str, score: Score, reward: str | None) -> str:

@@ -42,7 +42,6 @@ from tasks.base import (
     blaming,
     compares,
     exit_status,
-    is_right,
     load_task,
     require_trusted_task,
     scores_of,
@@ -377,7 +376,7 @@ def _wrong_rewards(task: Task, problems: Sequence[Problem]) -> list[str]:
 def _right(task: Task, problem: Problem, targets: Sequence[str]) -> list[bool]:
     """Return which of the `targets` are right answers to a problem, as the task scores them."""
     batches = [targets[i : i + AT_ONCE] for i in range(0, len(targets), AT_ONCE)]
-    return [is_right(score) for batch in batches for score in scores_of(task, problem, batch)]
+    return [score.exact for batch in batches for score in scores_of(task, problem, batch)]
 
 
 def _compare(where: str, listed: set[str], trained: set[str]) -> list[str]:

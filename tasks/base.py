@@ -28,7 +28,7 @@ from tasks.optional import (
     watch_scoring,
 )
 from tasks.own_files import load_from_file
-from tasks.protocol import COMPONENT, SPLITS, Problem, Score, Task, is_right, key_of, split_of_key
+from tasks.protocol import COMPONENT, SPLITS, Problem, Score, Task, key_of, split_of_key
 from tasks.registry import (
     REGISTRY,
     REWARD_FILE,
@@ -45,7 +45,7 @@ from tasks.registry import (
     require_trusted_task,
     split_options,
 )
-from tasks.scoring import range_of, rescaled, scores_of, scores_of_groups
+from tasks.scoring import range_of, rescaled, scores_of, scores_of_groups, without_end
 from tasks.streams import problem_at, problem_stream
 from tasks.wording import worded
 
@@ -79,7 +79,6 @@ __all__ = [
     "is_allowed",
     "is_of_project",
     "is_same_program",
-    "is_right",
     "key_of",
     "levels_of",
     "load_from_file",
@@ -107,5 +106,6 @@ __all__ = [
     "summary_of",
     "unseen_texts",
     "watch_scoring",
+    "without_end",
     "worded",
 ]

@@ -10,12 +10,13 @@ Two problems with the same target and the same numbers, in any order, are the sa
 
 import ast
 import random
+import re
 from collections.abc import Sequence
 from fractions import Fraction
 
 from tasks.base import Problem, Score, UserError, key_of, split_of_key
 from tasks.explanations import explain_answer
-from tasks.reasoning import BUDGET, FORM, asking, final_answer
+from tasks.reasoning import BUDGET, FORM, asking, final_answer, unended
 
 LEVELS = range(2, 9)
 NUMBERS = range(1, 51)
@@ -23,6 +24,10 @@ TARGETS = range(1, 201)
 
 # Longer expressions are not evaluated. Eight numbers with operators and brackets take about 50.
 MAX_CHARACTERS = 500
+
+# What an expression is written with: so a comment is no part of one.
+WRITTEN = re.compile(r"[0-9\s()+*/-]*")
+SIGNS = str.maketrans("×÷−", "*/-")
 
 QUESTION = (
     "Using the numbers {numbers}, write an expression that equals {target}. Use each number "
@@ -38,6 +43,8 @@ class Countdown:
     default_level = 3
     metric = "solved"
     level_unit = "numbers"
+    reads_reasoning = True
+    unended = staticmethod(unended)
     explain = staticmethod(explain_answer)
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
@@ -100,8 +107,8 @@ def evaluated(expression: str) -> tuple[Fraction | None, list[int]]:
     >>> evaluated("(3 + 5) / 2 = 4")
     (Fraction(4, 1), [3, 5, 2])
     """
-    text = expression.partition("=")[0].strip().replace("×", "*").replace("÷", "/")
-    if len(text) > MAX_CHARACTERS:
+    text = expression.partition("=")[0].strip().translate(SIGNS)
+    if len(text) > MAX_CHARACTERS or not WRITTEN.fullmatch(text):
         return None, []
     try:
         tree = ast.parse(text, mode="eval")
@@ -114,11 +121,14 @@ def evaluated(expression: str) -> tuple[Fraction | None, list[int]]:
 def _value(node: ast.expr, used: list[int]) -> Fraction:
     """Return the value of a node, and add its numbers to `used`.
 
-    Raises ValueError if it is anything but a whole number or one of the four operations.
+    Raises ValueError if it is anything but a whole number, perhaps with a minus sign, or one of the
+    four operations.
     """
     if isinstance(node, ast.Constant) and type(node.value) is int:
         used.append(node.value)
         return Fraction(node.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand, used)
     if not isinstance(node, ast.BinOp):
         raise ValueError("no arithmetic")
 

@@ -26,7 +26,7 @@ from data.errors import UserError
 from data.files import kind_of, read_jsonl
 from tasks.explanations import explain_answer
 from tasks.protocol import SPLITS, Problem, Score, key_of
-from tasks.reasoning import BUDGET, asking, bare, final_answer, scored
+from tasks.reasoning import BUDGET, asking, bare, final_answer, scored, unended
 
 FILES = {"train": "train.jsonl", "test": "test.jsonl"}
 
@@ -84,6 +84,8 @@ class Gsm8k:
     metric = "exact match"
     level_unit = ""
     argument = ("FOLDER", "the folder of train.jsonl and test.jsonl")
+    reads_reasoning = True
+    unended = staticmethod(unended)
     explain = staticmethod(explain_answer)
 
     def __init__(self, argument: str):

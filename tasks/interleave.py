@@ -10,7 +10,7 @@ alignment, because plain similarity rewards cheap strategies: copying one text a
 import copy
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
 
@@ -261,6 +261,16 @@ class Interleave:
         }
         return [scores[text] for text in completions]
 
+    def unended(self, problem: Problem, completion: str, score: Score) -> Score:
+        """Return the score of an answer that the token budget cut off: where all words are right,
+        the last one does not count (see `tasks.protocol.OptionalMembers`).
+        """
+        if not score.exact:
+            return score
+        *before, _ = [0, *word_ends(completion)]
+        (shorter,) = self.score(problem, [completion[: before[-1]]])
+        return replace(score, reward=shorter.reward, value=shorter.value)
+
     def credits(
         self, problem: Problem, completions: Sequence[str]
     ) -> list[tuple[tuple[int, float], ...]]:
@@ -277,6 +287,7 @@ class Interleave:
             clipped     max(0, P_i)                       (max(0, S) - max(0, P_n)) / M
             similarity  P_i / 2                           1/2 + (S - P_n) / 2M
 
+        An answer that the token budget cut off loses its last word there as well (see `unended`).
         For clipped, the end of the text settles the missing words of the target; for similarity,
         these and the constant.
 

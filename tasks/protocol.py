@@ -57,7 +57,8 @@ class Score:
     - `value`: what reports and evaluations show, in [0, 1]. Without one, `scores_of` maps the
       reward from its range to [0, 1]; a task whose range is unknown must give it. Give it again
       with another reward: ``dataclasses.replace(score, reward=0.9)`` keeps the value;
-    - `exact`: whether the answer is completely right;
+    - `exact`: whether the answer is completely right; `scores_of` marks one of value 1 as well. An
+      answer that the token budget cut off is never exact (see `tasks.scoring.without_end`);
     - `parts`: numbers and labels that explain the reward, e.g. ``{"matches": 18, "gaps": 2,
       "trap": "copies A"}``. The label `trap` names the cheap strategy that the completion follows,
       or is None. An alarm is raised if most completions follow one;
@@ -77,11 +78,6 @@ class Score:
         object.__setattr__(self, "gives_value", self.value is not None)
         if self.value is None:
             object.__setattr__(self, "value", self.reward)
-
-
-def is_right(score: Score) -> bool:
-    """Return whether an answer is completely right: marked as exact, or of the highest value."""
-    return score.exact or score.value >= 1.0
 
 
 class Task(Protocol):
@@ -123,6 +119,15 @@ class OptionalMembers(Protocol):
     metric: str  # what reports call the score
     level_unit: str  # what a level counts ("words")
     answer: Callable[[Problem, str], str | None]  # see `answers_of`
+
+    # Whether completions begin with the reasoning tag that the prompt ends with, e.g. "<think>", so
+    # that the task sees that what follows is reasoning until it is closed.
+    reads_reasoning: bool
+
+    # The score of a completion that the token budget cut off, from the one that it would have had
+    # with an end. Without it the reward stays. Its result is not checked.
+    unended: Callable[[Problem, str, Score], Score]
+
     mistakes: Mapping[str, str]  # see `mistakes_of`
 
     # A static method that says in words how a completion earned its reward. Only tasks of the

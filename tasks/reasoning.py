@@ -1,24 +1,26 @@
 r"""Reasoning first, then the answer: how a prompt asks for it, and where the answer is found.
 
 Reasoning is not part of the answer: if the text has a ``</think>``, only what follows the last one
-is read, and a ``<think>`` that is never closed means that there is no answer. The answer is the
-first of these that the text has:
+is read, and a ``<think>`` that is never closed means that there is no answer; one that the chat
+template opened counts as well. The answer is the first of these that the text has:
 
 1. what follows the last "Answer:" (or "The final answer:") at the beginning of a line, to the end
-   of that line, or of the text where an answer can take several lines;
+   of that line, or of the text where an answer can take several lines. If nothing else is in that
+   line, it is the last box below it, or the next line that is not empty; if nothing is below it
+   either, that "Answer:" does not count;
 2. the content of the last ``\boxed{...}``;
 3. what follows the last ``####``, to the end of that line (the form of GSM8K);
 4. what follows the last "answer is", to the end of that sentence (the form of the chains of thought
    of arXiv:2201.11903, by which models are often prompted).
 
-Emphasis around it (``**``, ``$``, backquotes) and a full stop at its end are removed, unless a
-right answer begins or ends so itself.
+Emphasis around it (``**``, ``$``, backquotes), a full stop at its end and a box around all of it
+are removed, unless a right answer begins or ends so itself.
 """
 
 import re
 from collections.abc import Sequence
 
-from tasks.protocol import Score
+from tasks.protocol import Problem, Score
 
 INSTRUCTION = (
     'Think about it first. Then end with one line that begins with "Answer:" and holds the final '
@@ -69,19 +71,16 @@ def final_answer(text: str, right: str = "", *, has_lines: bool = False) -> str 
         return None
 
     places = (
-        _after_answer(said, has_lines),
+        *_after_answer(said, has_lines),
         _last_box(said),
         _last(_HASHES, said),
         _last(_SENTENCE, said),
     )
-    for found in places:
-        if found is not None:
-            return bare(found, right) or None
-    return None
+    return next(filter(None, (bare(found or "", right) for found in places)), None)
 
 
 def bare(answer: str, right: str = "") -> str:
-    """Return an answer without emphasis around it and without a full stop at its end.
+    """Return an answer without emphasis or a box around it and without a full stop at its end.
 
     A mark with which a `right` answer begins or ends may be part of the answer, and is left.
     """
@@ -92,6 +91,9 @@ def bare(answer: str, right: str = "") -> str:
     while answer != before:
         before = answer
         answer = answer.strip().strip(marks).removesuffix(stop)
+        box = _last_box(answer)
+        if answer == f"\\boxed{{{box}}}":
+            answer = box
     return answer
 
 
@@ -104,13 +106,22 @@ def scored(rights: Sequence[bool], answers: Sequence[str | None]) -> list[Score]
     return scores
 
 
-def _after_answer(text: str, has_lines: bool) -> str | None:
-    """Return what follows the last "Answer:"; None if there is none."""
-    ends = [match.end() for match in _ANSWER.finditer(text)]
-    if not ends:
-        return None
-    rest = text[ends[-1] :]
-    return rest if has_lines else rest.partition("\n")[0]
+def unended(problem: Problem, completion: str, score: Score) -> Score:
+    """Return the score of a completion that the token budget cut off: at most that of a wrong
+    answer in the right form (see `tasks.protocol.OptionalMembers`).
+    """
+    return Score(min(score.reward, FORM), score.parts)
+
+
+def _after_answer(text: str, has_lines: bool) -> list[str | None]:
+    """Return where an answer may stand after the last "Answer:"; [] if there is none."""
+    _, *after = _ANSWER.split(text)
+    if not after:
+        return []
+    line, *below = after[-1].split("\n")
+    if has_lines:
+        return [after[-1]]
+    return [line] if bare(line) else [_last_box("\n".join(below)), *below]
 
 
 def _last(pattern: re.Pattern[str], text: str) -> str | None:

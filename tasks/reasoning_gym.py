@@ -23,7 +23,7 @@ from data.text import shortened
 from tasks.checks import calling
 from tasks.explanations import explain_answer
 from tasks.protocol import Problem, Score, key_of, split_of_key
-from tasks.reasoning import BUDGET, asking, final_answer
+from tasks.reasoning import BUDGET, asking, final_answer, unended
 
 # The search ends after this many draws without a problem of the split.
 PATIENCE = 1000
@@ -42,6 +42,8 @@ class ReasoningGym:
     default_level = 1
     level_unit = ""
     argument = ("NAME", "the name of a dataset of reasoning-gym")
+    reads_reasoning = True
+    unended = staticmethod(unended)
     explain = staticmethod(explain_answer)
 
     def __init__(self, argument: str):

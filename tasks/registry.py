@@ -15,6 +15,7 @@ from tasks.explanations import explain_parts
 from tasks.optional import own_programs_of
 from tasks.own_files import load_from_file
 from tasks.protocol import Problem, Score, Task
+from tasks.scoring import CUT_OFF
 from tasks.wording import check_placeholders
 
 REGISTRY = {
@@ -93,6 +94,8 @@ def explain(
     loaded either: the stored parts of the score explain it. The result may quote the completion, so
     escape it before it is shown.
     """
+    if score.parts.get("reason") == CUT_OFF:
+        return f"{score.reward:.3f} = {CUT_OFF}"
     explain_score = getattr(_load_class(spec), "explain", None) if is_of_project(spec) else None
     if explain_score is None:
         return explain_parts(score)

@@ -93,6 +93,7 @@ class Rows:
     name = "data"
     rewards: tuple[str, ...] = ()
     default_level = 1
+    reads_reasoning = True
     explain = staticmethod(explain_components)
     options = {
         "data": "your problems: a .jsonl or .parquet file, or a dataset of the hub, "

@@ -7,13 +7,17 @@ from typing import Any
 from data.errors import UserError
 from data.text import shown
 from tasks.checks import calling, data_unchanged, finite_number, process_unchanged
-from tasks.protocol import COMPONENT, Problem, Score, Task, is_right
+from tasks.protocol import COMPONENT, Problem, Score, Task
 
 # Rounding, even in float32, moves a reward out of its range by at most this share of the range.
 ROUNDING = 1e-6
 
 # No reward is further from 0, so that sums and squares of rewards are finite.
 LARGEST = 1e30
+
+# The part `reason` of a right answer that is not exact, because it did not end. Its part `unended`
+# is what that adds to its reward, e.g. -0.02.
+CUT_OFF = "right, but cut off by the token budget"
 
 # The lowest and the highest reward.
 Range = tuple[float, float]
@@ -91,6 +95,19 @@ def scores_of_groups(
     ]
 
 
+def without_end(task: Task, problem: Problem, completion: str, score: Score) -> Score:
+    """Return the `score` of a completion that the token budget cut off, which is never exact.
+
+    What it earns is the task's to say (`OptionalMembers.unended`).
+    """
+    unended = getattr(task, "unended", None)
+    earned = unended(problem, completion, score) if unended else score
+    parts = dict(earned.parts)
+    if score.exact:
+        parts |= {"reason": CUT_OFF, "unended": earned.reward - score.reward}
+    return replace(earned, parts=parts, value=earned.value, exact=False)
+
+
 def _as_list(scores: Any) -> Any:
     """Return what a task returned as a list; if it is no iterable, as it is, to be refused."""
     return list(scores) if isinstance(scores, Iterable) else scores
@@ -158,8 +175,8 @@ def _checked(score: Any, reward_range: Range | None, whose: str) -> Score:
                 f"{name!r} {shown(part)} {whose}; a component of the reward is a number, up to "
                 f"{LARGEST:g}"
             )
-    checked = replace(score, reward=reward, value=value, exact=bool(score.exact), parts=parts)
-    return replace(checked, exact=is_right(checked))
+    is_exact = bool(score.exact) or value >= 1.0
+    return replace(score, reward=reward, value=value, exact=is_exact, parts=parts)
 
 
 def _within(given: Any, name: str, limits: Range | None, whose: str) -> float:

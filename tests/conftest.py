@@ -10,6 +10,7 @@ from small_runs import BY_PLACE
 from tiny_models import make_tiny_model
 
 from grpo.model.load import load_policy
+from grpo.records import Completion
 
 # No deadline: on a shared machine a slow example is no failure.
 settings.register_profile("default-without-deadline", deadline=None)
@@ -49,3 +50,9 @@ def quick_flags(tiny_flags):
 @pytest.fixture()
 def tiny_policy(tiny_model):
     return load_policy(str(tiny_model), device="cpu")
+
+
+@pytest.fixture()
+def all_end(monkeypatch):
+    """No completion counts as cut off: a random model hardly ever writes an end token."""
+    monkeypatch.setattr(Completion, "is_truncated", False)

@@ -23,7 +23,7 @@ from grpo.distributed import SINGLE, Ranks
 from grpo.model.policy import Policy
 from grpo.records import Completion, Group
 from grpo.variance import common_trap
-from tasks.base import Problem, is_right
+from tasks.base import Problem
 
 
 def demonstration(policy: Policy, problem: Problem) -> Completion:
@@ -51,7 +51,7 @@ def demonstrate(
         for group in groups
         if group.action != "resample"
         and group.problem.target.strip()
-        and not any(map(is_right, group.scores))
+        and not any(score.exact for score in group.scores)
     ]
     answers = [
         replace(group, completions=[demonstration(policy, group.problem)], scores=[])
@@ -62,7 +62,7 @@ def demonstrate(
     shown = []
     for group, answer in zip(stuck, ranks.gather(answers), strict=True):
         (earned,) = answer.scores
-        if not is_right(earned) or earned.reward <= max(group.rewards):
+        if not earned.exact or earned.reward <= max(group.rewards):
             continue
         scores = [*group.scores[:-1], earned]
         copy = replace(

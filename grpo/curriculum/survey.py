@@ -15,7 +15,7 @@ from grpo.evaluate import EvaluationSettings, Sampling, evaluate, select
 from grpo.model.policy import Policy
 from grpo.records import Group, truncated_share
 from grpo.variance import ClassRule, group_class
-from tasks.base import Problem, is_right, levels_of, range_of
+from tasks.base import Problem, levels_of, range_of
 from tasks.levels import LADDER
 from tasks.supply import Supply, patience
 
@@ -208,8 +208,8 @@ def summarise_level(level: int, groups: Sequence[Group], seconds: float = 0.0) -
         reward=fmean(score.reward for score in scores),
         reward_std=fmean(group.reward_std for group in groups),
         varied=fmean(group.class_name == "varied" for group in groups),
-        any_exact=fmean(any(map(is_right, group.scores)) for group in groups),
-        exact=fmean(is_right(score) for score in scores),
+        any_exact=fmean(any(score.exact for score in group.scores) for group in groups),
+        exact=fmean(score.exact for score in scores),
         truncated=truncated_share(groups),
         distinct=fmean(len(set(group.texts)) for group in groups),
         tokens=sum(group.tokens for group in groups),

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from grpo.curriculum.demonstrations import demonstration
+from grpo.evaluate import score_groups
 from grpo.model.policy import Policy
 from grpo.records import Group
-from tasks.base import Problem, Task, scores_of
+from tasks.base import Problem, Task
 
 # Right answers in an update. SmolLM2-135M then needs 18 to 22 updates, or 12 seconds, for 10 words
 # (runs/LOG.md, 2026-11-23: "10 words by one command").
@@ -60,18 +61,19 @@ class WarmStart:
 
 def right_answer(policy: Policy, task: Task, index: int, problem: Problem) -> Group:
     """Return the right answer of a problem as a group of one completion, with advantage 1."""
-    completion = demonstration(policy, problem)
-    return Group(
+    group = Group(
         index,
         problem,
         policy.encode(problem),
         1.0,
-        [completion],
-        scores=scores_of(task, problem, [completion.text]),
+        [demonstration(policy, problem)],
         action="imitate",
         advantages=[1.0],
         shots=policy.shots(problem),
+        opened=policy.opened(problem),
     )
+    score_groups(task, [group])
+    return group
 
 
 def most_updates(steps: int, completions: int) -> int:

@@ -38,7 +38,7 @@ from grpo.model.memory import DeviceMemory, Shape, prompts_at_once, shape_of, up
 from grpo.model.packed_attention import Packing, PaddedBatch
 from grpo.model.prefill import prefill
 from grpo.model.prefix_cache import PrefixCache
-from grpo.model.prompts import PromptFormat, check_format
+from grpo.model.prompts import PromptFormat, check_format, opened_reasoning
 from grpo.model.runner import ForwardPath
 from grpo.model.save import save_model
 from tasks.base import Problem, UserError
@@ -48,6 +48,9 @@ from tasks.base import Problem, UserError
 CACHED_ENCODINGS = 512
 
 CPU_TOKENS_AT_ONCE = 4096
+
+# The most tokens that the reasoning tag at the end of a prompt takes, with the blanks after it.
+TAG_TOKENS = 16
 
 
 class Policy:
@@ -180,6 +183,12 @@ class Policy:
                 f"{self.vocabulary:,} tokens; give a directory whose files belong together"
             )
         return tokens
+
+    def opened(self, problem: Problem) -> str:
+        """Return the reasoning tag that the prompt of `problem` ends with, e.g. "<think>\\n"; "" if
+        it does not.
+        """
+        return opened_reasoning(text_of(self.tokenizer, self.encode(problem)[-TAG_TOKENS:]))
 
     def shots(self, problem: Problem) -> tuple[str, ...]:
         """Return the keys of the examples that the prompt of `problem` shows."""

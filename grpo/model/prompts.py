@@ -189,6 +189,16 @@ def _try(tokenizer: Tokenizer, turns: list[Turn], arguments: TemplateArguments, 
         raise UserError(f"{flag}: {error}") from error
 
 
+def opened_reasoning(prompt: str) -> str:
+    r"""Return the reasoning tag that a prompt ends with, "" if it ends with none.
+
+    >>> opened_reasoning("<|assistant|><think>\n")
+    '<think>\n'
+    """
+    found = re.search(r"<think(?:ing)?>\s*\Z", prompt, re.IGNORECASE)
+    return found[0] if found else ""
+
+
 def sent_lines(policy: Encoder, problem: Problem) -> list[str]:
     r"""Return the whole prompt of `problem`, decoded from its token ids, line by line.
 

@@ -1,9 +1,10 @@
 """Right answers of the training stream, for the warm start (`grpo.curriculum.warm_start`)."""
 
 from grpo.curriculum.warm_start import right_answer
+from grpo.evaluate import turns_of
 from grpo.records import Group
 from grpo.training.problems import ProblemStream
-from tasks.base import UserError, compares, is_right, scores_of
+from tasks.base import UserError, compares, scores_of
 
 
 def has_right_targets(stream: ProblemStream, level: int) -> bool:
@@ -15,8 +16,9 @@ def has_right_targets(stream: ProblemStream, level: int) -> bool:
     _, problem = stream.at(stream.next_index, level)
     if not problem.target.strip() or compares(stream.task):
         return False
-    (score,) = scores_of(stream.task, problem, [problem.target])
-    return is_right(score)
+    turns = turns_of(stream.task, stream.policy.opened(problem), [problem.target])
+    (score,) = scores_of(stream.task, problem, turns)
+    return score.exact
 
 
 def no_answers(setting: str, task: str, remedy: str) -> UserError:

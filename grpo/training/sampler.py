@@ -69,6 +69,7 @@ class GroupSampler:
                 answers,
                 attempt,
                 shots=self.policy.shots(request.problem),
+                opened=self.policy.opened(request.problem),
             )
             for request, prompt, answers in zip(requests, prompts, completions)
         ]

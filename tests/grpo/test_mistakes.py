@@ -39,7 +39,7 @@ def test_mistakes_by_hand(case, words):
 
 def test_the_most_common_mistake_of_wrong_answers_alone():
     texts = ["a b c", "a b", "", "a b c", "x"]
-    scores = [Score(1.0, exact=True), Score(0.6), Score(0.0), Score(1.0), Score(0.1)]
+    scores = [Score(1.0, exact=True), Score(0.6), Score(0.0), Score(1.0, exact=True), Score(0.1)]
     group = Group(
         0,
         Problem("t", 3, "p", "a b c", "k"),

@@ -123,7 +123,7 @@ def test_figures_of_a_level():
     groups = [
         group(("a", 0.0, False), ("b", 0.5, True)),
         group(("long", 0.2, False), ("long", 0.2, False)),
-        group(("c", 1.0, False), ("c", 1.0, False)),  # the highest score is right without a word
+        group(("c", 1.0, True), ("c", 1.0, True)),
         group(("d", 0.2, False), ("e", 0.4, False)),
     ]
     found = summarise_level(3, groups, seconds=2.0)
@@ -166,7 +166,7 @@ def test_levels_below_the_asked_one():
     ) == [4, 7, 30]
 
 
-def test_survey_of_a_model(tiny_policy):
+def test_survey_of_a_model(all_end, tiny_policy):
     levels, training_levels = [1, 2, 3, 5, 10, 25], [5, 10, 25]
     found, groups = survey(
         SurveySubject(tiny_policy, Supply(load_task(f"{TOYS}:Toy"), seed=0), SETTINGS),
@@ -201,7 +201,7 @@ def test_survey_of_a_model(tiny_policy):
         )
 
 
-def test_harder_levels_are_surveyed_in_turn_until_no_answer_is_right(tiny_policy):
+def test_harder_levels_are_surveyed_in_turn_until_no_answer_is_right(all_end, tiny_policy):
     found, _ = survey(
         SurveySubject(tiny_policy, Supply(load_task(f"{TOYS}:Toy"), seed=0), SETTINGS),
         [3, 4, 5],
@@ -293,7 +293,7 @@ FLAGS += " --eval-problems 2 --device cpu --lora-rank 0 --patience 0"
 
 
 @pytest.fixture()
-def start(tiny_model, tmp_path, monkeypatch):
+def start(all_end, tiny_model, tmp_path, monkeypatch):
     """Return a function that trains the tiny model on the toy task in runs/NAME."""
     monkeypatch.chdir(tmp_path)
 

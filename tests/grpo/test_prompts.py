@@ -4,6 +4,8 @@ is shown.
 
 import json
 import os
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -118,6 +120,38 @@ def test_without_a_template_each_turn_is_a_line():
     policy = policy_with(None, PromptFormat("Be brief.", TWO))
     said = policy.tokenizer.decode(policy.encode(PROBLEM)).strip()
     assert said.split("\n") == [text for _, text in policy.format.turns(PROBLEM)]
+
+
+@pytest.mark.parametrize(
+    ("end", "opened"),
+    [
+        ("", ""),
+        ("<think>\n", "<think>\n"),
+        ("<Thinking>", "<Thinking>"),
+        ("<think>\n\n</think>\n\n", ""),
+    ],
+)
+def test_the_reasoning_that_a_prompt_opens_is_known(end, opened):
+    policy = policy_with(f"{CHAT}{{{{ {end!r} }}}}")
+    assert Policy.opened(policy, PROBLEM) == opened
+    asks = Problem("t", 1, "Reason between <think> and </think>. Begin with <think>", "x", "k")
+    assert Policy.opened(policy, asks) == opened
+    assert Policy.opened(policy_with(None), asks) == "<think>\n"  # a base model goes on from there
+
+
+def test_a_template_that_adds_nothing_sends_the_prompt_as_written():
+    """The one that docs/your-data.md names for base models."""
+    written = "Question: Which owl?\nAnswer:"
+    page = Path(__file__).parents[2] / "docs" / "your-data.md"
+    (template,) = re.findall(r"```\n(.*bos_token.*)\n```", page.read_text())
+    tokenizer = tokenizer_with(None)
+    assert tokenizer.bos_token is None
+
+    def ids_of(text):
+        return tuple(tokenizer(text, add_special_tokens=False).input_ids)
+
+    assert policy_with(template).encode(written) == ids_of(written)
+    assert policy_with(None).encode(written) == ids_of(f"{written}\n")
 
 
 def test_the_variables_of_the_template_reach_it():

@@ -68,7 +68,7 @@ class Penalised(Forced):
 
 
 @pytest.mark.parametrize("odd, class_name", [(1.0, "solved"), (0.0, "failed"), (0.5, "tied")])
-def test_groups_are_judged_on_the_scale_of_the_task(tiny_policy, odd, class_name):
+def test_groups_are_judged_on_the_scale_of_the_task(all_end, tiny_policy, odd, class_name):
     trainer = trainer_for(tiny_policy, odd=odd, kind=Penalised)
     judged = Counter(group.class_name for group in trainer.step().groups)
     assert judged == {"varied": 2, class_name: 2}
@@ -111,7 +111,9 @@ def test_a_control_run_stops_when_nothing_varies(tiny_policy):
 
 
 @pytest.mark.parametrize("options", [{"patience": 0}, {"control": "shuffled-rewards"}])
-def test_a_run_that_never_stops_and_a_control_run_never_count_as_solved(tiny_policy, options):
+def test_a_run_that_never_stops_and_a_control_run_never_count_as_solved(
+    all_end, tiny_policy, options
+):
     trainer = trainer_for(tiny_policy, **{"patience": 20, "prompts": 1} | options)
     trainer.task.score = lambda problem, texts: [Score(1.0) for _ in texts]
     for _ in range(10):
@@ -119,7 +121,7 @@ def test_a_run_that_never_stops_and_a_control_run_never_count_as_solved(tiny_pol
     assert trainer.early_stop.solved_steps == 1 and not trainer.seems_solved
 
 
-def test_solved_steps_at_the_last_level_call_for_a_held_out_check(tiny_policy):
+def test_solved_steps_at_the_last_level_call_for_a_held_out_check(all_end, tiny_policy):
     trainer = trainer_for(tiny_policy, patience=20, prompts=1, promote_every=2)
     trainer.task.score = lambda problem, texts: [Score(1.0) for _ in texts]
     asked = []
@@ -132,7 +134,7 @@ def test_solved_steps_at_the_last_level_call_for_a_held_out_check(tiny_policy):
     assert not trainer.seems_solved
 
 
-def test_a_promotion_does_not_make_the_next_level_seem_solved(tiny_policy):
+def test_a_promotion_does_not_make_the_next_level_seem_solved(all_end, tiny_policy):
     trainer = trainer_for(tiny_policy, patience=20, prompts=1)
     trainer.task.score = lambda problem, texts: [Score(1.0) for _ in texts]
     for _ in range(10):
@@ -167,7 +169,7 @@ def test_patience_counts_steps_without_an_update_at_every_level(tiny_policy, mov
     assert trainer.stopped.startswith(said) == (trainer.curriculum.level == 2)
 
 
-def test_a_run_goes_on_after_solved_steps_of_a_level_that_is_not_the_last(tiny_policy):
+def test_a_run_goes_on_after_solved_steps_of_a_level_that_is_not_the_last(all_end, tiny_policy):
     trainer = trainer_for(tiny_policy, patience=3, prompts=1, curriculum="1,2")
     trainer.task.score = lambda problem, texts: [Score(1.0) for _ in texts]
     reports = [trainer.step() for _ in range(3)]

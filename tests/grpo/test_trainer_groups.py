@@ -150,7 +150,7 @@ def test_a_second_try_that_varies_is_learned_from(tiny_policy, every_loss_is_los
     assert report.metrics["reward"] == pytest.approx((0.15 + 0.5 + 0.15 + 0.5) / 4)
 
 
-def test_solved_groups_are_not_drawn_again(tiny_policy):
+def test_solved_groups_are_not_drawn_again(all_end, tiny_policy):
     report = trainer_for(tiny_policy, odd=1.0, on_degenerate="resample").step()
     assert {group.action for group in report.groups if group.index % 2} == {"skip"}
     assert report.metrics["groups/class/solved"] == 2 and len(report.groups) == 4

@@ -69,7 +69,9 @@ BY_TOKEN = ClassRule(masks_truncated=True, credits_tokens=True)
         ([0.0, 0.5, 0.25], "tts", BY_TOKEN, "varied"),  # some of its tokens may have an advantage
         ([0.0, 0.5, 0.25], "ttt", BY_TOKEN, "masked"),
         ([0.5, 0.5, 0.5], "ttt", MASKING, "tied"),  # nothing to learn, masked or not
-        ([1.0, 1.0, 1.0], "ttt", MASKING, "solved"),
+        ([1.0, 1.0, 1.0], "sss", MASKING, "solved"),
+        ([1.0, 1.0, 1.0], "sst", MASKING, "tied"),  # an answer that does not end is not solved
+        ([1.0, 1.0, 1.0], "sst", ClassRule(), "tied"),
     ],
 )
 def test_a_group_is_masked_if_the_loss_leaves_out_every_advantage(rewards, ends, rule, class_name):

@@ -14,10 +14,19 @@ from hypothesis import strategies as st
 from written_numbers import WRITTEN
 
 from data.errors import needs
-from tasks.base import SPLITS, UserError, answers_of, load_task, problem_at, scores_of
+from tasks.base import (
+    SPLITS,
+    UserError,
+    answers_of,
+    load_task,
+    problem_at,
+    scores_of,
+    without_end,
+)
 from tasks.countdown import evaluated
 from tasks.gsm8k import number_of
 from tasks.reasoning import FORM, asking, final_answer
+from tasks.scoring import CUT_OFF
 
 LINE = st.text(st.characters(codec="utf-8", exclude_characters="\r\n*_`$\\#{}<>"), max_size=20)
 
@@ -51,6 +60,16 @@ def test_the_last_answer_line_is_the_answer(thought, answer):
         ("the answer is 42", "42"),
         ("I answer 42", None),
         ("Answer:", None),
+        ("Answer:\n42", "42"),
+        ("**Answer:**\n\\boxed{42}", "42"),
+        ("**Final Answer:**\n\n\\[\n\\boxed{42}\n\\]\nI hope that this helps.", "42"),
+        ("So \\boxed{42}.\nAnswer:", "42"),
+        ("Answer: 41\nSo \\boxed{42}.\n**Answer:**\n", "42"),
+        ("It is 6 * 7.\n#### 42\nAnswer: ", "42"),
+        ("Answer: $\\boxed{42}$.", "42"),
+        ("Answer: -\\boxed{42}", "-\\boxed{42}"),
+        ("Answer: \\boxed{4}\\boxed{2}", "\\boxed{4}\\boxed{2}"),
+        ("Answer: 41\nAnswer:", None),
         ("", None),
     ],
 )
@@ -74,6 +93,41 @@ def test_an_answer_with_the_lines_and_marks_of_a_right_one(text, right, answer):
     assert final_answer(text, right, has_lines=True) == answer
     first = final_answer(text, right)
     assert first is None or "\n" not in first
+
+
+@pytest.mark.parametrize("name", ["countdown", "gsm8k", "reasoning_gym:late", "arithmetic"])
+def test_an_answer_in_reasoning_that_the_prompt_opened_and_nothing_closes_is_none(
+    name, tmp_path, gym
+):
+    task = gsm8k(tmp_path / "gsm8k") if name == "gsm8k" else load_task(name)
+    assert task.reads_reasoning
+    level = task.default_level
+    problem = problem_at(task, seed=0, split="train", level=level, index=0)
+    said = f"Perhaps this:\n{problem.target}\nBut wait"
+    turns = [f"<think>\n{said}", f"<think>\nwell</think>{problem.target}", problem.target]
+    unclosed, closed, plain = scores_of(task, problem, turns)
+    assert unclosed.reward == 0 and not unclosed.exact
+    assert closed == plain and plain.exact
+    assert answers_of(task, problem, turns)[0] is None
+
+
+@pytest.mark.parametrize("name", ["countdown", "gsm8k", "reasoning_gym:late", "arithmetic"])
+def test_an_answer_that_the_budget_cut_off_earns_no_more_than_a_wrong_one(name, tmp_path, gym):
+    task = gsm8k(tmp_path / "gsm8k") if name == "gsm8k" else load_task(name)
+    problem = problem_at(task, seed=0, split="train", level=task.default_level, index=0)
+    number = 10**6 + 1 if name == "arithmetic" else "Answer: 10 ** 6"
+    texts = [problem.target, str(number), ""]
+    right, wrong, none = [
+        (score, without_end(task, problem, text, score))
+        for text, score in zip(texts, scores_of(task, problem, texts), strict=True)
+    ]
+    assert right[0].exact and right[0].reward == 1
+    assert not right[1].exact and right[1].value < 1
+    assert right[1].reward == (0.5 if name == "arithmetic" else FORM)
+    assert right[1].parts["reason"] == CUT_OFF
+    assert right[1].parts["unended"] == right[1].reward - 1
+    assert wrong[1] == wrong[0] and none[1] == none[0]
+    assert none[1].reward <= wrong[1].reward <= right[1].reward
 
 
 # --- countdown --------------------------------------------------------------------------------
@@ -107,6 +161,12 @@ def test_countdown_rewards():
         "Answer: (3 + 5) * 2": 1.0,
         "Answer: 2 * (5 + 3) = 16": 1.0,
         "Answer: (3 + 5) × 2": 1.0,
+        "Answer: \\boxed{(3 + 5) * 2}": 1.0,
+        "**Answer:**\n$\\boxed{(3 + 5) × 2}$": 1.0,
+        "Answer: -3 * 2 + 5": FORM,
+        "Answer: (3 + 5) * 2 # = 16": 0.0,
+        "Answer: (3 + 5) * 2 # I think": 0.0,
+        "Answer: (3 + 5) * 0x2": 0.0,
         "Answer: (3 + 5) / 2": FORM,
         "Answer: 3 + 5 + 2 + 6": 0.0,
         "Answer: 16": 0.0,
@@ -122,6 +182,11 @@ def test_countdown_rewards():
     assert [score.reward for score in scores] == list(cases.values())
     texts = ["Answer: 2*3+5*2", "Answer: 2*3*5"]
     assert answers_of(task, problem, texts) == [None, "30"]
+
+
+@pytest.mark.parametrize("text", ["9 − 2", "-2 + 9", "−2 + 9", "-(2 − 9)", "9 - 2 = 7"])
+def test_countdown_reads_minus_signs(text):
+    assert evaluated(text)[0] == 7
 
 
 @given(st.integers(0, 2**32))

@@ -55,6 +55,14 @@ def test_on_the_corpus_who_ignores_a_text_earns_next_to_nothing(pay, level):
     assert max(earned.values()) <= 0.1, earned
 
 
+@pytest.mark.parametrize(("level", "share"), [(1, 0.5), (2, 0.25), (3, 0.17), (5, 0.1)])
+def test_at_few_words_the_first_one_is_much(level, share):
+    earned = table([level], samples=50)
+    found = [earned[name, level, Interleave.rewards[0]] for name in IGNORE_A_TEXT]
+    assert earned["copies A", level, Interleave.rewards[0]] == pytest.approx(share, abs=0.02)
+    assert max(found) == pytest.approx(share, abs=0.03)
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_similarity_pays_half_for_one_text(pay, level):
     # at most 2n words, n of them right and n missing: (0 + 2n) / 4n, and a little more where texts

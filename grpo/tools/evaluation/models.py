@@ -13,6 +13,7 @@ from grpo.evaluate import (
     evaluate,
     find_problems,
     first_room_warning,
+    score_groups,
     select,
 )
 from grpo.model.policy import Policy
@@ -21,7 +22,7 @@ from grpo.records import Completion, Group
 from grpo.tools.evaluation.answers import ServerAnswer
 from grpo.tools.evaluation.endpoint import Endpoint, Question
 from grpo.tools.evaluation.request import Request
-from tasks.base import Problem, Task, declared_budget, problem_stream, scores_of_groups
+from tasks.base import Problem, Task, declared_budget, problem_stream
 from tasks.supply import DistinctProblems, family_size, first_distinct, patience
 
 # Without the model's tokenizer, the budget is a token for each character of the target, and this
@@ -171,9 +172,7 @@ class RemoteModel:
                 )
 
         progress("scoring", 0, len(groups))
-        scores = scores_of_groups(task, [(group.problem, group.texts) for group in groups])
-        for group, of_group in zip(groups, scores, strict=True):
-            group.scores = of_group
+        score_groups(task, groups)
         return groups
 
     def budget(self, task: Task, problems: Sequence[Problem]) -> int:

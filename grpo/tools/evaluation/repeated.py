@@ -14,9 +14,10 @@ from math import comb
 from statistics import fmean
 from typing import Any
 
+from grpo.evaluate import turns_of
 from grpo.records import Group
 from grpo.statistics import mean_interval, rate_interval
-from tasks.base import Task, answers_of, is_right
+from tasks.base import Task, answers_of
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
@@ -49,7 +50,7 @@ def repeated_figures(task: Task, groups: Sequence[Group]) -> dict[str, Any]:
     if samples == 1:
         return {}
 
-    rights = [[is_right(score) for score in group.scores] for group in groups]
+    rights = [[score.exact for score in group.scores] for group in groups]
     pass_at = []
     for k in sizes(samples):
         values = [pass_at_k(len(right), sum(right), k) for right in rights]
@@ -63,10 +64,17 @@ def repeated_figures(task: Task, groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def _majority_is_right(task: Task, group: Group) -> bool:
-    """Return whether the most frequent answer is right. A text without an answer has no vote."""
-    answers = answers_of(task, group.problem, group.texts)
+    """Return whether the most frequent answer is right.
+
+    A text without an answer has no vote, nor has one that the budget cut off.
+    """
+    found = answers_of(task, group.problem, turns_of(task, group.opened, group.texts))
+    answers = [
+        None if completion.is_truncated else answer
+        for completion, answer in zip(group.completions, found, strict=True)
+    ]
     counts = Counter(answer for answer in answers if answer is not None)
     if not counts:
         return False
     (winner, _), *_ = counts.most_common(1)  # of equals, the one that was counted first
-    return is_right(group.scores[answers.index(winner)])
+    return group.scores[answers.index(winner)].exact

@@ -387,7 +387,7 @@ TABLE = {
         (
             "right answers count as mistakes",
             "most_common_mistake",
-            "not is_right(score)",
+            "not score.exact",
             "True",
         ),
     ],

@@ -144,8 +144,8 @@ TABLE = {
         (
             "a value of 1 is not exact",
             "_checked",
-            "replace(checked, exact=is_right(checked))",
-            "checked",
+            "bool(score.exact) or value >= 1.0",
+            "bool(score.exact)",
         ),
         (
             "scores outside the range",

@@ -25,7 +25,7 @@ TABLE = {
         (
             "an answer is shown beside a right one",
             "demonstrate",
-            "not any(map(is_right, group.scores))",
+            "not any((score.exact for score in group.scores))",
             "True",
         ),
         (
@@ -37,14 +37,14 @@ TABLE = {
         (
             "a target that is not right is shown",
             "demonstrate",
-            "not is_right(earned) or earned.reward <= max(group.rewards)",
+            "not earned.exact or earned.reward <= max(group.rewards)",
             "earned.reward <= max(group.rewards)",
         ),
         (
             "an answer that earns no more is shown",
             "demonstrate",
-            "not is_right(earned) or earned.reward <= max(group.rewards)",
-            "not is_right(earned)",
+            "not earned.exact or earned.reward <= max(group.rewards)",
+            "not earned.exact",
         ),
         (
             "the copy keeps the trap of what was sampled",

@@ -1,0 +1,93 @@
+"""A chat template that opens the reasoning itself: an answer before its end is none."""
+
+import json
+from pathlib import Path
+
+import pytest
+from small_evaluations import evaluated
+
+from grpo.config import Config
+from grpo.records import Completion
+from grpo.run.reader import load_run
+from grpo.tools import train
+from grpo.trainer import Trainer
+from grpo.training.build import Parts
+from tasks.rows import Rows
+
+TEMPLATE = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+UNCLOSED = "Perhaps this:\nAnswer: 7\nBut wait"
+CLOSED = "Perhaps this.\n</think>\nAnswer: 7"
+
+
+def writes(text):
+    """A `generate` that always writes `text`."""
+
+    def generate(policy, request, *others):
+        tokens = (*policy.target_tokens(text), policy.end)
+        completion = Completion(tokens, (0.0,) * len(tokens), text, "stop")
+        return [[completion] * len(keys) for keys in request.keys]
+
+    return generate
+
+
+@pytest.fixture()
+def says(tiny_model, monkeypatch):
+    """Return a function that lets every completion of the model in `model` be a text."""
+    shown = Path("model")
+    shown.mkdir()
+    for file in Path(tiny_model).iterdir():
+        (shown / file.name).symlink_to(file)
+    (shown / "chat_template.jinja").unlink(missing_ok=True)
+    (shown / "chat_template.jinja").write_text(TEMPLATE)
+
+    def let_say(text):
+        monkeypatch.setattr("grpo.training.sampler.generate", writes(text))
+        monkeypatch.setattr("grpo.evaluate.generate", writes(text))
+
+    return let_say
+
+
+def gsm8k():
+    """Problems whose answer is 7, in a folder."""
+    rows = [
+        {"question": f"Eve has {n} pens and buys {7 - n} more. How many?", "answer": "So. #### 7"}
+        for n in range(-40, 7)
+    ]
+    Path("gsm").mkdir()
+    for name in ("train", "test"):
+        lines = [json.dumps(row) + "\n" for row in rows]
+        Path(f"gsm/{name}.jsonl").write_text("".join(lines[name == "test" :: 2]))
+    return "gsm8k:gsm"
+
+
+@pytest.mark.parametrize(("text", "right"), [(UNCLOSED, 0), (CLOSED, 1)])
+def test_reasoning_that_is_never_closed_holds_no_answer(says, text, right):
+    says(text)
+    task = gsm8k()
+    flags = "--steps 1 --prompts 2 --group-size 2 --eval-problems 2 --lora-rank 0 --device cpu"
+    assert train.main([*flags.split(), "--model", "model", "--task", task, "--name", "a"]) in (0, 3)
+
+    run = load_run("runs/a")
+    for kind, step in (("preflight", 0), ("eval", 0), ("step", 1)):
+        scores = [score for group in run.groups(step, kind) for score in group.scores]
+        assert {(score.reward, score.exact) for score in scores} == {(right, bool(right))}, kind
+
+    (line,) = evaluated("--model", "model", "--task", task, "--problems", "4", "--samples", "2")
+    assert line["mean"] == line["exact"] == line["majority"]["mean"] == right
+
+
+@pytest.mark.parametrize(("text", "reward"), [(UNCLOSED, 0.0), (CLOSED, 0.5)])
+def test_a_users_reward_reads_the_tag_that_the_prompt_opened(says, tiny_policy, text, reward):
+    def has_form(completion):
+        return 0.5 * (completion.startswith("<think>\n") and "</think>" in completion)
+
+    says(text)
+    tiny_policy.tokenizer.chat_template = TEMPLATE
+    task = Rows([{"prompt": f"What is {n}?"} for n in range(30)], reward_functions=[has_form])
+    config = Config(task="data", level=1, ramp=False, steps=1, prompts=2, learning_rate=0.0)
+    (one, other) = Trainer(config, Parts(task), tiny_policy).step().groups
+    assert {*one.rewards, *other.rewards} == {reward}
+    assert {*one.texts} == {text}  # what is stored is what was sampled
