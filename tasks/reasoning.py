@@ -92,7 +92,7 @@ def bare(answer: str, right: str = "") -> str:
         before = answer
         answer = answer.strip().strip(marks).removesuffix(stop)
         box = _last_box(answer)
-        if answer == f"\\boxed{{{box}}}":
+        if box is not None and answer == f"\\boxed{{{box}}}":
             answer = box
     return answer
 
