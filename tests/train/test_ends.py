@@ -350,7 +350,7 @@ def test_a_run_in_which_nothing_teaches_stops_early_with_its_cause(tmp_path, cap
     assert train.main([*options, "--steps", "9", *control]) == 3  # a control ends like any run
 
 
-def test_a_solved_run_ends_early_after_a_held_out_check(tmp_path, capsys, tiny_flags):
+def test_a_solved_run_ends_early_after_a_held_out_check(all_end, tmp_path, capsys, tiny_flags):
     (tmp_path / "paid.py").write_text(PAID)
     options = [*SMALL, *tiny_flags, "--words", "1", "--task", "paid.py:Always", "--steps", "12"]
     options += ["--eval-problems", "64"]  # fewer could not show that it was solved before
