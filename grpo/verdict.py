@@ -291,10 +291,7 @@ def _collapse(
             return f"{share:.0%} of the held-out completions are in the trap {trap!r}{since}", trap
 
     texts = Counter(
-        text
-        for group in after
-        for text, score in zip(group.texts, group.scores)
-        if not score.exact
+        text for group in after for text, score in zip(group.texts, group.scores) if not score.exact
     )
     most = max(texts.values(), default=0)
     if is_enough and most >= COLLAPSED_SHARE * len(scores):

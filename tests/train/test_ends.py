@@ -80,7 +80,7 @@ def test_the_ladder_climbs_by_held_out_score_and_ends_at_its_top(tmp_path, capsy
 
 
 def test_a_ladder_of_few_rows_says_before_the_first_step_what_it_climbs_by(
-    tmp_path, monkeypatch, capsys, tiny_flags
+    all_end, tmp_path, monkeypatch, capsys, tiny_flags
 ):
     """A tenth of 100 rows of each level is held out, and a validation check needs 45."""
     monkeypatch.chdir(tmp_path)
@@ -371,7 +371,7 @@ def test_a_solved_run_ends_early_after_a_held_out_check(all_end, tmp_path, capsy
     assert len(read_metrics(tmp_path / "runs/b/metrics.jsonl")) == 12
 
 
-def test_a_check_below_the_mark_does_not_end_a_run(tmp_path, monkeypatch, tiny_flags):
+def test_a_check_below_the_mark_does_not_end_a_run(all_end, tmp_path, monkeypatch, tiny_flags):
     (tmp_path / "paid.py").write_text(PAID)
     monkeypatch.setattr(promotion, "SOLVED_MEAN", 1.001)
     options = [*SMALL, *tiny_flags, "--words", "1", "--task", "paid.py:Always", "--steps", "5"]
