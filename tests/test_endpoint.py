@@ -50,10 +50,9 @@ def ask(url, *flags, status=0):
 def test_the_problems_and_figures_are_those_of_a_local_evaluation():
     assert evaluation.main("--words 3 --problems 12 --out local.jsonl".split()) == 0
     with serving(solve) as (url, log):
-        (result,) = ask(url, "--out", "remote.jsonl", "--price", "1,2")
+        (result,) = ask(url, "--out", "remote.jsonl")
     assert result["mean"] == result["exact"] == 1 and result["n"] == 12
     assert result["prompt_tokens"] == 12 * 11 and result["completion_tokens"] == 12 * 7
-    assert result["cost"] == pytest.approx((12 * 11 + 2 * 12 * 7) / 1e6)
 
     local, remote = (
         [json.loads(line) for line in Path(f"{name}.jsonl").read_text().splitlines()]
@@ -243,9 +242,6 @@ def test_no_server_is_one_line(capsys):
     [
         (["--endpoint", "localhost:8000"], "give an address such as"),
         (["--endpoint", "http://key@host/v1"], "give the key in OPENAI_API_KEY"),
-        (["--endpoint", "http://h", "--price", "1"], "give two numbers"),
-        (["--endpoint", "http://h", "--price", "1,x"], "give two numbers"),
-        (["--price", "1,2"], "only with --endpoint"),
         (["--answers", "x"], "only with --endpoint"),
         (["--endpoint", "http://h", "--concurrency", "0"], "give 1 or more"),
         (["--endpoint", "http://h", "--answers", "text.txt"], "text.txt"),

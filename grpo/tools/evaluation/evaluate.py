@@ -110,7 +110,7 @@ def evaluate_model(
         kept = Path("runs", "endpoint", f"{_file_name(request.model)}.jsonl")
         answers = Path(flags.answers) if flags.answers else kept
         endpoint = Endpoint(flags.endpoint, request.model, flags.concurrency, answers)
-        model = RemoteModel(request, endpoint, format, flags.price)
+        model = RemoteModel(request, endpoint, format)
     else:
         policy, seen = _load(request, checkpoint, config)
         policy.use(format)

@@ -109,11 +109,6 @@ def _add_endpoint_flags(parser: argparse.ArgumentParser) -> None:
         "runs/endpoint/MODEL.jsonl)",
     )
     add("--concurrency", type=int, default=8, metavar="N", help="requests at a time (default: 8)")
-    add(
-        "--price",
-        metavar="IN,OUT",
-        help="what a million prompt tokens and a million completion tokens cost",
-    )
 
 
 def _add_problem_flags(parser: argparse.ArgumentParser) -> None:
@@ -210,10 +205,8 @@ def _check(flags: argparse.Namespace) -> None:
         fix = f"give {least} or more" if not value > most else f"give {most:,} or less"
         raise UserError(f"--{name.replace('_', '-')} {value}: {fix}")
 
-    for name in ("answers", "price"):
-        if getattr(flags, name) and not flags.endpoint:
-            raise UserError(f"--{name}: only with --endpoint")
-    flags.price = _prices(flags.price)
+    if flags.answers and not flags.endpoint:
+        raise UserError("--answers: only with --endpoint")
 
     if flags.greedy and flags.temperature:
         raise UserError(f"--greedy: is --temperature 0, not {flags.temperature:g}; leave one out")
@@ -226,16 +219,3 @@ def _check(flags: argparse.Namespace) -> None:
         template_arguments(flags.chat_template_kwargs)
     if flags.system is not None:
         flags.system = system_text(flags.system)
-
-
-def _prices(text: str | None) -> tuple[float, float] | None:
-    """Return the two prices of --price, e.g. (0.15, 0.6) of "0.15,0.6"."""
-    if text is None:
-        return None
-    try:
-        prices = [float(part) for part in text.split(",")]
-    except ValueError:
-        prices = []
-    if len(prices) != 2 or not all(0 <= price < math.inf for price in prices):
-        raise UserError(f"--price {text}: give two numbers, e.g. 0.15,0.6")
-    return prices[0], prices[1]

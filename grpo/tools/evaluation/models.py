@@ -106,22 +106,12 @@ class LocalModel:
 
 
 class RemoteModel:
-    """A model behind an `endpoint`; `format` says what is added to a problem's prompt.
+    """A model behind an `endpoint`; `format` says what is added to a problem's prompt."""
 
-    `price` is what a million prompt tokens and a million completion tokens cost, if that is known.
-    """
-
-    def __init__(
-        self,
-        request: Request,
-        endpoint: Endpoint,
-        format: PromptFormat,
-        price: tuple[float, float] | None = None,
-    ):
+    def __init__(self, request: Request, endpoint: Endpoint, format: PromptFormat):
         self.request = request
         self.endpoint = endpoint
         self.format = format
-        self.price = price
         self._answers: list[ServerAnswer] = []
         self._failed = 0
 
@@ -188,19 +178,14 @@ class RemoteModel:
         """Return the tokens that the server counted, how many requests failed, and which arguments
         the server does not know.
         """
-        tokens_in = sum(answer.prompt_tokens for answer in self._answers)
-        tokens_out = sum(answer.completion_tokens for answer in self._answers)
         figures: dict[str, Any] = {
             "endpoint": self.endpoint.url,
-            "prompt_tokens": tokens_in,
-            "completion_tokens": tokens_out,
+            "prompt_tokens": sum(answer.prompt_tokens for answer in self._answers),
+            "completion_tokens": sum(answer.completion_tokens for answer in self._answers),
             "failed": self._failed,
         }
         if self.endpoint.left_out:
             figures["left_out"] = sorted(self.endpoint.left_out)
-        if self.price is not None:
-            price_in, price_out = self.price
-            figures["cost"] = (tokens_in * price_in + tokens_out * price_out) / 1e6
         self._answers, self._failed = [], 0
         return figures
 

@@ -197,13 +197,12 @@ def _named(results: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def _tokens(result: dict[str, Any]) -> str:
-    """Return how many tokens a server has counted, and what they cost."""
+    """Return how many tokens a server has counted."""
     if not (result["prompt_tokens"] or result["completion_tokens"]):
         return "the server counted no tokens"
-    cost = f", {result['cost']:.4f} in all" if "cost" in result else ""
     return (
         f"{result['prompt_tokens']:,} prompt tokens and {result['completion_tokens']:,} completion "
-        f"tokens{cost}"
+        "tokens"
     )
 
 
