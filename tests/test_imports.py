@@ -47,7 +47,7 @@ LAYERS = (  # of `grpo`, lowest first: a module imports its own package and lowe
     ("run",),
     ("show",),
     ("tools", "pretrain"),
-    ("inspect", "export", "plan", "report", "smollm2"),  # what `python -m` runs
+    ("inspect", "export", "report", "smollm2"),  # what `python -m` runs
     ("api",),  # what a user imports
     ("grpo",),
 )
@@ -55,8 +55,7 @@ LAYERS = (  # of `grpo`, lowest first: a module imports its own package and lowe
 
 # What `python -m` runs may call off Ctrl-C while it loads the rest.
 EXCEPTIONS |= {
-    f"grpo/{name}.py": {"data.streams"}
-    for name in ("export", "inspect", "plan", "report", "smollm2")
+    f"grpo/{name}.py": {"data.streams"} for name in ("export", "inspect", "report", "smollm2")
 }
 
 

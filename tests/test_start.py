@@ -16,15 +16,16 @@ from small_runs import OWN
 from tiny_models import loading
 from transformers import AutoModelForCausalLM
 
+from grpo.flags import parse
 from grpo.model.load import load_policy
 from grpo.run import checkpoint as store
 from grpo.run.heldout import EVAL_SEED
 from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
 from grpo.run.session import Run
+from grpo.run.start import start_from
 from grpo.tools import export, train
 from grpo.tools.evaluation import program as evaluation
-from grpo.tools.plan import parse as parse_plan
 from grpo.tools.replay import replay
 from tasks.audit import audit
 from tasks.base import load_task, problem_stream
@@ -128,15 +129,15 @@ def test_how_the_policy_is_trained_is_taken_over(here):
     assert (lora["lora_rank"], lora["lora_alpha"], lora["learning_rate"]) == (2, 4, 0.01)
     assert (full["model"], full["start"]) == (newest.format("full"),) * 2
     assert (full["lora_rank"], full["learning_rate"]) == (0, 0.01)
-    planned, _ = parse_plan(["--model", "runs/lora", "--words", "4"])
-    assert (planned.model, planned.lora_rank) == ("model", 2)
+    started, _ = start_from(*parse(["--model", "runs/lora"]))
+    assert (started.model, started.lora_rank) == ("model", 2)
 
 
 def test_an_adapter_over_a_model_fine_tuned_in_full_has_a_learning_rate_of_its_own(here):
-    planned, _ = parse_plan(["--model", "runs/full", "--lora-rank", "4", "--words", "4"])
-    assert planned.model == planned.start == "runs/full/checkpoints/step-000002"
-    assert planned.lora_rank == 4
-    assert planned.learning_rate is None  # automatic: it follows once the model is loaded
+    started, _ = start_from(*parse(["--model", "runs/full", "--lora-rank", "4"]))
+    assert started.model == started.start == "runs/full/checkpoints/step-000002"
+    assert started.lora_rank == 4
+    assert started.learning_rate is None  # automatic: it follows once the model is loaded
 
 
 def test_the_policy_and_its_reference_are_those_of_the_start(here):

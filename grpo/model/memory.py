@@ -1,6 +1,6 @@
 """How many bytes training keeps in memory, computed from a model's configuration.
 
-The trainer sizes its micro-batches by it, and `grpo.plan` its forecasts.
+The trainer sizes its micro-batches by it.
 """
 
 from contextlib import suppress

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 
 import torch
 from bench_model import SHAPES
+from rates import copy_rate, product_rate
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from grpo.model.load import BUILTIN
@@ -34,7 +35,6 @@ from grpo.rollout.cuda_decoder import cuda_step
 from grpo.rollout.cuda_memory import bucket
 from grpo.rollout.request import DecodeRequest, RolloutRequest
 from grpo.rollout.speculative import AcceptanceModel, DraftPlans
-from grpo.tools.measure import copy_rate, product_rate
 from tasks.base import problem_at
 from tasks.interleave import Interleave
 

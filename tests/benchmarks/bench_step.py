@@ -30,9 +30,8 @@ The columns:
 Here P is the number of parameters, L layers, K key-value heads of size D, B groups of G completions
 of N tokens, and b bytes of a number.
 
-With `--gpus N` ours is N processes that share the step, and TRL is not run. "plan" is the estimate
-of `grpo.plan` for such GPUs. Memory is that of the process with the most; floor and MFU are those
-of one GPU's part of the work.
+With `--gpus N` ours is N processes that share the step, and TRL is not run. Memory is that of the
+process with the most; floor and MFU are those of one GPU's part of the work.
 """
 
 import argparse
@@ -47,7 +46,7 @@ from pathlib import Path
 from statistics import median
 
 from bench_model import SHAPES, make_model
-from step_sides import forecast_of, measured_rates, run_ours, run_trl
+from step_sides import measured_rates, run_ours, run_trl
 
 COLUMNS = {
     "first step s": ".2f",
@@ -148,7 +147,6 @@ def child(arguments, name: str, folder: Path):
             "trained": trained,
             "memory": memory,
             "rates": measured_rates(arguments),
-            "plan": forecast_of(arguments, folder, prompts) if name == "ours" else None,
         }
     (folder / f"{name}.json").write_text(json.dumps(result))
 
@@ -241,8 +239,6 @@ def main():
         for what in ("flops", "bandwidth")
     }
     rows = {name: row_of(arguments, model, result, rates) for name, result in found.items()}
-    if foretold := found.get("ours", {}).get("plan"):
-        rows["plan"] = foretold
     if {"ours", "trl"} <= rows.keys():
         rows["ours / trl"] = {
             name: value / rows["trl"][name] for name, value in rows["ours"].items()

@@ -4,7 +4,6 @@ import os
 import resource
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from bench_model import RandomRewards, model_in, precision, prompts_of
@@ -74,37 +73,6 @@ def config_of(arguments, folder: Path):
         dtype=dtype if device == "cuda" else "auto",
     )
     return resolve_config(config, task)
-
-
-def forecast_of(arguments, folder: Path, prompts: list[list[int]]) -> dict[str, float] | None:
-    """Return the row that `grpo.plan` estimates; None if it has no estimate."""
-    import torch
-
-    from grpo.tools import estimate, plan
-    from grpo.tools.measure import measure_gpu
-
-    if not torch.cuda.is_available() or arguments.quantise != "none":
-        return None
-    config = config_of(arguments, folder)
-    gpu = measure_gpu()
-    gpu = replace(gpu, memory=arguments.gb * 1e9) if arguments.gb else gpu
-    work = estimate.Work(
-        arguments.groups,
-        sum(map(len, prompts)) / len(prompts),
-        arguments.group_size,
-        arguments.new,
-        arguments.new,
-    )
-    memory, seconds = estimate.forecast(config, plan.model_of(config), work, gpu, arguments.gpus)
-    step = sum(seconds.values())
-    rollout = seconds["prefill"] + seconds["decoding"]
-    return {
-        "step s": step,
-        "rollout s": rollout,
-        "update s": step - rollout,
-        "tokens/s": arguments.groups * arguments.group_size * arguments.new / step,
-        "peak GB": sum(memory.values()) / 1e9,
-    }
 
 
 def run_ranks(
@@ -244,13 +212,12 @@ def trl_config(arguments, folder: Path):
 
 def measured_rates(arguments) -> dict[str, float]:
     """Return the FLOP/s of a large matrix product, and the bytes/s that a large copy moves."""
+    import rates
     import torch
 
-    from grpo.tools import measure
-
     device, dtype = precision(arguments)
-    side, size = (measure.SIDE, measure.COPIED) if device == "cuda" else (2048, 1 << 28)
+    side, size = (rates.SIDE, rates.COPIED) if device == "cuda" else (2048, 1 << 28)
     return {
-        "flops": measure.product_rate(device, getattr(torch, dtype), side),
-        "bandwidth": measure.copy_rate(device, size=size),
+        "flops": rates.product_rate(device, getattr(torch, dtype), side),
+        "bandwidth": rates.copy_rate(device, size=size),
     }

@@ -41,18 +41,6 @@ TABLE = {
             "self.chosen or self.policy.tokens_at_once",
         ),
     ],
-    ("grpo/tools/measure.py", "grpo/test_plan.py"): [
-        ("the first time counts", "least_time", "min(times[1:])", "min(times)"),
-        ("bytes are only read", "copy_rate", "2 * size", "size"),
-    ],
-    ("grpo/tools/plan.py", "grpo/test_plan.py"): [
-        (
-            "keys and values stay",
-            "start",
-            "min(memory['keys and values'], memory['gradients and activations'])",
-            "0",
-        ),
-    ],
     ("grpo/learn/advantages.py", "grpo/test_advantages.py"): [
         (
             "deviation with divisor n",

@@ -286,10 +286,6 @@ TABLE = {
             "pass",
         ),
     ],
-    ("grpo/tools/estimate.py", "grpo/test_plan.py"): [
-        ("every GPU has all prompts", "forecast", "-(-work.prompts // gpus)", "work.prompts"),
-        ("masters forgotten", "forecast", "optimizer - gradients", "optimizer - 2 * gradients"),
-    ],
     ("grpo/tools/hub.py", "grpo/test_export.py"): [
         ("a new repository is public", "push", "not is_public", "is_public"),
         ("the token is shown", "_first_line", "line.replace(token, '***')", "line"),
