@@ -210,7 +210,7 @@ class Config(Settings):
         """The adapter of a new run; None for full fine-tuning."""
         if not self.lora_rank:
             return None
-        return AdapterSettings(self.lora_rank, self.lora_alpha, self.lora_variant, self.seed)
+        return AdapterSettings(self.lora_rank, self.lora_alpha, self.seed)
 
     @property
     def loading(self) -> LoadOptions:

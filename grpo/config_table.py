@@ -11,7 +11,6 @@ from typing import Any
 from grpo.choices import (
     CONTROLS,
     CREDITS,
-    LORA_VARIANTS,
     LOSSES,
     OPTIMIZERS,
     PREFLIGHTS,
@@ -209,13 +208,6 @@ class Settings:
         least=0,
     )
     lora_alpha: float = setting(32.0, "the LoRA scale is lora_alpha / lora_rank", group=MODEL)
-    lora_variant: str = setting(
-        "lora",
-        "lora, rslora (the scale is lora_alpha / sqrt(lora_rank)), or dora (magnitudes are trained "
-        "separately; slower, because it uses the model's own forward pass)",
-        group=MODEL,
-        choices=LORA_VARIANTS,
-    )
     quantise: str = flag(
         "none",
         "keep the base model under LoRA in nf4 (4 bits) or int8 (slower; needs bitsandbytes, the "

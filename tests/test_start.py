@@ -229,7 +229,6 @@ def test_fresh_problems_go_on_where_the_first_run_ended(here):
         ),
         (["--lora-rank", "0"], "python -m grpo.export runs/lora/checkpoints/step-000002 FOLDER"),
         (["--config", "{lora_alpha: 8}"], "--config: lora_alpha 8: the adapter of"),
-        (["--config", "{lora_variant: dora}"], "--config: lora_variant dora: the adapter of"),
     ],
 )
 def test_another_adapter_is_refused(here, capsys, flags, said):

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
@@ -15,13 +14,6 @@ from grpo.model.finite import check_names
 from grpo.model.interfaces import Model
 from grpo.model.options import AdapterSettings
 from tasks.base import UserError
-
-# How `peft` is asked for each kind of adapter.
-PEFT_OPTIONS: dict[str, dict[str, Any]] = {
-    "lora": {},
-    "rslora": {"use_rslora": True},
-    "dora": {"use_dora": True},
-}
 
 # The files of a whole model's weights.
 WHOLE_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
@@ -38,7 +30,6 @@ def adapter_of(settings: AdapterSettings, left_out: Sequence[str] = ()) -> LoraC
         target_modules="all-linear",
         exclude_modules=list(left_out) or None,
         task_type="CAUSAL_LM",
-        **PEFT_OPTIONS[settings.variant],
     )
 
 

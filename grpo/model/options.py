@@ -5,14 +5,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class AdapterSettings:
-    """A new LoRA adapter, e.g. ``AdapterSettings(rank=64, alpha=32.0, variant="rslora")``.
+    """A new LoRA adapter, e.g. ``AdapterSettings(rank=64, alpha=32.0)``.
 
-    `variant` is one of `grpo.model.adapter.PEFT_OPTIONS`, `seed` that of the random weights.
+    `seed` is that of its random weights.
     """
 
     rank: int
     alpha: float = 32.0
-    variant: str = "lora"
     seed: int = 0
 
 

@@ -17,7 +17,7 @@ from grpo.run.checkpoint import find_resume
 from tasks.base import UserError
 
 # The settings that decide the shape and the scale of an adapter.
-ADAPTER = ("lora_rank", "lora_alpha", "lora_variant")
+ADAPTER = ("lora_rank", "lora_alpha")
 
 PROMPT = ("system", "shots", "chat_template_kwargs")
 

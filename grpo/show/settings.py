@@ -11,7 +11,6 @@ from grpo.trainer import Trainer
 from tasks.base import Task, declared_budget, problems_of, sources_of
 
 # Names as people write them.
-ADAPTERS = {"lora": "LoRA", "rslora": "rsLoRA", "dora": "DoRA"}
 OPTIMIZERS = {"adamw": "AdamW", "adamw8bit": "AdamW with 8-bit moments"}
 
 
@@ -95,7 +94,7 @@ def _tuning(config: Config, trainer: Trainer) -> str:
     trained = sum(p.numel() for p in trainer.policy.parameters)
     tuning = "full fine-tuning"
     if config.lora_rank:
-        tuning = f"{ADAPTERS[config.lora_variant]} rank {config.lora_rank}"
+        tuning = f"LoRA rank {config.lora_rank}"
     return f"{tuning}, {trained / 1e6:.2f} M trained, learning rate {config.learning_rate:g}"
 
 

@@ -23,13 +23,12 @@ SMALL = (
 ).split()
 
 
-@pytest.fixture(scope="module")
-def adapter(tiny_model, tmp_path_factory):
-    """A folder as PEFT writes it: an adapter on some layers, without a tokenizer."""
-    folder = tmp_path_factory.mktemp("adapter")
-    base = AutoModelForCausalLM.from_pretrained(tiny_model)
-    settings = LoraConfig(r=3, lora_alpha=12, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    adapted = get_peft_model(base, settings)
+def make_adapter(base, folder, **kind):
+    """Write a folder as PEFT does: an adapter on some layers, without a tokenizer."""
+    settings = LoraConfig(
+        r=3, lora_alpha=12, target_modules=["q_proj"], task_type="CAUSAL_LM", **kind
+    )
+    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base), settings)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in adapted.named_parameters():
@@ -39,6 +38,11 @@ def adapter(tiny_model, tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def adapter(tiny_model, tmp_path_factory):
+    return make_adapter(tiny_model, tmp_path_factory.mktemp("adapter"))
+
+
 def logits(policy):
     with torch.no_grad():
         return policy.logits(policy.predict(policy.pack([PROMPT], [ANSWER])))
@@ -46,8 +50,12 @@ def logits(policy):
 
 @pytest.fixture(scope="module")
 def wanted(tiny_model, adapter):
+    return peft_logits(tiny_model, adapter)
+
+
+def peft_logits(model, adapter):
     """The logits by PEFT alone, without merging."""
-    base = AutoModelForCausalLM.from_pretrained(tiny_model)
+    base = AutoModelForCausalLM.from_pretrained(model)
     tokens = torch.tensor([[*PROMPT, *ANSWER]])
     with torch.no_grad():
         plain = base(tokens).logits[0, 2:5]
@@ -78,6 +86,14 @@ def test_its_base_with_it_merged_is_the_policy_of_every_program(
     assert evaluation.main(["--model", "out", *evaluate, "b.json"]) == 0
     ours, theirs = (json.loads((tmp_path / file).read_text()) for file in ("a.json", "b.json"))
     assert ours[0]["mean"] == theirs[0]["mean"]
+
+
+@pytest.mark.parametrize("kind", ["use_dora", "use_rslora"])
+def test_kinds_that_are_not_trained_here_are_merged_too(tiny_model, tmp_path, kind):
+    make_adapter(tiny_model, tmp_path, **{kind: True})
+    policy = load_policy(str(tmp_path), device="cpu", options=loading(lora_rank=2))
+    wanted = peft_logits(tiny_model, tmp_path)
+    torch.testing.assert_close(logits(policy), wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.parametrize("rank", ["2", pytest.param("0", marks=pytest.mark.slow)])

@@ -194,17 +194,11 @@ def test_a_resumed_policy_keeps_the_reference_it_started_with(tiny_model, tmp_pa
         assert torch.equal(hidden(reference), start)
 
 
-@pytest.mark.parametrize("variant", ["lora", "rslora", "dora"])
-def test_a_resumed_adapter_is_trained_on(tiny_model, tmp_path, variant):
-    policy = load_policy(
-        str(tiny_model), device="cpu", options=loading(lora_rank=4, lora_variant=variant)
-    )
-    assert any("magnitude" in name for name, _ in policy.model.named_parameters()) == (
-        variant == "dora"
-    )
+def test_a_resumed_adapter_is_trained_on(tiny_model, tmp_path):
+    policy = load_policy(str(tiny_model), device="cpu", options=loading(lora_rank=4))
     assert {
         module.scaling["default"] for module in policy.model.modules() if hasattr(module, "lora_A")
-    } == {16 if variant == "rslora" else 8}
+    } == {8}  # alpha 32 / rank 4
     start = hidden(policy)
     disturb(policy)
     policy.save(tmp_path)

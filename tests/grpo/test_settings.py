@@ -38,9 +38,9 @@ def test_what_is_trained_and_how(tiny_model):
         rough["update"] == "AdamW, float32 masters, micro-batches of 700 tokens (as set), gradient "
         "checkpointing"
     )
-    adapter = said(tiny_model, lora_rank=4, lora_variant="rslora", dtype="bfloat16")
+    adapter = said(tiny_model, lora_rank=4, dtype="bfloat16")
     assert (
-        adapter["tuning"].startswith("rsLoRA rank 4, ") and "masters" not in adapter["update"]
+        adapter["tuning"].startswith("LoRA rank 4, ") and "masters" not in adapter["update"]
     )  # the adapter is in float32
     assert "bfloat16 on cpu" in adapter["model"]
 

@@ -60,9 +60,9 @@ def make_tiny_model(folder, *, layers=2, heads=(4, 2), context=1024, seed=0):
     return folder
 
 
-def loading(lora_rank=0, lora_variant="lora", **others):
+def loading(lora_rank=0, **others):
     """Return the options of `load_policy`, with a new adapter unless its rank is 0."""
-    adapter = AdapterSettings(lora_rank, variant=lora_variant) if lora_rank else None
+    adapter = AdapterSettings(lora_rank) if lora_rank else None
     return LoadOptions(adapter=adapter, **others)
 
 

@@ -46,16 +46,12 @@ CLIMBS = {
 ADAPTER = ["--lora-rank", "4", "--beta", "0.1", "--on-degenerate", "resample"]
 
 
-DORA = [*ADAPTER, "--config", "{lora_variant: dora}"]
-
-
 @pytest.mark.parametrize(
     "tuning",
     [
         [*CLIMBS["ladder"], "--credit", "alignment", "--config", "{epochs: 2}"],
         pytest.param([], marks=pytest.mark.slow),
         pytest.param(ADAPTER, marks=pytest.mark.slow),
-        pytest.param(DORA, marks=pytest.mark.slow),
     ],
 )
 def test_killed_and_resumed_is_the_run_that_was_not(tmp_path, monkeypatch, tuning):
@@ -66,7 +62,7 @@ def test_killed_and_resumed_is_the_run_that_was_not(tmp_path, monkeypatch, tunin
 FLOAT16 = ["--dtype", "float16"]
 
 
-@pytest.mark.parametrize("tuning", [ADAPTER, DORA, FLOAT16, *CLIMBS.values()])
+@pytest.mark.parametrize("tuning", [ADAPTER, FLOAT16, *CLIMBS.values()])
 def test_a_quick_run_killed_and_resumed_is_the_run_that_was_not(
     tmp_path, monkeypatch, quick, tuning
 ):
