@@ -20,7 +20,6 @@ WEIGHTED_BY = {  # each loss, and what weights its tokens
 }
 LOSSES = tuple(WEIGHTED_BY)
 FROM_PYTHON = "python:"  # begins the name of a loss that is a function given in Python
-OPTIMIZERS = ("adamw", "adamw8bit")
 QUANTISED = ("none", "int8", "nf4")
 CONTROLS = ("none", "shuffled-rewards", "constant-reward")
 TRUNCATED = ("learn", "mask", "soft-penalty")

@@ -174,9 +174,6 @@ class Config(Settings):
         fix = "give --lora-rank 0 too; an adapter is small, and each rank holds it whole"
         yield "shard", is_full, fix
 
-        can_shard = not (self.shard and self.optimizer == "adamw8bit")
-        yield "shard", can_shard, "give one of --shard and --optimizer adamw8bit"
-
         is_cut = self.demonstrate and (self.top_k > 0 or self.top_p < 1)
         fix = "top_k and top_p leave out what a right answer may need; leave out one or the other"
         yield "demonstrate", not is_cut, fix

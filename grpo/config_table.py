@@ -12,7 +12,6 @@ from grpo.choices import (
     CONTROLS,
     CREDITS,
     LOSSES,
-    OPTIMIZERS,
     PREFLIGHTS,
     PROMOTIONS,
     QUANTISED,
@@ -339,13 +338,6 @@ class Settings:
         choices=SCHEDULES,
     )
     warmup: int = setting(5, "steps of linear warm-up", group=OPTIMIZER, least=0)
-    optimizer: str = flag(
-        "adamw",
-        "adamw8bit keeps the moments in a quarter of the memory (needs bitsandbytes, the extra "
-        "`bits`)",
-        group=OPTIMIZER,
-        choices=OPTIMIZERS,
-    )
     weight_decay: float = setting(0.0, "weight decay of AdamW", group=OPTIMIZER, least=0)
     max_grad_norm: float = setting(
         1.0, "clip gradients to this norm (0: never)", group=OPTIMIZER, least=0

@@ -49,7 +49,7 @@ class OomRetry:
             if self.optimizer.has_exchanged:
                 raise UserError(
                     "out of memory while the ranks exchanged their gradients or took the step; "
-                    "continue with --resume and --shard, --optimizer adamw8bit or a lower level"
+                    "continue with --resume and --shard, or with a lower level"
                 )
 
             # Not while the error is handled: it keeps the tensors of the failed update.

@@ -4,8 +4,8 @@ bfloat16 has 8 significant bits, so a step that changes a weight by less than 1/
 rounded away. Therefore each trained weight in half precision (bfloat16 or float16) has a float32
 master, on which the steps are taken, and its gradients are summed over the micro-batches in float32
 (mixed precision training, arXiv:1710.03740). A float32 weight is its own master. For each weight in
-half precision this takes 4 bytes for the master, 8 for the moments (2 by `adamw8bit`,
-arXiv:2110.02861) and, during the update, 4 for the sum.
+half precision this takes 4 bytes for the master, 8 for the moments and, during the update, 4 for
+the sum.
 
 Without `shard` every rank holds an identical copy of all of this. With `shard` each rank holds the
 masters and moments of some rows of each weight, cut as FSDP2 cuts them, and steps on these rows. It
@@ -24,27 +24,20 @@ from torch import Tensor, nn
 
 from grpo.distributed import SINGLE, Ranks
 from grpo.learn.loss_scale import LossScale
-from tasks.base import UserError, needs
 
 T = TypeVar("T")
 
 Maker = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
-def maker(kind: str, *, rate: float, weight_decay: float) -> Maker:
-    """Return a function that makes the optimizer `kind` of `choices.OPTIMIZERS` for given weights.
-
-    Raises UserError if its package is missing.
-    """
+def adamw(rate: float, weight_decay: float) -> partial[torch.optim.AdamW]:
+    """Return a function that makes the optimizer of given weights."""
     # PyTorch's default for the second beta is 0.999. Of five runs of the embedded model five reach
     # 0.99 with this one, and four with PyTorch's; the real model was not compared (runs/LOG.md,
     # 2026-11-27: "AdamW's second beta").
-    settings: dict[str, Any] = dict(lr=rate, betas=(0.9, 0.99), weight_decay=weight_decay)
-    if kind == "adamw":
-        return partial(torch.optim.AdamW, fused=True, **settings)
-    with needs("bitsandbytes", "bits", f"--optimizer {kind}"):
-        from bitsandbytes.optim import AdamW8bit
-    return partial(AdamW8bit, **settings)
+    return partial(
+        torch.optim.AdamW, lr=rate, betas=(0.9, 0.99), weight_decay=weight_decay, fused=True
+    )
 
 
 def default_rate(hidden_size: int, *, is_lora: bool) -> float:
@@ -161,22 +154,13 @@ class Optimizer:
     def step(self, make_room: Callable[[], Any] = lambda: None) -> None:
         """Take a step on the masters, and round them to the weights.
 
-        If memory runs out in the first step, PyTorch's AdamW has not changed a weight: it makes the
-        moments of all of them first. Then the moments made so far are discarded, `make_room` is
-        called, and the step is tried once more.
-
-        Raises UserError if memory runs out for bitsandbytes' optimizer, which makes the moments of
-        a weight and steps on it before the next weight: then the step is half done.
+        If memory runs out in the first step, AdamW has not changed a weight: it makes the moments
+        of all of them first. Then the moments made so far are discarded, `make_room` is called, and
+        the step is tried once more.
         """
         try:
             self._try_step()
-        except torch.OutOfMemoryError as error:
-            if not isinstance(self.inner, torch.optim.AdamW):
-                raise UserError(
-                    "--optimizer adamw8bit: out of memory in the middle of a step, after a part of "
-                    "the weights had changed; continue with --resume and a lower level, or with "
-                    "adamw and --shard"
-                ) from error
+        except torch.OutOfMemoryError:
             is_short = True
         else:
             is_short = False

@@ -20,8 +20,8 @@ CACHE_SHARE = 0.45
 # (0.1 to 0.2 s): 4,000 tokens of Llama-3.2-3B, or 100,000 of SmolLM2-135M.
 BUSY_WORK = 1.15e13
 
-# Bytes of an optimizer's moments for each trained number.
-MOMENT_BYTES = {"adamw": 8, "adamw8bit": 2}
+# Bytes of AdamW's two moments for each trained number.
+MOMENT_BYTES = 8
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def prompts_at_once(
     return max(1, int(CACHE_SHARE * memory.left / each))
 
 
-def optimizer_bytes(trained: int, number: int, kind: str = "adamw", parts: int = 1) -> int:
+def optimizer_bytes(trained: int, number: int, parts: int = 1) -> int:
     """Return the bytes of masters, moments and summed gradients of `trained` numbers.
 
     A number of the model takes `number` bytes. Masters and moments are shared out among `parts`
@@ -140,7 +140,7 @@ def optimizer_bytes(trained: int, number: int, kind: str = "adamw", parts: int =
     # A float32 model on one rank is its own master.
     masters = 4 * trained // parts if number < 4 or parts > 1 else 0
     sums = 4 * trained
-    return masters + MOMENT_BYTES[kind] * trained // parts + sums
+    return masters + MOMENT_BYTES * trained // parts + sums
 
 
 def free_host_memory(system: Path = Path("/")) -> float:

@@ -10,9 +10,6 @@ from grpo.model.prompts import template_arguments
 from grpo.trainer import Trainer
 from tasks.base import Task, declared_budget, problems_of, sources_of
 
-# Names as people write them.
-OPTIMIZERS = {"adamw": "AdamW", "adamw8bit": "AdamW with 8-bit moments"}
-
 
 def settings(folder: Path, config: Config, trainer: Trainer) -> dict[str, str]:
     """Return a line for each aspect of the run in `folder`, defaults included."""
@@ -100,7 +97,7 @@ def _tuning(config: Config, trainer: Trainer) -> str:
 
 def _update(config: Config, trainer: Trainer) -> str:
     optimizer = trainer.optimizer
-    line = OPTIMIZERS[config.optimizer]
+    line = "AdamW"
     if optimizer.masters[0] is not optimizer.weights[0]:
         line += ", float32 masters"
     if optimizer.is_sharded:

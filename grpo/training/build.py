@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from grpo.config import Config
 from grpo.curriculum.ladder import Ladder, LadderSettings
 from grpo.distributed import Ranks
-from grpo.learn.optimizer import Optimizer, default_rate, maker
+from grpo.learn.optimizer import Optimizer, adamw, default_rate
 from grpo.learn.own_loss import OwnLoss
 from grpo.learn.update import UpdateSettings
 from grpo.model.context import text_config
@@ -97,7 +97,7 @@ def class_rule(config: Config) -> ClassRule:
 def build_optimizer(config: Config, policy: Policy, ranks: Ranks) -> Optimizer:
     """Return the optimizer of the policy's parameters."""
     assert config.learning_rate is not None, "the configuration is resolved"
-    make = maker(config.optimizer, rate=config.learning_rate, weight_decay=config.weight_decay)
+    make = adamw(config.learning_rate, config.weight_decay)
     return Optimizer(policy.parameters, make, dtype=policy.dtype, ranks=ranks, shard=config.shard)
 
 
@@ -106,7 +106,6 @@ def reserved_bytes(config: Config, policy: Policy, ranks: Ranks) -> int:
     return policy.weight_bytes + optimizer_bytes(
         sum(p.numel() for p in policy.parameters),
         policy.parameters[0].element_size(),
-        config.optimizer,
         ranks.size if config.shard else 1,
     )
 

@@ -33,7 +33,7 @@ from grpo.evaluate import (
     find_problems,
     summarise,
 )
-from grpo.learn.optimizer import maker
+from grpo.learn.optimizer import adamw
 from grpo.model.adapter import adapter_of
 from grpo.model.load import load_policy, load_tokenizer, resolve
 from grpo.model.policy import Policy
@@ -296,7 +296,7 @@ def trl_config(job: Job):
 
     cuda = torch.cuda.is_available()
     low, high = CLIP[LOSS]
-    beta1, beta2 = maker("adamw", rate=job.rate, weight_decay=0.0).keywords["betas"]
+    beta1, beta2 = adamw(job.rate, weight_decay=0.0).keywords["betas"]
     micro = job.micro or job.batch
     vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": VLLM_MEMORY}
     return GRPOConfig(

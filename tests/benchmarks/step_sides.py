@@ -67,7 +67,6 @@ def config_of(arguments, folder: Path):
         micro_tokens=arguments.micro_tokens or None,
         gradient_checkpointing=arguments.gradient_checkpointing,
         draft=arguments.draft,
-        optimizer=arguments.optimizer,
         shard=arguments.shard,
         quantise=arguments.quantise,
         dtype=dtype if device == "cuda" else "auto",

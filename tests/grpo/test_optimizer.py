@@ -8,20 +8,17 @@ import pytest
 import torch
 
 from grpo.distributed import Ranks
-from grpo.learn.optimizer import Optimizer, maker
+from grpo.learn.optimizer import Optimizer, adamw
 from grpo.run import checkpoint
 from grpo.run.checkpoint import load_optimizer, save_optimizer
-from tasks.base import UserError
 
 RATE = 1e-4
 
 
-def made(dtype, kind="adamw", seed=0, **shared):
+def made(dtype, seed=0, **shared):
     torch.manual_seed(seed)
     layers = torch.nn.Sequential(torch.nn.Linear(70, 90), torch.nn.Linear(90, 5)).to(dtype)
-    return layers, Optimizer(
-        layers.parameters(), maker(kind, rate=RATE, weight_decay=0.01), **shared
-    )
+    return layers, Optimizer(layers.parameters(), adamw(RATE, weight_decay=0.01), **shared)
 
 
 def take(layers, optimizer, seed, parts=1, max_norm=0.0, **options):
@@ -91,24 +88,6 @@ def test_a_first_step_that_runs_out_of_memory_is_tried_again(monkeypatch, call, 
         assert torch.equal(weight, wanted)
 
 
-def test_a_half_done_step_of_another_optimizer_is_not_tried_again():
-    """bitsandbytes makes the moments of a weight and steps on it, before the next weight."""
-
-    class OneByOne(torch.optim.SGD):
-        def step(self, closure=None):
-            for number, weight in enumerate(self.param_groups[0]["params"]):
-                if number == 1:
-                    raise torch.OutOfMemoryError("no room")
-                weight.data -= 1
-
-    layers = torch.nn.Linear(2, 2)
-    optimizer = Optimizer(layers.parameters(), partial(OneByOne, lr=1.0))
-    before = [weight.detach().clone() for weight in layers.parameters()]
-    with pytest.raises(UserError, match="out of memory in the middle of a step"):
-        optimizer.step()
-    assert torch.equal(layers.weight, before[0] - 1) and torch.equal(layers.bias, before[1])
-
-
 def test_steps_too_small_for_bfloat16_add_up_on_the_masters():
     layers, optimizer = made(torch.bfloat16)
     before = [weight.detach().clone() for weight in layers.parameters()]
@@ -150,12 +129,9 @@ def test_gradients_of_bfloat16_weights_are_added_up_in_float32():
     )
 
 
-@pytest.mark.parametrize("kind", ["adamw", "adamw8bit"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_saved_goes_on_bit_for_bit(tmp_path, dtype, kind):
-    if kind == "adamw8bit":
-        pytest.importorskip("bitsandbytes")
-    one, two = made(dtype, kind), made(dtype, kind, seed=1)
+def test_what_is_saved_goes_on_bit_for_bit(tmp_path, dtype):
+    one, two = made(dtype), made(dtype, seed=1)
     for seed in range(3):
         take(*one, seed)
     save_optimizer(tmp_path, one[1].state_dict())
@@ -197,25 +173,6 @@ def test_a_large_state_is_written_in_parts(tmp_path, monkeypatch):
     assert all(
         torch.equal(mine, other) for mine, other in zip(one[1].masters, two[1].masters, strict=True)
     )
-
-
-def test_moments_of_eight_bits_learn_as_those_of_32():
-    pytest.importorskip("bitsandbytes")
-    (layers, optimizer), (other, exact) = made(torch.float32, "adamw8bit"), made(torch.float32)
-    assert take(layers, optimizer, 0, parts=3) == pytest.approx(take(other, exact, 0, parts=3))
-    state = optimizer.inner.state[layers[0].weight]
-    assert state["state1"].dtype == state["state2"].dtype == torch.uint8
-    for seed in range(1, 60):
-        start, end = take(layers, optimizer, seed % 3), take(other, exact, seed % 3)
-    assert start == pytest.approx(end, rel=0.05)
-
-
-def test_a_missing_bitsandbytes_is_one_line(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "bitsandbytes.optim", None)
-    with pytest.raises(
-        UserError, match="--optimizer adamw8bit: bitsandbytes is not installed; pip install"
-    ):
-        maker("adamw8bit", rate=RATE, weight_decay=0.0)
 
 
 def a_rank(rank, folder):

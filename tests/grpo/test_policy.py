@@ -13,6 +13,7 @@ from huggingface_hub import snapshot_download
 from tiny_models import loading
 from transformers import AutoTokenizer
 
+from grpo.model import load
 from grpo.model.load import load_policy, resolve
 from grpo.rollout.cuda_decoder import cuda_step
 from tasks.base import UserError
@@ -231,6 +232,12 @@ def test_a_quantised_base_is_for_a_gpu(tiny_model):
     pytest.importorskip("bitsandbytes")
     with pytest.raises(UserError, match="--quantise nf4: needs a GPU"):
         load_policy(str(tiny_model), device="cpu", options=loading(lora_rank=4, quantise="nf4"))
+
+
+def test_a_missing_bitsandbytes_is_one_line(monkeypatch):
+    monkeypatch.setattr(load, "is_bitsandbytes_available", lambda: False)
+    with pytest.raises(UserError, match="--quantise nf4: bitsandbytes is not installed; pip inst"):
+        load._quantisation("nf4", torch.float32)
 
 
 def test_cudnns_attention_is_not_asked(tiny_model):

@@ -67,7 +67,6 @@ def test_sampling_and_the_step(tiny_model):
 @pytest.mark.parametrize(
     ("flags", "line"),
     [
-        (dict(optimizer="lion"), "--optimizer lion: give one of adamw, adamw8bit"),
         (dict(quantise="fp4"), "--quantise fp4: give one of none, int8, nf4"),
         (
             dict(quantise="nf4", lora_rank=0),
@@ -77,10 +76,6 @@ def test_sampling_and_the_step(tiny_model):
             dict(shard=True, lora_rank=8),
             "--shard True: give --lora-rank 0 too; an adapter is small, and each rank holds it "
             "whole",
-        ),
-        (
-            dict(shard=True, optimizer="adamw8bit"),
-            "--shard True: give one of --shard and --optimizer adamw8bit",
         ),
     ],
 )

@@ -30,8 +30,8 @@ TABLE = {
         (
             "sums shared out as well",
             "optimizer_bytes",
-            "masters + MOMENT_BYTES[kind] * trained // parts + sums",
-            "masters + MOMENT_BYTES[kind] * trained // parts + sums // parts",
+            "masters + MOMENT_BYTES * trained // parts + sums",
+            "masters + MOMENT_BYTES * trained // parts + sums // parts",
         ),
     ],
     ("grpo/model/prefill.py", "grpo/test_prefill.py"): [
