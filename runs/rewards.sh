@@ -4,7 +4,7 @@
 # again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-for reward in similarity clipped affine balanced prefix; do
+for reward in similarity clipped prefix; do
     [ -d "runs/reward-$reward" ] || python train.py --task interleave --words 25 --no-ramp \
         --steps 60 --reward "$reward" --eval-every 0 --name "reward-$reward" || [ $? = 3 ]
 done

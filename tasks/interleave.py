@@ -14,14 +14,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
 
-from align.needleman import Alignment, nw_align_batch, nw_score_batch
+from align.needleman import Alignment, nw_align_batch
 from align.prefixes import prefix_scores
 from align.words import normalise, split_words, word_ends
 from data.corpus import Document, fingerprint, load_corpus, load_texts, split_of
 from data.foreign import foreign_texts
 from tasks.base import SPLITS, Problem, Score, UserError, key_of
 from tasks.drafts import Guess
-from tasks.shaping import GAP_EXTEND, GAP_OPEN, affine_reward, explain
+from tasks.explanations import explain_parts, has_numbers
 from tasks.trap_names import IN_WORDS, TrapNames
 
 PROMPT = (
@@ -45,6 +45,35 @@ def interleaved(a: Sequence[T], b: Sequence[T]) -> list[T]:
     return [word for pair in zip(a, b) for word in pair] + [*a[both:], *b[both:]]
 
 
+def explain(problem: Problem, completion: str, score: Score, reward: str | None) -> str:
+    """Return how a completion earned its reward, e.g. "0.190 = 4 right before the first error / 21
+    written".
+
+    What the division is by is named by the longer text: "21 written", or "20 wanted".
+    """
+    parts = score.parts
+    earned = f"{score.reward:.3f}"
+    if not has_numbers(parts, "words", "matches", "substitutions", "gaps"):
+        return explain_parts(score)
+    if score.exact:
+        return f"{earned} = all {parts['words']} words right"
+
+    written, wanted = parts["words"], len(split_words(problem.target))
+    longest = max(written, wanted)
+    divisor = f"{written} written" if written > wanted else f"{wanted} wanted"
+    counted = (
+        f"{parts['matches']} right − {parts['substitutions']} replaced − {parts['gaps']} missing "
+        "or too many"
+    )
+    if reward == "prefix" and has_numbers(parts, "first_divergence"):
+        return f"{earned} = {parts['first_divergence']} right before the first error / {divisor}"
+    if reward == "similarity":
+        return f"{earned} = ({counted} + {divisor}) / (2 × {longest})"
+    if reward == "clipped":
+        return f"{earned} = max(0, {counted}) / {divisor}"
+    return explain_parts(score)
+
+
 class Interleave:
     """The main task. `reward` is one of `rewards`.
 
@@ -53,10 +82,7 @@ class Interleave:
     """
 
     name = "interleave"
-    rewards: tuple[str, ...] = ("prefix", "balanced", "clipped", "affine", "similarity")
-
-    # The other rewards are not sums along the alignment.
-    credited = ("prefix", "clipped", "similarity")
+    rewards: tuple[str, ...] = ("prefix", "clipped", "similarity")
 
     default_level = 25
     climbs = True
@@ -233,8 +259,7 @@ class Interleave:
 
         - `words` written, and the alignment's `matches`, `substitutions` and `gaps`;
         - `first_divergence`: the index of the first wrong word, None if there is none;
-        - `share_a` and `share_b`: the share of each text that was matched; `balance`: the smaller
-          share / the larger share;
+        - `share_a` and `share_b`: the share of each text that was matched;
         - `trap`: see `TrapNames.name`; None above a similarity of 0.9.
         """
         a, b = problem.data["a"], problem.data["b"]
@@ -249,15 +274,9 @@ class Interleave:
         distinct = list(dict.fromkeys(completions))
         pairs = [(split_words(text), target) for text in distinct]
         alignments = nw_align_batch(pairs)
-        affine = [0.0] * len(pairs)
-        if self.reward == "affine":
-            affine = list(nw_score_batch(pairs, gap=GAP_EXTEND, gap_open=GAP_OPEN))
-
         scores = {
-            text: self._score(words, answer, alignment, affine_score)
-            for text, (words, _), alignment, affine_score in zip(
-                distinct, pairs, alignments, affine
-            )
+            text: self._score(words, answer, alignment)
+            for text, (words, _), alignment in zip(distinct, pairs, alignments)
         }
         return [scores[text] for text in completions]
 
@@ -323,9 +342,7 @@ class Interleave:
                 assert self.reward == "similarity"
                 yield [score / 2 for score in scores]
 
-    def _score(
-        self, words: list[str], answer: "_Answer", alignment: Alignment, affine_score: float
-    ) -> Score:
+    def _score(self, words: list[str], answer: "_Answer", alignment: Alignment) -> Score:
         """Return the score of a completion of these `words`."""
         target, is_of_b = answer.words, answer.is_of_b
         kinds = [op.kind for op in alignment.ops]
@@ -338,7 +355,6 @@ class Interleave:
         matched_a = len(matches) - matched_b
         share_a = matched_a / max(1, words_a)
         share_b = matched_b / max(1, words_b)
-        balance = min(share_a, share_b) / max(share_a, share_b, 1e-9)
 
         prefix = _right_words(words, target)
         exact = words == target
@@ -346,9 +362,7 @@ class Interleave:
         similarity = (alignment.score + longest) / (2 * longest) if longest else 1.0
         reward = {
             "similarity": lambda: similarity,
-            "balanced": lambda: similarity * balance,
             "clipped": lambda: max(0, alignment.score) / longest if longest else 1.0,
-            "affine": lambda: affine_reward(affine_score, len(words), len(target)),
             "prefix": lambda: prefix / longest if longest else 1.0,
         }[self.reward]()
 
@@ -360,7 +374,6 @@ class Interleave:
             "first_divergence": None if exact else prefix,
             "share_a": round(share_a, 4),
             "share_b": round(share_b, 4),
-            "balance": round(balance, 4),
             "trap": None if similarity > 0.9 else answer.traps.name(words, matches),
         }
         return Score(reward=float(reward), parts=parts, value=float(similarity), exact=exact)

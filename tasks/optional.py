@@ -92,27 +92,14 @@ def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
     to the reward, judged only by the text up to `end`. The rest of the reward (for what is missing
     at the end, and any constant) is credited at the end of the text.
 
-    Raises UserError if the task has no credits, or none for its reward. If only some rewards have
-    credits, `credited` names them. The function that is returned raises UserError if the task's
-    raises an exception, changes the problem's data, or returns anything else.
+    Raises UserError if the task has no credits. The function that is returned raises UserError if
+    the task's raises an exception, changes the problem's data, or returns anything else.
     """
     credits = getattr(task, "credits", None)
     if credits is None:
         raise UserError(
             f"--credit alignment: task {task.name} does not say what each word of a completion "
             "earns; give --credit outcome"
-        )
-
-    reward = getattr(task, "reward", None)
-    credited = getattr(task, "credited", (reward,))
-    if isinstance(credited, str) or not isinstance(credited, Collection):
-        raise UserError(
-            f"task {task.name}: credited is {shown(credited)}; it must be a tuple of names"
-        )
-    if reward not in credited:
-        raise UserError(
-            f"--credit alignment: --reward {reward} of task {task.name} is no sum over words; give "
-            f"one of {', '.join(map(str, credited))}, or --credit outcome"
         )
 
     def checked(problem: Problem, completions: Sequence[str]) -> Credits:

@@ -108,7 +108,6 @@ class OptionalMembers(Protocol):
     reward_range: tuple[float, float] | None
     reward: str  # the name of the one in use, see `Task`
     credits: Callable[[Problem, Sequence[str]], Sequence[Sequence[tuple[int, float]]]]
-    credited: Sequence[str]  # the rewards that have `credits`, see `credits_of`
 
     # The scores of several groups at once, see `scores_of_groups`.
     score_groups: Callable[[Sequence[tuple[Problem, Sequence[str]]]], list[list[Score]]]

@@ -121,7 +121,7 @@ def test_the_same_earned_in_another_way_is_the_same_state():
 @given(
     st.lists(st.text("ab ", max_size=6), min_size=2, max_size=6),
     st.sampled_from(SCALES),
-    st.sampled_from(Interleave.credited),
+    st.sampled_from(Interleave.rewards),
 )
 def test_the_first_token_has_the_outcomes_advantage_and_none_is_larger_than_rewards_differ(
     texts, scale, reward
@@ -245,7 +245,7 @@ def answers(length):
 
 
 @pytest.mark.parametrize("kind", ["dapo", "cispo"])
-@pytest.mark.parametrize("reward", Interleave.credited)
+@pytest.mark.parametrize("reward", Interleave.rewards)
 def test_the_expected_gradient_is_that_of_the_reward(reward, kind):
     """REINFORCE by hand: E[sum_t grad logp_t (R_t - b(s_t))] = grad E[reward], whatever b is, if
     the state depends on no later token.

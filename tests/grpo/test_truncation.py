@@ -352,7 +352,7 @@ def test_a_policy_that_writes_newlines_to_the_budget_solves_nothing(
     assert not is_solved(line) and is_solved(line | {"truncated": 0.0})
 
 
-@pytest.mark.parametrize("reward", Interleave.credited)
+@pytest.mark.parametrize("reward", Interleave.rewards)
 def test_credits_of_an_answer_that_is_cut_off_add_up_to_its_reward(
     tiny_policy, monkeypatch, reward
 ):

@@ -138,8 +138,6 @@ PROBLEM = Problem("own", 1, "a", "b", "k")
             "unseen() returned 3; it must",
         ),
         (lambda t: unseen_texts(t, ()), {"unseen": raises}, "unseen() raised ValueError: lost"),
-        (credits_of, {"credits": raises, "credited": 3}, "credited is 3; it must be a tuple"),
-        (credits_of, {"credits": raises, "credited": "a"}, "credited is 'a'; it must be a tuple"),
         (programs, {"program": "own.py"}, "program is 'own.py'; it must be a list of paths"),
         (programs, {"program": 3}, "program is 3; it must be a list of paths"),
         (programs, {"program": [3]}, "program is [3]; it must be a list of paths"),

@@ -43,12 +43,6 @@ def test_bad_command_lines(tmp_path, capsys):
         "train.py: --credit alignment: task arithmetic does not say what each word of a completion "
         "earns; give --credit outcome"
     )
-    for reward in ("affine", "balanced"):
-        assert said("--credit", "alignment", "--reward", reward) == (
-            f"train.py: --credit alignment: --reward {reward} of task interleave is no sum over "
-            "words; give one of prefix, clipped, "
-            "similarity, or --credit outcome"
-        )
     assert "--credit alignment: gspo weighs whole sequences" in said(
         "--credit", "alignment", "--loss", "gspo"
     )

@@ -225,12 +225,6 @@ TABLE = {
             "known",
         ),
         (
-            "balance is the smaller share",
-            "Interleave._score",
-            "min(share_a, share_b) / max(share_a, share_b, 1e-09)",
-            "min(share_a, share_b)",
-        ),
-        (
             "credits of a text that runs on",
             "Interleave.credits",
             "max(i, len(target), 1)",
@@ -261,7 +255,7 @@ TABLE = {
             "not lines",
         ),
     ],
-    ("tasks/shaping.py", "tasks/test_explanations.py"): [
+    ("tasks/interleave.py", "tasks/test_explanations.py"): [
         ("the shorter text divides", "explain", "written > wanted", "written < wanted"),
     ],
     ("tasks/audit.py", "test_audit.py::test_rewards_of_right_answers"): [
