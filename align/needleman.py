@@ -1,10 +1,9 @@
 """Global alignment of sequences: Needleman-Wunsch, for many pairs at once.
 
-The algorithm is Needleman & Wunsch (1970), with affine gaps after Gotoh (1982). A linear gap scores
-`gap` per symbol. An affine gap, a maximal run of k deleted or k inserted symbols, scores gap_open +
-(k - 1) * gap. Scores are added as given, so costs are negative. Numbers may have either sign.
-Integer scores are exact, float scores are exact up to rounding. Numbers that are not finite, and
-numbers so large that a score could overflow, raise ValueError.
+The algorithm is Needleman & Wunsch (1970). Each deleted and each inserted symbol scores `gap`.
+Scores are added as given, so costs are negative. Numbers may have either sign. Integer scores are
+exact, float scores are exact up to rounding. Numbers that are not finite, and numbers so large that
+a score could overflow, raise ValueError.
 
 Symbols are hashable values that are compared as dictionary keys, so 1, 1.0 and True are the same
 symbol. A str is the sequence of its characters.
@@ -60,18 +59,15 @@ def nw_score(
     match: Number = 1,
     mismatch: Number = -1,
     gap: Number = -1,
-    gap_open: Number | None = None,
 ) -> Number:
     """Return the score of the best global alignment of `a` and `b`.
 
-    Gaps are affine if `gap_open` is given, otherwise linear. Raises ValueError for scores that are
-    not finite or too large.
+    Raises ValueError for scores that are not finite or too large.
 
     >>> nw_score("the owl saw".split(), "the old owl saw".split())  # three matches, one insertion
     2
     """
-    scores = nw_score_batch([(a, b)], match=match, mismatch=mismatch, gap=gap, gap_open=gap_open)
-    return scores[0].item()
+    return nw_score_batch([(a, b)], match=match, mismatch=mismatch, gap=gap)[0].item()
 
 
 def nw_score_batch(
@@ -80,17 +76,16 @@ def nw_score_batch(
     match: Number = 1,
     mismatch: Number = -1,
     gap: Number = -1,
-    gap_open: Number | None = None,
 ) -> np.ndarray:
     """Return the best score of each of the `pairs`, an array (B,).
 
     It is int64, or float64 if one of the scoring parameters is a float. Memory O(B (N + M)).
     Parameters and errors are those of `nw_score`.
     """
-    if _is_standard(match, mismatch, gap, gap_open):
+    if _is_standard(match, mismatch, gap):
         scores = [columns.score(k) for columns, k in _columns(pairs, keep_moves=False)]
         return np.array(scores, dtype=np.int64)
-    return Batch(pairs, match, mismatch, gap, gap_open).fill()
+    return Batch(pairs, match, mismatch, gap).fill()
 
 
 def nw_align(
@@ -100,7 +95,6 @@ def nw_align(
     match: Number = 1,
     mismatch: Number = -1,
     gap: Number = -1,
-    gap_open: Number | None = None,
 ) -> Alignment:
     """Return a best global alignment of `a` and `b`.
 
@@ -109,7 +103,7 @@ def nw_align(
     >>> nw_align("ab", "b").ops
     [Op(kind='delete', i=0, j=None), Op(kind='match', i=1, j=0)]
     """
-    return nw_align_batch([(a, b)], match=match, mismatch=mismatch, gap=gap, gap_open=gap_open)[0]
+    return nw_align_batch([(a, b)], match=match, mismatch=mismatch, gap=gap)[0]
 
 
 def nw_align_batch(
@@ -118,21 +112,20 @@ def nw_align_batch(
     match: Number = 1,
     mismatch: Number = -1,
     gap: Number = -1,
-    gap_open: Number | None = None,
 ) -> list[Alignment]:
     """Return a best alignment of each of the `pairs`, in order.
 
     Memory: one byte per cell, B N M in all; with the standard scoring two bits per cell. Parameters
     and errors are those of `nw_score`.
     """
-    if _is_standard(match, mismatch, gap, gap_open):
+    if _is_standard(match, mismatch, gap):
         alignments = []
         for columns, k in _columns(pairs, keep_moves=True):
             ops = _ops(columns.operations(k), columns.firsts[k], columns.second)
             alignments.append(Alignment(columns.score(k), ops))
         return alignments
 
-    batch = Batch(pairs, match, mismatch, gap, gap_open)
+    batch = Batch(pairs, match, mismatch, gap)
     moves: list[np.ndarray] = []
     scores = batch.fill(moves).tolist()
     return [
@@ -159,14 +152,10 @@ def similarity_batch(completions: Sequence[Symbols], target: Symbols) -> np.ndar
     return np.where(longest == 0, 1.0, (scores + longest) / np.maximum(2 * longest, 1))
 
 
-def _is_standard(match: float, mismatch: float, gap: float, gap_open: float | None) -> bool:
+def _is_standard(match: float, mismatch: float, gap: float) -> bool:
     """Return whether this is the scoring of `align.bitparallel`, in integers."""
     scale = (match, mismatch, gap)
-    return (
-        gap_open is None
-        and scale == (1, -1, -1)
-        and all(isinstance(number, Integral) for number in scale)
-    )
+    return scale == (1, -1, -1) and all(isinstance(number, Integral) for number in scale)
 
 
 def _columns(pairs: Iterable[Any], keep_moves: bool) -> Iterator[tuple[BitColumns, int]]:

@@ -3,17 +3,11 @@
 # See `mutants`.
 TABLE = {
     ("align/diagonals.py", "align/test_needleman.py"): [
-        (
-            "gap opened at every symbol",
-            "Batch._affine",
-            "_best(pair + opening, delete, insert + opening, moves)",
-            "_best(pair + opening, delete + opening, insert + opening, moves)",
-        ),
-        ("ties broken the other way", "_best", "delete < top", "delete <= top"),
+        ("ties broken the other way", "Batch.fill", "delete < top", "delete <= top"),
         (
             "cells that overflow",
             "Batch.__init__",
-            "np.min_scalar_type(floor - bound)",
+            "np.min_scalar_type(-bound - 1)",
             "np.dtype(np.int8)",
         ),
         ("numbers that are not finite", "_finite", "math.isfinite(number)", "True"),
