@@ -163,8 +163,6 @@ class Config(Settings):
         weighs_tokens = self.credit == "outcome" or self.loss != "gspo"
         fix = "gspo weighs whole sequences, not tokens; give another --loss"
         yield "credit", weighs_tokens, fix
-        is_used = self.soft_penalty_tokens is None or self.truncated == "soft-penalty"
-        yield "soft_penalty_tokens", is_used, "give truncated: soft-penalty as well"
 
         is_trainable = self.quantise == "none" or self.lora_rank != 0
         fix = "give --lora-rank 16 too: what is quantised cannot be trained"

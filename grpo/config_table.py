@@ -294,17 +294,9 @@ class Settings:
     )
     truncated: str = setting(
         "learn",
-        "completions that the budget cuts off: learn from them; mask: leave them out of the loss; "
-        "soft-penalty: take up to 1 off the reward of those that end near the budget or beyond",
+        "completions that the budget cuts off: learn from them; mask: leave them out of the loss",
         group=ALGORITHM,
         choices=TRUNCATED,
-    )
-    soft_penalty_tokens: int | None = setting(
-        None,
-        "tokens before the budget's end over which the soft penalty rises from 0 to 1 (default: a "
-        "fifth of the budget)",
-        group=ALGORITHM,
-        least=1,
     )
     epochs: int = setting(1, "updates on each rollout", group=ALGORITHM, least=1)
     importance_limit: float = setting(

@@ -56,7 +56,6 @@ from grpo.training.metrics import (
 )
 from grpo.training.problems import Indexed, ProblemStream
 from grpo.training.sampler import GroupRequest, GroupSampler
-from grpo.training.truncation import add_soft_penalty
 from tasks.base import credits_of, range_of
 from tasks.supply import Supply
 
@@ -247,8 +246,6 @@ class Trainer:
     def score(self, groups: Sequence[Group]) -> None:
         """Fill in the scores of groups."""
         score_groups(self.task, groups)
-        if self.config.truncated == "soft-penalty":
-            add_soft_penalty(groups, self.budget, self.config.soft_penalty_tokens)
 
     def compute_advantages(self, kept: list[Group]) -> list[list[float]] | list[list[list[float]]]:
         """Return the advantages of each group: one number for each completion, or under
@@ -320,10 +317,6 @@ class Trainer:
         }
         for token in learned.get("parity/worst", ()):
             token["group"] = numbers[token["group"]]
-
-    def budget(self, group: Group) -> int:
-        """Return the most new tokens that a completion of `group` may take."""
-        return self.stream.budget(self.policy.encode(group.problem), group.problem)
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate at `step` (1, 2, ...)."""

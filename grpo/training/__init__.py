@@ -3,7 +3,6 @@
     build        the curriculum, the monitor and the optimizer, from the configuration
     problems     the stream of training problems
     sampler      a group of completions for each problem
-    truncation   the soft penalty for completions that end near the budget
     control      control experiments: rewards without information
     imitation    right answers of the stream, for the warm start
     metrics      the figures of a step

@@ -89,8 +89,6 @@ def test_what_is_no_configuration(tmp_path, content, line):
         dict(draft="on"),
         dict(credit="word"),
         dict(truncated="drop"),
-        dict(soft_penalty_tokens=0),
-        dict(soft_penalty_tokens=9),
         dict(parity_limit=-0.1),
         dict(on_alarm="panic"),
         dict(importance_limit=-1.0),

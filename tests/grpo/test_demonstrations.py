@@ -100,7 +100,7 @@ def test_other_groups_are_left_alone(tiny_policy, texts, action):
 
 
 def test_a_right_completion_that_earns_less_is_enough(tiny_policy):
-    """As under a soft penalty on its length."""
+    """As where the reward also counts the length."""
     right = group(tiny_policy, ["one owl two rain", "one"], action="keep")
     right.scores[0] = replace(right.scores[0], reward=0.1)
     assert demonstrate(tiny_policy, scorer(TASK), [right]) == []

@@ -3,7 +3,6 @@
 import io
 import json
 import re
-from dataclasses import replace
 from decimal import Decimal
 
 import pytest
@@ -24,9 +23,7 @@ from grpo.tools import inspect
 from grpo.tools.inspect_why import advantage_in_words
 from grpo.tools.report.page import shown_of
 from grpo.tools.report.samples import packed
-from grpo.training.truncation import PENALTY
 from tasks.base import Problem, Score
-from tasks.interleave import Interleave
 
 REWARDS = [[1.0, 0.25, 0.5, 0.25], [0.0, 0.5, 0.5, 0.0]]
 
@@ -170,30 +167,6 @@ def test_the_reward_of_a_control_experiment_was_not_earned(tmp_path, capsys):
 def test_a_control_experiment_leaves_the_rewards_of_evaluations_as_they_are(tmp_path, capsys):
     run = write(tmp_path / "r", control="shuffled-rewards")
     assert why(capsys, run, 1, 0, 0, "--kind", "eval")["reward"] == "1.000, as the task scored it"
-
-
-def test_the_soft_penalty_is_told_apart_from_what_the_task_paid(tmp_path, capsys):
-    """The target has five words, of which two are right; 2 / 5 - 0.75 = -0.35."""
-    run = write(tmp_path / "r", task="interleave", reward="prefix", truncated="soft-penalty")
-    task = Interleave("prefix", documents=[])
-    problem = task.problem(["a", "b", "c"], ["x", "y"])
-    (score,) = task.score(problem, ["a x"])
-    parts = {**score.parts, PENALTY: -0.75}
-    one = group([1.0, 0.25], [0.5, -0.5])
-    one.problem = problem
-    one.completions = [Completion((7,), (-0.5,), "a x", "stop")] * 2
-    one.scores = [
-        replace(score, reward=score.reward - 0.75, parts=parts),
-        replace(score, parts={**score.parts, PENALTY: 0.0}),
-    ]
-    write_rollouts(file_of(run, "step", 1), [one], step=1)
-
-    formula = "0.400 = 2 right before the first error / 5 wanted"
-    with_penalty = f"-0.350 = 0.400 − 0.750 for its length; {formula}"
-    assert why(capsys, run, 1, 0, 0)["reward"] == with_penalty
-    assert why(capsys, run, 1, 0, 1)["reward"] == formula
-    shown = shown_of(load_run(run))
-    assert [text["formula"] for text in packed(one, 0, shown)["texts"]] == [with_penalty, formula]
 
 
 def test_why_as_text_leads_on_to_the_tokens(tmp_path, capsys):

@@ -69,12 +69,14 @@ def test_dr_grpo_divides_by_the_same_number_in_every_step(tiny_policy, monkeypat
 
     monkeypatch.setattr(trainer_module, "update_settings", noted)
     trainer = trainer_for(tiny_policy, loss="dr_grpo", max_new_tokens=None, steps=3, prompts=2)
-    budgets = [trainer.budget(group) for _ in range(3) for group in trainer.step().groups]
+
+    def budget(problem):
+        return trainer.stream.budget(tiny_policy.encode(problem), problem)
+
+    budgets = [budget(group.problem) for _ in range(3) for group in trainer.step().groups]
     assert len(set(budgets)) > 1 and divisors == [divisors[0]] * 3
     first = [trainer.stream.supply.at(index, 1) for index in range(16)]
-    assert divisors[0] == max(
-        trainer.stream.budget(tiny_policy.encode(problem), problem) for problem in first
-    )
+    assert divisors[0] == max(map(budget, first))
 
     given = trainer_for(tiny_policy, loss="dr_grpo", max_new_tokens=31)
     given.step()

@@ -1,4 +1,4 @@
-"""Truncated completions: the soft penalty by hand, and what the loss leaves out."""
+"""Truncated completions: what they earn, and what the loss leaves out."""
 
 from dataclasses import replace
 
@@ -21,7 +21,6 @@ from grpo.tools.evaluation.repeated import repeated_figures
 from grpo.trainer import Trainer
 from grpo.training.build import Parts
 from grpo.training.metrics import StepTimer
-from grpo.training.truncation import PENALTY, add_soft_penalty, soft_penalty
 from grpo.verdict import HeldOut, reach_verdict
 from tasks.base import SPLITS, Problem, Score, explain, scores_of
 from tasks.interleave import Interleave, interleaved
@@ -30,33 +29,6 @@ from tasks.scoring import CUT_OFF
 from tasks.supply import Supply
 
 CPU = torch.device("cpu")
-
-
-@pytest.mark.parametrize(
-    ("length", "penalty"),
-    [
-        (0, 0.0),
-        (16384, 0.0),  # the paper's lengths: L_max = 20480, L_cache = 4096
-        (17408, -0.25),  # (16384 - 17408) / 4096
-        (18432, -0.5),
-        (20479, -4095 / 4096),
-        (20480, -1.0),
-        (20481, -1.0),
-    ],
-)
-def test_the_penalty_is_equation_13(length, penalty):
-    assert soft_penalty(length, budget=20480, tokens=4096) == penalty
-    assert soft_penalty(length, budget=20480) == penalty  # a fifth of the budget
-
-
-@given(st.integers(1, 300), st.one_of(st.none(), st.integers(1, 400)))
-def test_the_penalty_falls_in_even_steps_from_0_to_minus_1(budget, tokens):
-    penalties = [soft_penalty(n, budget=budget, tokens=tokens) for n in range(budget + 3)]
-    rises = min(budget, tokens or max(1, round(budget / 5)))
-    assert penalties[: budget - rises + 1] == [0.0] * (budget - rises + 1)
-    assert penalties[budget:] == [-1.0] * 3
-    steps = [a - b for a, b in zip(penalties, penalties[1:])][budget - rises : budget]
-    assert steps == pytest.approx([1 / rises] * rises)
 
 
 def group_of(index, rows, prompt=(1, 2)):
@@ -74,15 +46,6 @@ def group_of(index, rows, prompt=(1, 2)):
     advantages = [float(index + i) for i in range(len(rows))]
     problem = Problem("t", 1, "p", "x", str(index))
     return Group(index, problem, prompt, 1.0, completions, scores=scores, advantages=advantages)
-
-
-def test_the_penalty_lowers_rewards_and_is_kept_beside_them():
-    group = group_of(1, [(5, False), (9, False), (10, True)])
-    add_soft_penalty([group], lambda group: 10, 4)
-    assert group.rewards == pytest.approx([0.0, 0.1 - 0.75, 0.2 - 1.0])
-    assert [score.parts[PENALTY] for score in group.scores] == [0.0, -0.75, -1.0]
-    assert {score.value for score in group.scores} == {0.5}
-    assert all("trap" in score.parts for score in group.scores)
 
 
 def batches(groups, kind="dapo", micro_tokens=0, masks_truncated=False, **ranks):
@@ -220,29 +183,6 @@ def test_dynamic_sampling_draws_on_for_groups_that_are_masked(tiny_policy):
     untaught = sum(group.tokens for group in report.groups if group.index % 4 != 2)
     assert report.metrics["wasted_tokens"] == untaught
     assert report.metrics["completions/masked_ratio"] == 0.0 and "loss" in report.metrics
-
-
-def test_the_soft_penalty_of_a_run(tiny_policy):
-    trainer = trainer_for(tiny_policy, truncated="soft-penalty", soft_penalty_tokens=20)
-    report = trainer.step()
-    plain = trainer_for(tiny_policy).step()
-    assert "reward/length_penalty" not in plain.metrics
-    penalties = []
-    for group in report.groups:
-        for score, completion in zip(group.scores, group.completions, strict=True):
-            penalty = soft_penalty(len(completion.tokens), budget=24, tokens=20)
-            assert score.parts[PENALTY] == penalty
-            penalties.append(penalty)
-    mean = sum(penalties) / len(penalties)
-    assert report.metrics["reward/length_penalty"] == pytest.approx(mean) and mean < 0
-    assert report.metrics["reward"] < report.metrics["value"]
-
-
-def test_the_penalty_is_shuffled_with_the_rewards_of_a_control_experiment(tiny_policy):
-    """It would be information otherwise."""
-    options = dict(truncated="soft-penalty", control="constant-reward", on_degenerate="keep")
-    report = trainer_for(tiny_policy, **options).step()
-    assert {reward for group in report.groups for reward in group.rewards} == {0.5}
 
 
 # ---- an answer needs an end

@@ -396,12 +396,6 @@ TABLE = {
         ),
     ],
     ("grpo/tools/reward_words.py", "grpo/test_inspect_why.py"): [
-        (
-            "the task explains the penalty",
-            "reward_in_words",
-            "score.reward - penalty",
-            "score.reward",
-        ),
         ("evaluations have shuffled rewards", "reward_in_words", "is_of_step", "True"),
     ],
     ("grpo/tools/report/live.py", "grpo/test_report_live.py"): [

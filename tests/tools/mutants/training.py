@@ -340,20 +340,6 @@ TABLE = {
             "sample_key('eval', seed, problem.key)",
         ),
     ],
-    ("grpo/training/truncation.py", "grpo/test_truncation.py"): [
-        (
-            "the penalty begins at once",
-            "soft_penalty",
-            "max(length - (budget - tokens), 0)",
-            "max(length, 0)",
-        ),
-        (
-            "the penalty is a reward",
-            "add_soft_penalty",
-            "score.reward + penalty",
-            "score.reward - penalty",
-        ),
-    ],
     ("grpo/training/problems.py", "test_start.py"): [
         (
             "what an earlier run trained on may be evaluated",
