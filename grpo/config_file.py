@@ -1,7 +1,6 @@
 """Settings as a file gives them: read, with their names and types checked.
 
-Files that older versions wrote are read under today's names (`grpo.older_runs`). Nothing here
-imports torch, so that `--help` is quick.
+Nothing here imports torch, so that `--help` is quick.
 """
 
 import difflib
@@ -14,17 +13,10 @@ from typing import Any, get_args, get_origin, get_type_hints
 from data.files import read_yaml
 from grpo.choices import program_of
 from grpo.config import Config
-from grpo.older_runs import SETTINGS, renamed
 from tasks.base import REWARD_FILE, UserError, is_allowed, require_trusted_task
 
 # The mean scores of the problems that `keep_difficulty: true` keeps.
 MIDDLING = [0.2, 0.8]
-
-# The values that meant "automatic" in the config.yaml of older versions. It is None today.
-WERE_AUTOMATIC = {"max_new_tokens": 0, "micro_tokens": 0}
-
-# Settings of older versions that are no more, each with its default, which stays as it was.
-GONE = {"variance_threshold": 1e-6}
 
 # Settings whose values may be the words on and off or a number, which YAML does not read as text.
 WORDS = ("draft", "preflight", "warm_start")
@@ -44,26 +36,12 @@ ELSEWHERE = {
 }
 
 
-def translated(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings that an older version wrote, under today's names."""
-    values = renamed(values, SETTINGS)
-    values = {name: value for name, value in values.items() if GONE.get(name) != value}
-    for name, automatic in WERE_AUTOMATIC.items():
-        if values.get(name) == automatic:
-            values[name] = None
-
-    # BNPO is DAPO's loss with another clip.
-    if values.get("loss") == "bnpo":
-        values |= {"loss": "dapo", "clip_high": values.get("clip_high") or 0.2}
-    return values
-
-
 def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    """Return the settings `values`, which come from `where`, under today's names.
+    """Return the settings `values`, which come from `where`.
 
     Raises UserError for unknown names and for values of the wrong type.
     """
-    values = translated(values)
+    values = dict(values)
     if isinstance(values.get("keep_difficulty"), bool):
         values["keep_difficulty"] = list(MIDDLING) if values["keep_difficulty"] else None
     kinds = get_type_hints(Config)
@@ -71,7 +49,6 @@ def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
         if name not in kinds:
             elsewhere = ELSEWHERE.get(str(name))
             near = [elsewhere] if elsewhere else difflib.get_close_matches(str(name), kinds, 1)
-            near = [] if name in GONE else near
             hint = f"did you mean {near[0]}?" if near else "this version has no such setting"
             raise UserError(f"{where}: unknown key {name}; {hint}")
 

@@ -122,7 +122,7 @@ class EarlyStop:
         self.untrained = state["untrained"]
         self.solved_steps = state["solved"]
         self.recent.clear()
-        self.recent.extend((solved, groups) for solved, groups in state.get("recent", []))
-        self.level = state.get("level")
+        self.recent.extend((solved, groups) for solved, groups in state["recent"])
+        self.level = state["level"]
         self.classes = Counter(state["classes"])
         self.reward = state["reward"]

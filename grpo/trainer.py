@@ -482,18 +482,15 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore a state that `state` returned (an older one under today's names, see
-        `grpo.older_runs`).
-        """
+        """Restore a state that `state` returned."""
         self.done = state["done"]
         self.tokens = state["tokens"]
-        self.kept_share = state.get("kept_share", 1.0)  # older versions had none
+        self.kept_share = state["kept_share"]
         self.stream.next_index = state["drawn"]
         self.stream.seen = dict.fromkeys(state["seen"])
-        self.stream.inherited = state.get("inherited", 0)  # older versions had none
+        self.stream.inherited = state["inherited"]
         self.curriculum.load_state_dict(state["curriculum"])
-        before = {self.curriculum.level: len(self.stream.seen) - self.stream.inherited}
-        self.stream.trained = Counter(dict(state.get("trained", before)))  # older versions had none
+        self.stream.trained = Counter(dict(state["trained"]))
         self.monitor.load_state_dict(state["monitor"])
         self.early_stop.load_state_dict(state["progress"])
         self.solved_reason = state["solved"]

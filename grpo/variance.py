@@ -468,8 +468,7 @@ class VarianceMonitor:
         alarm_steps = self.settings.alarm_steps
         self.temperature = state["temperature"]
         self.wasted = state["wasted"]
-        none = dict.fromkeys(CLASSES, 0.0)  # older versions had fewer classes
-        self.classes = deque([none | step for step in state["classes"]], maxlen=alarm_steps)
+        self.classes = deque(map(dict, state["classes"]), maxlen=alarm_steps)
         traps = [
             {name: TrapFigures(*each) for name, each in step.items()} for step in state["traps"]
         ]

@@ -100,6 +100,6 @@ def is_number(value: Any) -> bool:
 def has_numbers(parts: Mapping[str, Any], *names: str) -> bool:
     """Return whether all these parts of a score are stored as numbers.
 
-    Runs of an older version, and files that others wrote, may lack them.
+    Files that others wrote may lack them.
     """
     return all(is_number(parts.get(name)) for name in names)

@@ -34,7 +34,7 @@ EXCEPTIONS = {
 
 LAYERS = (  # of `grpo`, lowest first: a module imports its own package and lower layers alone
     ("torchrun",),
-    ("statistics", "records", "distributed", "choices", "older_runs"),
+    ("statistics", "records", "distributed", "choices"),
     ("model", "group_metrics"),
     ("rollout", "learn"),
     ("evaluate", "variance", "mistakes"),

@@ -301,24 +301,6 @@ def test_a_layout_that_changes_no_word_is_no_change(here, capsys):
     assert not warnings_in(said_by(capsys, *resume("lora"), status=0).out)
 
 
-def without_sources(checkpoint):
-    """Make a checkpoint what an older version would have written."""
-    (checkpoint / "sources.json").unlink()
-    manifest = json.loads((checkpoint / "manifest.json").read_text())
-    del manifest["files"]["sources.json"]
-    (checkpoint / "manifest.json").write_text(json.dumps(manifest))
-    store._verified.clear()
-
-
-def test_a_checkpoint_of_an_older_version_cannot_be_checked_and_goes_on(here, capsys):
-    checkpoint = Path("runs/lora/checkpoints/step-000001")
-    without_sources(checkpoint)
-    edit_dataset()
-    said = f"warning: {checkpoint}: was made by a version that kept no fingerprints"
-    assert said in said_by(capsys, *resume("lora"), status=0).out
-    assert not warnings_in(said_by(capsys, *resume("lora"), "--steps", "3", status=0).out)
-
-
 def test_the_sources_are_vouched_for_by_the_manifest(here, capsys):
     path = Path("runs/lora/checkpoints/step-000001/sources.json")
     path.write_text(path.read_text().replace("model.safetensors", "other.safetensors"))
@@ -380,12 +362,7 @@ def test_the_audit_sees_a_corpus_that_has_grown(here, capsys):
     assert "runs/lora: corpus: changed after step 1: tale-new absent → " in said
 
 
-def test_the_audit_of_a_task_without_a_corpus_and_of_an_older_run(here, capsys):
+def test_the_audit_of_a_task_without_a_corpus(here, capsys):
     grow_corpus()
     own = ["runs/own", "--task", "own.py:Own"]
     assert "nothing found" in said_by(capsys, *own, main=audit.main, status=0).out
-    path = Path("runs/lora/config.yaml")
-    values = yaml.safe_load(path.read_text())
-    del values["facts"]["fingerprints"]
-    path.write_text(yaml.safe_dump(values))
-    assert "nothing found" in said_by(capsys, "runs/lora", main=audit.main, status=0).out

@@ -408,9 +408,5 @@ class Ladder:
         self.collapsed = state["collapsed"]
         self.stayed = state["stayed"]
         self.steps_back = list(state["steps_back"])
-
-        self.by_training = set(state.get("by_training", []))
-
-        # Older states do not say it.
-        below = sum(spent.steps for spent in self.spent[:-1])
-        self.steps_before_last = state.get("steps_before_last", below if self.is_last else None)
+        self.steps_before_last = state["steps_before_last"]
+        self.by_training = set(state["by_training"])

@@ -252,8 +252,7 @@ class Optimizer:
 
         moments = {number: entry for number, entry in state.items() if entry}
         self.inner.load_state_dict({"state": moments, "param_groups": saved["param_groups"]})
-        if "loss_scale" in saved:  # checkpoints of older versions have none
-            self.loss_scale = replace(self.loss_scale, **saved["loss_scale"])
+        self.loss_scale = replace(self.loss_scale, **saved["loss_scale"])
         self._publish()
 
     def rows(self, number: int) -> slice:

@@ -48,7 +48,7 @@ class CheckpointRules:
             self.passed = True
             reasons.append(f"reward {reward:.3f} first passed {self.threshold:g}")
 
-        if self.level is None:  # the first step, or the first after an older state
+        if self.level is None:
             self.level = level
         elif level > self.level:
             self.level, self.best = level, None
@@ -82,8 +82,8 @@ class CheckpointRules:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state that `state_dict` returned."""
-        self.best, self.passed, self.last = state["best"], state["passed"], state.get("last")
-        self.level = state.get("level")
+        self.best, self.passed, self.last = state["best"], state["passed"], state["last"]
+        self.level = state["level"]
 
 
 def spacing_for(lost: float, duration: float, step_times: Sequence[float]) -> int | None:

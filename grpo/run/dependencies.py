@@ -1,11 +1,9 @@
 """What a run depends on besides its checkpoint: the base model, data, the task's code, settings."""
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 from grpo.config import ON_RESUME, Config
-from grpo.config_file import translated
 from grpo.distributed import Ranks
 from grpo.learn.own_loss import OwnLoss
 from grpo.run.folders import step_of
@@ -16,7 +14,6 @@ from grpo.run.sources import (
     differences,
     read_sources,
     sources_now,
-    unknown,
 )
 from tasks.base import Task, summary_of
 
@@ -52,17 +49,7 @@ class Dependencies:
             return
 
         saved = read_sources(checkpoint)
-        if saved is None:
-            self.notes = [unknown(checkpoint)]
-        else:
-            self._compare(saved)
-
-    def _compare(self, saved: Mapping[str, Any]) -> None:
-        checkpoint, found = self.opened.checkpoint, self.opened.found
-        assert checkpoint is not None
-
-        # Settings that an older version did not have get their defaults.
-        then = dataclasses.asdict(Config()) | translated(saved.get("config") or {})
+        found, then = self.opened.found, saved["config"]
         settings_then = {name: then[name] for name in found if name not in ON_RESUME}
         settings_now = {name: value for name, value in found.items() if name not in ON_RESUME}
         changes = check(
@@ -73,7 +60,7 @@ class Dependencies:
         )
 
         step = step_of(checkpoint)
-        self.accepted = saved.get("accepted", []) + [
+        self.accepted = saved["accepted"] + [
             {"step": step, "kind": kind, "change": change} for kind, change in changes.items()
         ]
 

@@ -13,7 +13,6 @@ import msgspec
 
 from data.files import open_own, read_bytes, write_whole
 from data.text import escape_control
-from grpo.older_runs import metrics_of
 from grpo.records import Group, sampled_groups
 from grpo.run.folders import way_on
 from grpo.run.schemas import check_line
@@ -59,7 +58,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
                 f'{path}, line {number}: has no whole number "step"; the file is not a log of a run'
             )
         check_line(f"{path}, line {number}", path.name, line)
-        lines.append(metrics_of(line) if path.name == "metrics.jsonl" else line)
+        lines.append(line)
     return lines
 
 

@@ -17,11 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from data.files import check_links, kind_of, read_yaml
-from grpo.config_file import translated
-from grpo.older_runs import FACTS, decision_of, renamed
 from grpo.records import Group
 from grpo.run.logs import read_metrics
-from grpo.run.rollouts import KINDS, file_of, groups_of, steps_of, summaries
+from grpo.run.rollouts import KINDS, file_of, groups_of, steps_of
 from grpo.run.schemas import ConfigFile, Report, check
 from tasks.base import UserError, needs
 
@@ -68,10 +66,8 @@ class RunData:
     def config(self) -> dict[str, Any]:
         """The resolved configuration, and the "facts" of the run."""
         path = self.path / "config.yaml"
-        values = translated(read_yaml(path))
+        values = read_yaml(path)
         check(str(path), values, ConfigFile)
-        if "facts" in values:
-            values["facts"] = renamed(values["facts"], FACTS)
         return values
 
     @cached_property
@@ -107,7 +103,7 @@ class RunData:
     @cached_property
     def decisions(self) -> Records:
         """The lines of curriculum.jsonl."""
-        return Records(decision_of(line) for line in self._log("curriculum.jsonl"))
+        return self._log("curriculum.jsonl")
 
     @cached_property
     def difficulty(self) -> Records:
@@ -116,15 +112,11 @@ class RunData:
 
     @cached_property
     def group_index(self) -> Records:
-        """A record for each group of all steps, see `grpo.run.rollouts.summaries`.
-
-        If an older run has no groups.jsonl, the records are made from its rollouts.
-        """
-        lines: Any = self._log("groups.jsonl") or [
-            {"step": step, "groups": summaries(self.groups(step))} for step in self.steps()
-        ]
+        """A record for each group of all steps, see `grpo.run.rollouts.summaries`."""
         return Records(
-            {"step": line["step"], **group} for line in lines for group in line["groups"]
+            {"step": line["step"], **group}
+            for line in self._log("groups.jsonl")
+            for group in line["groups"]
         )
 
     def steps(self, kind: str = "step") -> list[int]:

@@ -16,7 +16,6 @@ from statistics import fmean
 from typing import Any
 
 from data.files import raw_json, read_jsonl_zst, write_jsonl_zst
-from grpo.older_runs import GROUP, renamed
 from grpo.records import Completion, Group
 from grpo.run.schemas import GroupLine, check
 from tasks.base import Problem, Score, UserError
@@ -48,7 +47,7 @@ def write_rollouts(path: Path, groups: Sequence[Group], *, step: int) -> None:
 
 def groups_of(path: Path) -> list[Group]:
     """Return the groups that a file holds. Raises UserError if it is damaged."""
-    lines = [renamed(line, GROUP) for line in read_jsonl_zst(path)]
+    lines = list(read_jsonl_zst(path))
     if not lines:
         raise UserError(f"{path}: holds no groups")
     for number, line in enumerate(lines, start=1):
@@ -177,7 +176,7 @@ def _from_json(line: dict[str, Any]) -> Group:
         completions=completions,
         scores=scores,
         advantages=[] if None in advantages else advantages,
-        trap=line.get("trap"),
+        trap=line["trap"],
         shots=tuple(line.get("shots", ())),
     )
 

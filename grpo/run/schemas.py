@@ -282,7 +282,7 @@ GroupLine = TypedDict(
         "temperature": Number,
         "class": str,
         "action": str,
-        "trap": NotRequired[str | None],
+        "trap": str | None,
         "problem": ProblemLine,
         "prompt_tokens": list[Count],
         "shots": NotRequired[list[str]],
@@ -306,8 +306,8 @@ class CurriculumState(TypedDict):
     collapsed: Count
     stayed: Count
     steps_back: list[Count]
-    steps_before_last: NotRequired[Count | None]
-    by_training: NotRequired[list[Index]]
+    steps_before_last: Count | None
+    by_training: list[Index]
 
 
 class MonitorState(TypedDict):
@@ -333,8 +333,8 @@ class EarlyStopState(TypedDict):
     solved: Count
     classes: dict[str, Count]
     reward: Number | None
-    recent: NotRequired[list[tuple[Count, Count]]]  # solved groups, groups
-    level: NotRequired[Count | None]
+    recent: list[tuple[Count, Count]]  # solved groups, groups
+    level: Count | None
 
 
 class DraftingState(TypedDict):
@@ -345,15 +345,15 @@ class DraftingState(TypedDict):
 
 
 class TrainerState(TypedDict):
-    """The "trainer" in trainer.json, under today's names."""
+    """The "trainer" in trainer.json."""
 
     done: Count
     drawn: Count
     tokens: Count
-    kept_share: NotRequired[Share]
+    kept_share: Share
     seen: list[str]
-    inherited: NotRequired[Count]
-    trained: NotRequired[list[tuple[Index, Count]]]  # level, problems
+    inherited: Count
+    trained: list[tuple[Index, Count]]  # level, problems
     curriculum: CurriculumState
     monitor: MonitorState
     progress: EarlyStopState
@@ -367,16 +367,16 @@ class SeenState(TypedDict):
 
     seen: list[str]
     drawn: Count
-    inherited: NotRequired[Count]
+    inherited: Count
 
 
 class RulesState(TypedDict):
     """The "rules" in trainer.json."""
 
     best: Number | None
-    level: NotRequired[Index | None]
+    level: Index | None
     passed: bool
-    last: NotRequired[Count | None]
+    last: Count | None
 
 
 class StateFile(TypedDict):
@@ -421,7 +421,7 @@ class OptimizerFile(TypedDict):
 
     rest: dict[str, Number]
     param_groups: list[ParamGroup]
-    loss_scale: NotRequired[LossScaleState]
+    loss_scale: LossScaleState
 
 
 class RngFile(TypedDict):

@@ -14,7 +14,6 @@ from typing import Any
 
 from grpo.curriculum.preflight import Start
 from grpo.model.prompts import middle_left_out, sent_lines
-from grpo.older_runs import trainer_state_of
 from grpo.records import Ending, StepReport
 from grpo.run import preparation, promotion
 from grpo.run.conclusion import ended_run, files_of, supply_line, verdict_of
@@ -181,10 +180,9 @@ class Run:
         """Continue from a checkpoint. Files of later steps are removed; they are made again."""
         path = checkpoint / "trainer.json"
         state = read_checked(path, StateFile)
+        check(str(path), state["trainer"], TrainerState)
         with blaming(f"{path}: is not the state of this run"):
-            trainer_state = trainer_state_of(state["trainer"])
-            check(str(path), trainer_state, TrainerState)
-            self.trainer.restore(trainer_state)
+            self.trainer.restore(state["trainer"])
         self.saver.restore(checkpoint, state)
         self._record_levels()
 

@@ -135,18 +135,11 @@ def start_sources(model: str, start: str | None) -> Fingerprints | None:
     return {path.name: file_digest(path) for path in sorted(Path(start).glob("adapter_*"))}
 
 
-def read_sources(checkpoint: Path) -> dict[str, Any] | None:
-    """Return the sources that a checkpoint holds.
-
-    Returns None if it was made by a version that kept no sources. Raises UserError if they are
-    damaged.
-    """
+def read_sources(checkpoint: Path) -> dict[str, Any]:
+    """Return the sources that a checkpoint holds. Raises UserError if they are damaged."""
     path = checkpoint / NAME
-    if not path.is_file():
-        return None
-
     saved = read_json(path)
-    is_sound = isinstance(saved, dict) and isinstance(saved.get("accepted", []), list)
+    is_sound = isinstance(saved, dict) and isinstance(saved.get("accepted"), list)
     if not (is_sound and all(isinstance(saved.get(kind) or {}, dict) for kind in SOURCES)):
         raise UserError(f"{path}: does not hold the sources of a run; give another checkpoint")
     return saved
@@ -184,24 +177,13 @@ def check_base(checkpoint: Path, model: str, accept: Sequence[str]) -> list[str]
     if not (checkpoint / "adapter_config.json").exists():
         return []
 
-    saved = read_sources(checkpoint)
-    if saved is None:
-        return [unknown(checkpoint)]
-    changes = check(checkpoint, saved, {"base": base_sources(model)}, accept)
+    changes = check(checkpoint, read_sources(checkpoint), {"base": base_sources(model)}, accept)
     return [accepted(checkpoint, kind, change) for kind, change in changes.items()]
 
 
 def accepted(checkpoint: Path, kind: str, change: str) -> str:
     """Return the note that a change was accepted."""
     return f"changed since {checkpoint} was saved, and accepted: {kind}: {change}"
-
-
-def unknown(checkpoint: Path) -> str:
-    """Return the note that a checkpoint has no fingerprints."""
-    return (
-        f"{checkpoint}: was made by a version that kept no fingerprints; whether base model, "
-        "dataset, corpus, task or configuration have changed since cannot be checked"
-    )
 
 
 def differences(
@@ -213,11 +195,6 @@ def differences(
     """
     if saved is None or now is None:
         return []
-
-    # Older versions kept no fingerprints of Python functions. To replace a file by a function
-    # changes the configuration.
-    if not any(name.startswith(FROM_PYTHON) for name in saved):
-        now = {name: value for name, value in now.items() if not name.startswith(FROM_PYTHON)}
     return [
         f"{name} {_shown(saved, name, is_config)} → {_shown(now, name, is_config)}"
         for name in sorted({*saved, *now})

@@ -190,14 +190,8 @@ def _base_name(config: Record) -> str:
 
 
 def _is_local(config: Record) -> bool:
-    """Return whether the model was a file or folder when training started.
-
-    Runs of older versions have not recorded that.
-    """
-    model, facts = config["model"], config.get("facts", {})
-    if "is_local_model" in facts:
-        return facts["is_local_model"]
-    return Path(model).exists() or Path(model).is_absolute()
+    """Return whether the model was a file or folder when training started."""
+    return config.get("facts", {}).get("is_local_model", True)
 
 
 def _without_folders(task: str) -> str:

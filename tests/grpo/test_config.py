@@ -378,19 +378,3 @@ def test_a_wording_is_checked_against_the_task_wherever_both_are_given(in_config
 def test_a_mark_of_zero_is_not_the_automatic_one():
     assert Config(promote_at=0.0).promotion == ("running", 0.0)
     assert Config(curriculum="2,3").promotion == ("heldout", 0.97)
-
-
-def test_settings_of_older_versions_have_todays_names(tmp_path):
-    (tmp_path / "config.yaml").write_text(
-        "heat: 1.3\nheat_ceiling: 2.0\nforget_activations: true\nmax_new_tokens: 0\n"
-        "micro_tokens: 0\nloss: bnpo\nrung_minutes: 2.5\nrung_tokens: 300\n"
-    )
-    assert load_config(tmp_path / "config.yaml") == Config(
-        temperature_factor=1.3,
-        temperature_ceiling=2.0,
-        gradient_checkpointing=True,
-        level_minutes=2.5,
-        level_tokens=300,
-        loss="dapo",
-        clip_high=0.2,
-    )

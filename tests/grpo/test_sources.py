@@ -154,4 +154,5 @@ def test_what_holds_no_sources_is_one_line(tmp_path, content):
     with pytest.raises(UserError, match="does not hold the sources of a run"):
         read_sources(tmp_path)
     (tmp_path / "sources.json").unlink()
-    assert read_sources(tmp_path) is None
+    with pytest.raises(UserError, match="sources.json"):
+        read_sources(tmp_path)

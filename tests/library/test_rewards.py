@@ -252,17 +252,6 @@ def test_functions_in_python_are_compared_on_resume(home):
             train(ROWS, given, loss=own_loss, **again)
     assert len(train(ROWS, reward, loss=loss, **again).metrics) == 2
 
-    # A checkpoint of an older version knows nothing of functions.
-    path = Path("runs/a/checkpoints/step-000002/sources.json")
-    saved = json.loads(path.read_text())
-    assert {*saved["task"], *saved["loss"]} == {"python:reward", "python:loss"}
-    path.write_text(json.dumps(saved | {"task": {}, "loss": {}}))
-    manifest = path.parent / "manifest.json"
-    facts = json.loads(manifest.read_text())
-    del facts["files"]["sources.json"]
-    manifest.write_text(json.dumps(facts))
-    assert len(train(ROWS, changed, loss=loss, **again | {"steps": 3}).metrics) == 3
-
 
 def one_line(capsys):
     """Return the standard error of a program, which is one line."""

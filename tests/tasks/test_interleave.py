@@ -364,4 +364,4 @@ def test_documents_of_one_title_have_fingerprints_of_their_own():
     one, two = Document("a", "first words"), Document("a", "second words")
     found = sources_of(Interleave(documents=[one, two]))
     assert found == {"a": fingerprint(one), "a (2)": fingerprint(two)}
-    assert fingerprint(one) == key_of("", "first", "words")  # as runs of older versions have it
+    assert fingerprint(one) == key_of("", "first", "words")

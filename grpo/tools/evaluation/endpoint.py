@@ -113,7 +113,7 @@ class Endpoint:
             json.dumps([dict(turn) for turn in question.messages], sort_keys=True),
             json.dumps(dict(question.sampling), sort_keys=True),
             question.sample,
-            *([question.seed] if question.seed else []),  # older files were of seed 0
+            question.seed,
         )
         known = self._store.get(key)
         if known is not None:

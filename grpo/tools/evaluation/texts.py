@@ -17,9 +17,9 @@ def known_texts(checkpoint: Path | None, config: Config) -> set[str]:
     """
     known: set[str] = set()
     while checkpoint is not None:
-        saved = read_sources(checkpoint) or {}
-        known |= set((saved.get("corpus") or {}).values())
-        if "corpus" not in saved or any(one["kind"] == "corpus" for one in saved["accepted"]):
+        saved = read_sources(checkpoint)
+        known |= set(saved["corpus"].values())
+        if any(one["kind"] == "corpus" for one in saved["accepted"]):
             line = (
                 f"eval.py: {checkpoint}: not all texts that the run was trained on are known; some "
                 "may be evaluated on"

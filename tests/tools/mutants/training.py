@@ -280,7 +280,7 @@ TABLE = {
         (
             "a resumed step draws as the first one does",
             "Trainer.restore",
-            "state.get('kept_share', 1.0)",
+            "state['kept_share']",
             "1.0",
         ),
         (
