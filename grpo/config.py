@@ -40,7 +40,6 @@ ON_RESUME = (
     "eval_problems",
     "samples_every",
     "save_every",
-    "best_spacing",
     "keep_best",
     "device",
     "on_alarm",

@@ -306,12 +306,6 @@ class Settings:
         group=ALGORITHM,
         least=0,
     )
-    parity_limit: float = setting(
-        0.0,
-        "stop when trainer and sampler differ by more than this in a log-probability (0: never)",
-        group=ALGORITHM,
-        least=0,
-    )
 
     # Optimizer
     learning_rate: float | None = flag(
@@ -409,26 +403,10 @@ class Settings:
         least=1,
     )
     promote_problems: int = setting(128, "problems of each such check", group=CURRICULUM, least=1)
-    stop_when_climbed: bool = setting(
-        False, "end the run when the last level of --curriculum is climbed, too", group=CURRICULUM
-    )
     replay: float = setting(
         0.25,
         "share of prompts drawn from earlier levels, most from those with the lowest scores",
         group=CURRICULUM,
-    )
-    level_minutes: float = setting(
-        0.0,
-        "most minutes on a level, then go to the next; after the last one the run ends (0: no "
-        "limit)",
-        group=CURRICULUM,
-        least=0,
-    )
-    level_tokens: int = setting(
-        0,
-        "most sampled tokens on a level, in the same way (0: no limit)",
-        group=CURRICULUM,
-        least=0,
     )
 
     # Degenerate groups
@@ -501,13 +479,6 @@ class Settings:
     )
     best_margin: float = setting(
         0.01, "checkpoint when the reward exceeds the best by this", group=SAVING, least=0
-    )
-    best_spacing: int | None = setting(
-        None,
-        "least steps between checkpoints made only for a new best (default: chosen after the first "
-        "checkpoint, so that they take 5 % of the time at most)",
-        group=SAVING,
-        least=1,
     )
     keep_best: bool = setting(
         False,

@@ -148,18 +148,15 @@ def sampled_groups(groups: Sequence[Group]) -> list[Group]:
 class StepSummary:
     """A training step as the curriculum sees it.
 
-    E.g. ``StepSummary(7, {10: [0.9, 0.8]}, {10: [False, False]}, tokens=900)``.
+    E.g. ``StepSummary(7, {10: [0.9, 0.8]}, {10: [False, False]})``.
 
     `values` and `collapsed` list, for each level, the mean score of every group and whether it
-    collapsed, first tries only. `seconds` is the duration of the step and `tokens` the number of
-    tokens it sampled.
+    collapsed, first tries only.
     """
 
     step: int
     values: dict[int, list[float]]
     collapsed: dict[int, list[bool]] = field(default_factory=dict)
-    seconds: float = 0.0
-    tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -168,8 +165,7 @@ class Decision:
 
     `before` and `after` are levels; `why` is a sentence, and `figures` has its numbers. `kind` is
     "preflight" or "imitation" (before the first step), "promotion", "stay" (a validation check
-    failed), "collapse" (one level back, unless that is solved), "budget" (the level's budget is
-    spent), "climbed" (the last level passed) or "solved".
+    failed), "collapse" (one level back, unless that is solved) or "solved".
     """
 
     step: int

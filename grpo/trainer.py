@@ -299,8 +299,6 @@ class Trainer:
         history = []
         for _ in range(self.config.epochs):
             history.append(self.oom_retry.run(run, kept))
-            # From now on sampler and trainer differ, because the weights have changed.
-            settings = replace(settings, parity_limit=0.0)
 
         averaged = {
             name: value if name.startswith(PARITY) else fmean(one[name] for one in history)
@@ -352,9 +350,7 @@ class Trainer:
         metrics["events"] = events
 
         self.early_stop.observe(groups, level)
-        decisions = self.curriculum.observe(
-            step_summary(step, groups, seconds=metrics["step_time"])
-        )
+        decisions = self.curriculum.observe(step_summary(step, groups))
         if not decisions and self.early_stop.exhausted:
             decisions = self.curriculum.move_on(step, self.early_stop.exhausted)
 
@@ -416,7 +412,7 @@ class Trainer:
         Solved groups of a lower level are no reason: its promotion follows.
         """
         exhausted = self.early_stop.exhausted if self._was_at_last_level else ""
-        return self.stopped or self.solved_reason or exhausted or self.curriculum.ended
+        return self.stopped or self.solved_reason or exhausted
 
     @property
     def _was_at_last_level(self) -> bool:

@@ -1,20 +1,20 @@
 #!/usr/bin/env bash
 # Groups without variance kept, skipped, drawn again hotter, or replaced by further prompts: three
-# seeds each, the same number of sampled tokens, 25 words straight from the base. 2 CPU cores,
+# seeds each, some 0.6 M sampled tokens, 25 words straight from the base. 2 CPU cores,
 # about a minute and a half a run. Runs that are there already are not made again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 declare -A flags=(
-    [keep]="--on-degenerate keep"
-    [skip]=""
-    [resample]="--on-degenerate resample"
-    [dynamic]='--config {"dynamic_sampling":12}'
+    [keep]="--steps 36 --on-degenerate keep"
+    [skip]="--steps 36"
+    [resample]="--steps 36 --on-degenerate resample"
+    [dynamic]='--steps 25 --config {"dynamic_sampling":12}'
 )
 for seed in 0 1 2; do
     for arm in keep skip resample dynamic; do
         run="runs/degenerate-$arm-seed$seed"
         [ -d "$run" ] || python train.py --task interleave --curriculum 25 --preflight off \
-            --config "{promote_by: running, level_tokens: 600000}" --steps 1000 --patience 0 \
+            --config "{promote_by: running}" --patience 0 \
             --eval-every 0 --eval-problems 300 --seed "$seed" --name "${run#runs/}" ${flags[$arm]} || [ $? = 3 ]
     done
 done

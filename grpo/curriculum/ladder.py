@@ -1,4 +1,4 @@
-"""The ladder: levels climbed one after the other, with replay, budgets, and steps back.
+"""The ladder: levels climbed one after the other, with replay and steps back.
 
 A ladder of one level is a fixed level. docs/curriculum.md describes the rules for users; the
 probabilities of promotion are tables in runs/LOG.md.
@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 from grpo.records import Decision, StepSummary
 from grpo.statistics import least_n, mean_interval
@@ -67,21 +67,17 @@ class LadderSettings:
     groups of the last `window` steps, or of more steps if these have too few groups. A group counts
     once, because its completions share their problem. With "heldout" it is the mean of a validation
     check: an evaluation on held-out problems, made every `promote_every` steps while the running
-    mean is within MARGIN of the mark. A level with too few of them is left by the running mean. If
-    `stop` is set, the last level is left in the same way, and the ladder has `ended`.
+    mean is within MARGIN of the mark. A level with too few of them is left by the running mean.
+    The last level is never left.
 
     Replay: a share `replay` of the prompts comes from earlier levels, mostly from those whose last
     score is lowest.
 
     Step back: if a share `collapse_at` or more of the current level's groups collapses for
-    `collapse_steps` steps in a row, training goes back one level, unless that level is solved or
-    its budget is spent. Each time doubles the evidence: twice as many collapsed steps before the
+    `collapse_steps` steps in a row, training goes back one level, unless that level is solved.
+    Each time doubles the evidence: twice as many collapsed steps before the
     next step back, and as many steps of practice below before the level is tried again, or until
     the one below is solved. So a level that stays out of reach is tried less and less often.
-
-    Budget: all steps ever made on a level count towards `level_seconds` and `level_tokens` (0: no
-    limit). Once a budget is spent, training goes on to the next level; on the last level the ladder
-    has `ended`.
     """
 
     promote_by: str
@@ -89,9 +85,6 @@ class LadderSettings:
     window: int
     promote_every: int
     replay: float
-    level_seconds: float
-    level_tokens: int
-    stop: bool
     # With these two, a level on which every group collapses is left after 8 steps, and tried again
     # ever more rarely: 7 moves in 200 steps, with replay or without. Before the evidence doubled,
     # there were 36 moves without replay, and with replay none at all ("Ladder and servo" in
@@ -113,30 +106,20 @@ class LadderSettings:
         return 2 * problems_needed(self.promote_at)
 
 
-class Spent(NamedTuple):
-    """What training on a level has taken so far; `seconds` are counted only if limited."""
-
-    steps: int = 0
-    seconds: float = 0.0
-    tokens: int = 0
-
-
 class Ladder:
     """Chooses the level of every prompt: it climbs `levels`, which rise, by `LadderSettings`.
 
-    `ended` says why there is nothing left to train; "" while there is. Every method depends on
-    nothing but its arguments and the state, so a resumed run makes the same decisions.
+    Every method depends on nothing but its arguments and the state, so a resumed run makes the same
+    decisions.
     """
 
     def __init__(self, levels: list[int], settings: LadderSettings):
         assert levels
         self.levels = list(levels)
         self.settings = settings
-        self.ended = ""
 
         self.position = 0  # of the current level in `levels`
         self.scores: dict[int, float] = {}  # level -> its last mean score
-        self.spent = [Spent() for _ in self.levels]
         self.steps_back = [0] * len(self.levels)  # from each level, those to a solved one included
         self.by_training: set[int] = set()  # levels with too few held-out problems for a check
         # The steps made before the last level was reached for the first time; None until then.
@@ -162,8 +145,7 @@ class Ladder:
         """The levels that are left by a validation check."""
         if self.settings.promote_by == "running":
             return []
-        left = self.levels if self.settings.stop else self.levels[:-1]
-        return [level for level in left if level not in self.by_training]
+        return [level for level in self.levels[:-1] if level not in self.by_training]
 
     def note_problems(self, level: int, found: int) -> str:
         """Take note of the number of held-out problems of a level; return a warning if they are too
@@ -196,14 +178,14 @@ class Ladder:
         """Take note of a training step; return one decision, or none."""
         self.scores |= {level: fmean(values) for level, values in summary.values.items()}
         self._remember(summary.values.get(self.level, []))
-        self._charge(summary)
+        self.stayed += 1
 
         share = self._collapsed_share(summary)
         self.collapsed = self.collapsed + 1 if share >= self.settings.collapse_at else 0
         if self._must_step_back():
             return [self._step_back(summary.step, share)]
 
-        return self._promote(summary.step) or self._end_budget(summary.step)
+        return self._promote(summary.step)
 
     def _remember(self, values: list[float]) -> None:
         """Add a step's groups to the window, and drop the oldest steps that it does not need."""
@@ -217,15 +199,6 @@ class Ladder:
         while len(self.recent) > self.settings.window and without_oldest() >= least:
             self.recent.popleft()
 
-    def _charge(self, summary: StepSummary) -> None:
-        """Charge a step to the budget of the current level."""
-        self.stayed += 1
-        spent = self.spent[self.position]
-        seconds = summary.seconds if self.settings.level_seconds > 0 else 0.0
-        self.spent[self.position] = Spent(
-            spent.steps + 1, spent.seconds + seconds, spent.tokens + summary.tokens
-        )
-
     def _collapsed_share(self, summary: StepSummary) -> float:
         """Return the share of the current level's groups that collapsed, without replayed ones."""
         groups = summary.collapsed.get(self.level)
@@ -236,11 +209,7 @@ class Ladder:
         return self.settings.collapse_steps * 2 ** self.steps_back[position]
 
     def _must_step_back(self) -> bool:
-        return (
-            self.position > 0
-            and self.collapsed >= self._patience(self.position)
-            and not self._is_spent(self.position - 1)
-        )
+        return self.position > 0 and self.collapsed >= self._patience(self.position)
 
     def _step_back(self, step: int, share: float) -> Decision:
         """Go back a level, or stay if the level below has nothing left to teach."""
@@ -267,9 +236,9 @@ class Ladder:
         """Return whether the next level may be tried: it is new, or was practised for below as long
         as that taught anything.
         """
+        if self.is_last:
+            return False
         following = self.position + 1
-        if following == len(self.levels):
-            return self.settings.stop
         is_practised = self.stayed >= self._patience(following) or self._is_solved(self.position)
         return self.steps_back[following] == 0 or is_practised
 
@@ -295,9 +264,8 @@ class Ladder:
 
         steps, groups = len(self.recent), len(values)
         why = f"running mean {mean:.3f} [{low:.3f}, {high:.3f}] of {groups} groups in {steps} steps"
-        return self._climb(
-            step, why, mean=mean, ci_low=low, ci_high=high, groups=groups, steps=steps
-        )
+        figures = dict(mean=mean, ci_low=low, ci_high=high, groups=groups, steps=steps)
+        return [self._move(+1, step, "promotion", why, **figures)]
 
     def wants_validation(self, step: int) -> bool:
         """Return whether a validation check of the current level is due after `step`, and has a
@@ -305,7 +273,7 @@ class Ladder:
         """
         settings = self.settings
         is_due = self.level in self.levels_to_check and step % settings.promote_every == 0
-        if not is_due or self.ended or not self.recent or not self._may_climb():
+        if not is_due or not self.recent or not self._may_climb():
             return False
 
         # Only the last steps: a longer window lags further behind a policy that learns.
@@ -315,7 +283,7 @@ class Ladder:
     def observe_validation(self, step: int, line: Mapping[str, Any]) -> list[Decision]:
         """Take note of a validation check of the current level, a line of eval.jsonl.
 
-        Returns the decision: to climb, to end, or to stay.
+        Returns the decision: to climb or to stay.
         """
         mark = self.settings.promote_at
         figures = {name: line[name] for name in ("mean", "ci_low", "ci_high", "n")}
@@ -325,7 +293,7 @@ class Ladder:
             f"{line['n']} problems"
         )
         if reaches_mark(line["mean"], line["ci_low"], mark):
-            return self._climb(step, result, **figures)
+            return [self._move(+1, step, "promotion", result, **figures)]
 
         why = (
             f"{result}; promotion needs a mean of at least {mark:g} and an interval that begins at "
@@ -333,63 +301,23 @@ class Ladder:
         )
         return [Decision(step, self.level, self.level, "stay", why, figures)]
 
-    def _climb(self, step: int, why: str, **figures: float) -> list[Decision]:
-        if not self.is_last:
-            return [self._move(+1, step, "promotion", why, **figures)]
-        return [self._end(step, "climbed", f"the last level is climbed: {why}", **figures)]
-
-    def _is_spent(self, position: int) -> bool:
-        limits, spent = self.settings, self.spent[position]
-        return 0 < limits.level_seconds <= spent.seconds or 0 < limits.level_tokens <= spent.tokens
-
-    def _end_budget(self, step: int) -> list[Decision]:
-        """Return the move to the next level, or the end, if the budget of this one is spent."""
-        if not self._is_spent(self.position):
-            return []
-
-        limits, spent = self.settings, self.spent[self.position]
-        figures: dict[str, float | None] = {"steps": spent.steps, "tokens": spent.tokens}
-        parts = [f"{spent.tokens:,} tokens", f"{spent.steps} steps"]
-        if limits.level_tokens:
-            parts[0] = f"{spent.tokens:,} of {limits.level_tokens:,} tokens"
-        if limits.level_seconds:
-            minutes = spent.seconds / 60
-            figures["minutes"] = minutes
-            parts.insert(0, f"{minutes:.1f} of {limits.level_seconds / 60:g} minutes")
-        figures["score"] = self.scores.get(self.level)
-
-        which = "last level" if self.is_last else "level"
-        why = (
-            f"the budget of the {which} is spent: {', '.join(parts)}; its last mean score is "
-            f"{self.scores.get(self.level, 0):.3f}"
-        )
-        if self.is_last:
-            return [self._end(step, "budget", why, **figures)]
-        return [self._move(+1, step, "budget", why, **figures)]
-
-    def _move(self, by: int, step: int, kind: str, why: str, **figures: float | None) -> Decision:
+    def _move(self, by: int, step: int, kind: str, why: str, **figures: float) -> Decision:
         before = self.level
         self.position += by
         if self.is_last and self.steps_before_last is None:
-            self.steps_before_last = sum(spent.steps for spent in self.spent)
+            self.steps_before_last = step
         self.recent.clear()
         self.collapsed = 0
         self.stayed = 0
         return Decision(step, before, self.level, kind, why, figures)
-
-    def _end(self, step: int, kind: str, why: str, **figures: float | None) -> Decision:
-        self.ended = why
-        return Decision(step, self.level, self.level, kind, why, figures)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON types."""
         return {
             "levels": list(self.levels),
             "position": self.position,
-            "ended": self.ended,
             "recent": [list(values) for values in self.recent],
             "scores": list(self.scores.items()),
-            "spent": [list(spent) for spent in self.spent],
             "collapsed": self.collapsed,
             "stayed": self.stayed,
             "steps_back": list(self.steps_back),
@@ -401,10 +329,8 @@ class Ladder:
         """Restore a state that `state_dict` returned."""
         self.levels = list(state["levels"])
         self.position = state["position"]
-        self.ended = state["ended"]
         self.recent = deque(list(values) for values in state["recent"])
         self.scores = {level: score for level, score in state["scores"]}
-        self.spent = [Spent(*spent) for spent in state["spent"]]
         self.collapsed = state["collapsed"]
         self.stayed = state["stayed"]
         self.steps_back = list(state["steps_back"])

@@ -85,7 +85,6 @@ class UpdateSettings:
     micro_tokens: int = 0  # the most tokens of a micro-batch; 0: no bound
     truncate: Truncate | None = None  # the sampler's; the loss must use the same
     importance_limit: float = 0.0  # largest weight of a token, see `update`; 0: no weights
-    parity_limit: float = 0.0  # nats; 0: no limit
     own_loss: OwnLoss | None = None
     masks_truncated: bool = False  # truncated completions take no part
 
@@ -150,9 +149,8 @@ def update(
     The ratio of a demonstration is always taken to p, and so is that of gspo in half precision,
     whose rounding alone would exceed the narrow clip bounds.
 
-    Raises FloatingPointError if the loss or the gradient is not finite, or parity exceeds
-    `parity_limit`, before the weights change; and if a weight or a moment is not finite after the
-    step, before anything is saved.
+    Raises FloatingPointError if the loss or the gradient is not finite, before the weights change;
+    and if a weight or a moment is not finite after the step, before anything is saved.
     """
     ranks = optimizer.ranks
     known = {} if first_pass is None else first_pass
@@ -170,7 +168,7 @@ def update(
     if ranks.size > 1:
         figures = _of_all_ranks(ranks, figures)
 
-    _refuse_bad_step(settings, figures, grad_norm, policy.dtype)
+    _refuse_bad_step(figures, grad_norm, policy.dtype)
     optimizer.step(make_room=policy.free_decoder)
     check_step(optimizer.tensors().values(), partial(named_tensors, policy, optimizer), ranks)
 
@@ -253,21 +251,13 @@ def _backward(
     return _BackwardPass(batch, loss.detach(), sums, logp_RT.detach())
 
 
-def _refuse_bad_step(
-    settings: UpdateSettings, figures: _Figures, grad_norm: float, dtype: torch.dtype
-) -> None:
+def _refuse_bad_step(figures: _Figures, grad_norm: float, dtype: torch.dtype) -> None:
     """Raise FloatingPointError if the step must not be taken; no weight has changed yet."""
     is_float16 = dtype == torch.float16
     hint = "; numbers may be too large for float16: give --dtype bfloat16" if is_float16 else ""
     for name, value in (("loss", figures.loss), ("gradient norm", grad_norm)):
         if not math.isfinite(value):
             raise FloatingPointError(f"the {name} is {value}{hint}")
-
-    if settings.parity_limit and figures.difference > settings.parity_limit:
-        raise FloatingPointError(
-            f"sampler and trainer differ by {figures.difference:.3g} in a log-probability "
-            f"({figures.worst[0]}), and parity_limit is {settings.parity_limit:g}"
-        )
 
 
 def named_tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:

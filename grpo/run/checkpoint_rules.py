@@ -17,18 +17,16 @@ class CheckpointRules:
     than `best_margin`. On a ladder, the best reward is that of the highest level reached: harder
     problems earn less.
 
-    Saves that have a new best as their only reason are at least `spacing` steps apart. If `spacing`
-    is None it is chosen from the cost of the first save (`spacing_for`); until then no further save
-    of this kind is made.
+    Saves that have a new best as their only reason are at least `spacing` steps apart, which is
+    chosen from the cost of the first save (`spacing_for`); until then it is None, and no further
+    save of this kind is made.
     """
 
-    def __init__(
-        self, every: int, threshold: float, best_margin: float, spacing: int | None = None
-    ):
+    def __init__(self, every: int, threshold: float, best_margin: float):
         self.every = every
         self.threshold = threshold
         self.margin = best_margin
-        self.spacing = spacing
+        self.spacing: int | None = None
         self.level: int | None = None  # of the best reward
         self.best: float | None = None
         self.passed = False

@@ -58,9 +58,7 @@ class Saver:
         self.console = console
         self.warn = warn
         self.dependencies = dependencies
-        self.rules = CheckpointRules(
-            config.save_every, config.save_threshold, config.best_margin, config.best_spacing
-        )
+        self.rules = CheckpointRules(config.save_every, config.save_threshold, config.best_margin)
         self.best: str | None = None
         self.saved: int | None = None
         self.memory = HostMemory()
@@ -75,10 +73,9 @@ class Saver:
         Raises UserError if they are not those of this run.
         """
         self.rules.load_state_dict(state["rules"])
-        if self.rules.spacing is None:
-            with blaming(f"{checkpoint}: manifest.json is not what a run writes"):
-                note = read_json(checkpoint / "manifest.json")["note"]
-                self.rules.spacing = note.get("spacing")
+        with blaming(f"{checkpoint}: manifest.json is not what a run writes"):
+            note = read_json(checkpoint / "manifest.json")["note"]
+            self.rules.spacing = note.get("spacing")
         self.best = state["best"]
         self.saved = step_of(checkpoint)
 

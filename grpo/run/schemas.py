@@ -299,10 +299,8 @@ class CurriculumState(TypedDict):
 
     levels: Annotated[list[Index], msgspec.Meta(min_length=1)]
     position: Count
-    ended: str
     recent: list[list[Number]]
     scores: list[tuple[Index, Any]]
-    spent: list[list[Number]]
     collapsed: Count
     stayed: Count
     steps_back: list[Count]

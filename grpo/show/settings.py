@@ -137,10 +137,6 @@ def _batch(config: Config) -> str:
     parts = [f"{config.prompts} prompts × {config.group_size} completions"]
     if config.dynamic_sampling:
         parts.append(f"further prompts until {config.dynamic_sampling} groups vary")
-    if config.level_minutes:
-        parts.append(f"{config.level_minutes:g} minutes per level")
-    if config.level_tokens:
-        parts.append(f"{config.level_tokens:,} tokens per level")
     if config.step_tokens:
         parts.append(f"at most {config.step_tokens:,} tokens per step")
     return ", ".join(parts)

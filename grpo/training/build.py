@@ -63,9 +63,6 @@ def ladder_settings(config: Config) -> LadderSettings:
         window=config.promote_window,
         promote_every=config.promote_every,
         replay=config.replay,
-        level_seconds=60 * config.level_minutes,
-        level_tokens=config.level_tokens,
-        stop=bool(config.curriculum) and config.stop_when_climbed,
     )
 
 
@@ -124,7 +121,6 @@ def update_settings(
         max_grad_norm=config.max_grad_norm,
         truncate=truncate,
         importance_limit=config.importance_limit,
-        parity_limit=config.parity_limit,
         own_loss=own_loss,
         masks_truncated=config.truncated == "mask",
     )

@@ -73,8 +73,8 @@ def speed_metrics(tokens: int, tokens_so_far: int, seconds: float) -> dict[str, 
     }
 
 
-def step_summary(step: int, groups: Sequence[Group], *, seconds: float) -> StepSummary:
-    """Return the step as the curriculum sees it: first tries, but the tokens of every try."""
+def step_summary(step: int, groups: Sequence[Group]) -> StepSummary:
+    """Return the step as the curriculum sees it: its first tries."""
     values: dict[int, list[float]] = defaultdict(list)
     collapsed: dict[int, list[bool]] = defaultdict(list)
     # What a group is shown, it can learn from. Under `resample` only its last try says so.
@@ -83,6 +83,4 @@ def step_summary(step: int, groups: Sequence[Group], *, seconds: float) -> StepS
         level = group.problem.level
         values[level].append(fmean(score.value for score in group.scores))
         collapsed[level].append(group.class_name in COLLAPSED and group.index not in shown)
-
-    tokens = sum(group.tokens for group in groups)
-    return StepSummary(step, dict(values), dict(collapsed), seconds, tokens)
+    return StepSummary(step, dict(values), dict(collapsed))

@@ -4,11 +4,9 @@
 
 Held-out score against sampled tokens and against minutes: two tables, a JSON file and a plot. Needs
 the extra `bench`, and `report` for the plot. Both start from the same policy, which should already
-earn something: a real model after the short imitation that begins our runs. Two commands make it
-(one sampled token on the level ends the run after its first step):
+earn something: a real model after the short imitation that begins our runs. Two commands make it:
 
-    python train.py --model DIR --words 10 --no-ramp --warm-start imitation \\
-        --config '{level_tokens: 1}' --name w
+    python train.py --model DIR --words 10 --no-ramp --warm-start imitation --steps 1 --name w
     python -m grpo.export runs/w/checkpoints/step-000000 runs/start
 
 What is the same on both sides: the start; the problems, their order and the tokens of each prompt

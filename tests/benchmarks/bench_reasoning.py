@@ -78,8 +78,7 @@ def start(own: argparse.Namespace, folder: Path, task: str) -> float:
         flags = ["--model", Path(own.model).resolve() if Path(own.model).exists() else own.model]
         flags += ["--task", f"reasoning_gym:{task}", "--max-new-tokens", own.max_new_tokens]
         flags += ["--warm-start", "imitation", "--preflight", "off", "--eval-problems", 50]
-        # One sampled token on the level ends the run after its first step.
-        call(log, TOP / "train.py", *flags, "--config", "{level_tokens: 1}", "--name", task)
+        call(log, TOP / "train.py", *flags, "--steps", 1, "--name", task)
         call(log, "-m", "grpo.export", f"runs/{task}/checkpoints/step-000000", policy.name)
 
     evaluations = load_run(folder / "runs" / task).evals

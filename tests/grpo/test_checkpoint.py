@@ -308,7 +308,8 @@ def test_rules_by_hand():
 
 
 def test_saves_for_a_new_best_keep_their_spacing():
-    rules = CheckpointRules(every=20, threshold=9, best_margin=0.01, spacing=5)
+    rules = CheckpointRules(every=20, threshold=9, best_margin=0.01)
+    rules.spacing = 5
     rewards = {1: 0.1, 2: 0.2, 6: 0.3, 7: 0.4, 8: 0.35, 12: 0.36, 20: 0.5, 21: 0.6, 22: 0.7}
     due = {step: rules.decide(step, reward, 10) for step, reward in rewards.items()}
     assert due == {
@@ -325,12 +326,12 @@ def test_saves_for_a_new_best_keep_their_spacing():
 
 
 def test_a_harder_level_has_a_best_reward_of_its_own():
-    rules = CheckpointRules(every=100, threshold=2.0, best_margin=0.01, spacing=1)
+    rules, again = (CheckpointRules(every=100, threshold=2.0, best_margin=0.01) for _ in range(2))
+    rules.spacing = again.spacing = 1
     assert rules.decide(1, 0.1, 10) == []
     assert rules.decide(2, 0.9, 10) == ["new best reward 0.900 (was 0.100)"]
     assert rules.decide(3, 0.2, 25) == []
 
-    again = CheckpointRules(every=100, threshold=2.0, best_margin=0.01, spacing=1)
     again.load_state_dict(rules.state_dict())
     assert again.decide(4, 0.3, 25) == ["new best reward 0.300 (was 0.200)"]
     assert again.decide(5, 0.95, 10) == []  # a step back to an easier level

@@ -23,10 +23,10 @@ def ladder_of(levels, **settings):
     return Ladder(levels, replace(ladder_settings(Config()), **settings))
 
 
-def observe(curriculum, step, values, collapsed=(False,), **figures):
+def observe(curriculum, step, values, collapsed=(False,)):
     """Let it observe a step whose groups at the current level `collapsed` or not; return the
     lines of what it decided."""
-    summary = StepSummary(step, values, collapsed={curriculum.level: list(collapsed)}, **figures)
+    summary = StepSummary(step, values, collapsed={curriculum.level: list(collapsed)})
     return [decision.line for decision in curriculum.observe(summary)]
 
 
@@ -77,12 +77,12 @@ def test_promotion_by_hand():
     assert re.fullmatch(f"step 5: level 10 → 25, {figures}", said)
     assert ladder.level == 25
     assert observe(ladder, 6, {25: [1.0] * MANY}) == []  # the window began anew
-    assert not ladder.wants_validation(10) and not ladder.ended
+    assert not ladder.wants_validation(10)
 
 
 def test_the_last_level_has_nowhere_to_go():
     ladder = ladder_of([10], window=1)
-    assert observe(ladder, 1, {10: [1.0] * MANY}) == [] and not ladder.ended
+    assert observe(ladder, 1, {10: [1.0] * MANY}) == []
 
 
 @pytest.mark.parametrize("prompts", [2, 4])
@@ -135,21 +135,7 @@ def test_promotion_by_held_out_score_asks_for_evidence():
         "step 5: level 10 → 25, held-out mean 0.900 [0.850, 1.000] of 64 problems"
     ]
     observe(ladder, 6, {25: [1.0]})
-    assert not ladder.wants_validation(10)  # the last level, and nothing ends with it
-
-
-def test_the_last_level_is_climbed_once():
-    for promote_by in ("running", "heldout"):
-        ladder = ladder_of([10], promote_by=promote_by, promote_every=1, window=1, stop=True)
-        said = observe(ladder, 1, {10: [0.97] * MANY})
-        if promote_by == "heldout":
-            assert said == [] and ladder.wants_validation(1)
-            said = validate(ladder, 1, 0.95, 0.9)
-        assert (
-            said[0].startswith("step 1: level 10, the last level is climbed: ")
-            and ladder.ended in said[0]
-        )
-        assert not ladder.wants_validation(2)
+    assert not ladder.wants_validation(10)  # the last level
 
 
 def test_step_back_on_collapse():
@@ -225,7 +211,7 @@ def test_training_stays_above_a_solved_level(varied):
         collapsed = {25: [rng.random() >= varied for _ in range(levels[25])]}
         decisions += ladder.observe(StepSummary(step, values, collapsed=collapsed))
     moves = [(each.step, each.after) for each in decisions if each.before != each.after]
-    assert moves == [(3, 25)] and ladder.spent[0].steps == 3
+    assert moves == [(3, 25)] and ladder.steps_before_last == 3
 
     said = [each for each in decisions if each.kind == "collapse"]
     assert 1 < len(said) < 6  # after 8, 16, 32, ... collapsed steps in a row
@@ -273,38 +259,6 @@ def test_a_level_out_of_reach_is_tried_less_and_less_often(replay):
     assert [(move.step, move.after) for move in moves] == [
         (3, 25), (11, 10), (27, 25), (43, 10), (75, 25), (107, 10), (171, 25)
     ]  # fmt: skip
-
-
-def test_a_budget_counts_all_steps_of_its_level_and_then_goes_on():
-    ladder = ladder_of([10, 25], window=1, collapse_steps=1, level_tokens=250)
-    assert observe(ladder, 1, {10: [0.2]}, tokens=100) == []
-    assert observe(ladder, 2, {10: [0.95] * MANY}, tokens=100)[0].startswith(
-        "step 2: level 10 → 25, running mean 0.950 ["
-    )
-    assert observe(ladder, 3, {25: [0.3]}, [True], tokens=100)[0].startswith(
-        "step 3: level 25 → 10, at least 90% of the level's groups collapsed in 1 steps in a row"
-    )
-    assert observe(ladder, 4, {10: [0.6]}, tokens=70) == [  # 100 + 100 + 70
-        "step 4: level 10 → 25, the budget of the level is spent: 270 of 250 tokens, 3 steps; its "
-        "last mean score is 0.600"
-    ]
-    # two collapsed steps are enough for another step back, but not to a level whose budget is spent
-    assert observe(ladder, 5, {25: [0.3]}, [True], tokens=100) == []
-    assert observe(ladder, 6, {25: [0.3]}, [True], tokens=40) == []
-    assert observe(ladder, 7, {25: [0.4]}, tokens=10) == [
-        "step 7: level 25, the budget of the last level is spent: 250 of 250 tokens, 4 steps; its "
-        "last mean score is 0.400"
-    ]
-    assert ladder.ended.startswith("the budget of the last level is spent")
-
-
-def test_a_budget_of_time():
-    ladder = ladder_of([10, 25], level_seconds=120)
-    assert observe(ladder, 1, {10: [0.2]}, seconds=90, tokens=7) == []
-    assert observe(ladder, 2, {10: [0.2]}, seconds=90, tokens=7) == [
-        "step 2: level 10 → 25, the budget of the level is spent: 3.0 of 2 minutes, 14 tokens, 2 "
-        "steps; its last mean score is 0.200"
-    ]
 
 
 @given(st.integers(0, 99), st.integers(1, 500), st.integers(1, 16), st.integers(0, 2))
@@ -355,7 +309,7 @@ def test_replay_prefers_the_level_with_the_lowest_score():
 
 LEVELS = st.sampled_from([10, 25, 50])
 STEPS = st.lists(
-    st.tuples(LEVELS, st.floats(0, 1), st.floats(0, 1), st.floats(0, 0.5), st.integers(0, 300)),
+    st.tuples(LEVELS, st.floats(0, 1), st.floats(0, 1), st.floats(0, 0.5)),
     min_size=2,
     max_size=40,
 )
@@ -367,10 +321,6 @@ MAKERS = {
         promote_at=0.6,
         promote_every=2,
         collapse_steps=2,
-        stop=True,
-    ),
-    "budget": lambda: ladder_of(
-        [10, 25, 50], promote_at=0.6, window=2, collapse_steps=2, level_tokens=500, level_seconds=9
     ),
 }
 
@@ -378,10 +328,10 @@ MAKERS = {
 def through(curriculum, steps, start=0):
     """Lead it through `steps`; return all that it said and drew."""
     said = []
-    for step, (level, value, share, width, tokens) in enumerate(steps, start=start):
+    for step, (level, value, share, width) in enumerate(steps, start=start):
         said.append(curriculum.levels_for(0, step, 6))
         collapsed = {curriculum.level: [share > 0.5]}
-        summary = StepSummary(step, {level: [value] * 9}, collapsed, tokens / 100, tokens)
+        summary = StepSummary(step, {level: [value] * 9}, collapsed)
         said += [decision.to_json() for decision in curriculum.observe(summary)]
         if curriculum.wants_validation(step):
             said += [
@@ -408,19 +358,6 @@ def test_state_goes_on_identically_and_levels_never_leave_the_ladder(kind, steps
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
     assert through(whole, steps[cut:], cut) == through(second, steps[cut:], cut)
     assert whole.state_dict() == second.state_dict()
-
-
-@given(STEPS)
-def test_no_level_takes_more_than_its_budget_and_a_step(steps):
-    ladder = MAKERS["budget"]()
-    for step, (level, value, share, _, tokens) in enumerate(steps):
-        if ladder.ended:
-            break
-        collapsed = {ladder.level: [share > 0.5]}
-        ladder.observe(StepSummary(step, {level: [value]}, collapsed, tokens / 100, tokens))
-    # a level can be met again once it is spent: from the level above, whose budget went with the
-    # step that went back; then for a step
-    assert all(tokens < 500 + 300 + 300 for _, _, tokens in ladder.spent)
 
 
 def test_the_levels_are_part_of_the_state():

@@ -42,7 +42,7 @@ ROWS = [
     for word in WORDS
 ]
 SMALL = dict(steps=4, prompts=3, group_size=4, max_new_tokens=8, eval_problems=4, warmup=0)
-MORE = dict(save_every=1, best_spacing=1, keep_difficulty=[0.2, 0.8])
+MORE = dict(save_every=1, keep_difficulty=[0.2, 0.8])
 
 
 @pytest.fixture

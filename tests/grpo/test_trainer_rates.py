@@ -49,7 +49,7 @@ def rates_of(trainer, climbs=()):
         shares.append(round(trainer.lr_factor(step), 4))
         trainer.curriculum.observe(StepSummary(step, {trainer.curriculum.level: [0.5]}))
         if step in climbs:
-            trainer.curriculum._climb(step, "")
+            trainer.curriculum._move(+1, step, "promotion", "")
     return shares
 
 
@@ -81,7 +81,7 @@ def test_the_rate_does_not_rise_again_when_a_ladder_steps_back(tiny_policy):
         collapsed = {5: [step in range(12, 20)]}
         ladder.observe(StepSummary(step, {ladder.level: [0.5]}, collapsed))
         if step in (10, 25):
-            ladder._climb(step, "")
+            ladder._move(+1, step, "promotion", "")
         if step == 22:
             assert ladder.level == 3
             ladder.load_state_dict(ladder.state_dict())

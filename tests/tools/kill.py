@@ -41,7 +41,7 @@ SMALL = (
     "--prompts 2 --group-size 4 --steps 6 --eval-problems 3 --save-every 2 --eval-every 3 "
     "--device cpu"
 ).split()
-SMALL += ["--config", "{save_threshold: 0.05, best_margin: 0.05, best_spacing: 2}"]
+SMALL += ["--config", "{save_threshold: 0.05, best_margin: 9}"]
 
 OFTEN = ["--config", "{promote_every: 1, promote_problems: 3}"]
 CASES = {

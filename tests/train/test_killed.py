@@ -39,7 +39,6 @@ CLIMBS = {
         "--config",
         "{step_tokens: 120}",
     ],
-    "budgets": ["--curriculum", "3,4,5", "--config", "{level_tokens: 150}", "--promote-at", "1"],
 }
 
 

@@ -7,14 +7,6 @@ TRAINER = (
 
 # See `mutants`.
 TABLE = {
-    ("grpo/trainer.py", "grpo/test_trainer.py"): [
-        (
-            "parity is demanded after the weights have changed",
-            "Trainer.update_policy",
-            "replace(settings, parity_limit=0.0)",
-            "settings",
-        ),
-    ],
     ("grpo/learn/oom_retry.py", "grpo/test_trainer.py"): [
         (
             "one of several ranks repeats alone",

@@ -383,13 +383,6 @@ TABLE = {
         ),
     ],
     ("grpo/curriculum/ladder.py", "grpo/test_curriculum.py"): [
-        (
-            "back to a level without a budget",
-            "Ladder._must_step_back",
-            "self.position > 0 and self.collapsed >= self._patience(self.position) and (not "
-            "self._is_spent(self.position - 1))",
-            "self.position > 0 and self.collapsed >= self._patience(self.position)",
-        ),
         ("scores of the old level kept", "Ladder._move", "self.recent.clear()", "pass"),
         ("collapsed steps of the old level kept", "Ladder._move", "self.collapsed = 0", "pass"),
         (
