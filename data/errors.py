@@ -125,8 +125,8 @@ def _status_of(program: str, action: Callable[[], int]) -> int:
             raise UserError("Windows is not supported; use its Linux subsystem (WSL)")
         if sys.flags.optimize > 1:
             raise UserError(
-                "Python runs without docstrings (PYTHONOPTIMIZE=2 or -OO), and transformers reads "
-                "them; run it without"
+                "PYTHONOPTIMIZE=2 or -OO removes docstrings, which transformers needs; unset it, "
+                "or use 1 or -O"
             )
         return action()
     except UserError as error:

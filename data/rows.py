@@ -15,7 +15,7 @@ from data.errors import UserError, blaming, needs
 from data.files import check_file, kind_of, read_bytes, read_json, read_jsonl
 from data.text import shortened
 
-# The most rows that are read of what does not say how many it has, because it may have no end.
+# The most rows read from an iterable without a length, which may be endless.
 MOST = 100_000
 
 # The name of a dataset of the hub, with its configuration and its split.
@@ -59,7 +59,7 @@ def _read_named(name: str) -> list[Row]:
     if path.suffix or path.is_absolute() or not ON_THE_HUB.fullmatch(name):
         raise UserError(
             f"{shortened(name)}: no such file; give a .jsonl or .parquet file, a dataset of the "
-            "hub, or in Python the rows themselves, a list"
+            "hub, or, in Python, a list of rows"
         )
     return _read_hub(name)
 
@@ -124,8 +124,8 @@ def _numbered(name: str, rows: Iterable[Any]) -> list[Row]:
     for number, row in enumerate(rows, start=1):
         if number > most:
             raise UserError(
-                f"{name}: has more than {most:,} rows, perhaps without end; give a list of as many "
-                "as you need, e.g. list(itertools.islice(data, 1000))"
+                f"{name}: has more than {most:,} rows and may be endless; give a list of the rows "
+                "that you need, e.g. list(itertools.islice(data, 1000))"
             )
         where = f"{name}, row {number}"
         if not isinstance(row, Mapping):

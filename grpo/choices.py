@@ -9,7 +9,7 @@ from pathlib import Path
 WEIGHT_WORDS = {
     "completion": "({rows} completions × {length} tokens)",
     "budget": "({rows} completions × the token budget)",
-    "step": "{tokens:,}: the step trained on so many tokens",
+    "step": "{tokens:,}, the tokens that the step trained on",
 }
 WEIGHTED_BY = {  # each loss, and what weights its tokens
     "grpo": "completion",

@@ -28,7 +28,7 @@ WHY = {
     "solved": "all right",
     "failed": "all with the lowest reward",
     "tied": "different texts, equal rewards",
-    "masked": "each completion with an advantage truncated",
+    "masked": "every completion with an advantage was truncated",
 }
 
 # What a step does with a group: learn from it, leave it out, discard this try and sample it again,

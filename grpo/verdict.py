@@ -2,11 +2,11 @@
 
 It compares the policy after training with the policy before it, on the same held-out problems. A
 paired comparison needs no assumption about how hard the problems are, and its interval is several
-times times narrower than that of the difference of two independent means.
+times narrower than that of the difference of two independent means.
 
 The score alone does not decide. Copying one text earns half of the similarity, so a policy that
 fell into a trap, or into one wrong text, has collapsed whatever its score; one that gives fewer
-exact answers got worse; and one whose weights hardly a step changed had no signal to learn from.
+exact answers got worse; and one that hardly any step updated had no signal to learn from.
 """
 
 from collections import Counter
@@ -46,7 +46,7 @@ Kind = Literal[
 ]
 FAILED: tuple[Kind, ...] = ("not learned", "collapsed", "got worse", "no signal")
 
-# Of a problem: the mean before training, that which reinforcement began with, and that after it.
+# The mean scores of one problem: before training, when reinforcement began, and after it.
 Means = tuple[float, float, float]
 
 
@@ -295,14 +295,14 @@ def _collapse(
     )
     most = max(texts.values(), default=0)
     if is_enough and most >= COLLAPSED_SHARE * len(scores):
-        return f"{most / len(scores):.0%} of the held-out completions are one wrong text", ""
+        return f"{most / len(scores):.0%} of the held-out completions are the same wrong text", ""
 
     # Right answers may be identical too, where the highest reward is not known.
     shares = [_identical_share(line, level) for line in metrics]
     last = fmean(shares[-LAST_STEPS:]) if len(shares) >= LAST_STEPS else 0.0
     if last >= COLLAPSED_SHARE and texts.total() >= COLLAPSED_SHARE * len(scores) > 0:
         since = _since(metrics, shares)
-        return f"{last:.0%} of the last groups of training were one wrong text each{since}", ""
+        return f"{last:.0%} of the last training groups wrote one wrong text each{since}", ""
     return "", ""
 
 
@@ -346,7 +346,7 @@ def _no_signal(metrics: Sequence[Mapping[str, Any]], figures: Mapping[str, Any])
         return "no group was trained on"
     count = sum(line.get(f"groups/class/{name}") or 0 for line in metrics)
     groups = sum(line.get("groups/count") or 0 for line in metrics)
-    return f"{count / max(1, groups):.0%} of the groups were {name}: {WHY[name]}"
+    return f"{count / max(1, groups):.0%} of the groups were {name} ({WHY[name]})"
 
 
 def _endless(after: Sequence[Group]) -> str:

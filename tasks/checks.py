@@ -119,8 +119,8 @@ def process_unchanged(where: str) -> Iterator[None]:
             # With "cpu" as default device torch would look at each call.
             getattr(sys.modules["torch"], setter)(None if str(before) == "cpu" else before)
         raise UserError(
-            f"{where} changed torch by torch.{setter} from {before} to {value}, and with it the "
-            "training; leave it, or set it back"
+            f"{where} changed torch by torch.{setter} from {before} to {value}, which alters "
+            "the training; remove the call, or restore the value"
         )
 
 

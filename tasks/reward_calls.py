@@ -124,7 +124,7 @@ class Calls:
         result = call.future.result()
         if inspect.iscoroutine(result):
             raise UserError(
-                f"{whose} returned a coroutine, which nobody awaits; define it by async def"
+                f"{whose} returned a coroutine; define it with async def, so that it is awaited"
             )
         return result
 

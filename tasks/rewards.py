@@ -63,8 +63,8 @@ class RewardFunctions:
         names = [function.name for function in self.functions]
         if len(set(names)) < len(names):
             raise UserError(
-                f"reward functions {', '.join(names)}: each needs a name of its own; define it by "
-                "def, or give it one: f = functools.partial(FUNCTION); f.__name__ = 'short'"
+                f"reward functions {', '.join(names)}: each needs a name of its own; define it "
+                "with def, or name it: f = functools.partial(FUNCTION); f.__name__ = 'short'"
             )
         self.watcher: Show | None = None  # is told how many calls are done, while they run
         self._calls = self._new_calls()
@@ -248,7 +248,7 @@ class _Function:
             has = f"only {', '.join(sorted(row))}" if row else "nothing but a prompt"
             fix = f"add it, or rename a column by --columns {name}=COLUMN"
             if name in (*OF_ONE, *OF_GROUP, *OF_TRL):
-                fix = f"remove it: besides columns this reward gets {' and '.join(self.own)}, texts"
+                fix = f"remove it: besides columns, it gets only {' and '.join(self.own)}, as texts"
             raise UserError(f"reward {self.name}: wants {name!r}, and {where} has {has}; {fix}")
 
     def reads(self, column: str) -> bool:

@@ -152,8 +152,8 @@ class Rows:
         if self.compares:
             self.notes.append(
                 f"reward {', '.join(self.functions.of_groups)}: takes completions and may compare "
-                "them, so evaluations sample a whole group for each problem; a function with the "
-                "parameter completion takes one"
+                "them, so evaluations sample a whole group for each problem; if it scores each by "
+                "itself, give it the parameter completion"
             )
 
     def _unread(self, problems: Sequence[Problem]) -> list[str]:
@@ -166,8 +166,8 @@ class Rows:
         note = f"--data: no reward reads {'columns' if len(unread) > 1 else 'column'} {names}"
         if taken := [name for name in unread if name in (*OF_ONE, *OF_GROUP)]:
             note += (
-                f"; rewards get what was sampled as {taken[0]}: rename yours by --columns "
-                f"NAME={taken[0]}"
+                f"; rewards get what was sampled under the name {taken[0]}, so rename the column: "
+                f"--columns NAME={taken[0]}"
             )
         return [note]
 
@@ -238,8 +238,8 @@ def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
     split = columns.pop("split", None)
     if split is not None and split not in SPLITS:
         raise UserError(
-            f"{where}: split is {shown(split)}; give one of {', '.join(SPLITS)}, or let a hash of "
-            f"the prompt decide: {_aside('split', names)}"
+            f"{where}: split is {shown(split)}; give one of {', '.join(SPLITS)}, or rename the "
+            f"column to split by a hash of the prompt: {_aside('split', names)}"
         )
 
     data: dict[str, Any] = {"where": where, "row": columns}
@@ -265,8 +265,8 @@ def _level(given: Any, names: Mapping[str, str], where: str) -> int:
         given = int(given)
     if isinstance(given, bool) or not isinstance(given, int):
         raise UserError(
-            f"{where}: level is {shown(given)}; it must be a whole number, or be no level: "
-            f"{_aside('level', names)}"
+            f"{where}: level is {shown(given)}; give a whole number, or rename the column "
+            f"if it is no difficulty: {_aside('level', names)}"
         )
     if given < 1:
         raise UserError(f"{where}: level is {given}; give 1 or more")

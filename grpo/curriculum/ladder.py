@@ -157,7 +157,7 @@ class Ladder:
         self.by_training.add(level)
         return (
             f"level {level} has {found} held-out problems, and promotion at {mark:g} needs at "
-            f"least {needed}: the running mean of training promotes from it instead"
+            f"least {needed}: the running mean of its training scores decides instead"
         )
 
     def levels_for(self, seed: int, step: int, count: int, drawn: int = 0) -> list[int]:

@@ -47,8 +47,8 @@ def correct_vocabulary(tokenizer: Any, path: str) -> tuple[Tokenizer, str]:
     if kind == "llama" and isinstance(tokenizer.backend_tokenizer.model, Unigram):
         tokenizer = _byte_pair_tokenizer(tokenizer, fields)
         note = (
-            f"--model {path}: its vocabulary was read as a unigram model; it is used as byte "
-            "pairs, which it is"
+            f"--model {path}: transformers reads its vocabulary as a unigram model; it is one of "
+            "byte pairs, and is used as such"
         )
     elif kind == "gpt2":
         _correct_byte_level(tokenizer, fields)

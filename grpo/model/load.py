@@ -375,7 +375,7 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
     )
     if getattr(model, "_hf_peft_config_loaded", False):  # `transformers` follows an adapter's name
         raise UserError(
-            f"--model {source}: an adapter of the hub; fetch it with hf download {source} "
+            f"--model {source}: is an adapter on the hub; fetch it with hf download {source} "
             "--local-dir FOLDER, and give --model FOLDER"
         )
     if gguf.is_gguf(source):

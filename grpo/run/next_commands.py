@@ -15,7 +15,7 @@ from tasks.levels import LADDER
 
 # A run with a larger share of its tokens in groups without variance learned little because of them.
 MOSTLY_UNTAUGHT = 0.5
-# Of one with an even larger share, more steps would not teach more.
+# Above this share, more steps would not teach more either.
 NEARLY_UNTAUGHT = 0.9
 
 

@@ -207,6 +207,6 @@ def test_an_adapter_of_the_hub_is_to_be_fetched(tiny_model, adapter, monkeypatch
         "grpo.model.load.AutoModelForCausalLM.from_pretrained", lambda _, **o: load(adapter, **o)
     )
     with pytest.raises(
-        UserError, match="^--model me/lora: an adapter of the hub; fetch it with hf"
+        UserError, match="^--model me/lora: is an adapter on the hub; fetch it with hf"
     ):
         load_policy("me/lora", device="cpu")

@@ -236,7 +236,7 @@ def test_a_level_with_too_few_held_out_problems_is_left_by_the_running_mean():
     assert ladder.levels_to_check == [1, 2] and ladder.note_problems(2, 45) == ""
     assert ladder.note_problems(1, 37) == (
         "level 1 has 37 held-out problems, and promotion at 0.97 needs at least 45: the running "
-        "mean of training promotes from it instead"
+        "mean of its training scores decides instead"
     )
     resumed = ladder_of([1, 2, 3], promote_by="heldout", promote_at=0.97, promote_every=1)
     resumed.load_state_dict(json.loads(json.dumps(ladder.state_dict())))

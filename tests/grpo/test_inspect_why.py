@@ -103,8 +103,8 @@ def test_a_weight_is_that_of_the_loss(tmp_path, capsys, loss):
     run = write(tmp_path / "r", loss=loss)
     line = why(capsys, run, 1, 0, 1)["training"]
     words = re.fullmatch(
-        r"yes, on its 2 tokens, each with weight 1 / (.+?)(: the step trained on so many tokens)?; "
-        "its advantage is negative, so the update lowers its probability",
+        r"yes, on its 2 tokens, each with weight 1 / (.+?)(, the tokens that the step trained on)?"
+        "; its advantage is negative, so the update lowers its probability",
         line,
     )
     assert words, f"{loss}: {line}"

@@ -308,7 +308,7 @@ def test_a_policy_that_writes_one_wrong_text_has_collapsed():
     after = same + answers({key: 0.5 for key in list(PROBLEMS)[20:]})
     verdict = reach_verdict(10, HeldOut(before, after), metrics(60), was_solved=False)
     assert (verdict.kind, verdict.trap) == ("collapsed", "")
-    assert verdict.cause == "50% of the held-out completions are one wrong text"
+    assert verdict.cause == "50% of the held-out completions are the same wrong text"
 
     right = answers(PROBLEMS, text="yes", exact=True)
     assert (
@@ -323,8 +323,7 @@ def test_a_policy_whose_groups_are_one_wrong_text_each_has_collapsed():
     verdict = reach_verdict(10, HeldOut(before, after), lines, was_solved=False)
     assert (verdict.kind, verdict.low > 0) == ("collapsed", True)
     assert (
-        verdict.cause
-        == "50% of the last groups of training were one wrong text each, since step 11"
+        verdict.cause == "50% of the last training groups wrote one wrong text each, since step 11"
     )
 
     at_another_level = reach_verdict(
@@ -368,7 +367,7 @@ def test_a_run_that_hardly_a_step_taught_had_no_signal(steps, updated, kind):
     verdict = reach_verdict(10, held_out(PROBLEMS, PROBLEMS), lines, was_solved=False)
     assert (verdict.kind, verdict.degenerate) == (kind, "failed")
     assert verdict.exit_status == (0 if kind == "too short to tell" else 3)
-    said = "75% of the groups were failed: all with the lowest reward"
+    said = "75% of the groups were failed (all with the lowest reward)"
     assert verdict.cause == (said if kind == "no signal" else "")
 
 

@@ -213,7 +213,10 @@ def parses(completion):
         (runs_out, "row p, completion 1 raised MemoryError: no room ("),
         (refuses, "row p, completion 1 raised UserError: it is no row of mine ("),
         (parses, "test_rewards.py, line "),
-        (lambda completion: slow_async(completion), "returned a coroutine, which nobody awaits"),
+        (
+            lambda completion: slow_async(completion),
+            "returned a coroutine; define it with async def",
+        ),
         (lambda completion: None, "returned None"),
         (lambda completion: float("nan"), "returned nan"),
         (lambda completion: "1", "returned '1'"),
@@ -323,7 +326,7 @@ def test_parameters_are_checked_before_training():
         (lambda completions, completion_ids, **row: [0], "completion_ids"),
         (lambda completions, prompt: [0], "prompt"),
     ):
-        gets = "remove it: besides columns this reward gets prompts and completions, texts$"
+        gets = "remove it: besides columns, it gets only prompts and completions, as texts$"
         with pytest.raises(UserError, match=f"wants '{name}', and row 1 has only answer; {gets}"):
             RewardFunctions([reward]).check({"answer": ""}, "row 1")
         RewardFunctions([reward]).check({name: ""}, "row 1")

@@ -176,8 +176,8 @@ def test_a_column_that_nothing_reads_is_named_once():
     data = [row | {"completion": "GOLD", "source": "web"} for row in ROWS]
     (note,) = rows(data, lambda completion, **row: 0).notes
     assert note == (
-        "--data: no reward reads column completion; rewards get what was sampled as completion: "
-        "rename yours by --columns NAME=completion"
+        "--data: no reward reads column completion; rewards get what was sampled under the "
+        "name completion, so rename the column: --columns NAME=completion"
     )
     (note,) = rows(data, lambda completion, source: 0, columns="gold=completion").notes
     assert note == "--data: no reward reads columns answer, gold"
@@ -225,8 +225,8 @@ def test_rows_without_end_are_refused(has_len, monkeypatch):
 
     source = Loader() if has_len else Endless()
     refused(
-        f"data ({type(source).__name__}): has more than 50 rows, perhaps without end; give a list "
-        "of as many as you need, e.g. list(itertools.islice(data, 1000))",
+        f"data ({type(source).__name__}): has more than 50 rows and may be endless; give a list "
+        "of the rows that you need, e.g. list(itertools.islice(data, 1000))",
         lambda: read_rows(source),
     )
     refused("data (generator): has more", lambda: read_rows(row for row in itertools.cycle(ROWS)))
@@ -328,15 +328,16 @@ def test_sequences_have_three_words():
             [{"prompts": "?", "answer": ""}], {}),
         ("row 1: messages is 'Hi'; it needs", [{"messages": "Hi", "answer": ""}], {}),
         ("row 1: prompt is {'role': 'user'}; it needs", [{"prompt": {"role": "user"}}], {}),
-        ("row 1: split is 'dev'; give one of train, validation, test, or let a hash of the prompt "
-            "decide: --columns my_split=split", [ROWS[0] | {"split": "dev"}], {}),
+        ("row 1: split is 'dev'; give one of train, validation, test, or rename the column to "
+            "split by a hash of the prompt: --columns my_split=split",
+            [ROWS[0] | {"split": "dev"}], {}),
         ("the last turn must be the user's", [{"messages": [
             {"role": "assistant", "content": "?"}], "answer": ""}], {}),
         ("a turn is", [{"messages": [{"role": "tool", "content": "?"}], "answer": ""}], {}),
         ("row 1: a turn has tool_calls, which are not shown", [{"messages": [
             {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}]}], {}),
-        ("row 1: level is 'Level 3'; it must be a whole number, or be no level: --columns "
-            "my_level=level", [ROWS[0] | {"level": "Level 3"}], {}),
+        ("row 1: level is 'Level 3'; give a whole number, or rename the column if it is no "
+            "difficulty: --columns my_level=level", [ROWS[0] | {"level": "Level 3"}], {}),
         ("my_level=hard", [ROWS[0] | {"hard": True}], {"columns": "level=hard"}),
         ("level is 1.5", [ROWS[0] | {"level": 1.5}], {}),
         ("wants 'answer'", [{"prompt": "?", "solution": "A"}], {}),

@@ -240,7 +240,7 @@ def test_a_score_that_changes_torch_is_refused(change, said):
             return [Score(0.5)]
 
     threads = torch.get_num_threads()
-    line = rf"score\(\) changed torch by torch.{said}, and with it the training; leave it, or set"
+    line = rf"score\(\) changed torch by torch.{said}, which alters the training; remove the call"
     with pytest.raises(UserError, match=line):
         scores_of(Changes([]), PROBLEM, ["text"])
     scores_of(Given([Score(0.5)]), PROBLEM, ["text"])  # all is restored

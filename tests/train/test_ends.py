@@ -300,7 +300,7 @@ def test_a_run_in_which_nothing_teaches_stops_early_with_its_cause(tmp_path, cap
     assert said[-1].endswith(f"stopped after step 3: {reason}")
     assert any(line.startswith("NO SIGNAL: held-out score at level 1") for line in said)
     assert any(
-        line.startswith("100% of the groups were failed: all with the lowest") for line in said
+        line.startswith("100% of the groups were failed (all with the lowest") for line in said
     )
     assert any(line.startswith("0 of 3 steps updated the weights; 100% of the") for line in said)
     folder = tmp_path / "runs/a"
