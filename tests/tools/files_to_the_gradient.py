@@ -1,0 +1,97 @@
+"""Count the files, and their lines, from the command to the first gradient:
+`python tests/tools/files_to_the_gradient.py`.
+
+A file of the project counts whole if one of its functions is called, even during an import. Two
+ways are followed on the embedded model, each in a process of its own:
+
+command  `train.py --task interleave --words 3`, with pre-flight, run directory and console
+library  `make_trainer(task="interleave", level=3).step()`
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+SMALL = {"prompts": 2, "group_size": 4, "eval_problems": 4}
+WAYS = ("command", "library")
+
+OPTIMIZED = 1  # inspect.CO_OPTIMIZED: the flag of a function
+
+entered: set[str] = set()  # files of which a function was called
+
+
+def note(frame, event, argument) -> None:
+    """Note the file of a function that is called. Code of modules and classes does not count."""
+    code = frame.f_code
+    if event == "call" and code.co_flags & OPTIMIZED and code.co_qualname[0] != "<":
+        entered.add(code.co_filename)
+
+
+def print_at_first_gradient() -> None:
+    """End this process after the first backward pass, and print the files that were entered."""
+    from torch import Tensor
+
+    backward = Tensor.backward
+
+    def last(*arguments, **options):
+        backward(*arguments, **options)
+        sys.setprofile(None)
+        print("\n".join(sorted(entered)), file=sys.__stderr__, flush=True)
+        os._exit(0)
+
+    Tensor.backward = last
+
+
+def go(way: str) -> None:
+    """Go this way, up to the first gradient."""
+    threading.setprofile(note)
+    sys.setprofile(note)
+    if way == "command":
+        import train
+
+        print_at_first_gradient()
+        flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+        sys.argv = ["train.py", "--task=interleave", "--words=3", *flags]
+        train.train()
+    else:
+        from grpo import make_trainer
+
+        print_at_first_gradient()
+        make_trainer(task="interleave", level=3, **SMALL).step()
+
+
+def files(way: str) -> list[Path]:
+    """Return the project's files on this way, found by a process in an empty folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, __file__, "--go", way]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = {Path(line) for line in done.stderr.splitlines() if line.startswith(str(ROOT))}
+    return sorted(found - {Path(__file__).resolve()})
+
+
+def main() -> None:
+    """Print the number of files and lines of both ways."""
+    parser = argparse.ArgumentParser(description=__doc__.split(":")[0])
+    parser.add_argument("--list", action="store_true", help="name the files")
+    parser.add_argument("--go", choices=WAYS, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.go:
+        return go(options.go)
+
+    for way in WAYS:
+        lines = {path: len(path.read_text().splitlines()) for path in files(way)}
+        print(f"{way}: {len(lines)} files, {sum(lines.values()):,} lines")
+        for path, count in lines.items() if options.list else ():
+            print(f"  {count:5,}  {path.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()
