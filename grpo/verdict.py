@@ -12,6 +12,7 @@ exact answers got worse; and one that hardly any step updated had no signal to l
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
+from operator import itemgetter
 from statistics import fmean
 from typing import Any, Literal
 
@@ -290,11 +291,11 @@ def _collapse(
             share = fmean(score.parts.get("trap") == trap for score in scores)
             return f"{share:.0%} of the held-out completions are in the trap {trap!r}{since}", trap
 
-    texts = Counter(
-        text for group in after for text, score in zip(group.texts, group.scores) if not score.exact
-    )
-    most = max(texts.values(), default=0)
+    texts, old_texts = _wrong_texts(after), _wrong_texts(begun)
+    text, most = max(texts.items(), key=itemgetter(1), default=("", 0))
     if is_enough and most >= COLLAPSED_SHARE * len(scores):
+        if old_texts[text] / len(old) > most / len(scores):
+            return "", "one wrong text"  # what it came from, and leaves
         return f"{most / len(scores):.0%} of the held-out completions are the same wrong text", ""
 
     # Right answers may be identical too, where the highest reward is not known.
@@ -304,6 +305,16 @@ def _collapse(
         since = _since(metrics, shares)
         return f"{last:.0%} of the last training groups wrote one wrong text each{since}", ""
     return "", ""
+
+
+def _wrong_texts(groups: Sequence[Group]) -> Counter[str]:
+    """Return how often each text that is not exact was written."""
+    return Counter(
+        text
+        for group in groups
+        for text, score in zip(group.texts, group.scores)
+        if not score.exact
+    )
 
 
 def _identical_share(line: Mapping[str, Any], level: int) -> float:

@@ -27,6 +27,7 @@ MAX_CHARACTERS = 500
 
 # What an expression is written with: so a comment is no part of one.
 WRITTEN = re.compile(r"[0-9\s()+*/-]*")
+RESULT = re.compile(r"(-?[0-9][0-9.,]*)?\.?")  # what may follow an equals sign
 SIGNS = str.maketrans("×÷−", "*/-")
 
 QUESTION = (
@@ -101,14 +102,14 @@ def _value_of(answer: str | None, problem: Problem) -> Fraction | None:
 def evaluated(expression: str) -> tuple[Fraction | None, list[int]]:
     """Return the value of an expression over whole numbers, and the numbers in it.
 
-    The value is None if the text is no such expression, or divides by zero. An equals sign and what
-    follows it are ignored. Nothing is executed.
+    The value is None if the text is no such expression, or divides by zero. An equals sign and a
+    number behind it are ignored. Nothing is executed.
 
     >>> evaluated("(3 + 5) / 2 = 4")
     (Fraction(4, 1), [3, 5, 2])
     """
-    text = expression.partition("=")[0].strip().translate(SIGNS)
-    if len(text) > MAX_CHARACTERS or not WRITTEN.fullmatch(text):
+    text, _, result = (part.strip() for part in expression.translate(SIGNS).partition("="))
+    if len(text) > MAX_CHARACTERS or not (WRITTEN.fullmatch(text) and RESULT.fullmatch(result)):
         return None, []
     try:
         tree = ast.parse(text, mode="eval")

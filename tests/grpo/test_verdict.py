@@ -316,6 +316,16 @@ def test_a_policy_that_writes_one_wrong_text_has_collapsed():
     )
 
 
+def test_a_policy_that_leaves_one_wrong_text_has_not_collapsed_nor_learned_yet():
+    def stuck(count, value):
+        same = answers(dict.fromkeys(list(PROBLEMS)[:count], 0.0), text="the owl")
+        return same + answers(dict.fromkeys(list(PROBLEMS)[count:], value))
+
+    held_out = HeldOut(stuck(38, 0.9), stuck(22, 0.9))
+    verdict = reach_verdict(10, held_out, metrics(60), was_solved=False)
+    assert verdict.low > 0 and (verdict.kind, verdict.exit_status) == ("not learned", 3)
+
+
 def test_a_policy_whose_groups_are_one_wrong_text_each_has_collapsed():
     before, after = (answers(dict.fromkeys(PROBLEMS, value)) for value in (0.2, 0.9))
     lines = of_classes(10, 10, identical=1) + of_classes(5, 5, identical=2)

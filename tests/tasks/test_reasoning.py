@@ -166,6 +166,8 @@ def test_countdown_rewards():
         "Answer: -3 * 2 + 5": FORM,
         "Answer: (3 + 5) * 2 # = 16": 0.0,
         "Answer: (3 + 5) * 2 # I think": 0.0,
+        "Answer: (3 + 5) * 2 = 16 # I think": 0.0,
+        "Answer: (3 + 5) * 2 = 16.": 1.0,
         "Answer: (3 + 5) * 0x2": 0.0,
         "Answer: (3 + 5) / 2": FORM,
         "Answer: 3 + 5 + 2 + 6": 0.0,
