@@ -317,7 +317,7 @@ def test_a_step_counts_what_was_sampled_and_learns_from_what_is_shown(tiny_polic
     assert metrics["grad_norm"] > 0
     assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
     assert trainer.kept_share == 1.0
-    summary = step_summary(1, report.groups, seconds=1.0)
+    summary = step_summary(1, report.groups)
     assert summary.collapsed == {1: [False] * 4}
 
     file = tmp_path / "step-000001.jsonl.zst"
@@ -330,7 +330,7 @@ def test_what_a_group_is_shown_after_it_was_sampled_again_is_no_collapse(tiny_po
     report = stuck_trainer(tiny_policy, **options).step()
     actions = [(each.attempt, each.action) for each in report.groups]
     assert (0, "resample") in actions and (1, "demonstrate") in actions
-    assert step_summary(1, report.groups, seconds=1.0).collapsed == {1: [False] * 4}
+    assert step_summary(1, report.groups).collapsed == {1: [False] * 4}
 
 
 def test_a_step_that_learns_from_shown_answers_alone_says_nothing_of_samples(tiny_policy):
