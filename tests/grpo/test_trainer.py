@@ -182,19 +182,13 @@ def test_the_largest_budget_counts(tiny_policy):
     )
 
 
-def test_the_curriculum_sees_first_tries_and_the_tokens_of_all(tiny_policy):
+def test_the_curriculum_sees_first_tries_and_tokens_are_those_of_all(tiny_policy):
     report = trainer_for(tiny_policy, stuck=1, on_degenerate="resample").step()
-    outcome = step_summary(1, report.groups, seconds=2.0)
-    assert (
-        outcome.values == {1: pytest.approx([0.15, 0.5, 0.15, 0.5])}
-        and outcome.collapsed == {1: [False, True, False, True]}
-        and outcome.seconds == 2
-    )
-    assert (
-        outcome.tokens
-        == report.metrics["num_tokens"]
-        > sum(group.tokens for group in report.groups if not group.attempt)
-    )
+    outcome = step_summary(1, report.groups)
+    assert outcome.values == {1: pytest.approx([0.15, 0.5, 0.15, 0.5])}
+    assert outcome.collapsed == {1: [False, True, False, True]}
+    first = sum(group.tokens for group in report.groups if not group.attempt)
+    assert report.metrics["num_tokens"] == sum(group.tokens for group in report.groups) > first
 
 
 def test_state_survives_json(tiny_policy):
