@@ -257,7 +257,7 @@ def test_a_checkpoint_that_is_not_finite_is_refused(
 
 
 def vouch_for(checkpoint):
-    """Write a checkpoint's manifest anew, for its files as they are."""
+    """Write a checkpoint's manifest again, for its files as they are now."""
     path = checkpoint / "manifest.json"
     manifest = json.loads(path.read_text())
     for name, fact in manifest["files"].items():
