@@ -294,7 +294,7 @@ def _collapse(
     texts, old_texts = _wrong_texts(after), _wrong_texts(begun)
     text, most = max(texts.items(), key=itemgetter(1), default=("", 0))
     if is_enough and most >= COLLAPSED_SHARE * len(scores):
-        if old_texts[text] / len(old) > most / len(scores):
+        if old and old_texts[text] / len(old) > most / len(scores):
             return "", "one wrong text"  # what it came from, and leaves
         return f"{most / len(scores):.0%} of the held-out completions are the same wrong text", ""
 

@@ -4,7 +4,7 @@ The folder gets the model of the run's latest valid checkpoint, the tokenizer, a
 the run's results. `transformers` (`AutoModelForCausalLM.from_pretrained`) and vLLM load it. An
 adapter is merged into its base model; with `--adapter` it is written alone, for
 `PeftModel.from_pretrained`. `--dtype bfloat16` halves the files. The folder must be new or empty.
-In place of a run, RUN may be any folder with a LoRA adapter; then there is no model card.
+RUN may also be a folder that holds a LoRA adapter; no model card is written then.
 
 `--push OWNER/NAME` uploads the same to the Hugging Face hub, to a private repository unless it
 exists already or `--public` is given. Then FOLDER may be left out. The token is that of `hf auth

@@ -310,6 +310,10 @@ def test_a_policy_that_writes_one_wrong_text_has_collapsed():
     assert (verdict.kind, verdict.trap) == ("collapsed", "")
     assert verdict.cause == "50% of the held-out completions are the same wrong text"
 
+    # Also where the policy before training answered nothing at this level.
+    unmeasured = reach_verdict(10, HeldOut([], after), metrics(60), was_solved=False)
+    assert unmeasured.kind == "collapsed"
+
     right = answers(PROBLEMS, text="yes", exact=True)
     assert (
         reach_verdict(10, HeldOut(before, right), metrics(60), was_solved=False).kind == "learned"
