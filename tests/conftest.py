@@ -5,7 +5,7 @@ import signal
 
 import pytest
 import torch
-from hypothesis import Phase, settings
+from hypothesis import settings
 from small_runs import BY_PLACE
 from tiny_models import make_tiny_model
 
@@ -14,8 +14,6 @@ from grpo.records import Completion
 
 # No deadline: on a shared machine a slow example is no failure.
 settings.register_profile("default-without-deadline", deadline=None)
-# run_mutants.py asks only whether a test fails, so Hypothesis need not shrink the example.
-settings.register_profile("mutation", deadline=None, phases=[Phase.explicit, Phase.generate])
 settings.load_profile("default-without-deadline")
 
 # A shell that starts the tests in the background makes them, and their processes, ignore Ctrl-C.

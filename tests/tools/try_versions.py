@@ -26,10 +26,10 @@ NEED_TORCH = ("torch", "peft")
 
 TRAIN = "train.py --words 10 --steps 2 --prompts 2 --group-size 4 --eval-problems 2 --preflight off"
 TESTS = (
-    "tests/align tests/data tests/tasks tests/library tests/grpo/test_checkpoint.py "
-    "tests/grpo/test_console.py tests/grpo/test_export.py tests/grpo/test_llama.py "
-    "tests/grpo/test_loss.py tests/grpo/test_policy.py tests/grpo/test_report.py "
-    "tests/grpo/test_store_logs.py tests/grpo/update tests/grpo/test_weights.py"
+    "tests/align tests/data tests/tasks tests/grpo/library tests/grpo/run/test_checkpoint.py "
+    "tests/grpo/show tests/grpo/tools/test_export.py tests/grpo/model/test_llama.py "
+    "tests/grpo/learn tests/grpo/model/test_policy.py tests/grpo/report/test_report.py "
+    "tests/grpo/run/test_store_logs.py tests/grpo/model/test_weights.py"
 )
 # conftest.py makes a tiny model, and test_scores.py computes in torch.
 WITHOUT_TORCH = (

@@ -3,7 +3,7 @@
 A text matches if it contains the query, in upper or lower case alike. The texts are those that the
 page shows: the prompt of each group, and each distinct text of its completions, with its words
 separated by single spaces. `report_search.js` searches the completions in a file by the same rule;
-`tests/grpo/test_report_search.py` compares the two.
+`tests/grpo/report/test_report_search.py` compares the two.
 """
 
 import time

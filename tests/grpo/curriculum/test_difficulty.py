@@ -168,7 +168,7 @@ def kill(report):
 train("rows.jsonl", "own.py:reward", name="cut", callbacks=[kill], **{options!r})
 """
     options = {**quick, **MORE}
-    path = os.pathsep.join([str(Path(__file__).resolve().parents[2]), *sys.path])
+    path = os.pathsep.join([str(Path(__file__).resolve().parents[3]), *sys.path])
     done = subprocess.run(
         [sys.executable, "-c", script.replace("{options!r}", repr(options))],
         env=os.environ | {"PYTHONPATH": path},

@@ -21,7 +21,7 @@ from tasks.arithmetic import Arithmetic
 from tasks.base import Problem, Score, UserError
 from tasks.interleave import Interleave
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_every_flag_is_documented():

@@ -143,7 +143,7 @@ def test_figures_of_a_level():
     )
 
 
-TOYS = Path(__file__).parents[1] / "examples" / "by_chance.py"
+TOYS = Path(__file__).parents[2] / "examples" / "by_chance.py"
 SETTINGS = SurveySettings(Sampling(), group_size=4, rule=ClassRule())
 
 

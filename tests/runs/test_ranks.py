@@ -23,7 +23,7 @@ from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
 from grpo.tools import train
 
-TRAIN = Path(__file__).resolve().parent.parent / "train.py"
+TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 ENVIRONMENT = {
     **os.environ,
     "OMP_NUM_THREADS": "1",

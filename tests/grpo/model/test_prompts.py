@@ -142,7 +142,7 @@ def test_the_reasoning_that_a_prompt_opens_is_known(end, opened):
 def test_a_template_that_adds_nothing_sends_the_prompt_as_written():
     """The one that docs/your-data.md names for base models."""
     written = "Question: Which owl?\nAnswer:"
-    page = Path(__file__).parents[2] / "docs" / "your-data.md"
+    page = Path(__file__).parents[3] / "docs" / "your-data.md"
     (template,) = re.findall(r"```\n(.*bos_token.*)\n```", page.read_text())
     tokenizer = tokenizer_with(None)
     assert tokenizer.bos_token is None

@@ -291,7 +291,7 @@ def test_a_program_that_ends_at_once_has_its_own_status(tmp_path):
         "Writer().start(Save('.', 1, write, [], 0.0, 1, (), None))\n"
         "time.sleep(0.3); end_process(130)"
     )
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
     ended = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment)
     assert ended.returncode == 130
     shutil.rmtree(tmp_path / "checkpoints")

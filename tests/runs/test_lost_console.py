@@ -30,7 +30,7 @@ from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
 from tasks.base import UserError
 
-TOP = Path(__file__).resolve().parent.parent
+TOP = Path(__file__).resolve().parents[2]
 FLAGS = [
     "--task",
     "own.py:Own",

@@ -25,7 +25,7 @@ from tasks.base import UserError
 
 SMALL = [*FEW, "--steps", "4", "--eval-problems", "3", "--eval-every", "3", "--save-every", "9"]
 SMALL += ["--config", "{save_threshold: 9}", "--config", "{best_margin: 9}"]
-KILL = Path(__file__).parent / "tools" / "kill.py"
+KILL = Path(__file__).parents[1] / "tools" / "kill.py"
 
 
 def killed(*flags):
@@ -171,7 +171,7 @@ with Interrupt() as interrupt:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGHUP")
 def test_a_hangup_stays_ignored(tmp_path):
-    house = Path(__file__).resolve().parent.parent
+    house = Path(__file__).resolve().parents[2]
     result = subprocess.run(
         [sys.executable, "-c", IGNORES], capture_output=True, text=True, cwd=house
     )
@@ -318,7 +318,7 @@ with locked(Path(sys.argv[1])), Interrupt():
 
 def test_a_process_that_a_reward_has_forked_is_no_run(tmp_path):
     """It does not hold the lock of a run that was killed, and a SIGTERM ends it at once."""
-    house = Path(__file__).resolve().parent.parent
+    house = Path(__file__).resolve().parents[2]
     run = subprocess.Popen(
         [sys.executable, "-c", FORKS, str(tmp_path)],
         stdout=subprocess.PIPE,

@@ -24,7 +24,7 @@ from grpo.tools.evaluation import program as evaluation
 from grpo.tools.evaluation.answers import AnswerFile, ServerAnswer
 from tasks.base import load_task, problem_at
 
-TOP = Path(__file__).resolve().parent.parent
+TOP = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
