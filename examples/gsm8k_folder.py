@@ -11,7 +11,8 @@ import random
 from pathlib import Path
 
 from grpo import train
-from tasks.base import load_task, scores_of
+from tasks.registry import load_task
+from tasks.scoring import scores_of
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--folder", type=Path, default=Path("made-up-gsm8k"))

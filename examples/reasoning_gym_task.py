@@ -9,7 +9,9 @@ The embedded model is too small for these tasks: expect little of it, and give a
 import argparse
 
 from grpo import train
-from tasks.base import load_task, problem_at, scores_of
+from tasks.registry import load_task
+from tasks.scoring import scores_of
+from tasks.supply import problem_at
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--task", default="chain_sum", help="the name of a dataset of reasoning-gym")

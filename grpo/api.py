@@ -19,6 +19,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+from data.errors import UserError
 from data.text import is_encodable
 from grpo.config import Config
 from grpo.config_file import checked
@@ -42,7 +43,8 @@ from grpo.tools.train import only_rank0_prints
 from grpo.tools.train_run import FromPython, build_trainer, load_parts, start_run
 from grpo.trainer import Trainer
 from grpo.training.callbacks import Callback
-from tasks.base import REWARD_FILE, UserError, notes_of
+from tasks.base import notes_of
+from tasks.registry import REWARD_FILE
 from tasks.rows import RowOptions, Rows
 
 # The name of the task of rows and reward functions.

@@ -10,10 +10,11 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+from data.errors import UserError
 from data.files import read_yaml
 from grpo.choices import program_of
 from grpo.config import Config
-from tasks.base import REWARD_FILE, UserError, is_allowed, require_trusted_task
+from tasks.registry import REWARD_FILE, is_allowed, require_trusted_task
 
 # The mean scores of the problems that `keep_difficulty: true` keeps.
 MIDDLING = [0.2, 0.8]

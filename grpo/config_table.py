@@ -23,7 +23,7 @@ from grpo.choices import (
     WARM_STARTS,
 )
 from grpo.curriculum.ladder import PROMOTE_AT
-from tasks.levels import LADDER
+from tasks.supply import LADDER
 
 # Groups of settings, in the order of --help-all.
 RUN = "Run"

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from data.errors import UserError
 from grpo.torchrun import RANK, SIZE
-from tasks.base import UserError
 
 # Seconds after which a rank says that it waits for the others.
 PATIENCE = 10.0

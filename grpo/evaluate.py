@@ -16,17 +16,9 @@ from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.rollout.speculative import AcceptanceModel
 from grpo.statistics import mean_interval, rate_interval
-from tasks.base import (
-    Problem,
-    Task,
-    declared_budget,
-    draft_of,
-    drafts_leave_data,
-    problem_stream,
-    scores_of_groups,
-    without_end,
-)
-from tasks.supply import DistinctProblems, family_size, first_distinct, patience
+from tasks.base import Problem, Task, declared_budget, draft_of, drafts_leave_data
+from tasks.scoring import scores_of_groups, without_end
+from tasks.supply import DistinctProblems, family_size, first_distinct, patience, problem_stream
 
 # Says how far an evaluation is: ``progress("scoring", 64, 200)``.
 ShowProgress = Callable[[str, int, int], None]

@@ -14,19 +14,13 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
+from data.errors import Parser, UserError
 from data.files import load_yaml, read_yaml
 from grpo.config import Config
 from grpo.config_file import ELSEWHERE, checked, programs_in, require_trusted
 from grpo.config_table import RUN
 from grpo.model.prompts import system_text, wording_text
-from tasks.base import (
-    Parser,
-    UserError,
-    check_wording,
-    flags_of_tasks,
-    implied_task,
-    split_options,
-)
+from tasks.registry import check_wording, flags_of_tasks, implied_task, split_options
 
 EXAMPLES = """examples:
   {0} --task interleave --words 25

@@ -3,8 +3,9 @@
 import dataclasses
 from collections.abc import Collection
 
+from data.errors import UserError
 from grpo.config import Config
-from tasks.base import Task, UserError, default_steps_of
+from tasks.base import Task, default_steps_of
 
 # Defaults for models other than the embedded one: the rank of the adapter and the number of steps.
 # A run whose last level is solved ends sooner.

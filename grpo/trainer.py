@@ -56,7 +56,8 @@ from grpo.training.metrics import (
 )
 from grpo.training.problems import Indexed, ProblemStream
 from grpo.training.sampler import GroupRequest, GroupSampler
-from tasks.base import credits_of, range_of
+from tasks.base import credits_of
+from tasks.scoring import range_of
 from tasks.supply import Supply
 
 MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for one step

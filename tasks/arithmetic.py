@@ -26,9 +26,10 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
+from data.errors import UserError
 from tasks.answers import Answer, extract
-from tasks.base import Problem, Score, UserError, key_of, split_of_key
-from tasks.explanations import explain_parts, has_numbers
+from tasks.base import Problem, Score, key_of, split_of_key
+from tasks.scoring import explain_parts, has_numbers
 
 PROMPT = "What is {}? No working: answer with the bare integer only."
 
@@ -221,13 +222,13 @@ class Arithmetic:
     @staticmethod
     def unended(problem: Problem, completion: str, score: Score) -> Score:
         """Return the score of an answer that the token budget cut off: a right one earns what its
-        digits and its error earn (see `tasks.protocol.OptionalMembers`).
+        digits and its error earn (see `tasks.base.OptionalMembers`).
         """
         return replace(score, reward=0.3 + 0.2, value=0.0) if score.exact else score
 
     @staticmethod
     def explain(problem: Problem, completion: str, score: Score, reward: str | None) -> str:
-        """Return how an answer earned its reward (see `tasks.base.explain`)."""
+        """Return how an answer earned its reward (see `tasks.registry.explain`)."""
         parts = score.parts
         earned = f"{score.reward:.3f}"
         if score.exact:

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
+from data.errors import Parser, UserError, blaming, exit_status
 from data.files import (
     check_links,
     kind_of,
@@ -34,20 +35,9 @@ from data.files import (
     wrong_lines,
 )
 from data.text import escape_control, shortened
-from tasks.base import (
-    Parser,
-    Problem,
-    Task,
-    UserError,
-    blaming,
-    compares,
-    exit_status,
-    load_task,
-    require_trusted_task,
-    scores_of,
-    sources_of,
-    summary_of,
-)
+from tasks.base import Problem, Task, compares, sources_of, summary_of
+from tasks.registry import load_task, require_trusted_task
+from tasks.scoring import scores_of
 
 # The kinds of sources that decide what the problems are.
 PROBLEM_SOURCES = ("dataset", "corpus", "task")

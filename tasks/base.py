@@ -1,111 +1,759 @@
-"""The interface of tasks: what `grpo` and a user's task import.
+"""What a task is: it makes problems of a level and a split, and scores completions of them."""
 
-`grpo` imports this file and knows no task by name.
-"""
+import copy
+import hashlib
+import json
+import math
+import numbers
+import operator
+import os
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from os import PathLike
+from pathlib import Path
+from typing import Any, Protocol
 
-from data.errors import Parser, UserError, blaming, exit_status, needs
-from tasks.checks import calling, process_unchanged
-from tasks.explanations import explain_parts, reward_weights
-from tasks.function_digest import function_digest
-from tasks.optional import (
-    answers_of,
-    compares,
-    credits_of,
-    declared_budget,
-    default_steps_of,
-    draft_of,
-    drafts_leave_data,
-    foreign_of,
-    levels_of,
-    mistakes_of,
-    notes_of,
-    plain_texts_of,
-    problems_of,
-    python_functions_of,
-    sources_of,
-    summary_of,
-    unseen_texts,
-    watch_scoring,
-)
-from tasks.own_files import load_from_file
-from tasks.protocol import COMPONENT, SPLITS, Problem, Score, Task, key_of, split_of_key
-from tasks.registry import (
-    REGISTRY,
-    REWARD_FILE,
-    check_wording,
-    explain,
-    flags_of_tasks,
-    implied_task,
-    is_allowed,
-    is_of_project,
-    is_same_program,
-    load_task,
-    options_of,
-    programs_of,
-    require_trusted_task,
-    split_options,
-)
-from tasks.scoring import range_of, rescaled, scores_of, scores_of_groups, without_end
-from tasks.streams import problem_at, problem_stream
-from tasks.wording import worded
+from data.errors import UserError
+from data.files import kind_of
+from data.text import is_encodable, shortened, shown
+from tasks.user_code import TaskError, calling
 
-__all__ = [
-    "COMPONENT",
-    "Parser",
-    "Problem",
-    "REGISTRY",
-    "REWARD_FILE",
-    "SPLITS",
-    "Score",
-    "Task",
-    "UserError",
-    "answers_of",
-    "blaming",
-    "calling",
-    "check_wording",
-    "compares",
-    "credits_of",
-    "declared_budget",
-    "default_steps_of",
-    "draft_of",
-    "drafts_leave_data",
-    "exit_status",
-    "explain",
-    "explain_parts",
-    "flags_of_tasks",
-    "foreign_of",
-    "function_digest",
-    "implied_task",
-    "is_allowed",
-    "is_of_project",
-    "is_same_program",
-    "key_of",
-    "levels_of",
-    "load_from_file",
-    "load_task",
-    "mistakes_of",
-    "needs",
-    "notes_of",
-    "options_of",
-    "plain_texts_of",
-    "problem_at",
-    "problem_stream",
-    "problems_of",
-    "process_unchanged",
-    "programs_of",
-    "python_functions_of",
-    "range_of",
-    "require_trusted_task",
-    "rescaled",
-    "reward_weights",
-    "scores_of",
-    "scores_of_groups",
-    "sources_of",
-    "split_of_key",
-    "split_options",
-    "summary_of",
-    "unseen_texts",
-    "watch_scoring",
-    "without_end",
-    "worded",
-]
+SPLITS = ("train", "validation", "test")
+
+# Parts of a score under this prefix are components of the reward: their means are metrics.
+COMPONENT = "reward/"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem to solve, e.g. ``Problem("reverse", 2, "Reverse: a b", "b a", key="91c0...",
+    data={"words": ["a", "b"]})``.
+
+    - `prompt`: the user's turn in plain text; the policy applies the chat template;
+    - `target`: an answer that earns the highest reward;
+    - `key`: a canonical hash; two problems with the same key count as the same problem;
+    - `data`: what the task's own `score` needs, as JSON values.
+    """
+
+    task: str
+    level: int
+    prompt: str
+    target: str
+    key: str
+    data: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def turns(self) -> tuple[tuple[str, str], ...]:
+        """The conversation as (role, text): `data["messages"]` if there is one, else the prompt."""
+        messages = self.data.get("messages")
+        if not messages:
+            return (("user", self.prompt),)
+        return tuple((turn["role"], turn["content"]) for turn in messages)
+
+    @property
+    def title(self) -> str:
+        """What messages call the problem: where its row stands, or its key."""
+        return str(self.data.get("where") or f"problem {self.key}")
+
+    def to_json(self) -> dict:
+        """Return the fields as JSON types."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Score:
+    """The score of one completion.
+
+    - `reward`: what the policy is trained on, within the task's `reward_range`, by default [0, 1];
+    - `value`: what reports and evaluations show, in [0, 1]. Without one, `scores_of` maps the
+      reward from its range to [0, 1]; a task whose range is unknown must give it. Give it again
+      with another reward: ``dataclasses.replace(score, reward=0.9)`` keeps the value;
+    - `exact`: whether the answer is completely right; `scores_of` marks one of value 1 as well. An
+      answer that the token budget cut off is never exact (see `tasks.scoring.without_end`);
+    - `parts`: numbers and labels that explain the reward, e.g. ``{"matches": 18, "gaps": 2,
+      "trap": "copies A"}``. The label `trap` names the cheap strategy that the completion follows,
+      or is None. An alarm is raised if most completions follow one;
+    - `credits`: how the reward was earned word by word, if that was asked for (see `credits_of`).
+
+    Numbers may be NumPy's or PyTorch's; `scores_of` turns them into Python's.
+    """
+
+    reward: float
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    value: float = None  # type: ignore[assignment]
+    exact: bool = False
+    credits: tuple[tuple[int, float], ...] | None = None
+    gives_value: bool = field(init=False, repr=False, compare=False, default=True)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "gives_value", self.value is not None)
+        if self.value is None:
+            object.__setattr__(self, "value", self.reward)
+
+
+class Task(Protocol):
+    """What the trainer asks of a task. A constructor without arguments must work.
+
+    `rewards` are the names for --reward, the default first; () if there is only one reward. A task
+    with several has an attribute `reward`, the name of the one in use.
+
+    `OptionalMembers` says what else a task may have.
+    """
+
+    name: str
+    rewards: tuple[str, ...]
+    default_level: int
+
+    def make(self, level: int, split: str, rng: random.Random) -> Problem:
+        """Return a problem of `split` ("train", "validation" or "test"), drawn only with `rng`."""
+
+    def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
+        """Return the score of each completion of `problem`, in order."""
+
+
+class OptionalMembers(Protocol):
+    """What a task may have besides what `Task` names."""
+
+    # The lowest and the highest reward, by default (0.0, 1.0). None means unknown: then no group is
+    # called failed, only right answers solved, and each `Score` gives its `value`.
+    reward_range: tuple[float, float] | None
+    reward: str  # the name of the one in use, see `Task`
+    credits: Callable[[Problem, Sequence[str]], Sequence[Sequence[tuple[int, float]]]]
+
+    # The scores of several groups at once, see `scores_of_groups`.
+    score_groups: Callable[[Sequence[tuple[Problem, Sequence[str]]]], list[list[Score]]]
+    watch: Callable[[Callable[[int, int, float], None]], None]  # see `watch_scoring`
+
+    compares: bool  # whether scores depend on the group's other completions, see `compares`
+
+    metric: str  # what reports call the score
+    level_unit: str  # what a level counts ("words")
+    answer: Callable[[Problem, str], str | None]  # see `answers_of`
+
+    # Whether completions begin with the reasoning tag that the prompt ends with, e.g. "<think>", so
+    # that the task sees that what follows is reasoning until it is closed.
+    reads_reasoning: bool
+
+    # The score of a completion that the token budget cut off, from the one that it would have had
+    # with an end. Without it the reward stays. Its result is not checked.
+    unended: Callable[[Problem, str, Score], Score]
+
+    mistakes: Mapping[str, str]  # see `mistakes_of`
+
+    # A static method that says in words how a completion earned its reward. Only tasks of the
+    # project are asked (see `tasks.registry.explain`).
+    explain: Callable[[Problem, str, Score, str | None], str]
+
+    # Of a level.
+    default_steps: Callable[[int], int]  # see `default_steps_of`
+    max_new_tokens: Callable[[int], int]  # see `declared_budget`
+    levels: Callable[[int], Iterable[int]]  # on the way to it, see `levels_of`
+    family_size: Callable[[int], int | None]  # how many different problems there are
+    climbs: bool  # whether a run begins with the easier levels of `tasks.supply.LADDER`
+
+    key: Callable[[Problem], str]  # the canonical key, computed again from `problem.data`
+    draft: Callable[[Problem], Callable[[str], str]]  # see `draft_of`
+    problems: Callable[[str], Iterable[Problem]]  # of a split, see `problems_of`
+    notes: Iterable[str]  # see `notes_of`
+
+    # The texts that problems are drawn from. Such a task may also have the option `texts`, a folder
+    # of the user's.
+    sources: Callable[[], Mapping[str, str]]  # see `sources_of`
+    plain_texts: Callable[[str], Iterable[str]]  # of a split, see `plain_texts_of`
+    unseen: Callable[[Collection[str]], Task]  # see `unseen_texts`
+    foreign: Callable[[int], Mapping[str, Task]]  # at a level, see `foreign_of`
+
+    # Flags and their help. Each is also a keyword of the constructor, which gets a string.
+    options: Mapping[str, str]
+
+    program: Sequence[str | PathLike[str]]  # files of the user's own that the task executes
+    python_functions: Mapping[str, Callable]  # see `python_functions_of`
+    from_python: bool  # whether it was made from Python values: no command line can load it
+
+    # What a wording of the user's own may contain: by name, functions that make the text from a
+    # problem's `data`, e.g. ``{"words": lambda data: " ".join(data["words"])}``. `load_task` sets
+    # `wording`, and `worded` applies it.
+    placeholders: Mapping[str, Callable[[Mapping[str, Any]], str]]
+    wording: str
+
+
+def key_of(*parts: Any) -> str:
+    """Return the canonical key of a problem made of `parts`: 16 hex digits of SHA-256."""
+    return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:16]
+
+
+def split_of_key(key: str) -> str:
+    """Return the split of a generated problem: "train" (80 %), "validation" or "test" (10 %)."""
+    tenth = int(key, 16) % 10
+    return {8: "validation", 9: "test"}.get(tenth, "train")
+
+
+# For each placeholder, the function that makes its text from a problem's data.
+Placeholders = Mapping[str, Callable[[Mapping[str, Any]], str]]
+
+
+def worded(task: Task, problem: Problem) -> Problem:
+    """Return `problem` with its prompt in the wording that `load_task` gave the task, if any.
+
+    Raises UserError if the problem's data lacks what a placeholder needs.
+    """
+    wording = getattr(task, "wording", "")
+    placeholders: Placeholders = getattr(task, "placeholders", {})
+    if not (wording and placeholders):
+        return problem
+
+    try:
+        texts = {name: text_of(problem.data) for name, text_of in placeholders.items()}
+    except (LookupError, TypeError) as error:
+        raise UserError(
+            f"task {task.name}, problem {problem.key}: its data lacks what the placeholders of "
+            f"--wording stand for ({type(error).__name__}: {error})"
+        ) from error
+    return replace(problem, prompt=wording.format(**texts))
+
+
+FIELDS: dict[str, type] = {
+    "task": str,
+    "level": int,
+    "prompt": str,
+    "target": str,
+    "key": str,
+    "data": Mapping,
+}
+
+METHODS = ("make", "score")
+
+# What a task has and may have.
+MEMBERS = (*Task.__annotations__, *METHODS, *OptionalMembers.__annotations__)
+
+
+@contextmanager
+def data_unchanged(where: str, problems: Sequence[Problem]) -> Iterator[None]:
+    """Raise UserError, which begins with `where`, if the block changes the data of a problem.
+
+    The run stores the data, and the task's other methods read it.
+    """
+    before = [_copied(problem.data) for problem in problems]
+    yield
+    for problem, data in zip(problems, before, strict=True):
+        if _differs(problem.data, data):
+            raise UserError(
+                f"{where} changed problem.data; let it change a copy, copy.deepcopy(problem.data)"
+            )
+
+
+def _copied(value: Any) -> Any:
+    """Return a JSON value with copies of its lists and mappings.
+
+    Texts are shared, so that those of any length are copied and compared at once.
+    """
+    if not isinstance(value, (dict, list, tuple)):  # first, because most values are texts
+        return value
+    if isinstance(value, dict):
+        return {name: _copied(inner) for name, inner in value.items()}
+    copied = map(_copied, value)
+    return tuple(copied) if isinstance(value, tuple) else list(copied)
+
+
+def _differs(value: Any, other: Any) -> bool:
+    try:
+        return bool(value != other)
+    except Exception:  # arrays and tensors do not compare with a list
+        return True
+
+
+def check_task(task: Any, spec: str) -> None:
+    """Raise UserError unless `task` has what every task must have."""
+    where = f"--task {spec}"
+
+    for member in MEMBERS:  # a property may raise
+        with calling(f"{where}: {member}"):
+            getattr(task, member, None)
+
+    name = getattr(task, "name", None)
+    if not isinstance(name, str) or not name:
+        raise UserError(f"{where}: its name is {name!r}; give the class a name, a text")
+
+    for method in METHODS:
+        if not callable(getattr(task, method, None)):
+            raise UserError(f"{where}: has no method {method}(); docs/your-task.md has an example")
+
+    rewards = getattr(task, "rewards", ())
+    if not isinstance(rewards, (tuple, list)) or not all(isinstance(r, str) for r in rewards):
+        raise UserError(f"{where}: rewards is {rewards!r}; it must be a tuple of names")
+
+    reward = getattr(task, "reward", None)
+    if reward is not None and not (isinstance(reward, str) and reward in rewards):
+        names = ", ".join(rewards) or "none, so give this member another name"
+        raise UserError(
+            f"{where}: reward is {shown(reward)}; it must be the name of one of its rewards: "
+            f"{names}"
+        )
+
+    for name in ("metric", "level_unit"):
+        text = getattr(task, name, "")
+        if not isinstance(text, str):
+            raise UserError(f"{where}: {name} is {text!r}; it must be a text")
+
+    level = getattr(task, "default_level", 1)
+    if isinstance(level, bool) or not isinstance(level, int):
+        raise UserError(f"{where}: default_level is {level!r}; it must be a whole number")
+
+
+def is_task(value: Any) -> bool:
+    """Return whether `value` has the methods of a task, and a name."""
+    has_methods = all(callable(getattr(value, method, None)) for method in METHODS)
+    return has_methods and isinstance(getattr(value, "name", None), str)
+
+
+def finite_number(given: Any) -> float | None:
+    """Return a finite number of Python, NumPy or PyTorch as a float; None for anything else."""
+    plain = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(plain, numbers.Real):
+        return None
+    try:
+        number = float(plain)
+    except OverflowError:  # an integer beyond the largest float
+        return None
+    return number if math.isfinite(number) else None
+
+
+def maps_texts(value: Any) -> bool:
+    """Return whether `value` is a mapping of texts to texts."""
+    return isinstance(value, Mapping) and all(
+        isinstance(text, str) for item in value.items() for text in item
+    )
+
+
+def check_options(options: Any, spec: str) -> None:
+    """Raise UserError unless `options` is a mapping of flags to their help."""
+    if not maps_texts(options):
+        raise UserError(f"--task {spec}: options is {options!r}; it must map flags to their help")
+
+
+def check_problem(problem: Any, where: str) -> None:
+    """Raise TaskError, which begins with `where`, unless `problem` is a Problem of texts and JSON.
+
+    The key must not be empty, and no text may contain half of a surrogate pair, which is not a
+    character.
+    """
+    if not isinstance(problem, Problem):
+        raise TaskError(f"{where}: is {type(problem).__name__}, and must be a Problem")
+
+    for name, kind in FIELDS.items():
+        value = getattr(problem, name)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise TaskError(f"{where}: {name} is {shown(value)}; it must be {_KINDS[kind]}")
+        if isinstance(value, str):
+            _check_text(value, f"{where}: {name}")
+    if not problem.key:
+        raise TaskError(f"{where}: its key is empty; make one by key_of()")
+
+    turns = problem.data.get("messages") or []
+    if not isinstance(turns, list | tuple) or not all(map(_is_turn, turns)):
+        raise TaskError(
+            f"{where}: messages are {shown(turns)}; give a list of turns, each with role and "
+            "content, which are texts"
+        )
+
+    try:
+        _check_text(json.dumps(problem.data, ensure_ascii=False), f"{where}: data")
+    except (TypeError, ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise TaskError(f"{where}: data is not what JSON can hold ({error})") from error
+
+
+def _is_turn(turn: Any) -> bool:
+    return isinstance(turn, Mapping) and all(
+        isinstance(turn.get(name), str) for name in ("role", "content")
+    )
+
+
+_KINDS = {str: "a text", int: "a whole number", Mapping: "a mapping"}
+
+
+def _check_text(text: str, where: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TaskError(f"{where}: holds a lone surrogate, {text[error.start]!a}") from error
+
+
+def check_stored(task: Task, problem: Problem, where: str) -> None:
+    """Raise UserError, which begins with `where`, unless a stored `problem` suits `task`.
+
+    If a problem names this task, and the task can compute keys, the stored key must be the one
+    computed from the data. A user's own problems may name another task; they are not checked
+    further.
+    """
+    check_problem(problem, where)
+
+    if problem.task == task.name and hasattr(task, "key"):
+        with calling(f"{where}: its data is not that of task {task.name}: key()"):
+            key = task.key(problem)
+        if key != problem.key:
+            raise UserError(
+                f"{where}: its key is {shortened(problem.key)}, and its data has {key}; "
+                "make it again with python -m tasks.generate"
+            )
+
+
+class CheckedGuess:
+    """A task's guesser of continuations (see `draft_of`); its errors become one-line messages."""
+
+    def __init__(self, task: Task, guess: Callable[[str], str]):
+        self.task, self.guess = task, guess
+
+    def __copy__(self) -> "CheckedGuess":
+        return CheckedGuess(self.task, copy.copy(self.guess))
+
+    def __call__(self, text: str) -> str:
+        """Return the continuation of `text`. Raises UserError unless it is a text."""
+        with calling(f"task {self.task.name}: the guesser of draft()"):
+            guessed = self.guess(text)
+        if not isinstance(guessed, str) or not is_encodable(guessed):
+            raise UserError(
+                f"task {self.task.name}: the guesser of draft() returned {shown(guessed)}; it must "
+                "return a text"
+            )
+        return guessed
+
+
+# The most problems, texts or levels that a task returns; a generator without end is a mistake.
+MOST = 10_000_000
+
+# Training steps of a task that declares no number.
+STEPS = 100
+
+# For each completion, pairs (end, amount): what the word that ends at character `end` earned.
+Credits = list[tuple[tuple[int, float], ...]]
+
+
+def draft_of(task: Task) -> Callable[[Problem], Callable[[str], str]] | None:
+    """Return the function that guesses how completions continue, for speculative decoding, or None.
+
+    ``draft(problem)(text)`` gets the text so far, which may end in the middle of a word. It returns
+    the most likely continuation to the end of the completion: "l saw it." after "the ow". It
+    returns "" if there is no guess, or if the completion should end now. A wrong guess costs time
+    but changes no sample. Each completion has its own copy (`copy.copy`) of the guesser, which may
+    remember earlier calls. `drafts_leave_data` checks that neither changes the problem's data.
+    """
+    draft = getattr(task, "draft", None)
+    if draft is None:
+        return None
+
+    def checked(problem: Problem) -> Callable[[str], str]:
+        with calling(f"task {task.name}: draft()"):
+            return CheckedGuess(task, draft(problem))
+
+    return checked
+
+
+def drafts_leave_data(task: Task, problems: Sequence[Problem]) -> AbstractContextManager[None]:
+    """Return a block that samples completions of the `problems` with the drafts of `task`.
+
+    The block raises UserError if `draft`, or a guesser that it returned, changes a problem's data.
+    """
+    drafted = problems if hasattr(task, "draft") else []
+    return data_unchanged(f"task {task.name}: draft()", drafted)
+
+
+def watch_scoring(task: Task, show: Callable[[int, int, float], None]) -> None:
+    """Let `task` say how far it is while its scores take long.
+
+    It calls ``show(done, total, seconds)`` now and then, for any parts that it counts; `seconds` is
+    the time since it began.
+    """
+    watch = getattr(task, "watch", None)
+    if watch is not None:
+        with calling(f"task {task.name}: watch()"):
+            watch(show)
+
+
+def compares(task: Task) -> bool:
+    """Return whether a score may depend on the other completions of its group.
+
+    Then evaluations score whole groups, as large as in training, and a right answer that stands
+    alone proves nothing.
+    """
+    return bool(getattr(task, "compares", False))
+
+
+def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
+    """Return the function that tells how a reward was earned word by word, for --credit alignment.
+
+    ``credits(problem, completions)`` returns for each completion a pair (end, amount) for each
+    word (or other piece), in order. The amount is what the word that ends at character `end` adds
+    to the reward, judged only by the text up to `end`. The rest of the reward (for what is missing
+    at the end, and any constant) is credited at the end of the text.
+
+    Raises UserError if the task has no credits. The function that is returned raises UserError if
+    the task's raises an exception, changes the problem's data, or returns anything else.
+    """
+    credits = getattr(task, "credits", None)
+    if credits is None:
+        raise UserError(
+            f"--credit alignment: task {task.name} does not say what each word of a completion "
+            "earns; give --credit outcome"
+        )
+
+    def checked(problem: Problem, completions: Sequence[str]) -> Credits:
+        where = f"task {task.name}, problem {problem.key}: credits()"
+        with data_unchanged(where, [problem]), calling(where):
+            given = list(credits(problem, list(completions)))
+        if len(given) != len(completions):
+            raise UserError(
+                f"{where} returned {len(given)} lists for {len(completions)} completions; it must "
+                "return one for each"
+            )
+
+        found = []
+        known: dict[tuple[int, int], tuple[tuple[int, float], ...] | None] = {}
+        for i, (pairs, text) in enumerate(zip(given, completions)):
+            key = (id(pairs), len(text))  # many completions are the same
+            if key not in known:
+                with calling(where):
+                    known[key] = _plain_pairs(pairs, len(text))
+            if (plain := known[key]) is None:
+                raise UserError(
+                    f"{where} returned {shown(pairs)} for completion {i}; it must return pairs "
+                    f"(end, amount) for its words, in order: whole numbers from 0 to {len(text)}, "
+                    "the length of the text, and finite numbers"
+                )
+            found.append(plain)
+        return found
+
+    return checked
+
+
+def _plain_pairs(pairs: Any, length: int) -> tuple[tuple[int, float], ...] | None:
+    """Return the credits of a text of `length` characters in Python's numbers; None if they are
+    anything but pairs (end, amount) in order.
+    """
+    if not isinstance(pairs, Iterable):
+        return None
+    pairs = [tuple(pair) if isinstance(pair, Iterable) else () for pair in pairs]
+    if not pairs:
+        return ()
+    if any(len(pair) != 2 for pair in pairs):
+        return None
+
+    ends, amounts = zip(*pairs)
+    if set(map(type, ends)) != {int}:
+        ends = tuple(end.tolist() if hasattr(end, "tolist") else end for end in ends)
+    if set(map(type, amounts)) != {float} or not math.isfinite(sum(amounts)):
+        amounts = tuple(map(finite_number, amounts))
+
+    are_ends = set(map(type, ends)) == {int} and ends[0] >= 0 and ends[-1] <= length
+    if not are_ends or None in amounts or any(map(operator.gt, ends, ends[1:])):
+        return None
+    return tuple(zip(ends, amounts))
+
+
+def declared_budget(task: Task, level: int) -> int:
+    """Return the completion budget in tokens that the task declares for `level`; 0 if none.
+
+    A task whose completions reason before a short answer needs more tokens than the answer has. The
+    budget is never less than the target needs, and --max-new-tokens overrides it. Raises UserError
+    unless it is a whole number >= 0.
+    """
+    with calling(f"task {task.name}: max_new_tokens({level})"):
+        declared = getattr(task, "max_new_tokens", lambda level: 0)(level)
+    if isinstance(declared, bool) or not isinstance(declared, numbers.Integral) or declared < 0:
+        raise UserError(
+            f"task {task.name}: max_new_tokens({level}) returned {declared!r}; it must be a number "
+            "of tokens"
+        )
+    return int(declared)
+
+
+def default_steps_of(task: Task, level: int) -> int:
+    """Return how many steps train the embedded model at `level` if no number is asked for.
+
+    Raises UserError unless it is a whole number from 1 up.
+    """
+    where = f"task {task.name}: default_steps({level})"
+    with calling(where):
+        steps = getattr(task, "default_steps", lambda level: STEPS)(level)
+    if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or steps < 1:
+        raise UserError(f"{where} returned {shown(steps)}; it must be a whole number from 1 up")
+    return int(steps)
+
+
+def own_programs_of(task: Task) -> list[Path]:
+    """Return the files of the user's own that a task executes, besides its own file.
+
+    Raises UserError unless its `program` is a list of paths of files.
+    """
+    where = f"task {task.name}: program"
+    given: Any = getattr(task, "program", ())
+    is_list = isinstance(given, list | tuple)
+    if not is_list or not all(isinstance(file, str | os.PathLike) for file in given):
+        raise UserError(f"{where} is {shown(given)}; it must be a list of paths")
+
+    files = [Path(file) for file in given]
+    for file in files:
+        if kind_of(file) != "file":
+            raise UserError(f"{where} names {file}; there is no such file")
+    return files
+
+
+def python_functions_of(task: Task) -> Mapping[str, Callable]:
+    """Return the functions that a task was given in Python, by name; {} for most tasks.
+
+    They are compared when a run is resumed, as the files of `program` are.
+    """
+    found: Mapping[str, Callable] = getattr(task, "python_functions", {})
+    return found
+
+
+def levels_of(task: Task, level: int) -> list[int]:
+    """Return the levels on the way to `level`, the easiest first; [] if the task names none.
+
+    A task names them if its levels are not simply 1, 2, 3 ..., because only the task knows which
+    are easier.
+    """
+    with calling(f"task {task.name}: levels({level})"):
+        levels = _listed(getattr(task, "levels", lambda level: ())(level))
+    if not all(isinstance(each, int) for each in levels):
+        raise UserError(
+            f"task {task.name}: levels({level}) returned {levels!r}; it must return whole numbers"
+        )
+    return levels
+
+
+def plain_texts_of(task: Task, split: str) -> list[str]:
+    """Return plain running texts of `split` that the task draws on; [] if it has none.
+
+    The pre-flight measures the model's perplexity on them, which is high for a language model that
+    was converted wrongly.
+    """
+    where = f"task {task.name}: plain_texts()"
+    with calling(where):
+        found = _listed(getattr(task, "plain_texts", lambda split: ())(split))
+    if not all(isinstance(text, str) for text in found):
+        raise UserError(f"{where} returned {shown(found)}; it must return texts")
+    return found
+
+
+def problems_of(task: Task, split: str) -> list[Problem]:
+    """Return all problems of `split` of a task that has a fixed set of them; [] for others.
+
+    Training repeats such a set in epochs.
+    """
+    where = f"task {task.name}: problems()"
+    with calling(where):
+        found = _listed(getattr(task, "problems", lambda split: ())(split))
+    for each in found:
+        if not isinstance(each, Problem):
+            raise UserError(f"{where} returned {shown(each)} among them; it must return Problems")
+        check_problem(each, f"{where} returned a problem that")
+    return found
+
+
+def _listed(found: Iterable[Any]) -> list[Any]:
+    """Return what a task returned as a list. Raises ValueError if it does not end."""
+    listed = list(islice(found, MOST + 1))
+    if len(listed) > MOST:
+        raise ValueError(f"it returned more than {MOST:,}")
+    return listed
+
+
+def notes_of(task: Task) -> list[str]:
+    """Return what the user should know about the task's problems before training."""
+    notes = getattr(task, "notes", ())
+    if isinstance(notes, str) or not isinstance(notes, Iterable):
+        raise UserError(f"task {task.name}: notes is {shown(notes)}; it must be a list of texts")
+    return [str(note) for note in notes]
+
+
+def mistakes_of(task: Task) -> dict[str, str]:
+    """Return what the labels `trap` and `reason` in the parts of the task's scores mean, in words,
+    e.g. ``{"copies A": "only text A is copied"}``; {} if they speak for themselves.
+    """
+    return _texts_of(task, "mistakes", getattr(task, "mistakes", {}))
+
+
+def answers_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[str | None]:
+    """Return the answer in each completion, for majority votes; None where there is none.
+
+    By default it is the whole completion, without white space around it; an empty one holds none.
+
+    Raises UserError if `answer` raises an exception, changes the problem's data, or returns
+    anything else.
+    """
+    answer = getattr(task, "answer", None)
+    if answer is None:
+        return [completion.strip() or None for completion in completions]
+
+    where = f"task {task.name}: answer()"
+    with data_unchanged(where, [problem]), calling(where):
+        answers = [answer(problem, completion) for completion in completions]
+    for found in answers:
+        if found is not None and not isinstance(found, str):
+            raise UserError(f"{where} returned {shown(found)}; give a text or None")
+    return answers
+
+
+def sources_of(task: Task) -> dict[str, str]:
+    """Return the fingerprints of the texts that the problems are drawn from, by name, e.g.
+    ``{"tale-flood": "91c0..."}``; {} for a task whose problems come from its code alone.
+
+    With other texts the same seed and index give another problem, so a resumed run compares them.
+    """
+    where = "sources()"
+    with calling(f"task {task.name}: {where}"):
+        found: Any = getattr(task, "sources", dict)()
+    return _texts_of(task, where, found)
+
+
+def _texts_of(task: Task, name: str, found: Any) -> dict[str, str]:
+    """Return the mapping of texts to texts that a member of the task is."""
+    if not maps_texts(found):
+        raise UserError(f"task {task.name}: {name} is {shown(found)}; it must map texts to texts")
+    return dict(found)
+
+
+def summary_of(sources: Mapping[str, str]) -> str:
+    """Return one line that stands for all of `sources`: "96 with fingerprint 91c0..."."""
+    parts = [part for item in sorted(sources.items()) for part in item]
+    return f"{len(sources)} with fingerprint {key_of(*parts)}"
+
+
+def unseen_texts(task: Task, known: Collection[str]) -> Task:
+    """Return `task` for evaluation on all texts that a model was neither trained nor chosen on.
+
+    `known` are the fingerprints of the texts that its training drew from, in all splits. Only the
+    test split of these is held out, but all of the other texts. A task that does not draw from
+    texts is returned unchanged.
+    """
+    unseen = getattr(task, "unseen", None)
+    if unseen is None:
+        return task
+
+    where = f"task {task.name}: unseen()"
+    with calling(where):
+        found: Any = unseen(known)
+    if not is_task(found):
+        raise UserError(f"{where} returned {shown(found)}; it must return a task")
+    return found
+
+
+def foreign_of(task: Task, level: int) -> Mapping[str, Task]:
+    """Return `task` on each foreign kind of text, e.g. ``{"tables": task, ...}``.
+
+    No training uses these kinds (tables, code, other alphabets): all of their problems are in the
+    test split. Raises UserError if the task has none.
+    """
+    where = f"task {task.name}: foreign()"
+    with calling(where):
+        found: Any = getattr(task, "foreign", lambda level: {})(level)
+    if not isinstance(found, Mapping) or not all(map(is_task, found.values())):
+        raise UserError(f"{where} returned {shown(found)}; it must map names to tasks")
+    if not found:
+        raise UserError(f"--foreign: task {task.name} has no foreign kinds of text; leave it out")
+    return found

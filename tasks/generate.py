@@ -13,12 +13,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from data.errors import Parser, UserError, exit_status
 from data.files import write_whole
 from data.text import escape_control
-from tasks.base import SPLITS, Parser, Task, UserError, exit_status, load_task, split_options
-from tasks.dataset import MANIFEST, manifest_files, write_problems
-from tasks.levels import LADDER, parse_levels
-from tasks.supply import distinct_problems
+from tasks.base import SPLITS, Task
+from tasks.registry import load_task, split_options
+from tasks.supply import (
+    LADDER,
+    MANIFEST,
+    distinct_problems,
+    manifest_files,
+    parse_levels,
+    write_problems,
+)
 
 
 @dataclass(frozen=True)

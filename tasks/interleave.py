@@ -18,10 +18,11 @@ from align.needleman import Alignment, nw_align_batch
 from align.prefixes import prefix_scores
 from align.words import normalise, split_words, word_ends
 from data.corpus import Document, fingerprint, load_corpus, load_texts, split_of
+from data.errors import UserError
 from data.foreign import foreign_texts
-from tasks.base import SPLITS, Problem, Score, UserError, key_of
+from tasks.base import SPLITS, Problem, Score, key_of
 from tasks.drafts import Guess
-from tasks.explanations import explain_parts, has_numbers
+from tasks.scoring import explain_parts, has_numbers
 from tasks.trap_names import IN_WORDS, TrapNames
 
 PROMPT = (
@@ -282,7 +283,7 @@ class Interleave:
 
     def unended(self, problem: Problem, completion: str, score: Score) -> Score:
         """Return the score of an answer that the token budget cut off: where all words are right,
-        the last one does not count (see `tasks.protocol.OptionalMembers`).
+        the last one does not count (see `tasks.base.OptionalMembers`).
         """
         if not score.exact:
             return score

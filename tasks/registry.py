@@ -4,27 +4,24 @@ A task of the project may have an argument: ``gsm8k:FOLDER``.
 """
 
 import importlib
-from collections.abc import Collection, Mapping, Sequence
+import string
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from data.errors import UserError
-from tasks.checks import calling, check_options, check_task, process_unchanged
-from tasks.explanations import explain_parts
-from tasks.optional import own_programs_of
-from tasks.own_files import load_from_file
-from tasks.protocol import Problem, Score, Task
-from tasks.scoring import CUT_OFF
-from tasks.wording import check_placeholders
+from tasks.base import Problem, Score, Task, check_options, check_task, own_programs_of
+from tasks.scoring import CUT_OFF, explain_parts
+from tasks.user_code import calling, load_from_file, process_unchanged
 
 REGISTRY = {
     "interleave": "tasks.interleave:Interleave",
     "arithmetic": "tasks.arithmetic:Arithmetic",
     "data": "tasks.rows:Rows",
-    "countdown": "tasks.countdown:Countdown",
-    "gsm8k": "tasks.gsm8k:Gsm8k",
-    "reasoning_gym": "tasks.reasoning_gym:ReasoningGym",
+    "countdown": "tasks.extra.countdown:Countdown",
+    "gsm8k": "tasks.extra.gsm8k:Gsm8k",
+    "reasoning_gym": "tasks.extra.reasoning_gym:ReasoningGym",
 }
 
 # The option that names a user's reward function.
@@ -252,3 +249,51 @@ def split_options(spec: str, arguments: Sequence[str]) -> tuple[dict[str, str], 
 def _no_such_flag(name: str, spec: str) -> str:
     names = ", ".join(f"--{known}" for known in options_of(spec))
     return f"--{name}: task {spec} has no such flag; it has {names or 'none'}"
+
+
+# For each placeholder, the function that makes its text from a problem's data.
+Placeholders = Mapping[str, Callable[[Mapping[str, Any]], str]]
+
+BRACES = "a brace that is text is written twice"
+
+
+def check_placeholders(wording: str, placeholders: Placeholders, *, task: str, where: str) -> None:
+    """Raise UserError unless `wording` has all `placeholders` of the task and no others.
+
+    `where` is the flag or file that holds the wording.
+    """
+    if not placeholders:
+        raise UserError(
+            f"{where}: task {task} has no placeholders, so its wording cannot be replaced"
+        )
+
+    known = ", ".join(f"{{{name}}}" for name in placeholders)
+    try:
+        found = _fields_of(wording)
+    except ValueError as error:
+        raise UserError(
+            f"{where}: {error}; task {task} has the placeholders {known}, and {BRACES}"
+        ) from error
+
+    for name in found:
+        if name not in placeholders:
+            raise UserError(
+                f"{where}: no placeholder of task {task} is called {name!r}; it has {known}, and "
+                f"{BRACES}"
+            )
+    for name in placeholders:
+        if name not in found:
+            raise UserError(f"{where}: lacks {{{name}}}; task {task} has the placeholders {known}")
+
+
+def _fields_of(wording: str) -> list[str]:
+    """Return what is written between braces: ["a", "b"] for "A: {a}, B: {b}".
+
+    Raises ValueError if the braces do not match.
+    """
+    fields = []
+    for _, name, form, conversion in string.Formatter().parse(wording):
+        if name is not None:
+            suffix = (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
+            fields.append(name + suffix)
+    return fields

@@ -11,6 +11,7 @@ import json
 import math
 import random
 import re
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,12 +21,9 @@ from align.words import normalise
 from data.errors import UserError
 from data.rows import Row, read_rows
 from data.text import shortened, shown
-from tasks.checks import check_problem
-from tasks.duplicates import near_duplicates
-from tasks.explanations import explain_components
-from tasks.own_files import load_function
-from tasks.protocol import SPLITS, Problem, Score, key_of, split_of_key
+from tasks.base import SPLITS, Problem, Score, check_problem, key_of, split_of_key
 from tasks.rewards import OF_GROUP, OF_ONE, RewardFunctions, RewardSettings
+from tasks.user_code import load_function
 
 ROLES = ("system", "user", "assistant")
 
@@ -94,7 +92,6 @@ class Rows:
     rewards: tuple[str, ...] = ()
     default_level = 1
     reads_reasoning = True
-    explain = staticmethod(explain_components)
     options = {
         "data": "your problems: a .jsonl or .parquet file, or a dataset of the hub, "
         "NAME[:CONFIG[:SPLIT]]",
@@ -443,3 +440,52 @@ def _number(given: Any, flag: str, above: float = float("-inf")) -> float:
     if not above < number < float("inf"):
         raise UserError(f"{flag} {given}: give a finite number{' above 0' if above == 0 else ''}")
     return number
+
+
+OVERLAP = 0.8
+WORDS = 3  # in a sequence
+
+# Texts with fewer sequences are not compared, because short ones are often alike: "What is 2 + 3?"
+MIN_SEQUENCES = 8
+
+
+def near_duplicates(
+    held_out: Sequence[str], known: Sequence[str], overlap: float = OVERLAP
+) -> list[tuple[int, int]]:
+    """Return (i, j) for each held-out text i that nearly repeats a known text; j is the first one.
+
+    Texts of fewer than ten words are not compared.
+    """
+    sets = [_sequences(text) for text in held_out]
+    known_sets = [_sequences(text) for text in known]
+    counts = Counter(member for members in (*sets, *known_sets) for member in members)
+
+    by_member: dict[str, list[int]] = defaultdict(list)
+    for j, members in enumerate(known_sets):
+        for member in _rarest(members, counts, overlap):
+            by_member[member].append(j)
+
+    pairs = []
+    for i, members in enumerate(sets):
+        candidates = {j for member in _rarest(members, counts, overlap) for j in by_member[member]}
+        alike = (j for j in sorted(candidates) if _overlap(members, known_sets[j]) >= overlap)
+        if (first := next(alike, None)) is not None:
+            pairs.append((i, first))
+    return pairs
+
+
+def _sequences(text: str) -> frozenset[str]:
+    """Return the sequences of three words in a text; an empty set if it is too short."""
+    words = normalise(text).casefold().split()
+    found = frozenset(" ".join(words[k : k + WORDS]) for k in range(len(words) - WORDS + 1))
+    return found if len(found) >= MIN_SEQUENCES else frozenset()
+
+
+def _rarest(members: frozenset[str], counts: Counter, overlap: float) -> list[str]:
+    """Return the members of which any set that overlaps enough has at least one."""
+    size = len(members) - math.ceil(overlap * len(members)) + 1 if members else 0
+    return sorted(members, key=lambda member: (counts[member], member))[:size]
+
+
+def _overlap(a: frozenset[str], b: frozenset[str]) -> float:
+    return len(a & b) / len(a | b) if a or b else 0.0

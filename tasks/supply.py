@@ -10,14 +10,69 @@ step.
 """
 
 import hashlib
+import json
 import random
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import count, pairwise
+from pathlib import Path
+from typing import Any
 
+from data.errors import UserError
+from data.files import kind_of, read_json, read_jsonl, write_whole
 from data.text import shown
-from tasks.base import Problem, Task, UserError, key_of, problem_at, problem_stream
-from tasks.checks import TaskError, calling
+from tasks.base import FIELDS, SPLITS, Problem, Task, check_problem, check_stored, key_of, worded
+from tasks.registry import is_of_project
+from tasks.user_code import TaskError, calling
+
+LADDER = (10, 25, 50, 100, 200, 500)  # words of each text
+
+
+def parse_levels(text: str, flag: str, *, must_rise: bool = False) -> list[int]:
+    """Return the levels written as "10,25,50".
+
+    Raises UserError, which names `flag`, unless they are whole numbers above 0, and rising ones if
+    they `must_rise`.
+
+    >>> parse_levels("10, 25", "--words")
+    [10, 25]
+    """
+    parts = [part.strip() for part in text.split(",")]
+    levels = [int(part) if part.isascii() and part.isdecimal() else 0 for part in parts]
+    rises = all(low < high for low, high in pairwise(levels))
+    if 0 in levels or (must_rise and not rises):
+        kind = "rising whole numbers" if must_rise else "whole numbers above 0"
+        raise UserError(f"{flag} {text}: give {kind} with commas between them, e.g. 10,25,50")
+    return levels
+
+
+def problem_at(task: Task, *, seed: int, split: str, level: int, index: int) -> Problem:
+    """Return problem `index` of a stream: a pure function of the task's name and the arguments.
+
+    The arguments are hashed, not added, so that neighbouring seeds have nothing in common.
+    """
+    assert split in SPLITS, split
+    text = f"{task.name}/{seed}/{split}/{level}/{index}"
+    rng = random.Random(hashlib.sha256(text.encode()).digest())
+
+    what = f"task {task.name}: make({level}, {split!r}, rng)"
+    with calling(what):
+        problem = task.make(level, split, rng)
+    check_problem(problem, f"{what} returned a problem that")
+    if problem.level != level:
+        raise UserError(
+            f"{what} returned a problem of level {problem.level}; give it level {level}"
+        )
+    return worded(task, problem)
+
+
+def problem_stream(
+    task: Task, *, seed: int, split: str, level: int, start: int = 0
+) -> Iterator[Problem]:
+    """Yield problems `start`, `start + 1`, ... of the endless stream."""
+    for index in count(start):
+        yield problem_at(task, seed=seed, split=split, level=level, index=index)
 
 
 class Supply:
@@ -296,3 +351,76 @@ class Examples:
                 "an example could show; write examples into the prompts, and leave the flag out"
             )
         return tuple(found.problems)
+
+
+MANIFEST = "manifest.json"
+
+
+def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
+    """Write one problem a line. The file is complete, or as it was before.
+
+    Raises UserError if it cannot be written.
+    """
+    lines = [json.dumps(problem.to_json(), ensure_ascii=False) + "\n" for problem in problems]
+    write_whole(path, "".join(lines).encode())
+
+
+def read_problems(path: str | Path, task: Task | None = None) -> list[Problem]:
+    """Return the problems of a file, in its order.
+
+    Raises UserError if the file cannot be read or holds no problem. Raises UserError, which names
+    the line, unless every line is a JSON object with exactly the fields of `Problem` and suits the
+    `task`, if one is given.
+    """
+    problems = [_problem(where, value, task) for where, value in read_jsonl(path)]
+    if not problems:
+        raise UserError(f"{path}: holds no problem; make some with python -m tasks.generate")
+    return problems
+
+
+def _problem(where: str, value: dict[str, Any], task: Task | None) -> Problem:
+    missing = [name for name in FIELDS if name not in value]
+    unknown = [name for name in value if name not in FIELDS]
+    if missing or unknown:
+        wrong = f"lacks field {missing[0]!r}" if missing else f"unknown field {unknown[0]!r}"
+        raise UserError(f"{where}: {wrong}; a problem has {', '.join(FIELDS)}")
+
+    problem = Problem(**value)
+    if task is None:
+        check_problem(problem, where)
+    else:
+        check_stored(task, problem, where)
+        _require_task(task, problem, where)
+    return problem
+
+
+def _require_task(task: Task, problem: Problem, where: str) -> None:
+    """Raise UserError if `problem` is one of another task of the project than `task`."""
+    if problem.task != task.name and is_of_project(problem.task) and is_of_project(task.name):
+        raise UserError(
+            f"{where}: is a problem of task {problem.task}, not of {task.name}; give --task "
+            f"{problem.task}"
+        )
+
+
+def split_of(path: Path) -> str:
+    """Return the split of a data set as the manifest beside it says; "" if none does."""
+    try:
+        entry = manifest_files(path.parent / MANIFEST).get(path.name)
+    except UserError:
+        return ""
+    split = entry.get("split") if isinstance(entry, dict) else None
+    return split if split in SPLITS else ""
+
+
+def manifest_files(path: Path) -> dict[str, dict]:
+    """Return the entries of a manifest by file name. Raises UserError if it is damaged."""
+    if not kind_of(path):
+        return {}
+    manifest = read_json(path)
+    if not (isinstance(manifest, dict) and isinstance(manifest.get("files"), dict)):
+        raise UserError(
+            f'{path}: is not a manifest, which holds {{"files": ...}}; move it away or give '
+            "another folder"
+        )
+    return manifest["files"]

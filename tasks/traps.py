@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tasks.base import Parser, exit_status, problem_at
+from data.errors import Parser, exit_status
 from tasks.interleave import Interleave, interleaved
-from tasks.levels import LADDER, parse_levels
+from tasks.supply import LADDER, parse_levels, problem_at
 
 
 def strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:

@@ -24,7 +24,7 @@ from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
 from grpo.run.rollouts import groups_of
 from tasks.answers import extract
-from tasks.dataset import read_problems
+from tasks.supply import read_problems
 
 MANY = settings(max_examples=300)
 JSON = st.recursive(

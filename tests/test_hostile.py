@@ -16,12 +16,12 @@ from hostile_inputs import inputs
 from hostile_runs import copied, damages
 from small_runs import BY_PLACE, whole_run
 
+from data.errors import UserError
 from grpo.run.folders import check_output
 from grpo.tools import export, inspect, train
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.report import program as report_program
 from tasks import audit
-from tasks.base import UserError
 
 LINES = [*train_flags(), *eval_flags()]
 MAINS = {"train": train.main, "eval": evaluation.main}

@@ -26,7 +26,8 @@ from grpo.rollout.sampling import sample_key
 from grpo.run.logs import read_metrics
 from grpo.run.session import Run
 from grpo.tools import export, train
-from tasks.base import load_task, problem_at
+from tasks.registry import load_task
+from tasks.supply import problem_at
 
 MODEL = os.environ.get("GRPO_REAL_MODEL", "")
 pytestmark = [

@@ -15,13 +15,13 @@ import yaml
 from small_runs import FEW
 from tiny_models import make_tiny_model
 
+from data.errors import UserError
 from grpo.flags import parse
 from grpo.model.load import load_policy
 from grpo.tools import inspect, train
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.train_run import FromPython, load_parts
 from tasks import audit
-from tasks.base import UserError
 
 TOP = Path(__file__).resolve().parent.parent
 SMALL = [*FEW, "--steps", "2", "--eval-problems", "2", "--save-every", "1", "--words", "2"]
@@ -182,7 +182,7 @@ def test_a_program_that_the_command_line_names_is_executed(monkeypatch, flag):
     def execute(path, name, **more):
         raise UserError("executed")
 
-    for module in ("tasks.own_files", "tasks.registry", "grpo.learn.own_loss"):
+    for module in ("tasks.user_code", "tasks.registry", "grpo.learn.own_loss"):
         monkeypatch.setattr(f"{module}.load_from_file", execute)
     Path("a.yaml").write_text(yaml.safe_dump(NAMING[flag]))
     Path("a").write_text('{"prompt": "a"}')

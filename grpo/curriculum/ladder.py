@@ -14,7 +14,7 @@ from typing import Any
 
 from grpo.records import Decision, StepSummary
 from grpo.statistics import least_n, mean_interval
-from tasks.levels import LADDER
+from tasks.supply import LADDER
 
 # The mean score at which a level is left, unless the user gives one. The running mean has the lower
 # mark because it lags behind the policy. At 0.9, a policy whose true mean is 0.96 is promoted

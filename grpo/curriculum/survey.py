@@ -15,9 +15,9 @@ from grpo.evaluate import EvaluationSettings, Sampling, evaluate, select
 from grpo.model.policy import Policy
 from grpo.records import Group, truncated_share
 from grpo.variance import ClassRule, group_class
-from tasks.base import Problem, levels_of, range_of
-from tasks.levels import LADDER
-from tasks.supply import Supply, patience
+from tasks.base import Problem, levels_of
+from tasks.scoring import range_of
+from tasks.supply import LADDER, Supply, patience
 
 SEED = 3_000_003  # of the problems and the samples, whatever the seed of the run
 PROBLEMS = 4  # of each level; with 16 completions each, enough to see whether groups vary

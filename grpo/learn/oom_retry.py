@@ -6,10 +6,10 @@ from typing import Any
 
 import torch
 
+from data.errors import UserError
 from grpo.learn.optimizer import Optimizer
 from grpo.model.policy import Policy
 from grpo.records import Group
-from tasks.base import UserError
 
 
 class OomRetry:

@@ -25,9 +25,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data.errors import UserError
 from grpo.choices import FROM_PYTHON, LOSSES
 from grpo.learn.loss import LossInputs, LossSettings, PolicyTerm, zero_padding
-from tasks.base import UserError, calling, load_from_file
+from tasks.user_code import calling, load_from_file
 
 # The weights of the tokens of a function that names none.
 WEIGHTS = "dapo"

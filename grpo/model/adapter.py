@@ -8,12 +8,12 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
 
+from data.errors import UserError
 from data.files import kind_of, read_json
 from grpo.model.context import text_config
 from grpo.model.finite import check_names
 from grpo.model.interfaces import Model
 from grpo.model.options import AdapterSettings
-from tasks.base import UserError
 
 # The files of a whole model's weights.
 WHOLE_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")

@@ -23,6 +23,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from data.errors import UserError
 from grpo.model.context import text_config
 from grpo.model.distance import distance, has_low_precision, tolerance
 from grpo.model.interfaces import Model
@@ -32,7 +33,6 @@ from grpo.model.probe import Probe, probe_of
 from grpo.model.probe_runs import attends_once, own_logprobs, rollout_logprobs, update_logprobs
 from grpo.model.runner import ForwardPath, Runner
 from grpo.model.unsupported import cause_of, refusal, unsupported_mechanism
-from tasks.base import UserError
 
 # In the order in which they are tried: the fastest first.
 PATHS: tuple[ForwardPath, ...] = get_args(ForwardPath)

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer as Backend
 
+from data.errors import UserError
 from data.text import shortened
-from tasks.base import UserError
 
 # A tokenizer of `transformers`, which types all results as unions.
 Tokenizer = Any

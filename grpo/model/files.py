@@ -3,8 +3,8 @@
 import json
 from pathlib import Path
 
+from data.errors import UserError
 from data.files import MAX_BYTES
-from tasks.base import UserError
 
 # Bytes of the largest file in which impossible characters are looked for.
 MAX_SETTINGS = 1 << 20

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 import torch
 from torch import Tensor
 
+from data.errors import UserError
 from grpo.distributed import SINGLE, Ranks
-from tasks.base import UserError
 
 NAMED_TENSORS = 3  # how many tensors of each kind an error names
 

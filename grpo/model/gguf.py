@@ -13,12 +13,12 @@ from typing import Any
 
 import transformers
 
+from data.errors import UserError, needs
 from data.files import kind_of
 from grpo.model.encoding import Tokenizer
 from grpo.model.endings import end_of_turn, name_of
 from grpo.model.gguf_vocabulary import tokenizer_fields
 from grpo.model.interfaces import Model
-from tasks.base import UserError, needs
 
 SUFFIX = ".gguf"
 

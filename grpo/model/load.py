@@ -30,6 +30,7 @@ from transformers import (
 from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
 
+from data.errors import UserError, needs
 from data.files import kind_of
 from data.text import shortened, shown
 from grpo.model import gguf
@@ -50,7 +51,6 @@ from grpo.model.matmul import has_fast_bf16_matmul
 from grpo.model.options import LoadOptions
 from grpo.model.policy import Policy
 from grpo.model.precision import TEXT, default_dtype, fits_float16
-from tasks.base import UserError, needs
 
 # A model's files are data: none of them is executed or unpickled.
 SAFE_FILES = {"trust_remote_code": False, "use_safetensors": True}

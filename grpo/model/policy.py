@@ -19,6 +19,7 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
+from data.errors import UserError
 from grpo.model.check import choose_path
 from grpo.model.context import context_of
 from grpo.model.encoding import (
@@ -41,7 +42,7 @@ from grpo.model.prefix_cache import PrefixCache
 from grpo.model.prompts import PromptFormat, check_format, opened_reasoning
 from grpo.model.runner import ForwardPath
 from grpo.model.save import save_model
-from tasks.base import Problem, UserError
+from tasks.base import Problem
 
 # The number of prompts, and of targets, whose tokens are kept. A step asks for the same ones to
 # sample, to check its budget, and to learn.

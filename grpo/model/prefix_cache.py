@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from data.errors import UserError
 from grpo.model.interfaces import Model, SharedAttention
-from tasks.base import UserError
 
 ATTENTION_NAME = "grpo_shared_prompt"
 

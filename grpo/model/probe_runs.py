@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from data.errors import UserError
 from grpo.model.context import text_config
 from grpo.model.distance import constant_factor, has_low_precision, logprobs_of
 from grpo.model.packed_attention import Packing
 from grpo.model.probe import ROLLOUT, Probe
 from grpo.model.runner import Runner
 from grpo.model.unsupported import CAPPED, CAPS, cause_of, refusal, unsupported_mechanism
-from tasks.base import UserError
 
 
 def own_logprobs(policy: Runner, probe: Probe) -> list[Tensor]:

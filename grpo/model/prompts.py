@@ -16,10 +16,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, Protocol
 
+from data.errors import UserError
 from data.files import json_kind, read_text
 from data.text import escape_control, shortened
 from grpo.model.encoding import TemplateArguments, Tokenizer, Turn, controls_of, render, text_of
-from tasks.base import Problem, Task, UserError
+from tasks.base import Problem, Task
 from tasks.supply import Examples
 
 # Arguments of a chat template that the trainer sets itself.

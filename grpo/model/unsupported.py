@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor
 
+from data.errors import UserError
 from grpo.model.distance import distance, has_low_precision, logprobs_of, tolerance
 from grpo.model.probe import Probe
 from grpo.model.runner import Runner
-from tasks.base import UserError
 
 CAPPED = (
     "its logits are more than its output layer on its last hidden state (capped or transformed)"

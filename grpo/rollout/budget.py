@@ -4,8 +4,9 @@ import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from data.errors import UserError
 from grpo.model.policy import Policy
-from tasks.base import Problem, UserError
+from tasks.base import Problem
 
 # A prompt that leaves a smaller share of a completion's budget is warned of.
 LEAST_ROOM = 0.5

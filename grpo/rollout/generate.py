@@ -19,6 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from data.errors import UserError
 from grpo.model.policy import Policy
 from grpo.records import Completion
 from grpo.rollout.cuda_decoder import CudaDecoder, cuda_step
@@ -35,7 +36,6 @@ from grpo.rollout.speculative import (
     Observation,
     RowRecord,
 )
-from tasks.base import UserError
 
 
 class Decoder(Protocol):

@@ -22,10 +22,10 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from data.errors import UserError
 from grpo.choices import MAX_DRAFTED, is_draft_mode
 from grpo.model.encoding import plain_tokens
 from grpo.model.policy import Policy
-from tasks.base import UserError
 
 # The lengths of drafts, in tokens.
 LENGTHS = (0, 1, 3, 7, 15, 31, 63, MAX_DRAFTED)

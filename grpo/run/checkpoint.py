@@ -23,12 +23,12 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from data.errors import UserError
 from data.files import check_links, forget_cached, kind_of, read_json, sync
 from data.text import quoted, shortened, shown
 from grpo.run.folders import CHECKPOINT, checkpoint_folders, has_checkpoint, step_of, way_on
 from grpo.run.lock import owner_of
 from grpo.run.schemas import OptimizerFile, read_checked
-from tasks.base import UserError
 
 _FORMAT = 1
 

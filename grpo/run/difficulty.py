@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from data.errors import UserError
 from grpo.curriculum.difficulty import Difficulty, Outcome, measure_difficulty
 from grpo.run.context import RunContext
 from grpo.run.logs import read_metrics
-from tasks.base import UserError
 
 # The file in a run's directory that has a line for each problem.
 FILE = "difficulty.jsonl"

@@ -5,6 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from data.errors import UserError
 from data.files import write_whole, wrong_lines
 from data.text import escape_control
 from grpo.records import Decision, Group, StepReport
@@ -13,7 +14,6 @@ from grpo.run.folders import way_on
 from grpo.run.logs import MetricsLog, SamplesLog, append, read_metrics
 from grpo.run.rollouts import file_of, remove_after, steps_of, summaries, write_rollouts
 from grpo.run.trackers import Trackers
-from tasks.base import UserError
 
 
 class RunFiles:

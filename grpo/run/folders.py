@@ -6,10 +6,10 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from data.errors import UserError
 from data.files import kind_of
 from data.text import quoted
 from grpo.config import Config
-from tasks.base import UserError
 
 # Where runs are written.
 HOME = Path("runs")

@@ -7,8 +7,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from data.errors import UserError
 from data.files import open_own
-from tasks.base import UserError
 
 try:
     import fcntl

@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
+from data.errors import UserError
 from data.files import open_own, read_bytes, write_whole
 from data.text import escape_control
 from grpo.records import Group, sampled_groups
 from grpo.run.folders import way_on
 from grpo.run.schemas import check_line
-from tasks.base import UserError
 
 
 class MetricsLog:

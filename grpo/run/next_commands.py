@@ -10,8 +10,9 @@ from grpo.config import Config
 from grpo.evaluate import TOO_MANY_TRUNCATED
 from grpo.flags import program
 from grpo.verdict import Verdict
-from tasks.base import REWARD_FILE, Task, is_of_project, levels_of, problems_of
-from tasks.levels import LADDER
+from tasks.base import Task, levels_of, problems_of
+from tasks.registry import REWARD_FILE, is_of_project
+from tasks.supply import LADDER
 
 # A run with a larger share of its tokens in groups without variance learned little because of them.
 MOSTLY_UNTAUGHT = 0.5

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from data.errors import UserError
 from data.files import read_yaml
 from data.text import is_encodable, quoted, shortened
 from grpo.config import ON_RESUME, Config, names_in, spelled
@@ -17,7 +18,7 @@ from grpo.run.folders import has_checkpoint, new_folder, step_of
 from grpo.run.lock import owner_of
 from grpo.run.schemas import ConfigFile, check
 from grpo.run.start import start_from
-from tasks.base import REWARD_FILE, UserError, is_same_program
+from tasks.registry import REWARD_FILE, is_same_program
 
 # Task options that decide no result, and so may change when a run goes on.
 FREE_OPTIONS = ("reward-timeout", "reward-workers")

@@ -16,12 +16,12 @@ from operator import index
 from pathlib import Path
 from typing import Any
 
+from data.errors import UserError, needs
 from data.files import check_links, kind_of, read_yaml
 from grpo.records import Group
 from grpo.run.logs import read_metrics
 from grpo.run.rollouts import KINDS, file_of, groups_of, steps_of
 from grpo.run.schemas import ConfigFile, Report, check
-from tasks.base import UserError, needs
 
 
 class Records(list):

@@ -15,10 +15,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from data.errors import UserError
 from data.files import raw_json, read_jsonl_zst, write_jsonl_zst
 from grpo.records import Completion, Group
 from grpo.run.schemas import GroupLine, check
-from tasks.base import Problem, Score, UserError
+from tasks.base import Problem, Score
 
 # Steps, evaluations, validation checks, the pre-flight, the answers that were imitated, the
 # evaluation after that, and the batch of a step that failed.

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from data.errors import blaming
 from data.files import read_json
 from grpo.learn.update import named_tensors
 from grpo.model.finite import check_loaded
@@ -27,7 +28,6 @@ from grpo.run.folders import step_of
 from grpo.run.random_state import load_rng, rng_state
 from grpo.run.sources import NAME
 from grpo.trainer import Trainer
-from tasks.base import blaming
 
 
 class Saver:

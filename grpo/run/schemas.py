@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, NotRequired, TypedDict
 
 import msgspec
 
+from data.errors import UserError
 from data.files import read_json
 from grpo.records import GroupClass
-from tasks.base import UserError
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 53)]
 Positive = Annotated[float, msgspec.Meta(gt=0)]

@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from data.errors import UserError, blaming
 from grpo.curriculum.preflight import Start
 from grpo.model.prompts import middle_left_out, sent_lines
 from grpo.records import Ending, StepReport
@@ -35,7 +36,8 @@ from grpo.run.saver import Saver
 from grpo.run.schemas import StartFile, StateFile, TrainerState, check, read_checked
 from grpo.trainer import Trainer
 from grpo.verdict import Verdict, is_expected
-from tasks.base import UserError, blaming, notes_of, rescaled
+from tasks.base import notes_of
+from tasks.scoring import rescaled
 
 
 class Run:

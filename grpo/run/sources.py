@@ -13,7 +13,8 @@ among them. So 6 GB take well under a second.
 
 Fine-tuning changes every page of the matrices that it trains. A change can be missed if it is
 confined to bytes between the pages, such as a few rows of the embedding. For a user's own task, the
-fingerprint covers its file but not what that imports; for a function see `tasks.function_digest`.
+fingerprint covers its file but not what that imports; for a function see
+`tasks.user_code.function_digest`.
 """
 
 import hashlib
@@ -25,6 +26,7 @@ from typing import Any
 
 from huggingface_hub import snapshot_download
 
+from data.errors import UserError
 from data.files import kind_of, read_json
 from data.text import shortened
 from grpo.choices import FROM_PYTHON, SOURCES, program_of
@@ -33,14 +35,9 @@ from grpo.learn.own_loss import OwnLoss
 from grpo.model import load
 from grpo.model.adapter import layers_of
 from grpo.model.gguf import is_gguf
-from tasks.base import (
-    Task,
-    UserError,
-    function_digest,
-    programs_of,
-    python_functions_of,
-    sources_of,
-)
+from tasks.base import Task, python_functions_of, sources_of
+from tasks.registry import programs_of
+from tasks.user_code import function_digest
 
 NAME = "sources.json"
 DIGITS = 16

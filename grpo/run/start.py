@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from data.errors import UserError
 from data.files import kind_of
 from grpo.config import Config, spelled
 from grpo.config_file import load_config
 from grpo.run.checkpoint import find_resume
-from tasks.base import UserError
 
 # The settings that decide the shape and the scale of an adapter.
 ADAPTER = ("lora_rank", "lora_alpha")

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from tasks.base import blaming
+from data.errors import blaming
 
 # A tokenizer takes tokens of 32 bits; a larger number, from a foreign file, has no text.
 MOST_TOKENS = 1 << 32

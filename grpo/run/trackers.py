@@ -17,10 +17,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from data.errors import UserError
 from data.text import escape_control
 from grpo.config import names_in
 from grpo.records import Group, StepReport, sampled_groups
-from tasks.base import UserError
 
 PROJECT = "grpo"
 

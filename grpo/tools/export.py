@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 
+from data.errors import Parser, UserError, exit_status
 from data.files import kind_of
 from data.text import printable
 from grpo.config import names_in
@@ -40,7 +41,6 @@ from grpo.run.sources import check_base
 from grpo.run.start import checkpoint_of
 from grpo.tools.hub import check_push, push
 from grpo.tools.model_card import card
-from tasks.base import Parser, UserError, exit_status
 
 
 def main(argv: Sequence[str] | None = None) -> int:

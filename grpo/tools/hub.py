@@ -11,8 +11,8 @@ from huggingface_hub import HfApi, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import validate_repo_id
 
+from data.errors import UserError
 from data.text import shortened
-from tasks.base import UserError
 
 # What a status means here.
 MEANINGS = {

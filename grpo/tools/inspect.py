@@ -22,6 +22,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from data.errors import Parser, exit_status
 from grpo.run.reader import load_run
 from grpo.run.rollouts import KINDS
 from grpo.tools.inspect_completions import (
@@ -33,7 +34,6 @@ from grpo.tools.inspect_completions import (
 from grpo.tools.inspect_steps import show_compare, show_degenerate, show_step, show_steps
 from grpo.tools.inspect_why import show_why
 from grpo.variance import DEGENERATE
-from tasks.base import Parser, exit_status
 
 # Columns of the output if it is not a terminal.
 PIPE_WIDTH = 160

@@ -6,10 +6,10 @@ from typing import Any
 
 from rich.console import Console
 
+from data.errors import UserError
 from data.text import printable_json, quoted
 from grpo.records import Group
 from grpo.run.reader import RunData
-from tasks.base import UserError
 
 Record = Mapping[str, Any]
 

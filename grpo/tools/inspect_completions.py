@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from data.errors import UserError
 from data.text import escape_control
 from grpo.records import Group
 from grpo.run.folders import check_output
@@ -21,7 +22,6 @@ from grpo.show.alignment import aligned, counts, first_divergence, rendered
 from grpo.show.tables import advantage_of, class_of, done_to, said_of, show_table, tint
 from grpo.tools.inspect_common import Figures, as_json, check_sample, show_next
 from grpo.tools.tabular import export
-from tasks.base import UserError
 
 # The columns of `tokens`.
 TOKEN_FIGURES = {

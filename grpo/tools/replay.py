@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from data.errors import UserError
 from grpo.config import Config
 from grpo.config_file import load_config, require_trusted
 from grpo.group_metrics import first_tries
@@ -30,7 +31,7 @@ from grpo.run.reader import RunData
 from grpo.trainer import Trainer
 from grpo.training.build import Parts
 from grpo.training.metrics import reward_metrics
-from tasks.base import UserError, load_task
+from tasks.registry import load_task
 
 # The programs of a run that the user allows to be executed.
 Allowed = Collection[str | None]

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from grpo.records import Group
-from tasks.base import explain, explain_parts, reward_weights
+from tasks.registry import explain
+from tasks.scoring import explain_parts, reward_weights
 
 
 def reward_in_words(

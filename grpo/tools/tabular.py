@@ -7,8 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from data.errors import UserError, needs
 from data.files import replacing, write_whole
-from tasks.base import UserError, needs
 
 Record = Mapping[str, Any]
 

@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 
+from data.errors import exit_status
 from data.streams import interrupts_end, reason_of
 from grpo.flags import parse
 from grpo.torchrun import RANK
-from tasks.base import exit_status
 
 
 def main(argv: list[str]) -> int:

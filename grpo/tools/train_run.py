@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from data.errors import UserError
 from grpo.config import Config
 from grpo.distributed import SINGLE, Ranks
 from grpo.learn.own_loss import OwnLoss, load_loss
@@ -28,18 +29,10 @@ from grpo.show.settings import settings
 from grpo.trainer import Trainer
 from grpo.training.build import Parts, with_learning_rate
 from grpo.training.callbacks import Callback
-from tasks.base import (
-    Problem,
-    Task,
-    UserError,
-    load_task,
-    problems_of,
-    range_of,
-    watch_scoring,
-    worded,
-)
-from tasks.dataset import read_problems, split_of
-from tasks.supply import Supply
+from tasks.base import Problem, Task, problems_of, watch_scoring, worded
+from tasks.registry import load_task
+from tasks.scoring import range_of
+from tasks.supply import Supply, read_problems, split_of
 
 
 class RunResult(NamedTuple):

@@ -4,9 +4,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
+from data.errors import UserError
 from data.text import is_encodable, shown
 from grpo.records import Group, StepReport
-from tasks.base import UserError, calling, process_unchanged
+from tasks.user_code import calling, process_unchanged
 
 # Its result is ignored. Numbers that it adds to the report's metrics are stored with them.
 Callback = Callable[[StepReport], Any]

@@ -1,10 +1,12 @@
 """Right answers of the training stream, for the warm start (`grpo.curriculum.warm_start`)."""
 
+from data.errors import UserError
 from grpo.curriculum.warm_start import right_answer
 from grpo.evaluate import turns_of
 from grpo.records import Group
 from grpo.training.problems import ProblemStream
-from tasks.base import UserError, compares, scores_of
+from tasks.base import compares
+from tasks.scoring import scores_of
 
 
 def has_right_targets(stream: ProblemStream, level: int) -> bool:

@@ -5,21 +5,14 @@ from collections.abc import Iterable, Sequence
 from itertools import chain, count, islice
 from typing import Any
 
+from data.errors import UserError
 from grpo.config import Config
 from grpo.model.policy import Policy
 from grpo.model.prompts import check_conversations
 from grpo.records import Group
 from grpo.rollout.budget import budget_for, fitting, room_warning
-from tasks.base import (
-    Problem,
-    Task,
-    UserError,
-    declared_budget,
-    problem_at,
-    problem_stream,
-    problems_of,
-)
-from tasks.supply import Supply
+from tasks.base import Problem, Task, declared_budget, problems_of
+from tasks.supply import Supply, problem_at, problem_stream
 
 # Problems of a level whose prompts and budgets are tried before training.
 PROBES = 16

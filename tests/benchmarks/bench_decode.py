@@ -35,8 +35,8 @@ from grpo.rollout.cuda_decoder import cuda_step
 from grpo.rollout.cuda_memory import bucket
 from grpo.rollout.request import DecodeRequest, RolloutRequest
 from grpo.rollout.speculative import AcceptanceModel, DraftPlans
-from tasks.base import problem_at
 from tasks.interleave import Interleave
+from tasks.supply import problem_at
 
 # P prompts, G completions each, new tokens, tokens of a prompt.
 ROLLOUTS = (

@@ -24,7 +24,7 @@ from grpo.rollout.cuda_graph import pass_costs
 from grpo.rollout.generate import generate
 from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key
-from tasks.base import load_task
+from tasks.registry import load_task
 from tasks.supply import Supply
 
 Tokens = tuple[int, ...]

@@ -73,7 +73,7 @@ from learning_records import (
 )
 from learning_sides import run_job
 
-from tasks.base import exit_status
+from data.errors import exit_status
 
 TOP = Path(__file__).resolve().parents[2]
 SCORES = (0.9, 0.99)

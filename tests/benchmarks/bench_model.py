@@ -67,7 +67,7 @@ class RandomRewards:
 
 def prompts_of(arguments) -> list[str]:
     """Return the prompts of all steps, in the order in which our trainer draws them."""
-    from tasks.base import problem_at
+    from tasks.supply import problem_at
 
     return [
         problem_at(

@@ -28,8 +28,8 @@ from typing import Any
 from bench_learning import show
 from learning_records import NAMES, TRAINERS
 
+from data.errors import UserError, exit_status
 from grpo import load_run
-from tasks.base import UserError, exit_status
 
 HERE = Path(__file__).resolve().parent
 TOP = HERE.parents[1]

@@ -5,7 +5,8 @@ from typing import Any
 
 from grpo.config import Config
 from grpo.resolve import resolve_config
-from tasks.base import Task, load_task
+from tasks.base import Task
+from tasks.registry import load_task
 
 LOSS = "dapo"
 MAX_GRAD_NORM = 1.0

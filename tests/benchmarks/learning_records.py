@@ -11,7 +11,7 @@ from typing import Any
 
 from learning_job import Job
 
-from tasks.base import UserError
+from data.errors import UserError
 
 # The trainers, and their names in tables.
 NAMES = {"ours": "ours", "trl": "TRL"}

@@ -23,6 +23,7 @@ import torch
 from learning_job import LOSS, MAX_GRAD_NORM, Job
 from step_sides import memory_used, now, trained_by
 
+from data.errors import UserError
 from grpo.config import CLIP
 from grpo.evaluate import (
     EvaluationSettings,
@@ -41,7 +42,8 @@ from grpo.rollout.budget import fitting
 from grpo.run.heldout import EVAL_SEED
 from grpo.trainer import Trainer
 from grpo.training.build import Parts
-from tasks.base import Problem, Task, UserError, scores_of
+from tasks.base import Problem, Task
+from tasks.scoring import scores_of
 from tasks.supply import Supply
 
 # Problems of the training stream, whose longest answer sets the completion budget.

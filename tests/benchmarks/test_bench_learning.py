@@ -17,11 +17,12 @@ from learning_job import Job
 from learning_records import Arm, Record
 from learning_sides import Course, Stream, train_ours, train_trl, trl_trainer
 
+from data.errors import UserError
 from grpo.evaluate import EvaluationSettings, Sampling, evaluate
 from grpo.model.load import BUILTIN, load_policy
 from grpo.trainer import Trainer
 from grpo.training.build import Parts
-from tasks.base import UserError, scores_of
+from tasks.scoring import scores_of
 
 JOB = Job(
     trainer="ours",

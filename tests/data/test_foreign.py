@@ -17,7 +17,9 @@ from data.corpus import Document, documents_of, load_corpus
 from data.errors import UserError
 from data.foreign import KINDS, foreign_texts, generated
 from grpo import pretrain
-from tasks.base import foreign_of, load_task, problem_at
+from tasks.base import foreign_of
+from tasks.registry import load_task
+from tasks.supply import problem_at
 
 SCRIPTS = ("CYRILLIC", "GREEK", "ARABIC", "DEVANAGARI", "CJK")
 

@@ -4,7 +4,8 @@
 
 import hashlib
 
-from tasks.base import Problem, Score, UserError, key_of
+from data.errors import UserError
+from tasks.base import Problem, Score, key_of
 
 
 class Toy:

@@ -16,12 +16,12 @@ import pytest
 from compare_runs import assert_same_run
 from small_runs import BY_PLACE, FEW, whole_run
 
+from data.errors import UserError
 from grpo.evaluate import summarise
 from grpo.run import interrupt
 from grpo.run.lock import locked
 from grpo.tools import export, train, train_run
 from grpo.trainer import Trainer
-from tasks.base import UserError
 
 SMALL = [*FEW, "--steps", "4", "--eval-problems", "3", "--eval-every", "3", "--save-every", "9"]
 SMALL += ["--config", "{save_threshold: 9}", "--config", "{best_margin: 9}"]

@@ -21,14 +21,13 @@ import pytest
 from compare_runs import assert_same_run
 from tiny_models import make_tiny_model
 
-from data.errors import exit_status
+from data.errors import UserError, exit_status
 from data.files import write_whole
 from data.streams import Lasting
 from grpo.run.checkpoint import checkpoints
 from grpo.run.interrupt import Interrupt
 from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
-from tasks.base import UserError
 
 TOP = Path(__file__).resolve().parents[2]
 FLAGS = [

@@ -9,8 +9,8 @@ from tiny_models import make_tiny_model
 
 from grpo.tools.evaluation import program as evaluation
 from tasks import generate
-from tasks.base import load_task, problem_at
-from tasks.dataset import write_problems
+from tasks.registry import load_task
+from tasks.supply import problem_at, write_problems
 
 
 def test_a_path_that_is_not_unicode_is_refused_at_once(tmp_path, capsys, monkeypatch):

@@ -13,8 +13,8 @@ from grpo.run.rollouts import groups_of
 from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
 from grpo.verdict import UNFINISHED
-from tasks.base import load_task, problem_at
-from tasks.dataset import write_problems
+from tasks.registry import load_task
+from tasks.supply import problem_at, write_problems
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,8 @@ from grpo.tools.evaluation.flags import parse as parse_evaluation
 from grpo.tools.evaluation.request import make_request, trained_run
 from grpo.tools.replay import replay
 from tasks.audit import audit
-from tasks.base import load_task, problem_at
-from tasks.dataset import write_problems
-from tasks.supply import Examples
+from tasks.registry import load_task
+from tasks.supply import Examples, problem_at, write_problems
 
 WORDING = "Mix them.\nOne: {a}\nTwo: {b}"
 AROUND = ["--wording", "w.txt", "--system", "@s.txt", "--shots", "2"]

@@ -246,7 +246,7 @@ def test_two_ranks_go_on_to_the_bit(tmp_path, monkeypatch):
 LIBRARY = """
 from pathlib import Path
 from grpo import make_trainer, train
-from tasks.base import UserError
+from data.errors import UserError
 
 def reward(completions, **_):
     return [len(set(text)) / (len(text) + 1) for text in completions]

@@ -28,8 +28,8 @@ from grpo.tools import export, train
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.replay import replay
 from tasks.audit import audit
-from tasks.base import load_task, problem_stream
-from tasks.dataset import write_problems
+from tasks.registry import load_task
+from tasks.supply import problem_stream, write_problems
 
 SMALL = (
     "--prompts 2 --group-size 4 --steps 2 --save-every 1 --eval-problems 3 --eval-every 0 --device "

@@ -28,7 +28,8 @@ class Declaring(Ponder):
 
 # Two problems in all, the same in every split: after the first step nothing is left to evaluate on.
 FEW = """
-from tasks.base import Problem, Score, UserError, key_of
+from tasks.base import Problem, Score, key_of
+from data.errors import UserError
 
 class Few:
     name, rewards, default_level = "few", (), 1

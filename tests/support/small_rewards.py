@@ -1,6 +1,6 @@
 """Scores of small groups by reward functions."""
 
-from tasks.protocol import Problem
+from tasks.base import Problem
 from tasks.rewards import RewardFunctions, RewardSettings
 
 # Rewards of these tests count things, so that they may be large.

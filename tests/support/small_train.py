@@ -5,8 +5,8 @@ from pathlib import Path
 from small_runs import FEW
 
 from grpo.tools import train
-from tasks.base import load_task, problem_at
-from tasks.dataset import write_problems
+from tasks.registry import load_task
+from tasks.supply import problem_at, write_problems
 
 TOP = Path(__file__).resolve().parents[2]
 

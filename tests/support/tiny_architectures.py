@@ -21,6 +21,7 @@ from transformers.utils import logging as transformers_logging
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
+from data.errors import UserError  # noqa: E402
 from grpo.learn.batch import BatchSettings, micro_batches  # noqa: E402
 from grpo.learn.update import completion_logprobs  # noqa: E402
 from grpo.model.load import BUILTIN, load_policy  # noqa: E402
@@ -30,7 +31,7 @@ from grpo.records import Group  # noqa: E402
 from grpo.rollout.generate import generate  # noqa: E402
 from grpo.rollout.request import RolloutRequest  # noqa: E402
 from grpo.rollout.sampling import sample_key  # noqa: E402
-from tasks.base import Problem, UserError  # noqa: E402
+from tasks.base import Problem  # noqa: E402
 
 # Sizes under all names that configurations use; a configuration takes the names that it knows.
 SIZES: dict[str, Any] = {

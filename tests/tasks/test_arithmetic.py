@@ -7,17 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data.errors import UserError
 from tasks.arithmetic import Arithmetic, chain, product
-from tasks.base import (
-    SPLITS,
-    Problem,
-    UserError,
-    answers_of,
-    key_of,
-    load_task,
-    problem_at,
-    split_of_key,
-)
+from tasks.base import SPLITS, Problem, answers_of, key_of, split_of_key
+from tasks.registry import load_task
+from tasks.supply import problem_at
 
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 CHAIN, PRODUCT = Arithmetic(), Arithmetic("product")

@@ -8,18 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.corpus import documents_of, load_corpus
-from tasks.base import (
-    SPLITS,
-    Problem,
-    UserError,
-    check_wording,
-    key_of,
-    load_task,
-    problem_at,
-    problem_stream,
-    split_options,
-    worded,
-)
+from data.errors import UserError
+from tasks.base import SPLITS, Problem, key_of, worded
+from tasks.registry import check_wording, load_task, split_options
+from tasks.supply import problem_at, problem_stream
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reverse.py"
 INTERLEAVE = load_task("interleave")

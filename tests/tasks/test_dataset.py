@@ -8,10 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.base import Problem, UserError, key_of, load_task, problem_at, problem_stream
-from tasks.dataset import FIELDS, read_problems, write_problems
+from data.errors import UserError
+from tasks.base import FIELDS, Problem, key_of
 from tasks.generate import main
-from tasks.supply import distinct_problems
+from tasks.registry import load_task
+from tasks.supply import (
+    distinct_problems,
+    problem_at,
+    problem_stream,
+    read_problems,
+    write_problems,
+)
 
 json_values = st.recursive(
     st.none()
@@ -34,7 +41,8 @@ problems = st.builds(
 GOOD = {"task": "t", "level": 1, "prompt": "p", "target": "a", "key": "k", "data": {}}
 
 DIGITS = '''
-from tasks.base import Problem, Score, UserError, key_of
+from tasks.base import Problem, Score, key_of
+from data.errors import UserError
 
 class Digits:
     """Write a number of `level` digits: 10 ** level different problems, 500 digits at most."""
@@ -66,7 +74,7 @@ def manifest(folder: Path) -> dict:
     return json.loads((folder / "manifest.json").read_text())["files"]
 
 
-# ---- tasks.dataset
+# ---- problems on disk
 
 
 @settings(max_examples=60, deadline=None)

@@ -6,9 +6,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from align.words import split_words
-from tasks.base import draft_of, load_task
+from tasks.base import draft_of
 from tasks.drafts import Guess, _Walk
 from tasks.interleave import Interleave, interleaved
+from tasks.registry import load_task
 
 REVERSE = Path(__file__).resolve().parent.parent / "examples" / "reverse.py"
 TASK = Interleave(documents=[])

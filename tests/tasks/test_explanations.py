@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.arithmetic import Arithmetic
-from tasks.base import Problem, Score, explain
-from tasks.countdown import Countdown
+from tasks.base import Problem, Score
+from tasks.extra.countdown import Countdown
+from tasks.extra.reasoning import scored
 from tasks.interleave import Interleave, interleaved
-from tasks.reasoning import scored
+from tasks.registry import explain
 
 WORDS = st.lists(st.sampled_from(["a1", "a2", "b1", "b2", "the"]), min_size=1, max_size=7)
 

@@ -2,7 +2,7 @@
 
 import functools
 
-from tasks.base import function_digest
+from tasks.user_code import function_digest
 
 
 def weighted(weight):

@@ -9,11 +9,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tasks import optional
+from data.errors import UserError
+from tasks import base
 from tasks.base import (
+    MEMBERS,
     Problem,
-    UserError,
     answers_of,
+    check_problem,
+    check_task,
     credits_of,
     default_steps_of,
     draft_of,
@@ -23,12 +26,12 @@ from tasks.base import (
     notes_of,
     plain_texts_of,
     problems_of,
-    programs_of,
     sources_of,
     unseen_texts,
 )
-from tasks.checks import MEMBERS, TaskError, check_problem, check_task
+from tasks.registry import programs_of
 from tasks.supply import family_size
+from tasks.user_code import TaskError
 
 
 def task(**members):
@@ -148,7 +151,7 @@ PROBLEM = Problem("own", 1, "a", "b", "k")
     ],
 )
 def test_a_wrong_member_is_named_in_one_line(ask, members, line, monkeypatch):
-    monkeypatch.setattr(optional, "MOST", 1000)
+    monkeypatch.setattr(base, "MOST", 1000)
     with pytest.raises(UserError) as caught:
         ask(task(**members))
     assert str(caught.value).startswith("task own: ") and line in str(caught.value)

@@ -13,20 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from written_numbers import WRITTEN
 
-from data.errors import needs
-from tasks.base import (
-    SPLITS,
-    UserError,
-    answers_of,
-    load_task,
-    problem_at,
-    scores_of,
-    without_end,
-)
-from tasks.countdown import evaluated
-from tasks.gsm8k import number_of
-from tasks.reasoning import FORM, asking, final_answer
-from tasks.scoring import CUT_OFF
+from data.errors import UserError, needs
+from tasks.base import SPLITS, answers_of
+from tasks.extra.countdown import evaluated
+from tasks.extra.gsm8k import number_of
+from tasks.extra.reasoning import FORM, asking, final_answer
+from tasks.registry import load_task
+from tasks.scoring import CUT_OFF, scores_of, without_end
+from tasks.supply import problem_at
 
 LINE = st.text(st.characters(codec="utf-8", exclude_characters="\r\n*_`$\\#{}<>"), max_size=20)
 

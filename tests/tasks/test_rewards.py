@@ -12,8 +12,7 @@ import pytest
 import torch
 from small_rewards import problem, scores
 
-from tasks import reward_calls
-from tasks.base import UserError
+from data.errors import UserError
 from tasks.rewards import RewardFunctions, RewardSettings
 
 
@@ -335,7 +334,7 @@ def test_parameters_are_checked_before_training():
 
 
 def test_a_watcher_is_told_how_many_calls_are_done(monkeypatch):
-    monkeypatch.setattr(reward_calls, "LOOK", 0.05)
+    monkeypatch.setattr("tasks.rewards.LOOK", 0.05)
     told = []
 
     def slow(completion):
@@ -352,7 +351,7 @@ def test_a_watcher_is_told_how_many_calls_are_done(monkeypatch):
 
     told.clear()
     rewards.scores([(problem(), ["a"])])
-    monkeypatch.setattr(reward_calls, "LOOK", 60)
+    monkeypatch.setattr("tasks.rewards.LOOK", 60)
     told.clear()
     rewards.scores([(problem(), ["a"])])
     assert told == []  # fast enough

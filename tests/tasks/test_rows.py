@@ -14,12 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tasks.rows
+from data.errors import UserError
 from data.rows import read_rows
 from grpo.config import Config
 from grpo.tools.train_run import training_set
-from tasks.base import SPLITS, UserError, load_task, problem_at, problems_of, scores_of
-from tasks.duplicates import WORDS, _overlap, _sequences, near_duplicates
-from tasks.rows import RowOptions, Rows
+from tasks.base import SPLITS, problems_of
+from tasks.registry import load_task
+from tasks.rows import WORDS, RowOptions, Rows, _overlap, _sequences, near_duplicates
+from tasks.scoring import scores_of
+from tasks.supply import problem_at
 
 ROWS = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(200)]
 

@@ -17,9 +17,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data.errors import UserError
 from data.text import shortened
 from grpo.variance import classify
-from tasks.base import Problem, Score, UserError, range_of, rescaled, scores_of, scores_of_groups
+from tasks.base import Problem, Score
+from tasks.scoring import range_of, rescaled, scores_of, scores_of_groups
 
 PROBLEM = Problem("given", 1, "prompt", "target", "k" * 16)
 UNSET = object()
@@ -253,7 +255,7 @@ def test_a_file_that_changes_torch_before_the_trainer_imports_it_is_refused(tmp_
     (tmp_path / "own.py").write_text(
         "import torch\ntorch.set_float32_matmul_precision('high')\ndef reward(completion): return 1"
     )
-    load = "from tasks.own_files import load_function; load_function('own.py:reward')"
+    load = "from tasks.user_code import load_function; load_function('own.py:reward')"
     done = subprocess.run(
         [sys.executable, "-c", load],
         cwd=tmp_path,

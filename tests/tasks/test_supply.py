@@ -6,10 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data.errors import UserError
 from tasks.arithmetic import Arithmetic
-from tasks.base import Problem, UserError, key_of, problem_at, problem_stream, split_of_key
+from tasks.base import Problem, key_of, split_of_key
 from tasks.rows import Rows
-from tasks.supply import Examples, Supply, epoch_order, first_distinct, fixed_size, patience
+from tasks.supply import (
+    Examples,
+    Supply,
+    epoch_order,
+    first_distinct,
+    fixed_size,
+    patience,
+    problem_at,
+    problem_stream,
+)
 
 TASK = Arithmetic("product")
 seeds, indices = st.integers(0, 10**6), st.integers(0, 10**5)

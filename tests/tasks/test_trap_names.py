@@ -6,8 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tasks.base import problem_at
 from tasks.interleave import Interleave, interleaved
+from tasks.supply import problem_at
 from tasks.traps import all_strategies
 
 TASK = Interleave()

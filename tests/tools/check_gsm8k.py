@@ -14,9 +14,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from data.errors import exit_status
 from data.files import read_jsonl
-from tasks.base import exit_status, load_task
-from tasks.protocol import SPLITS, Problem
+from tasks.base import SPLITS, Problem
+from tasks.registry import load_task
 
 
 def is_right(task, problem: Problem, completion: str) -> bool:

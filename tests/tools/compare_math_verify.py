@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from written_numbers import NO_ANSWERS, NUMBERS
 
-from tasks.gsm8k import number_of
-from tasks.reasoning import final_answer
+from tasks.extra.gsm8k import number_of
+from tasks.extra.reasoning import final_answer
 
 Accepts = Callable[[str, Fraction | int], bool]
 
@@ -72,7 +72,7 @@ def is_read_rightly(accepts: Accepts, answer: str) -> bool:
 
 def forms() -> None:
     readers = {
-        "tasks/gsm8k.py": ours,
+        "tasks/extra/gsm8k.py": ours,
         "math-verify, answer alone": theirs("@"),
         "math-verify, in a box": theirs(r"\boxed{@}"),
         "math-verify, whole completion": theirs("So I think.\nAnswer: @"),

@@ -31,7 +31,7 @@ with atheris.instrument_imports(include=["align", "data", "tasks", "grpo"]):
     from grpo.run.logs import read_metrics
     from grpo.run.rollouts import groups_of
     from tasks.answers import extract
-    from tasks.dataset import read_problems
+    from tasks.supply import read_problems
 
 # For each reader: the name of the file, how bytes are packed into it, the reader, a valid content.
 READERS = [

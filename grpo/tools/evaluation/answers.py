@@ -7,9 +7,9 @@ import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from data.errors import UserError
 from data.files import kind_of, open_own, read_bytes
 from grpo.run.lock import wait_for
-from tasks.base import UserError
 
 # What reading a value raises that is not what it should be.
 WRONG = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)

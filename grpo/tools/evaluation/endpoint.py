@@ -25,10 +25,11 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from data.errors import UserError
 from data.text import shortened
 from grpo.evaluate import ShowProgress
 from grpo.tools.evaluation.answers import WRONG, AnswerFile, ServerAnswer, answer_text
-from tasks.base import UserError, key_of
+from tasks.base import key_of
 
 KEY = "OPENAI_API_KEY"
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from data.errors import UserError
 from data.files import write_whole
 from data.text import escape_control
 from grpo.config import Config
@@ -27,8 +28,8 @@ from grpo.tools.evaluation.request import (
 from grpo.tools.evaluation.samples import write_samples
 from grpo.tools.evaluation.table import show
 from grpo.tools.evaluation.texts import held_out_texts, known_texts, task_of_examples
-from tasks.base import Task, UserError, foreign_of
-from tasks.dataset import read_problems
+from tasks.base import Task, foreign_of
+from tasks.supply import read_problems
 
 
 def report(flags: argparse.Namespace, others: list[str]) -> int:

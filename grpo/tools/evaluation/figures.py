@@ -8,6 +8,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from data.errors import UserError
 from data.text import escape_control
 from grpo.config import Config
 from grpo.evaluate import summarise
@@ -23,7 +24,7 @@ from grpo.statistics import mean_interval
 from grpo.tools.evaluation.models import EvaluatedModel
 from grpo.tools.evaluation.repeated import repeated_figures
 from grpo.tools.evaluation.request import Request
-from tasks.base import Problem, Task, UserError, watch_scoring, worded
+from tasks.base import Problem, Task, watch_scoring, worded
 from tasks.supply import DistinctProblems
 
 # The row of all foreign kinds of text together.

@@ -4,11 +4,12 @@ import argparse
 import math
 from collections.abc import Sequence
 
+from data.errors import Parser, UserError
 from data.files import kind_of
 from grpo.choices import MAX_SHOTS
 from grpo.config import MAX_NUMBER, Config
 from grpo.model.prompts import system_text, template_arguments
-from tasks.base import Parser, UserError, flags_of_tasks, implied_task, split_options
+from tasks.registry import flags_of_tasks, implied_task, split_options
 
 # The smallest and the largest value of each number.
 LIMITS = {

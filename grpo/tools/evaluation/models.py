@@ -22,8 +22,8 @@ from grpo.records import Completion, Group
 from grpo.tools.evaluation.answers import ServerAnswer
 from grpo.tools.evaluation.endpoint import Endpoint, Question
 from grpo.tools.evaluation.request import Request
-from tasks.base import Problem, Task, declared_budget, problem_stream
-from tasks.supply import DistinctProblems, family_size, first_distinct, patience
+from tasks.base import Problem, Task, declared_budget
+from tasks.supply import DistinctProblems, family_size, first_distinct, patience, problem_stream
 
 # Without the model's tokenizer, the budget is a token for each character of the target, and this
 # many more.

@@ -12,9 +12,9 @@ overrides them.
 adds kinds of text that no run is trained on (`data/foreign.py`), and reports each kind.
 """
 
+from data.errors import exit_status
 from data.streams import interrupts_end
 from grpo.tools.evaluation.flags import parse
-from tasks.base import exit_status
 
 
 def main(argv: list[str]) -> int:

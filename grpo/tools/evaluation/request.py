@@ -8,24 +8,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from data.errors import UserError
 from data.text import escape_control
 from grpo.config import Config, names_in
 from grpo.evaluate import Sampling
 from grpo.model.prompts import wording_text
 from grpo.run.start import checkpoint_of, config_of
 from grpo.tools.evaluation.flags import task_options
-from tasks.base import (
-    REWARD_FILE,
-    Task,
-    UserError,
-    check_wording,
-    compares,
-    implied_task,
-    load_task,
-    problems_of,
-    require_trusted_task,
-)
-from tasks.levels import parse_levels
+from tasks.base import Task, compares, problems_of
+from tasks.registry import REWARD_FILE, check_wording, implied_task, load_task, require_trusted_task
+from tasks.supply import parse_levels
 
 
 @dataclass(frozen=True)

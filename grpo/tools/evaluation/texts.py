@@ -7,7 +7,8 @@ from data.text import printable
 from grpo.config import Config
 from grpo.run.sources import read_sources
 from grpo.tools.evaluation.request import Request, trained_run
-from tasks.base import Task, load_task, sources_of, unseen_texts
+from tasks.base import Task, sources_of, unseen_texts
+from tasks.registry import load_task
 
 
 def known_texts(checkpoint: Path | None, config: Config) -> set[str]:

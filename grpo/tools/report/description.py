@@ -16,7 +16,7 @@ from grpo.show.lines import clock_time, counted, interval
 from grpo.tools.report.outcome import outcome
 from grpo.tools.report.samples import short
 from grpo.variance import COLLAPSED
-from tasks.base import is_of_project
+from tasks.registry import is_of_project
 
 # The most points of a curve. Of a longer run only every second, third ... step is shown.
 MAX_POINTS = 2000

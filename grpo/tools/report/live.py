@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import parse_qs, urlsplit
 
+from data.errors import UserError
 from data.text import escape_control, printable
 from grpo.run.reader import RunData, load_run
 from grpo.tools.report.description import described
 from grpo.tools.report.page import assembled, packed_step, shown_of
 from grpo.tools.report.samples import packed
 from grpo.tools.report.search import search
-from tasks.base import UserError
 
 HOST = "127.0.0.1"
 HOSTS = (HOST, "localhost")

@@ -16,12 +16,12 @@ import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from data.errors import Parser, UserError, exit_status
 from data.text import printable
 from grpo.run.folders import check_output
 from grpo.run.reader import load_run
 from grpo.tools.report.live import serve
 from grpo.tools.report.page import MEGABYTES, write_report
-from tasks.base import Parser, UserError, exit_status
 
 # The port of --live, unless another is asked for.
 PORT = 8642

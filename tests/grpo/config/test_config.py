@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from data.errors import UserError
 from grpo import choices
 from grpo.config import Config, spelled
 from grpo.config_file import load_config
@@ -18,7 +19,7 @@ from grpo.records import Group
 from grpo.resolve import resolve_config
 from grpo.rollout.speculative import LENGTHS
 from tasks.arithmetic import Arithmetic
-from tasks.base import Problem, Score, UserError
+from tasks.base import Problem, Score
 from tasks.interleave import Interleave
 
 ROOT = Path(__file__).resolve().parents[3]

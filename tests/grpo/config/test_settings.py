@@ -4,12 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from data.errors import UserError
 from grpo.config import Config
 from grpo.model.load import load_policy
 from grpo.show.settings import settings
 from grpo.trainer import Trainer
 from grpo.training.build import Parts
-from tasks.base import UserError, load_task
+from tasks.registry import load_task
 
 
 def said(model, **flags):

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from small_runs import BY_PLACE
 from tiny_models import loading, make_tiny_model
 
+from data.errors import UserError
 from grpo.distributed import Ranks
 from grpo.model.finite import check_loaded, check_step
 from grpo.model.load import load_policy
@@ -22,7 +23,6 @@ from grpo.run import checkpoint as store
 from grpo.run.logs import read_metrics
 from grpo.tools import train
 from grpo.trainer import Trainer
-from tasks.base import UserError
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

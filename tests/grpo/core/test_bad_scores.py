@@ -9,13 +9,15 @@ from copying import SMALL, Copy, trainer_for
 from tiny_models import make_tiny_model
 from transformers import AutoTokenizer, LlamaForCausalLM
 
+from data.errors import UserError
 from grpo.model.load import load_policy
 from grpo.records import Completion
 from grpo.rollout import generate as engine
 from grpo.rollout.budget import budget_for
 from grpo.run.reader import load_run
 from grpo.tools import train
-from tasks.base import Problem, Score, UserError, scores_of
+from tasks.base import Problem, Score
+from tasks.scoring import scores_of
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
+from data.errors import UserError
 from grpo import distributed, torchrun
-from tasks.base import UserError
 
 HERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
 

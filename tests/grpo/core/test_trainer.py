@@ -9,6 +9,7 @@ import torch
 from forced import Forced, trainer_for, weights
 from tiny_models import loading
 
+from data.errors import UserError
 from grpo import trainer as trainer_module
 from grpo.learn.loss import LOSSES
 from grpo.model.load import load_policy
@@ -16,7 +17,7 @@ from grpo.records import Group
 from grpo.rollout.budget import budget_for
 from grpo.run.conclusion import supply_line
 from grpo.training.metrics import step_summary
-from tasks.base import Problem, UserError
+from tasks.base import Problem
 from tasks.supply import Supply
 
 

@@ -22,10 +22,11 @@ from grpo.trainer import Trainer
 from grpo.training.build import Parts
 from grpo.training.metrics import StepTimer
 from grpo.verdict import HeldOut, reach_verdict
-from tasks.base import SPLITS, Problem, Score, explain, scores_of
+from tasks.base import SPLITS, Problem, Score
 from tasks.interleave import Interleave, interleaved
+from tasks.registry import explain
 from tasks.rows import Rows
-from tasks.scoring import CUT_OFF
+from tasks.scoring import CUT_OFF, scores_of
 from tasks.supply import Supply
 
 CPU = torch.device("cpu")

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data.errors import UserError
 from grpo.config import Config
 from grpo.curriculum.ladder import Ladder, ramp_to
 from grpo.records import StepSummary
 from grpo.training.build import ladder_settings
-from tasks.base import UserError
-from tasks.levels import parse_levels
+from tasks.supply import parse_levels
 
 MANY = 46  # groups that the running mean needs at the mark of 0.9: twice log(0.025) / log(0.85)
 

@@ -12,6 +12,7 @@ from forced import trainer_for, weights
 from tiny_models import loading
 from updates import SETTINGS, sgd, update
 
+from data.errors import UserError
 from grpo import load_run
 from grpo.config import Config
 from grpo.curriculum.demonstrations import demonstrate, demonstration
@@ -32,8 +33,9 @@ from grpo.training.imitation import has_right_targets
 from grpo.training.metrics import step_summary
 from grpo.variance import common_trap
 from tasks import audit
-from tasks.base import Score, UserError, scores_of
+from tasks.base import Score
 from tasks.interleave import Interleave
+from tasks.scoring import scores_of
 
 TASK = Interleave("similarity")
 PROBLEM = TASK.problem(["one", "two"], ["owl", "rain"])  # one owl two rain

@@ -13,6 +13,7 @@ from compare_runs import assert_same_run
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data.errors import UserError
 from grpo import load_run, make_trainer, train
 from grpo.config import Config
 from grpo.curriculum import difficulty
@@ -21,7 +22,7 @@ from grpo.curriculum.survey import SurveySettings, SurveySubject
 from grpo.evaluate import Sampling
 from grpo.tools.train import main
 from grpo.variance import ClassRule
-from tasks.base import Problem, Score, UserError
+from tasks.base import Problem, Score
 from tasks.supply import Supply
 
 # The kind of a row decides what its completions earn.

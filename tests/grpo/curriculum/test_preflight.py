@@ -14,6 +14,7 @@ from compare_runs import assert_same_run, differing, written
 from forced import trainer_for
 from transformers import AutoModelForCausalLM
 
+from data.errors import UserError
 from grpo.curriculum.perplexity import Perplexity, measure_perplexity
 from grpo.curriculum.preflight import NO_LEVEL, advice, choose_mixed_start, choose_start
 from grpo.curriculum.survey import (
@@ -36,10 +37,10 @@ from grpo.run.session import Run
 from grpo.tools import inspect, train
 from grpo.tools.report import program as report
 from grpo.variance import ClassRule
-from tasks.base import Problem, Score, UserError, load_task, problem_at, split_of_key
-from tasks.dataset import write_problems
+from tasks.base import Problem, Score, split_of_key
 from tasks.interleave import Interleave
-from tasks.supply import Supply
+from tasks.registry import load_task
+from tasks.supply import Supply, problem_at, write_problems
 
 ROW = LevelSurvey(1, 4, 0.5, 0.5, 0.3, 0.0, 0.0, 0.0, 0.0, 8.0, 99, 0.1)
 BROKEN = Perplexity(token=300.0, word=800.0, unigram=220.0, texts=3, tokens=900)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from data.errors import UserError
 from grpo import load_run
 from grpo.config import Config
 from grpo.curriculum.preflight import Start
@@ -31,8 +32,9 @@ from grpo.tools import train
 from grpo.trainer import Trainer
 from grpo.training.build import Parts
 from tasks import audit
-from tasks.base import Problem, Score, UserError, problem_at
+from tasks.base import Problem, Score
 from tasks.interleave import Interleave
+from tasks.supply import problem_at
 
 PROBLEM = Problem("t", 2, "Say it.", "Owls see. It rains,", "k")
 
@@ -334,7 +336,8 @@ def test_imitation_is_no_learning_at_the_first_level_of_a_ladder_either(
 
 
 FEW = """
-from tasks.base import Problem, Score, UserError
+from tasks.base import Problem, Score
+from data.errors import UserError
 class Few:
     name, rewards, default_level, level_unit = "few", (), 1, ""
     def make(self, level, split, rng):

@@ -22,7 +22,8 @@ from grpo import load_model
 from grpo.tools.evaluation import endpoint
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.evaluation.answers import AnswerFile, ServerAnswer
-from tasks.base import load_task, problem_at
+from tasks.registry import load_task
+from tasks.supply import problem_at
 
 TOP = Path(__file__).resolve().parents[3]
 

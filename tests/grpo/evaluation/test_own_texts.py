@@ -16,7 +16,8 @@ from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.evaluation.texts import held_out_texts, known_texts
 from tasks.audit import audit
-from tasks.base import load_task, sources_of
+from tasks.base import sources_of
+from tasks.registry import load_task
 
 # ---- the user's own texts
 

@@ -11,7 +11,7 @@ from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
 from tasks.audit import audit
 from tasks.base import Problem
-from tasks.dataset import write_problems
+from tasks.supply import write_problems
 
 
 def test_few_problems_are_evaluated_once_each(run, capsys):

@@ -21,7 +21,8 @@ from grpo.records import Group
 from grpo.run.reader import load_run
 from grpo.run.rollouts import groups_of
 from grpo.tools.evaluation import program as evaluation
-from tasks.base import Score, load_task
+from tasks.base import Score
+from tasks.registry import load_task
 
 
 def longest(name):

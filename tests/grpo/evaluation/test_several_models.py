@@ -9,7 +9,7 @@ from small_evaluations import evaluated
 
 from grpo.tools.evaluation import evaluate
 from grpo.tools.evaluation import program as evaluation
-from tasks.protocol import SPLITS
+from tasks.base import SPLITS
 
 
 def test_runs_of_different_problems_are_refused_before_one_is_loaded(run, capsys, monkeypatch):

@@ -6,11 +6,11 @@ import pytest
 import torch
 from losses import inputs_and_settings
 
+from data.errors import UserError
 from grpo.choices import program_of
 from grpo.learn.enumeration import check_loss
 from grpo.learn.loss import policy_loss, step_loss
 from grpo.learn.own_loss import from_python, load_loss
-from tasks.base import UserError
 
 MASK_RT = torch.tensor([[True, True, True], [True, False, False]])
 

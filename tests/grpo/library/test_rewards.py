@@ -13,13 +13,13 @@ import pytest
 import torch
 from small_library import FLAGS, OWN, QUICK, ROWS, alike, reward
 
+from data.errors import UserError
 from grpo import load_run, train
 from grpo.show.console import Console
 from grpo.tools import inspect
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.train import main
 from tasks import audit
-from tasks.base import UserError
 
 SMALL_TASK = ["--task", "interleave", "--words", "3", "--max-new-tokens", "64"]
 
@@ -33,7 +33,7 @@ def test_the_number_of_threads_is_checked():
 def test_slow_rewards_say_how_far_they_are(home, monkeypatch, capsys):
     # Nothing here depends on how fast the machine is: each look is told and printed, the console's
     # clock stands still, and the rewards of step 1 wait until one of them has been told as done.
-    monkeypatch.setattr("tasks.reward_calls.LOOK", 0.0)
+    monkeypatch.setattr("tasks.rewards.LOOK", 0.0)
     monkeypatch.setattr("grpo.show.activity.FIRST", 0.0)
     monkeypatch.setattr("grpo.show.activity.EVERY", 0.0)
     monkeypatch.setattr("grpo.show.activity.time", SimpleNamespace(monotonic=lambda: 0.0))

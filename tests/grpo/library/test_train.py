@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from small_library import FLAGS, QUICK, ROWS, alike, example, reward
 
+from data.errors import UserError
 from grpo import load_model, load_run, train
 from grpo.tools.train import main
-from tasks.base import UserError
 
 
 def test_ten_lines_train_and_return_the_run(home):

@@ -9,12 +9,12 @@ from peft import LoraConfig, PeftModel, PolyConfig, PromptTuningConfig, get_peft
 from tiny_models import loading
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from data.errors import UserError
 from grpo import load_model
 from grpo.model.load import load_policy, load_tokenizer
 from grpo.run.sources import base_sources
 from grpo.tools import export, train
 from grpo.tools.evaluation import program as evaluation
-from tasks.base import UserError
 
 PROMPT, ANSWER = (40, 41, 42), (50, 51, 52)
 SMALL = (

@@ -19,12 +19,12 @@ from transformers import (
     WhisperConfig,
 )
 
+from data.errors import UserError
 from grpo.model.context import NO_CONTEXT_LIMIT, context_of
 from grpo.model.load import BUILTIN, load_policy
 from grpo.rollout.generate import generate
 from grpo.rollout.request import RolloutRequest
 from grpo.rollout.speculative import AcceptanceModel
-from tasks.base import UserError
 
 LONGROPE = {
     "rope_type": "longrope",

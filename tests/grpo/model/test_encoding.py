@@ -19,11 +19,13 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from data.errors import UserError
 from grpo.model.encoding import controls_of, plain_tokens, prompt_tokens, target_length
 from grpo.model.load import BUILTIN
 from grpo.model.policy import Policy
 from grpo.rollout.speculative import DraftPlans
-from tasks.base import UserError, load_task, problem_at
+from tasks.registry import load_task
+from tasks.supply import problem_at
 
 TASK = load_task("interleave")
 CHAT = (

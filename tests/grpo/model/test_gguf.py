@@ -12,13 +12,13 @@ from peft import PeftModel
 from tiny_models import loading
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+from data.errors import UserError
 from grpo.model.encoding import text_of
 from grpo.model.gguf_vocabulary import correct_vocabulary
 from grpo.model.load import load_policy, load_tokenizer
 from grpo.run.sources import base_sources
 from grpo.tools import export, train
 from grpo.tools.evaluation import program as evaluation
-from tasks.base import UserError
 
 pytestmark = pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not installed")
 

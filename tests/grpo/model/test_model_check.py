@@ -30,6 +30,7 @@ from transformers import (
     PhimoeConfig,
 )
 
+from data.errors import UserError
 from grpo.model import check as model_check
 from grpo.model import prefix_cache
 from grpo.model.check import MISSING, choose_path
@@ -43,7 +44,6 @@ from grpo.model.load import BUILTIN, load_policy
 from grpo.model.merged_linear import MergedLinear
 from grpo.model.policy import Policy
 from grpo.model.probe import probe_of
-from tasks.base import UserError
 
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN)
 

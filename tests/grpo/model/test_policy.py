@@ -13,10 +13,10 @@ from huggingface_hub import snapshot_download
 from tiny_models import loading
 from transformers import AutoTokenizer
 
+from data.errors import UserError
 from grpo.model import load
 from grpo.model.load import load_policy, resolve
 from grpo.rollout.cuda_decoder import cuda_step
-from tasks.base import UserError
 
 PROMPT = (5, 6, 7)
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
+from data.errors import UserError
 from grpo.config import Config
 from grpo.flags import parse
 from grpo.model.encoding import controls_of
@@ -32,8 +33,8 @@ from grpo.model.prompts import (
 )
 from grpo.rollout.budget import budget_for, fitting
 from tasks.arithmetic import Arithmetic
-from tasks.base import Problem, UserError, problem_at
-from tasks.supply import Examples
+from tasks.base import Problem
+from tasks.supply import Examples, problem_at
 
 TASK = Arithmetic()
 PROBLEM = problem_at(TASK, seed=0, split="test", level=2, index=0)

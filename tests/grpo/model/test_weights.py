@@ -14,10 +14,10 @@ from safetensors.torch import load_file, save_file
 from tiny_models import loading, make_tiny_model
 from transformers import AutoModelForCausalLM
 
+from data.errors import UserError
 from grpo.model.load import load_policy
 from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
-from tasks.base import UserError
 
 UP = "model.layers.0.mlp.up_proj.weight"
 NORM = "model.norm.weight"

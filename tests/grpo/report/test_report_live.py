@@ -12,11 +12,11 @@ from driven import assert_quiet, open_page, texts, wait
 from live_pages import ask, serving
 from report_runs import EVIL, STEPS, data_of, group, make_run, metrics_of
 
+from data.errors import UserError
 from grpo.run.logs import MetricsLog
 from grpo.run.rollouts import write_rollouts
 from grpo.tools.report import program as report
 from grpo.tools.report.live import LiveServer
-from tasks.base import UserError
 
 # What the server answers of a run's completions.
 ANSWERS = (

@@ -11,6 +11,7 @@ from tiny_architectures import Architecture, write
 from tiny_models import FAMILIES, VOCABULARY, make_tiny_model, rollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from data.errors import UserError
 from grpo.evaluate import evaluate
 from grpo.model.load import BUILTIN, load_policy
 from grpo.rollout import generate as engine
@@ -27,8 +28,8 @@ from grpo.rollout.speculative import (
     Observation,
     RowRecord,
 )
-from tasks.base import UserError, problem_at
 from tasks.interleave import Interleave
+from tasks.supply import problem_at
 
 
 def guess_of(text: str, spoil: int):

@@ -14,6 +14,7 @@ from transformers import (
     MistralConfig,
 )
 
+from data.errors import UserError
 from grpo.learn.batch import BatchSettings, micro_batches
 from grpo.learn.update import completion_logprobs
 from grpo.model import prefix_cache
@@ -25,7 +26,7 @@ from grpo.rollout.eager_decoder import EagerDecoder, accepted
 from grpo.rollout.generate import generate
 from grpo.rollout.request import RolloutRequest
 from grpo.rollout.sampling import sample_key, truncation
-from tasks.base import Problem, UserError
+from tasks.base import Problem
 
 
 def plain_logprobs(model, prompt, tokens, temperature):

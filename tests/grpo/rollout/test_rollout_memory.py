@@ -5,9 +5,9 @@ import torch
 from forced import trainer_for
 from tiny_models import rollout
 
+from data.errors import UserError
 from grpo.rollout import generate as generate_module
 from grpo.rollout.memory import RolloutMemory, rollout_memory
-from tasks.base import UserError
 
 
 def short_of_memory(monkeypatch, most):

@@ -15,6 +15,7 @@ import torch
 from small_runs import OWN
 from tiny_models import loading
 
+from data.errors import UserError
 from grpo.model.load import load_policy
 from grpo.model.memory import free_host_memory
 from grpo.run import background, checkpoint
@@ -23,7 +24,6 @@ from grpo.run.checkpoint import checkpoints, verify
 from grpo.run.logs import read_metrics
 from grpo.tools import train
 from grpo.trainer import Trainer
-from tasks.base import UserError
 
 SMALL = [
     "--task",

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
 
+from data.errors import UserError
 from grpo.learn.optimizer import Optimizer
 from grpo.run import checkpoint as store
 from grpo.run.checkpoint import (
@@ -29,7 +30,6 @@ from grpo.run.checkpoint import (
 )
 from grpo.run.checkpoint_rules import CheckpointRules, spacing_for
 from grpo.run.random_state import load_rng, rng_state
-from tasks.base import UserError
 
 
 def write(folder):

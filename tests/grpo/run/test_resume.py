@@ -18,8 +18,8 @@ from grpo.run.reader import load_run
 from grpo.tools import export, train
 from grpo.tools.evaluation import program as evaluation
 from tasks import audit
-from tasks.base import load_task, problem_at
-from tasks.dataset import write_problems
+from tasks.registry import load_task
+from tasks.supply import problem_at, write_problems
 
 SMALL = [
     "--prompts",

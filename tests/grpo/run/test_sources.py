@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import save_file
 from tiny_models import make_tiny_model
 
+from data.errors import UserError
 from grpo.run import sources
 from grpo.run.sources import (
     PAGE,
@@ -17,7 +18,8 @@ from grpo.run.sources import (
     read_sources,
     weights_digest,
 )
-from tasks.base import UserError, load_task, sources_of, summary_of
+from tasks.base import sources_of, summary_of
+from tasks.registry import load_task
 
 
 def test_the_same_model_elsewhere_has_the_same_fingerprints(tmp_path):

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data.errors import UserError
 from data.files import read_jsonl_zst
 from grpo.records import Completion, Group
 from grpo.run.logs import MetricsLog, SamplesLog, read_metrics
 from grpo.run.rollouts import groups_of, remove_after, write_rollouts
-from tasks.base import Problem, Score, UserError
+from tasks.base import Problem, Score
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 

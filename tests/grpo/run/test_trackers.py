@@ -8,6 +8,7 @@ import time
 import pytest
 from small_runs import BY_PLACE
 
+from data.errors import UserError
 from grpo.choices import TRACKERS
 from grpo.config import Config
 from grpo.records import Completion, Group, StepReport
@@ -26,7 +27,7 @@ from grpo.run.trackers import (
     scalars,
 )
 from grpo.tools import train
-from tasks.base import Problem, Score, UserError
+from tasks.base import Problem, Score
 
 FLAGS = [
     "--words",

@@ -8,8 +8,8 @@ from rich.console import Console
 from grpo.evaluate import EvaluationSettings, evaluate
 from grpo.show.activity import StatusLine
 from grpo.tools.evaluation.table import _show_table
-from tasks.base import problem_at
 from tasks.interleave import Interleave
+from tasks.supply import problem_at
 
 RESULT = {
     "model": "runs/a",

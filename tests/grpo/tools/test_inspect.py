@@ -13,12 +13,13 @@ import numpy
 import pytest
 from small_runs import BY_PLACE
 
+from data.errors import UserError
 from grpo import load_run
 from grpo.records import Completion, Group
 from grpo.run.logs import MetricsLog, read_metrics
 from grpo.run.rollouts import groups_of, summaries, write_rollouts
 from grpo.tools import inspect, train
-from tasks.base import Problem, Score, UserError
+from tasks.base import Problem, Score
 
 STEPS, PROMPTS, SIZE = 5, 3, 4
 

@@ -9,6 +9,7 @@ import torch
 from tiny_models import loading
 from updates import SETTINGS, sgd, update
 
+from data.errors import UserError
 from grpo.learn import loss_scale
 from grpo.learn.imitate import imitate
 from grpo.learn.loss_scale import BACKOFF, LARGEST, STEPS_TO_DOUBLE, LossScale
@@ -16,7 +17,6 @@ from grpo.learn.optimizer import Optimizer
 from grpo.model.load import load_policy
 from grpo.run.checkpoint import load_optimizer, save_optimizer
 from grpo.run.schemas import OptimizerFile, read_checked
-from tasks.base import UserError
 
 
 def float16_optimizer():

@@ -14,9 +14,9 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from tasks.base import Problem, Score, UserError, key_of, split_of_key
-from tasks.explanations import explain_answer
-from tasks.reasoning import BUDGET, FORM, asking, final_answer, unended
+from data.errors import UserError
+from tasks.base import Problem, Score, key_of, split_of_key
+from tasks.extra.reasoning import BUDGET, FORM, asking, explain_answer, final_answer, unended
 
 LEVELS = range(2, 9)
 NUMBERS = range(1, 51)

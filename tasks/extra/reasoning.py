@@ -20,7 +20,8 @@ are removed, unless a right answer begins or ends so itself.
 import re
 from collections.abc import Sequence
 
-from tasks.protocol import Problem, Score
+from data.text import shortened
+from tasks.base import Problem, Score
 
 INSTRUCTION = (
     'Think about it first. Then end with one line that begins with "Answer:" and holds the final '
@@ -108,7 +109,7 @@ def scored(rights: Sequence[bool], answers: Sequence[str | None]) -> list[Score]
 
 def unended(problem: Problem, completion: str, score: Score) -> Score:
     """Return the score of a completion that the token budget cut off: at most that of a wrong
-    answer in the right form (see `tasks.protocol.OptionalMembers`).
+    answer in the right form (see `tasks.base.OptionalMembers`).
     """
     return Score(min(score.reward, FORM), score.parts)
 
@@ -141,3 +142,19 @@ def _last_box(text: str) -> str | None:
             if is_box and (last is None or start > last[0]):
                 last = start, brace.start()
     return None if last is None else text[slice(*last)]
+
+
+def explain_answer(problem: Problem, completion: str, score: Score, reward: str | None) -> str:
+    """Explain the score of an answer that is right, wrong or missing."""
+    answer = score.parts.get("answer")
+    earned = f"{score.reward:.3f}"
+    if answer is None:
+        return f"{earned} = no answer was found"
+    answer = shortened(str(answer))
+    if score.exact:
+        return f"{earned} = the answer {answer} is right"
+    if score.reward == FORM:
+        return f"{earned} = there is an answer, {answer}, but it is wrong"
+    if score.reward == 0:
+        return f"{earned} = the answer {answer} earns nothing"
+    return f"{earned} = the answer {answer} is partly right"

@@ -4,7 +4,7 @@ r"""GSM8K (Cobbe et al. 2021, arXiv:2110.14168): word problems of primary school
 (github.com/openai/grade-school-math). Their answers end with ``#### N``. The test split is
 test.jsonl; a hash of the question puts a tenth of train.jsonl into the validation split.
 
-The answer of a completion (see `tasks.reasoning`) is right if its number equals the published
+The answer of a completion (see `tasks.extra.reasoning`) is right if its number equals the published
 one, exactly: 1,234 and 1234.0 and ``\frac{2468}{2}`` are one number. A unit or a currency sign
 beside the number does not matter, and of "9 * 2 = 18" what follows the "=" counts. Different
 numbers, a formula and a denial ("not 18") are no answer. A right answer earns 1, another one 0.1,
@@ -24,9 +24,16 @@ from typing import Any
 
 from data.errors import UserError
 from data.files import kind_of, read_jsonl
-from tasks.explanations import explain_answer
-from tasks.protocol import SPLITS, Problem, Score, key_of
-from tasks.reasoning import BUDGET, asking, bare, final_answer, scored, unended
+from tasks.base import SPLITS, Problem, Score, key_of
+from tasks.extra.reasoning import (
+    BUDGET,
+    asking,
+    bare,
+    explain_answer,
+    final_answer,
+    scored,
+    unended,
+)
 
 FILES = {"train": "train.jsonl", "test": "test.jsonl"}
 

@@ -5,9 +5,9 @@ has a seed, drawn from the problem stream. If the problem's key belongs to anoth
 seed is tried, so splits never share a problem. If NAME has a curriculum, level 1 is its first
 level, and each further level raises all of its attributes by one. Otherwise there is only level 1.
 
-A completion reasons first and then answers (see `tasks.reasoning`). The answer can take several
-lines if that of reasoning-gym does, or if many are right. reasoning-gym scores it from 0 to 1; 1 is
-right.
+A completion reasons first and then answers (see `tasks.extra.reasoning`). The answer can take
+several lines if that of reasoning-gym does, or if many are right. reasoning-gym scores it from 0 to
+1; 1 is right.
 """
 
 import copy
@@ -20,10 +20,9 @@ from typing import Any
 
 from data.errors import UserError, needs
 from data.text import shortened
-from tasks.checks import calling
-from tasks.explanations import explain_answer
-from tasks.protocol import Problem, Score, key_of, split_of_key
-from tasks.reasoning import BUDGET, asking, final_answer, unended
+from tasks.base import Problem, Score, key_of, split_of_key
+from tasks.extra.reasoning import BUDGET, asking, explain_answer, final_answer, unended
+from tasks.user_code import calling
 
 # The search ends after this many draws without a problem of the split.
 PATIENCE = 1000
