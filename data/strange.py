@@ -9,7 +9,7 @@ told apart. As in other texts, a few words of a family can be much more frequent
     python -m data.strange FOLDER      write documents of strange texts to FOLDER
 
 Then `python train.py --texts FOLDER` trains on them; copy texts of your own beside them first. The
-embedded model has seen such words in its pretraining (`grpo.pretrain.strange`).
+embedded model has seen such words in its pretraining (`data.make.strange`).
 """
 
 import argparse

@@ -25,7 +25,7 @@ from grpo.config import Config
 from grpo.config_file import checked
 from grpo.distributed import SIZE, join_ranks
 from grpo.flags import with_texts
-from grpo.learn.own_loss import from_python
+from grpo.learn.loss import from_python
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import PromptFormat, template_arguments
@@ -79,7 +79,7 @@ def train(
     - ``reward_timeout=60``, ``reward_workers=32``: the most seconds of a call, and how many calls
       run side by side.
     - any setting of `train.py --help-all`: `model`, `steps`, `system`, `name`, ... The `loss` may
-      be a function (see `grpo.learn.own_loss`). With ``resume="runs/NAME"``, or True for the
+      be a function (see `grpo.learn.loss`). With ``resume="runs/NAME"``, or True for the
       latest run, functions and `data` are given again.
 
     Without `data`, the `task` is a setting, as on the command line, and `reward` names one of its

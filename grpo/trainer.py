@@ -25,13 +25,10 @@ from grpo.distributed import SINGLE, Ranks
 from grpo.early_stop import EarlyStop
 from grpo.evaluate import score_groups
 from grpo.group_metrics import first_tries
-from grpo.learn.advantages import advantages
-from grpo.learn.credit import token_advantages
-from grpo.learn.imitate import imitate
-from grpo.learn.oom_retry import OomRetry
-from grpo.learn.own_loss import load_loss
-from grpo.learn.schedule import lr_factor
-from grpo.learn.update import PARITY, FirstPass, update
+from grpo.learn.advantages import advantages, token_advantages
+from grpo.learn.loss import load_loss
+from grpo.learn.optimizer import lr_factor
+from grpo.learn.update import PARITY, FirstPass, UpdateMemory, imitate, update
 from grpo.model.policy import Policy
 from grpo.records import Group, StepReport, truncated_share
 from grpo.rollout.memory import rollout_memory
@@ -97,10 +94,10 @@ class Trainer:
         # How the policy learns from them.
         self.own_loss = parts.own_loss or load_loss(config.loss)
         self.optimizer = build_optimizer(config, policy, ranks)
-        policy.reserved_bytes = reserved_bytes(config, policy, ranks)
+        policy.reserved_bytes = reserved_bytes(policy)
         if config.gradient_checkpointing:
             policy.enable_gradient_checkpointing()
-        self.oom_retry = OomRetry(policy, self.optimizer, config.micro_tokens)
+        self.update_memory = UpdateMemory(policy, config.micro_tokens)
 
         self.callbacks = list(parts.callbacks)
 
@@ -292,14 +289,10 @@ class Trainer:
             own_loss=self.own_loss,
         )
         first_pass: FirstPass = {}  # the first epoch fills it, see `update`
-
-        def run(micro_tokens: int) -> dict[str, Any]:
-            cut = replace(settings, micro_tokens=micro_tokens)
-            return update(self.policy, self.optimizer, kept, cut, first_pass)
-
-        history = []
-        for _ in range(self.config.epochs):
-            history.append(self.oom_retry.run(run, kept))
+        history = [
+            update(self.policy, self.optimizer, kept, settings, self.update_memory, first_pass)
+            for _ in range(self.config.epochs)
+        ]
 
         averaged = {
             name: value if name.startswith(PARITY) else fmean(one[name] for one in history)
@@ -344,7 +337,7 @@ class Trainer:
         self._number_worst_tokens(learned, groups)
         self.tokens += sum(group.tokens for group in groups)
         metrics = self.metrics(step, groups, learned, timer)
-        events = rollout_memory(self.policy).take_notes() + self.oom_retry.take_notes()
+        events = rollout_memory(self.policy).take_notes() + self.update_memory.take_notes()
         # In a mixed data set every group counts, on a ladder those of its level.
         level = self.curriculum.level
         events += self.monitor.observe(groups, None if self.config.mixed else level)
@@ -449,7 +442,7 @@ class Trainer:
             imitate,
             self.policy,
             self.optimizer,
-            micro_tokens=self.oom_retry.micro_tokens,
+            micro_tokens=self.update_memory.micro_tokens,
             max_grad_norm=self.config.max_grad_norm,
         )
         self.imitation, answers = warm_start(

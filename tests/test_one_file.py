@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from updates import loss_and_gradients
 
 from grpo.learn.advantages import advantages
-from grpo.learn.batch import BatchSettings, micro_batches
+from grpo.learn.batch import micro_batches
 from grpo.learn.update import completion_logprobs
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group
@@ -136,7 +136,7 @@ def test_the_advantages_are_the_trainers(one, sampler_and_groups, of_trainer):
 def test_the_logprobs_are_the_trainers(one, sampler_and_groups, trained, of_trainer):
     model, policy = trained
     for group, theirs in zip(sampler_and_groups[1], of_trainer):
-        (batch,) = micro_batches([theirs], BatchSettings("dapo", 32), device=policy.device)
+        (batch,) = micro_batches([theirs], "dapo", max_length=32, device=policy.device)
         with torch.no_grad():
             expected_GT, _ = completion_logprobs(policy, batch)
             logp_GT = one.completion_logprobs(model, group.prompt_P, group.tokens_GT)

@@ -1,22 +1,71 @@
-"""Advantages: how much better a completion is than the others of its group.
+"""Advantages: how much better a completion, or one of its tokens, is than the rest of its group.
 
     A_i = (r_i - mean(r)) / (std(r) + eps)        GRPO, arXiv:2402.03300, section 4.1.2
 
-Without the division these are the advantages of Dr. GRPO (arXiv:2503.20783).
+Without the division these are the advantages of Dr. GRPO (arXiv:2503.20783). The standard deviation
+is the sample's (divisor n - 1), as in TRL and by default in `torch.std`; the GRPO paper leaves it
+open. The module `statistics` computes means and deviations exactly and rounds them once, to
+float64. So a group of equal rewards has advantages of exactly 0, instead of rounding errors that
+the division would magnify.
 
-The standard deviation is that of a sample (divisor n - 1), as in TRL and by default in `torch.std`;
-the GRPO paper leaves it open. The module `statistics` computes means and deviations exactly and
-rounds them once, to float64. So a group of equal rewards has advantages of exactly 0, instead of
-rounding errors that the division would magnify.
+Credit for single tokens. Some tasks earn their reward word by word, and say by how much each word
+of a completion raises it (`tasks.base.credits_of`). The policy gradient with rewards-to-go and a
+baseline is
+
+    sum_t grad log pi(a_t | s_t) (R_t - b(s_t))        arXiv:1506.02438, eq. 1, form 3
+
+where the reward-to-go R_t of a token is the reward less what the words before it have earned. So
+the advantage is
+
+    A_t = (R_t - mean of R_t over the completions of the group that were in state s_t)
+          / (std of the group's rewards + eps)
+
+The state s_t is (words written, what they have earned, the letters of the unfinished word, the
+tokens of an unfinished character). A word counts as written once the text goes on after it: only
+the next token tells whether "ow" becomes "owl", and a state that knew would depend on the action.
+Completions in one state have earned the same, so these earnings cancel: A_t is the completion's
+reward less the mean reward of all completions that had come exactly as far. It follows that:
+
+- the first token has the advantage of the whole completion, as in GRPO;
+- a group of equal rewards has advantages of 0;
+- before it is divided by the standard deviation, no advantage is larger than the largest difference
+  between two rewards of the group;
+- after a mistake that allows no more earnings, every advantage is exactly 0.
+
+The baseline depends only on the text before the token, so it adds no bias, and it knows what the
+value of a state mostly depends on. A mean at the same token or word, whatever had been earned,
+would reward every token of a completion that has been right so far, and punish every token after a
+mistake, just as the completion's own reward does. The mean includes the completion itself, as in
+GRPO. So in a state that k completions share, the gradient is scaled by (k - 1) / k; in a state that
+only one has visited there is nothing to compare with, and A_t = 0. A demonstration
+(`grpo.curriculum.demonstrations`) leaves its group's states at the first mistake; so that it is
+learned whole, each of its tokens has the advantage of the whole answer.
+
+Shapes: T tokens of a completion.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import cache
+from itertools import accumulate
 from statistics import mean, stdev
 
 from grpo.choices import SCALES
+from grpo.distributed import SINGLE, Ranks
+from grpo.records import Completion, Group
 
 # Added to a standard deviation before a division by it.
 EPS = 1e-4
+
+Decode = Callable[[Sequence[int]], str]
+
+# Words written, what they have earned, the letters of the unfinished word, and the tokens since
+# then, which have written no whole character yet.
+State = tuple[int, float, str, tuple[int, ...]]
+
+# Marks an incomplete character in decoded text.
+INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 def advantages(
@@ -34,37 +83,126 @@ def advantages(
 
     A group has at least two rewards; for "batch", the batch has.
     """
-    groups = floats(rewards)
-    group_divisors = divisors(groups, scale=scale, eps=eps)
+    groups = _floats(rewards)
+    centres = map(mean, groups)
     return [
-        _centred_over(group, divisor) for group, divisor in zip(groups, group_divisors, strict=True)
+        [(reward - centre) / divisor for reward in group]
+        for group, centre, divisor in zip(groups, centres, divisors(groups, scale=scale, eps=eps))
     ]
 
 
-def floats(rewards: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the rewards as Python floats.
+def divisors(rewards: Sequence[Sequence[float]], *, scale: str, eps: float = EPS) -> list[float]:
+    """Return what each group's advantages are divided by; `scale` as in `advantages`."""
+    assert scale in SCALES and eps > 0
+    groups = _floats(rewards)
+    if scale == "none":
+        return [1.0] * len(groups)
+    if scale == "group":
+        return [stdev(group) + eps for group in groups]
 
-    `statistics` would round the mean of NumPy integers to an integer.
-    """
+    every_reward = [reward for group in groups for reward in group]
+    return [stdev(every_reward) + eps] * len(groups) if groups else []
+
+
+def _floats(rewards: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Return the rewards as Python floats: `statistics` would round NumPy's mean of integers."""
     return [[float(reward) for reward in group] for group in rewards]
 
 
-def divisors(rewards: list[list[float]], *, scale: str, eps: float) -> list[float]:
-    """Return the number by which each group's advantages are divided; `scale` as in `advantages`.
+def token_advantages(
+    groups: Sequence[Group], decode: Decode, *, scale: str, ranks: Ranks = SINGLE
+) -> list[list[list[float]]]:
+    """Return for each group and each completion the advantages of its tokens (T,).
 
-    `rewards` are the result of `floats`.
+    The groups' scores have `credits`. `decode` is `Policy.decode`. `scale` is that of `advantages`;
+    it applies to the rewards. Each of several `ranks` computes those of some groups.
     """
-    assert scale in SCALES and eps > 0
-    if scale == "none":
-        return [1.0] * len(rewards)
-    if scale == "group":
-        return [stdev(group) + eps for group in rewards]
+    decode_one = cache(lambda token: decode((token,)))
+    # The same completions visit many states together, and `mean` is slow, because it is exact.
+    mean_of = cache(mean)
+    group_divisors = divisors([group.rewards for group in groups], scale=scale)
 
-    every_reward = [reward for group in rewards for reward in group]
-    return [stdev(every_reward) + eps] * len(rewards) if rewards else []
+    by_group = []
+    for group, divisor in ranks.share(list(zip(groups, group_divisors, strict=True))):
+        states = _group_states(group, decode, decode_one)
+
+        # The baseline of a state: the mean over the completions that visited it, each counted once.
+        visitors = defaultdict(list)
+        for reward, row in zip(group.rewards, states):
+            for state in dict.fromkeys(row):
+                visitors[state].append(float(reward))
+        means = {state: mean_of(tuple(visiting)) for state, visiting in visitors.items()}
+
+        rows = []
+        for reward, completion, row in zip(group.rewards, group.completions, states):
+            # A demonstration goes where no completion has been, so it is compared with the others
+            # at its first token, where all of them are in one state.
+            compared = row[:1] * len(row) if completion.is_demonstration else row
+            rows.append([(reward - means[state]) / divisor for state in compared])
+        by_group.append(rows)
+    return ranks.gather(by_group)
 
 
-def _centred_over(group: list[float], divisor: float) -> list[float]:
-    """Return (reward - mean) / divisor for each reward of a group."""
-    centre = mean(group)
-    return [(reward - centre) / divisor for reward in group]
+def _group_states(
+    group: Group, decode: Decode, decode_one: Callable[[int], str]
+) -> list[list[State]]:
+    """Return for each completion of a group the states of its tokens (T,)."""
+    known: dict[tuple[int, ...], list[State]] = {}  # many completions of a group are the same
+    for completion, score in zip(group.completions, group.scores, strict=True):
+        if completion.tokens not in known:
+            assert score.credits is not None, "the task was asked for them"
+            ends = token_ends(completion.tokens, completion.text, decode, decode_one)
+            known[completion.tokens] = token_states(completion, ends, score.credits)
+    return [known[completion.tokens] for completion in group.completions]
+
+
+def token_states(
+    completion: Completion, ends: Sequence[int], credits: Sequence[tuple[int, float]]
+) -> list[State]:
+    """Return the state (T,) in which each token of a completion was drawn.
+
+    `ends` (T,) says where in its text each token ends; `credits` where each word ends, and what it
+    earned. Earnings are rounded to 12 places, so that completions that earned the same by different
+    sums share a state.
+    """
+    word_ends = [0, *(end for end, _ in credits)]
+    amounts = (amount for _, amount in credits)
+    earned = [round(amount, 12) for amount in accumulate(amounts, initial=0.0)]
+
+    states = []
+    last = 0  # where the token before the last one ends
+    first = 0  # the tokens from here on are not in the text yet
+    for t, reached in enumerate((0, *ends[:-1])):  # a token is drawn where the one before it ends
+        if reached > last:
+            last, first = reached, t
+        words = bisect_left(word_ends, reached, lo=1) - 1
+        unfinished = completion.text[word_ends[words] : reached].lstrip()
+        states.append((words, earned[words], unfinished, completion.tokens[first:t]))
+    return states
+
+
+def token_ends(
+    tokens: Sequence[int], text: str, decode: Decode, decode_one: Callable[[int], str]
+) -> list[int]:
+    """Return how many characters of `text` = decode(tokens) are complete after each token, (T,).
+
+    Some tokens do not decode by themselves: parts of a character, or a space that is dropped at the
+    start of a text. Such tokens are decoded together with the token before them, up to the next
+    complete character.
+    """
+    # The quick way, if every token decodes by itself.
+    pieces = [decode_one(token) for token in tokens]
+    if INCOMPLETE not in text and "".join(pieces) == text:
+        return list(accumulate(map(len, pieces)))
+
+    ends = []
+    first = 0  # the tokens from here on are not complete yet
+    complete = 0  # the tokens before `first` write text[:complete]
+    for t in range(1, len(tokens) + 1):
+        before = max(0, first - 1)
+        piece = decode(tokens[before:t])[len(decode(tokens[before:first])) :]
+        if not piece.endswith(INCOMPLETE):
+            first = t
+            complete += len(piece)
+        ends.append(complete)
+    return ends

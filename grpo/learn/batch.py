@@ -10,7 +10,8 @@ tokens; M tokens of all rows without padding.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,69 +44,72 @@ class MicroBatch:
 
 
 @dataclass(frozen=True)
-class _Row:
-    """A completion with what the loss needs of it."""
-
-    sample: int
-    completion: Completion
-    advantage: float | list[float]
-    weight: float
-
-
-@dataclass(frozen=True)
 class _Part:
     """Some rows of a group: the smallest unit that is moved between micro-batches."""
 
     group: Group
-    rows: list[_Row]
+    samples: list[int]
+    weights: list[float]  # of each token of these rows
+
+    @property
+    def completions(self) -> list[Completion]:
+        return [self.group.completions[sample] for sample in self.samples]
 
     @property
     def tokens(self) -> int:
         """The number of tokens that are run, the prompt's included."""
-        completions = sum(len(row.completion.tokens) for row in self.rows)
-        return len(self.group.prompt) + completions
+        return len(self.group.prompt) + sum(len(each.tokens) for each in self.completions)
 
-
-@dataclass(frozen=True)
-class BatchSettings:
-    """How a step is cut, e.g. ``BatchSettings("dapo", max_length=32, micro_tokens=4096)``.
-
-    - `kind`, `max_length` (tokens): arguments of `loss.token_weights`;
-    - `micro_tokens`: the most tokens of a micro-batch, each prompt counted once; 0: no bound;
-    - `masks_truncated`: truncated completions are left out, and the weights are those of a step
-      without them.
-    """
-
-    kind: str
-    max_length: int
-    micro_tokens: int = 0
-    masks_truncated: bool = False
+    def cut(self, most: int) -> list["_Part"]:
+        """Return the part cut into parts of about the same size, of at most `most` rows each."""
+        rows = len(self.samples)
+        if not rows:
+            return []
+        size = -(-rows // -(-rows // min(rows, most)))
+        return [
+            _Part(self.group, self.samples[i : i + size], self.weights[i : i + size])
+            for i in range(0, rows, size)
+        ]
 
 
 def micro_batches(
     groups: Sequence[Group],
-    settings: BatchSettings,
+    kind: str,
     *,
+    max_length: int,
     device: torch.device,
+    micro_tokens: int = 0,
+    masks_truncated: bool = False,
     rank: int = 0,
     ranks: int = 1,
 ) -> Iterator[MicroBatch]:
     """Yield the step's `groups`, whose advantages are filled in, in micro-batches.
 
-    A group that is too large is cut into parts, but never within a row. Each of several `ranks`
-    gets some of the rows, with about as many tokens as the others; which ones does not depend on
-    `micro_tokens`, which may differ between ranks. The weights are always those of the whole step.
+    `kind` and `max_length` are those of `loss.token_weights`. A micro-batch has at most
+    `micro_tokens` tokens, each prompt counted once (0: no bound). A group that is too large is cut
+    into parts, but never within a row. With `masks_truncated`, truncated completions are left out,
+    and the weights are those of a step without them.
+
+    Each of several `ranks` gets some of the rows, with about as many tokens as the others; which
+    ones does not depend on `micro_tokens`, which may differ between ranks. The weights are always
+    those of the whole step.
     """
-    micro_tokens = settings.micro_tokens
-    rows = _rows(groups, settings)
-    local = _assign(_parts_to_deal(groups, rows, ranks), rank, ranks)
-    parts = [piece for part in local for piece in _cut_to_fit(part, micro_tokens)]
+    parts = _parts(groups, kind, max_length, masks_truncated)
+
+    # With fewer groups than ranks they are cut, so that no rank is idle. All ranks must find the
+    # same parts, so these do not depend on the memory that one of them has.
+    parts = [
+        piece for part in parts for piece in part.cut(-(-len(part.samples) * len(groups) // ranks))
+    ]
+    parts = _assign(parts, rank, ranks)
+    if micro_tokens:
+        parts = [piece for part in parts for piece in part.cut(_rows_that_fit(part, micro_tokens))]
 
     bundle: list[_Part] = []
     tokens = 0
     for part in parts:
         is_full = bool(micro_tokens) and tokens + part.tokens > micro_tokens
-        if bundle and (is_full or len(part.rows) != len(bundle[0].rows)):
+        if bundle and (is_full or len(part.samples) != len(bundle[0].samples)):
             yield _micro_batch(bundle, device)
             bundle, tokens = [], 0
         bundle.append(part)
@@ -115,61 +119,31 @@ def micro_batches(
         yield _micro_batch(bundle, device)
 
 
-def _rows(groups: Sequence[Group], settings: BatchSettings) -> list[list[_Row]]:
-    """Return the rows of each group that count, with their weights."""
-    kept = [
+def _parts(
+    groups: Sequence[Group], kind: str, max_length: int, masks_truncated: bool
+) -> list[_Part]:
+    """Return the groups, each with the rows that count and their weights."""
+    samples = [
         [
-            (sample, completion)
+            sample
             for sample, completion in enumerate(group.completions)
-            if not (settings.masks_truncated and completion.is_truncated)
+            if not (masks_truncated and completion.is_truncated)
         ]
         for group in groups
     ]
-    lengths = torch.tensor([len(completion.tokens) for rows in kept for _, completion in rows])
-    weights_C = token_weights(settings.kind, lengths, max_length=settings.max_length)
-    weights = iter(weights_C.tolist())
-
-    by_group = []
-    for group, rows in zip(groups, kept, strict=True):
-        assert len(group.advantages) == len(group.completions)
-        by_group.append(
-            [
-                _Row(sample, completion, group.advantages[sample], next(weights))
-                for sample, completion in rows
-            ]
-        )
-    return by_group
+    lengths = torch.tensor(
+        [len(group.completions[i].tokens) for group, own in zip(groups, samples) for i in own]
+    )
+    weights = iter(token_weights(kind, lengths, max_length=max_length).tolist())
+    return [
+        _Part(group, own, list(islice(weights, len(own)))) for group, own in zip(groups, samples)
+    ]
 
 
-def _parts_to_deal(
-    groups: Sequence[Group], by_group: Sequence[list[_Row]], ranks: int
-) -> list[_Part]:
-    """Return the groups, whose rows are given, as parts that can be dealt to the `ranks`.
-
-    With fewer groups than ranks they are cut, so that no rank is idle. All ranks must find the same
-    parts, so these do not depend on the memory that one of them has.
-    """
-    parts = []
-    for group, rows in zip(groups, by_group, strict=True):
-        parts += _pieces(_Part(group, rows), -(-len(rows) * len(groups) // ranks))
-    return parts
-
-
-def _cut_to_fit(part: _Part, micro_tokens: int) -> list[_Part]:
-    """Return the part cut into parts of at most `micro_tokens` tokens (0: no bound)."""
-    if not micro_tokens:
-        return [part]
-    longest = max(len(row.completion.tokens) for row in part.rows)
-    return _pieces(part, max(1, (micro_tokens - len(part.group.prompt)) // longest))
-
-
-def _pieces(part: _Part, most: int) -> list[_Part]:
-    """Return the part cut into parts of about the same size, of at most `most` rows each."""
-    rows = part.rows
-    if not rows:
-        return []
-    size = -(-len(rows) // -(-len(rows) // min(len(rows), most)))
-    return [_Part(part.group, rows[start : start + size]) for start in range(0, len(rows), size)]
+def _rows_that_fit(part: _Part, micro_tokens: int) -> int:
+    """Return how many rows of a part fit into a micro-batch: at least one."""
+    longest = max(len(completion.tokens) for completion in part.completions)
+    return max(1, (micro_tokens - len(part.group.prompt)) // longest)
 
 
 def _assign(parts: list[_Part], rank: int, ranks: int) -> list[_Part]:
@@ -190,39 +164,35 @@ def _assign(parts: list[_Part], rank: int, ranks: int) -> list[_Part]:
 
 def _micro_batch(bundle: Sequence[_Part], device: torch.device) -> MicroBatch:
     """Return the parts of a `bundle` as one micro-batch."""
-    rows = [row for part in bundle for row in part.rows]
-    lengths = [len(row.completion.tokens) for row in rows]
+    rows = [completion for part in bundle for completion in part.completions]
+    lengths = [len(completion.tokens) for completion in rows]
     T = max(lengths)
-
     mask_RT = torch.arange(T) < torch.tensor(lengths)[:, None]
-    tokens_RT = _padded([row.completion.tokens for row in rows], mask_RT)
-    old_RT = _padded([row.completion.logprobs for row in rows], mask_RT)
-    temperatures = [part.group.temperature for part in bundle for _ in part.rows]
-    weights = [row.weight for row in rows]
-    sampled = [not row.completion.is_demonstration for row in rows]
+
+    values: list[Any] = [
+        part.group.advantages[sample] for part in bundle for sample in part.samples
+    ]
+    if isinstance(values[0], list):
+        advantages = _padded(values, mask_RT)  # (R, T): each token has its own
+    else:
+        advantages = torch.tensor(values)
+    temperatures = [part.group.temperature for part in bundle for _ in part.samples]
+    weights = [weight for part in bundle for weight in part.weights]
+    sampled = [not completion.is_demonstration for completion in rows]
 
     return MicroBatch(
         prompts=[part.group.prompt for part in bundle],
-        completions=[row.completion.tokens for row in rows],
-        row_ids=[(part.group.index, row.sample) for part in bundle for row in part.rows],
-        tokens_RT=to_device(tokens_RT, device),
+        completions=[completion.tokens for completion in rows],
+        row_ids=[(part.group.index, sample) for part in bundle for sample in part.samples],
+        tokens_RT=to_device(_padded([each.tokens for each in rows], mask_RT), device),
         mask_RT=to_device(mask_RT, device),
         places_M=flat_indices(lengths, T, device),
-        old_RT=to_device(old_RT, device),
+        old_RT=to_device(_padded([each.logprobs for each in rows], mask_RT), device),
         sampled_R=None if all(sampled) else to_device(torch.tensor(sampled), device),
-        advantages=to_device(_advantages(rows, mask_RT), device),
+        advantages=to_device(advantages, device),
         temperatures_R=to_device(torch.tensor(temperatures), device),
         weights_R=to_device(torch.tensor(weights, dtype=torch.float64), device),
     )
-
-
-def _advantages(rows: Sequence[_Row], mask_RT: Tensor) -> Tensor:
-    """Return the advantages (R,), or (R, T) if each token has its own."""
-    of_tokens = [row.advantage for row in rows if isinstance(row.advantage, list)]
-    if of_tokens:
-        assert len(of_tokens) == len(rows)
-        return _padded(of_tokens, mask_RT)
-    return torch.tensor([row.advantage for row in rows])
 
 
 def _padded(rows: Sequence[Sequence[float]], mask_RT: Tensor) -> Tensor:

@@ -36,21 +36,36 @@ Departures from the papers:
   KL(policy || reference); the mean of k3 is smaller than the KL by the probability that the
   reference gives to tokens that cannot be sampled.
 
+A loss of the user's own: ``--loss path/to/file.py:function``.
+
+    def loss(inputs, settings):
+        ratio_RT = (inputs.logp_RT - inputs.old_RT).exp()
+        return -ratio_RT * inputs.advantages
+
+The function gets `LossInputs` and `LossSettings` and returns the policy term of each token (R, T).
+Like `policy_loss` it may return two masks (R, T) besides: which tokens were clipped low and high.
+The advantages are always (R, T), padding is 0, and the entropies have a gradient, as the
+log-probabilities do (only an own loss pays for it). An attribute `token_weights` of the function
+names the built-in loss whose weights its tokens have; without it they are those of dapo. All else
+is as for the built-in losses.
+
 Shapes: R rows (completions), T tokens. `mask_RT` is False at padding; whatever the other tensors
 hold there, even NaN, has no effect.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from grpo.choices import LOSSES, WEIGHTED_BY
+from data.errors import UserError
+from grpo.choices import FROM_PYTHON, LOSSES, WEIGHTED_BY
+from tasks.user_code import calling, load_from_file
 
 # The policy term of each token, and which tokens were clipped low and high: (R, T) each.
 PolicyTerm = tuple[Tensor, Tensor, Tensor]
-
 
 # The logarithm of the largest ratio. It lies far beyond every clip bound, and keeps a ratio from
 # becoming infinite: then the gradient of a clipped token would be 0 * inf.
@@ -65,9 +80,7 @@ class LossSettings:
     clip_low: float
     clip_high: float
     beta: float = 0.0  # weight of the KL term
-
-    # Computes the policy term instead of `policy_loss`: a user's function (`grpo.learn.own_loss`).
-    own: "Callable[[LossInputs, LossSettings], PolicyTerm] | None" = None
+    own_loss: "OwnLoss | None" = None  # computes the policy term instead of `policy_loss`
 
 
 @dataclass(frozen=True)
@@ -191,7 +204,7 @@ def step_loss(
     assert settings.beta == 0 or inputs.ref_RT is not None
 
     # The policy term, corrected for a sampler that differs from the trainer.
-    loss_RT, is_low_RT, is_high_RT = (settings.own or policy_loss)(inputs, settings)
+    loss_RT, is_low_RT, is_high_RT = (settings.own_loss or policy_loss)(inputs, settings)
     if inputs.importance_RT is not None:
         loss_RT = loss_RT * zero_padding(inputs.importance_RT, mask_RT)
 
@@ -227,3 +240,104 @@ def zero_padding(x_RT: Tensor, mask_RT: Tensor) -> Tensor:
     so that no NaN enters the gradient either.
     """
     return torch.where(mask_RT, x_RT, 0.0)
+
+
+class OwnLoss:
+    """A user's loss function, called and checked. `spec` is how the user wrote it."""
+
+    def __init__(self, function: Callable, spec: str):
+        self.function = function
+        self.spec = spec
+        self.weights = getattr(function, "token_weights", "dapo")
+        if self.weights not in LOSSES:
+            raise UserError(
+                f"--loss {spec}: its token_weights is {self.weights!r}; give one of "
+                f"{', '.join(LOSSES)}"
+            )
+
+    def __call__(self, inputs: LossInputs, settings: LossSettings) -> PolicyTerm:
+        """Return what `policy_loss` returns.
+
+        Raises UserError if the function raises, or if what it returns has the wrong shape or is not
+        finite. A gradient that is not finite is the update's to find.
+        """
+        mask_RT = inputs.mask_RT
+        try:
+            with calling(f"--loss {self.spec}"):
+                returned = self.function(_without_padding(inputs), settings)
+        except UserError as error:
+            if isinstance(error.__cause__, torch.OutOfMemoryError):
+                raise error.__cause__ from None  # the update is repeated with less
+            raise
+
+        loss_RT, *masks = returned if isinstance(returned, tuple) else (returned,)
+        if len(masks) not in (0, 2):
+            raise UserError(
+                f"--loss {self.spec}: returned {1 + len(masks)} values; it must return one number "
+                "for each token, or these and two masks: which tokens were clipped low, and high"
+            )
+        for values_RT in (loss_RT, *masks):
+            if not isinstance(values_RT, Tensor) or values_RT.shape != mask_RT.shape:
+                given = getattr(values_RT, "shape", type(values_RT).__name__)
+                raise UserError(
+                    f"--loss {self.spec}: returned {given}; it must return tensors of shape "
+                    f"{tuple(mask_RT.shape)}: one number for each token of each completion"
+                )
+        if not loss_RT.requires_grad or any(each_RT.dtype != torch.bool for each_RT in masks):
+            raise UserError(
+                f"--loss {self.spec}: its loss must have a gradient, so compute it from "
+                "inputs.logp_RT; masks must hold truth values"
+            )
+        loss_RT = zero_padding(loss_RT, mask_RT)
+        self._check_finite(loss_RT, inputs)
+        is_low_RT, is_high_RT = masks or 2 * [torch.zeros_like(mask_RT)]
+        return loss_RT, is_low_RT & mask_RT, is_high_RT & mask_RT
+
+    def _check_finite(self, loss_RT: Tensor, inputs: LossInputs) -> None:
+        """Raise UserError, which names a token, unless the loss of all tokens is finite."""
+        is_bad_RT = ~loss_RT.detach().isfinite()
+        if is_bad_RT.any():
+            row, token = is_bad_RT.nonzero()[0].tolist()
+            raise UserError(
+                f"--loss {self.spec}: its loss is {loss_RT[row, token].item()} at token {token} of "
+                f"row {row} (log-probability {inputs.logp_RT[row, token].item():.4g}, the "
+                f"sampler's {inputs.old_RT[row, token].item():.4g})"
+            )
+
+
+def _without_padding(inputs: LossInputs) -> LossInputs:
+    """Return the inputs with 0 at padding, the advantages as (R, T), and a mask of its own."""
+    mask_RT = inputs.mask_RT
+    advantages_RT = inputs.advantages
+    if advantages_RT.dim() == 1:
+        advantages_RT = advantages_RT[:, None].expand(mask_RT.shape)
+
+    names = ("logp_RT", "old_RT", "ref_RT", "entropy_RT", "importance_RT")
+    given = {name: getattr(inputs, name) for name in names} | {"advantages": advantages_RT}
+    padded = {name: zero_padding(x, mask_RT) for name, x in given.items() if x is not None}
+    return replace(inputs, **padded, mask_RT=mask_RT.clone())  # the function may write to it
+
+
+def load_loss(spec: str) -> OwnLoss | None:
+    """Return the loss ``path/to/file.py:function``; None for a loss of `LOSSES`.
+
+    The file is executed. Raises UserError if there is no such file or function.
+    """
+    if spec in LOSSES:
+        return None
+    if spec.startswith(FROM_PYTHON):
+        raise UserError(
+            f"--loss {spec}: is a function that was given in Python; give it again, as "
+            "grpo.train(loss=FUNCTION)"
+        )
+    where, _, name = spec.rpartition(":")
+    function = load_from_file(Path(where), name, kind="loss", where=f"--loss {spec}")
+    if not callable(function):
+        raise UserError(f"--loss {spec}: {where} defines no function {name}")
+    return OwnLoss(function, spec)
+
+
+def from_python(function: Callable) -> OwnLoss:
+    """Return the loss of a function that was given in Python."""
+    name = getattr(function, "__name__", type(function).__name__)
+    return OwnLoss(function, f"{FROM_PYTHON}{name}")

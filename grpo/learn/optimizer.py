@@ -1,43 +1,46 @@
-"""The optimizer, its float32 master weights, its moments, and the sums of the gradients.
+"""The optimizer: float32 masters and moments, sums of gradients, loss scale, learning rate.
 
 bfloat16 has 8 significant bits, so a step that changes a weight by less than 1/512 of it would be
 rounded away. Therefore each trained weight in half precision (bfloat16 or float16) has a float32
 master, on which the steps are taken, and its gradients are summed over the micro-batches in float32
 (mixed precision training, arXiv:1710.03740). A float32 weight is its own master. For each weight in
 half precision this takes 4 bytes for the master, 8 for the moments and, during the update, 4 for
-the sum.
+the sum. Every rank holds an identical copy of all of this.
 
-Without `shard` every rank holds an identical copy of all of this. With `shard` each rank holds the
-masters and moments of some rows of each weight, cut as FSDP2 cuts them, and steps on these rows. It
-gets their gradients by reduce-scatter, and all ranks get the new weights by all-gather (ZeRO-2,
-arXiv:1910.02054). The weights themselves are not sharded, because sampling a token reads them all.
+float16 has 11 significant bits, so its log-probabilities are eight times as exact as bfloat16's,
+and sampler and trainer differ less (arXiv:2510.26788). But its numbers end at 65,504 and at 6e-8,
+and the gradient of a token in a step of 100,000 is around 1e-5. So the loss is multiplied by a
+factor before the backward pass, and the float32 sums of the gradients are divided by it
+(arXiv:1710.03740, section 3.2). If a gradient overflows, the backward passes are repeated with a
+smaller factor, so no step is lost.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from grpo.distributed import SINGLE, Ranks
-from grpo.learn.loss_scale import LossScale
 
-T = TypeVar("T")
+LARGEST = 2.0**16  # the loss scale at first, in float16
+BACKOFF = 4.0  # divides the loss scale after an overflow
+STEPS_TO_DOUBLE = 100  # steps without overflow after which a reduced loss scale doubles
+
+WARMUP = 5  # steps over which the learning rate rises
 
 Maker = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
-def adamw(rate: float, weight_decay: float) -> partial[torch.optim.AdamW]:
-    """Return a function that makes the optimizer of given weights."""
+def adamw(rate: float) -> partial[torch.optim.AdamW]:
+    """Return a function that makes the optimizer of given weights, without weight decay."""
     # PyTorch's default for the second beta is 0.999. Of five runs of the embedded model five reach
     # 0.99 with this one, and four with PyTorch's; the real model was not compared (runs/LOG.md,
     # 2026-11-27: "AdamW's second beta").
-    return partial(
-        torch.optim.AdamW, lr=rate, betas=(0.9, 0.99), weight_decay=weight_decay, fused=True
-    )
+    return partial(torch.optim.AdamW, lr=rate, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
 
 
 def default_rate(hidden_size: int, *, is_lora: bool) -> float:
@@ -51,11 +54,87 @@ def default_rate(hidden_size: int, *, is_lora: bool) -> float:
     return (1e-3 if is_lora else 1e-4) * min(1.0, 576 / hidden_size) ** 0.781
 
 
+def lr_factor(
+    step: int,
+    *,
+    schedule: str,
+    steps: int | None,
+    cosine_start: int | None = 0,
+    warmup: int = WARMUP,
+) -> float:
+    """Return the factor on the learning rate at `step` (1, 2, ...), in [0, 1].
+
+    It rises linearly over `warmup` steps and then stays at 1 or, under the `schedule` "cosine",
+    falls to almost 0 at the last of the `steps`.
+
+    - "constant" does not depend on the length of the run, so a run that is continued beyond its
+      plan equals one that was planned longer.
+    - "cosine" begins to fall after `cosine_start` steps or half of the `steps`, whichever is less,
+      but not before the end of the warm-up. A ladder gives the number of steps before its last
+      level was first reached, so that the hardest level is not left with the smallest rates; None
+      before that level is reached. The half is a bound because a level may never be passed at the
+      full rate. So the rate never rises again, not even when a ladder steps back. The warm-up is at
+      most `steps` - 1, so that even a short run reaches the full rate.
+    """
+    if schedule != "cosine":
+        return min(1.0, step / (warmup + 1))
+
+    assert steps is not None, "the configuration is resolved"
+    warmup = min(warmup, steps - 1)
+    if step <= warmup:
+        return step / (warmup + 1)
+
+    half = steps // 2
+    start = max(warmup, half if cosine_start is None else min(cosine_start, half))
+    if step <= start:
+        return 1.0
+    progress = min(1.0, (step - start - 1) / (steps - start))  # a loop by hand may exceed `steps`
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+@dataclass
+class LossScale:
+    """The factor on the loss, always a power of 2, and the largest that it may become."""
+
+    factor: float
+    largest: float
+    steps: int = 0  # since the factor last changed, or training began
+
+    @classmethod
+    def of(cls, dtype: torch.dtype) -> "LossScale":
+        """Return the factor for a model that computes in `dtype`; always 1 without float16."""
+        largest = LARGEST if dtype == torch.float16 else 1.0
+        return cls(largest, largest)
+
+    def state_dict(self) -> dict[str, float]:
+        """Return what changes, as JSON types."""
+        return {"factor": self.factor, "steps": self.steps}
+
+    def metrics(self) -> dict[str, float]:
+        """Return the factor by the name of its metric; nothing without float16."""
+        return {"loss_scale": self.factor} if self.largest > 1 else {}
+
+    def reduce(self) -> bool:
+        """Reduce the factor after an overflow. Return whether it could be reduced."""
+        if self.factor <= 1:
+            return False
+        self.factor = max(1.0, self.factor / BACKOFF)
+        self.steps = 0
+        return True
+
+    def count_step(self) -> None:
+        """Take note of a step without overflow."""
+        self.steps += 1
+        if self.factor < self.largest and self.steps >= STEPS_TO_DOUBLE:
+            self.factor, self.steps = 2 * self.factor, 0
+
+
 class Optimizer:
     """Steps on `weights` by the optimizer that `make` returns for their masters.
 
     `dtype` is the precision of the model's hidden states, which the trained weights need not have.
-    Each of several `ranks` takes the same steps or, with `shard`, those on its own rows.
+    Each of several `ranks` takes the same steps. An update calls `clear`, `backward` for each
+    micro-batch, `collect` and `step`.
     """
 
     def __init__(
@@ -65,16 +144,14 @@ class Optimizer:
         *,
         dtype: torch.dtype = torch.float32,
         ranks: Ranks = SINGLE,
-        shard: bool = False,
     ):
         self.weights = list(weights)
         self.ranks = ranks
-        self.is_sharded = shard and ranks.size > 1
         self.masters = [
             weight
-            if self._is_master(weight)
-            else nn.Parameter(weight.detach()[self.rows(number)].to(_wide(weight), copy=True))
-            for number, weight in enumerate(self.weights)
+            if weight.dtype == _wide(weight)
+            else nn.Parameter(weight.detach().to(_wide(weight), copy=True))
+            for weight in self.weights
         ]
         self.inner = make(self.masters)
 
@@ -92,24 +169,6 @@ class Optimizer:
         """PyTorch's parameter groups, for the learning rate."""
         return self.inner.param_groups
 
-    def gradients(self, passes: Callable[[], T], max_norm: float) -> tuple[T, float]:
-        """Give the masters the gradients of the backward passes that `passes` runs by `backward`.
-
-        Returns its result, and the norm of all gradients before they are clipped to `max_norm` (0:
-        they are not). If float16 overflows, the passes are repeated with a smaller factor on the
-        loss. So a norm that is not finite is the fault of the loss or of the model.
-        """
-        while True:
-            self.clear()
-            result = passes()
-            norm = self.collect(max_norm)
-            if math.isfinite(norm) or not self.loss_scale.reduce():
-                return result, norm
-
-    def backward(self, loss: Tensor) -> None:
-        """Add the gradients of `loss`, times the factor of the loss, to those of the update."""
-        (loss * self.loss_scale.factor).backward()
-
     def clear(self) -> None:
         """Discard all gradients, before the first backward pass of an update."""
         self.has_exchanged = False
@@ -117,6 +176,19 @@ class Optimizer:
         self.sums.clear()
         for weight in self.weights:
             weight.grad = None
+
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of `loss`, times the loss scale, to those of the update."""
+        (loss * self.loss_scale.factor).backward()
+
+    def _sum(self, number: int, weight: Tensor) -> None:
+        """Add the gradient of a backward pass to the sum, and free its memory at once."""
+        assert weight.grad is not None
+        if number in self.sums:
+            self.sums[number].add_(weight.grad)
+        else:
+            self.sums[number] = weight.grad.to(_wide(weight))
+        weight.grad = None
 
     def collect(self, max_norm: float) -> float:
         """Give the masters the gradients of all backward passes and ranks, clipped to `max_norm`.
@@ -129,51 +201,33 @@ class Optimizer:
             if total is None and self.ranks.size > 1:
                 total = torch.zeros_like(weight, dtype=master.dtype)  # a rank without completions
             weight.grad = None
-            if self.is_sharded:
-                assert total is not None
-                total = self.ranks.reduce_scatter(total)
             master.grad = total
 
         gradients = [master.grad for master in self.masters if master.grad is not None]
         if self.loss_scale.factor != 1:
             torch._foreach_div_(gradients, self.loss_scale.factor)
-        if not self.is_sharded:
-            self.ranks.all_reduce(gradients)
+        self.ranks.all_reduce(gradients)
 
-        # The squared norm of all weights is the sum of those of the ranks' rows.
         norm = torch.nn.utils.get_total_norm(gradients)
-        if self.is_sharded:
-            square = norm**2
-            self.ranks.all_reduce([square])
-            norm = square.sqrt()
-
         if max_norm:
             torch.nn.utils.clip_grads_with_norm_(self.masters, max_norm, norm)
         return float(norm)
 
-    def step(self, make_room: Callable[[], Any] = lambda: None) -> None:
+    def must_repeat(self, norm: float) -> bool:
+        """Return whether the backward passes must be repeated, because float16 overflowed.
+
+        The loss scale is reduced then. So a `norm` of the gradients that is not finite although
+        nothing must be repeated is the fault of the loss or of the model.
+        """
+        return not math.isfinite(norm) and self.loss_scale.reduce()
+
+    def step(self) -> None:
         """Take a step on the masters, and round them to the weights.
 
         If memory runs out in the first step, AdamW has not changed a weight: it makes the moments
-        of all of them first. Then the moments made so far are discarded, `make_room` is called, and
-        the step is tried once more.
+        of all of them first. The moments made so far are discarded, so that the step can be tried
+        again.
         """
-        try:
-            self._try_step()
-        except torch.OutOfMemoryError:
-            is_short = True
-        else:
-            is_short = False
-
-        if is_short:  # not while the error is handled: it keeps tensors
-            make_room()
-            torch.cuda.empty_cache()
-            self._try_step()
-        self.loss_scale.count_step()
-        self._publish()
-
-    def _try_step(self) -> None:
-        """Take a step on the masters; if memory runs out, discard the moments that it made."""
         known = set(self.inner.state)
         try:
             self.inner.step()
@@ -181,6 +235,16 @@ class Optimizer:
             for master in set(self.inner.state) - known:
                 del self.inner.state[master]
             raise
+        self.loss_scale.count_step()
+        self._publish()
+
+    @torch.no_grad()
+    def _publish(self) -> None:
+        """Round the masters to the weights."""
+        for weight, master in zip(self.weights, self.masters):
+            if master is not weight:
+                master.grad = None
+                weight.copy_(master.to(weight.dtype))
 
     def tensors(self) -> dict[tuple[int, str], Tensor]:
         """Return the tensors that a step changes.
@@ -196,23 +260,11 @@ class Optimizer:
                     found[number, name] = value
         return found
 
-    @torch.no_grad()
-    def _publish(self) -> None:
-        """Round the masters to the weights, on all ranks."""
-        for weight, master in zip(self.weights, self.masters):
-            if master is not weight:
-                master.grad = None
-                part = master.to(weight.dtype)
-                weight.copy_(self.ranks.all_gather(part, len(weight)) if self.is_sharded else part)
-
     def state_dict(self) -> dict[str, Any]:
         """Return "param_groups", "loss_scale", and "state" by number of the weight.
 
-        The state has all rows of each tensor. A weight that is not its own master has its
-        "master" there, too. Every rank calls this.
-
-        The tensors are the optimizer's own, which the next step changes. With `shard` they are
-        copies, and ranks other than the first get None in place of what was gathered.
+        A weight that is not its own master has its "master" there, too. The tensors are the
+        optimizer's own, which the next step changes.
         """
         state = {
             number: dict(self.inner.state[master])
@@ -222,29 +274,15 @@ class Optimizer:
         for number, (weight, master) in enumerate(zip(self.weights, self.masters)):
             if weight.dtype != master.dtype:
                 state.setdefault(number, {})["master"] = master.detach()
-            if self.is_sharded:
-                self._gather(state.get(number, {}), weight, master)
         return {
             "state": state,
             "param_groups": self.inner.state_dict()["param_groups"],
             "loss_scale": self.loss_scale.state_dict(),
         }
 
-    def _gather(self, entry: dict[str, Any], weight: Tensor, master: Tensor) -> None:
-        """Replace the tensors in the state of one weight by copies with the rows of all ranks."""
-        for name, value in entry.items():
-            if isinstance(value, Tensor) and value.shape == master.shape:
-                whole = self.ranks.all_gather(value, len(weight))
-                entry[name] = whole.cpu() if self.ranks.is_rank0 else None
-            elif isinstance(value, Tensor):
-                entry[name] = value.clone()
-
     @torch.no_grad()
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Continue from the result of `state_dict`.
-
-        Tensors that have rows hold only `rows` of their weight here.
-        """
+        """Continue from the result of `state_dict`."""
         state = {number: dict(entry) for number, entry in saved["state"].items()}
         for number, master in enumerate(self.masters):
             if number in state and "master" in state[number]:
@@ -254,24 +292,6 @@ class Optimizer:
         self.inner.load_state_dict({"state": moments, "param_groups": saved["param_groups"]})
         self.loss_scale = replace(self.loss_scale, **saved["loss_scale"])
         self._publish()
-
-    def rows(self, number: int) -> slice:
-        """Return the rows of a weight whose master and moments this rank holds."""
-        rows = len(self.weights[number])
-        return self.ranks.part(rows) if self.is_sharded else slice(0, rows)
-
-    def _is_master(self, weight: Tensor) -> bool:
-        """Return whether the weight is its own master."""
-        return not self.is_sharded and weight.dtype == _wide(weight)
-
-    def _sum(self, number: int, weight: Tensor) -> None:
-        """Add the gradient of a backward pass to the sum, and free its memory at once."""
-        assert weight.grad is not None
-        if number in self.sums:
-            self.sums[number].add_(weight.grad)
-        else:
-            self.sums[number] = weight.grad.to(_wide(weight))
-        weight.grad = None
 
 
 def _wide(weight: Tensor) -> torch.dtype:

@@ -1,7 +1,7 @@
 """One update of the policy from the groups of a step.
 
 For each micro-batch: log-probabilities under the policy (and the reference), the loss, the
-gradient. Then one step of the optimizer.
+gradient. Then one step of the optimizer. `imitate` is the same for right answers, by cross-entropy.
 
 Shapes: R rows (completions), T tokens of a row, M tokens of all rows without padding, U of them
 after leaving out what rows have in common (see `Packing.distinct`).
@@ -10,6 +10,7 @@ after leaving out what rows have in common (see `Packing.distinct`).
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -17,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from data.errors import UserError
 from grpo.distributed import Ranks
-from grpo.learn.batch import BatchSettings, MicroBatch, micro_batches
+from grpo.learn.batch import MicroBatch, micro_batches
 from grpo.learn.logprobs import Distribution, Truncate, token_logprobs
 from grpo.learn.loss import LossInputs, LossSettings, kl_k3, step_loss, zero_padding
 from grpo.learn.optimizer import Optimizer
-from grpo.learn.own_loss import OwnLoss
 from grpo.model.finite import check_step
 from grpo.model.matmul import low_precision_backward
 from grpo.model.packed_attention import Packing, PaddedBatch
@@ -31,6 +32,194 @@ from grpo.records import Group
 
 # How the names of metrics begin that compare the trainer's log-probabilities with the sampler's.
 PARITY = ("parity/", "sampling/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateSettings(LossSettings):
+    """How a step updates the policy: the loss, and what surrounds it."""
+
+    max_length: int  # the completion budget in tokens, by which Dr. GRPO divides
+    max_grad_norm: float  # 0: gradients are not clipped
+    truncate: Truncate | None = None  # the sampler's; the loss must use the same
+    importance_limit: float = 0.0  # largest weight of a token, see `update`; 0: no weights
+    masks_truncated: bool = False  # truncated completions take no part
+
+
+# Log-probabilities of each completion under the policy in the first pass over a rollout, by the
+# indices of its group and its sample.
+FirstPass = dict[tuple[int, int], Tensor]
+
+
+class UpdateMemory:
+    """What updates do to fit the GPU's memory; later updates keep what an earlier one had to do.
+
+    When an update runs out of memory, the micro-batches are halved until each holds a single
+    completion. After that, the decoder's memory is freed before each update, and then gradient
+    checkpointing is enabled, with which larger micro-batches may fit.
+
+    `chosen` is the user's largest micro-batch in tokens, None if there is none.
+    """
+
+    def __init__(self, policy: Policy, chosen: int | None = None):
+        self.policy = policy
+        self.chosen = chosen
+        self.micro_tokens = chosen or policy.tokens_at_once  # most tokens of a micro-batch
+        self.frees_decoder = False
+        self.notes: list[str] = []  # lines for the console
+
+    def save_more(self, groups: Sequence[Group]) -> None:
+        """Take less memory for `groups` from now on. Raises UserError if nothing is left to do."""
+        longest = max(
+            len(group.prompt) + len(completion.tokens)
+            for group in groups
+            for completion in group.completions
+        )
+        if self.micro_tokens > longest:
+            self.micro_tokens = max(longest, self.micro_tokens // 2)
+            change = f"micro-batches of {self.micro_tokens:,} tokens"
+        elif not self.frees_decoder and self.policy.free_decoder():
+            self.frees_decoder = True
+            change = "the sampler's memory is freed before each update"
+        elif not self.policy.gradient_checkpointing:
+            self.policy.enable_gradient_checkpointing()
+            self.micro_tokens = max(longest, self.chosen or self.policy.tokens_at_once)
+            change = f"gradient checkpointing, and micro-batches of {self.micro_tokens:,} tokens"
+        else:
+            raise UserError(
+                f"out of memory in the update of a single completion of {longest} tokens; "
+                "give a smaller model, a lower level, or --lora-rank 16"
+            )
+        self.notes.append(f"out of memory: {change} from now on (the gradient stays the same)")
+
+    def take_notes(self) -> list[str]:
+        """Return the notes since the last call."""
+        notes, self.notes = self.notes, []
+        return notes
+
+
+@torch.enable_grad()  # the code of a user may have switched gradients off
+def update(
+    policy: Policy,
+    optimizer: Optimizer,
+    groups: Sequence[Group],
+    settings: UpdateSettings,
+    memory: UpdateMemory,
+    first_pass: FirstPass | None = None,
+) -> dict[str, Any]:
+    """Take one optimizer step on `groups`, whose advantages are filled in; return its metrics.
+
+    The metrics are described in docs/run-files.md. Micro-batches save memory and do not change the
+    gradient. Each of several ranks takes some of the completions; gradients and metrics are those
+    of all. An update that runs out of memory is repeated with less (`UpdateMemory`).
+
+    An `importance_limit` turns on truncated importance sampling
+    (https://fengyao.notion.site/off-policy-rl). Then the ratio of the loss is taken to the
+    trainer's policy p in the first pass over this rollout, instead of the sampler's policy q, from
+    which it differs by rounding; and each token is weighted by min(p / q, limit). `first_pass`
+    holds the log-probabilities of p: the first pass fills an empty one, later passes read it;
+    without one, this is the first pass.
+
+    For demonstrations, which nobody sampled, the ratio is taken to p as well; so it is for gspo in
+    half precision, because rounding alone would exceed its narrow clip bounds.
+
+    Raises FloatingPointError if the loss or the gradient is not finite, before the weights change;
+    and if a weight or a moment is not finite after the step, before anything is saved. Raises
+    UserError if a single completion does not fit, and if memory runs out on one of several ranks
+    when they have begun to exchange their gradients: the others would not repeat the update.
+    """
+    first_pass = {} if first_pass is None else first_pass
+    if memory.frees_decoder:
+        policy.free_decoder()
+
+    while True:
+        with suppress(torch.OutOfMemoryError):
+            return _try_update(policy, optimizer, groups, settings, memory, first_pass)
+
+        if optimizer.has_exchanged:
+            raise UserError(
+                "out of memory while the ranks exchanged their gradients or took the step; "
+                "continue with --resume and a lower level"
+            )
+        # Not while the error is handled: it keeps the tensors of the failed update.
+        optimizer.clear()
+        torch.cuda.empty_cache()
+        memory.save_more(groups)
+
+
+def _try_update(
+    policy: Policy,
+    optimizer: Optimizer,
+    groups: Sequence[Group],
+    settings: UpdateSettings,
+    memory: UpdateMemory,
+    first_pass: FirstPass,
+) -> dict[str, Any]:
+    """Do the work of `update` with the memory's present settings."""
+    ranks = optimizer.ranks
+    while True:
+        optimizer.clear()
+        batches = micro_batches(
+            groups,
+            settings.own_loss.weights if settings.own_loss else settings.kind,
+            max_length=settings.max_length,
+            micro_tokens=memory.micro_tokens,
+            masks_truncated=settings.masks_truncated,
+            device=policy.device,
+            rank=ranks.rank,
+            ranks=ranks.size,
+        )
+        # Losses and log-probabilities stay on the device, so that the host can queue every
+        # micro-batch before it waits for the first.
+        passes = [_backward(policy, optimizer, batch, settings, first_pass) for batch in batches]
+        grad_norm = optimizer.collect(settings.max_grad_norm)
+        if not optimizer.must_repeat(grad_norm):
+            break
+
+    figures = _figures(passes)
+    if ranks.size > 1:
+        figures = _of_all_ranks(ranks, figures)
+
+    is_float16 = policy.dtype == torch.float16
+    hint = "; numbers may be too large for float16: give --dtype bfloat16" if is_float16 else ""
+    for name, value in (("loss", figures.loss), ("gradient norm", grad_norm)):
+        if not math.isfinite(value):
+            raise FloatingPointError(f"the {name} is {value}{hint}")
+
+    _take_step(policy, optimizer)
+    metrics = _metrics(figures, grad_norm, has_kl=settings.beta > 0)
+    return metrics | optimizer.loss_scale.metrics()
+
+
+def _take_step(policy: Policy, optimizer: Optimizer) -> None:
+    """Take the optimizer's step.
+
+    If memory is short it frees the decoder's. Raises FloatingPointError if a weight or a moment is
+    not finite afterwards.
+    """
+    is_taken = False
+    with suppress(torch.OutOfMemoryError):
+        optimizer.step()
+        is_taken = True
+    if not is_taken:
+        policy.free_decoder()
+        torch.cuda.empty_cache()
+        optimizer.step()
+
+    named = partial(named_tensors, policy, optimizer)
+    check_step(optimizer.tensors().values(), named, optimizer.ranks)
+
+
+def named_tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the tensors that an update changes, by name: the trained weights and their moments.
+
+    A weight has the model's name for it; of a moment, its kind follows in parentheses.
+    """
+    names = {id(weight): name for name, weight in policy.model.named_parameters()}
+    named = {}
+    for (number, kind), tensor in optimizer.tensors().items():
+        suffix = "" if kind == "weight" else f" ({kind})"
+        named[names[id(optimizer.weights[number])] + suffix] = tensor
+    return named
 
 
 def completion_logprobs(
@@ -69,43 +258,6 @@ def completion_logprobs(
 
 
 @dataclass(frozen=True)
-class UpdateSettings:
-    """How a step updates the policy.
-
-    E.g. ``UpdateSettings("dapo", beta=0.0, clip_low=0.2, clip_high=0.28, max_length=32,
-    max_grad_norm=1.0, micro_tokens=4096)``.
-    """
-
-    kind: str  # a loss of `learn.loss.LOSSES`, or the name of an `own_loss`
-    beta: float  # weight of the KL term
-    clip_low: float
-    clip_high: float
-    max_length: int  # the completion budget in tokens, by which Dr. GRPO divides
-    max_grad_norm: float  # 0: gradients are not clipped
-    micro_tokens: int = 0  # the most tokens of a micro-batch; 0: no bound
-    truncate: Truncate | None = None  # the sampler's; the loss must use the same
-    importance_limit: float = 0.0  # largest weight of a token, see `update`; 0: no weights
-    own_loss: OwnLoss | None = None
-    masks_truncated: bool = False  # truncated completions take no part
-
-    @property
-    def loss(self) -> LossSettings:
-        """The settings of the loss."""
-        return LossSettings(self.kind, self.clip_low, self.clip_high, self.beta, self.own_loss)
-
-    @property
-    def batches(self) -> BatchSettings:
-        """How the step is cut. The weights are those of a loss of `learn.loss.LOSSES`."""
-        kind = self.own_loss.weights if self.own_loss else self.kind
-        return BatchSettings(kind, self.max_length, self.micro_tokens, self.masks_truncated)
-
-
-# Log-probabilities of each completion under the policy in the first pass over a rollout, by the
-# indices of its group and its sample.
-FirstPass = dict[tuple[int, int], Tensor]
-
-
-@dataclass(frozen=True)
 class _BackwardPass:
     """A micro-batch after its backward pass. The tensors stay on the device, without gradient."""
 
@@ -113,89 +265,6 @@ class _BackwardPass:
     loss: Tensor
     sums: dict[str, Tensor]  # see `step_loss`
     logp_RT: Tensor
-
-
-@dataclass(frozen=True)
-class _Figures:
-    """The figures of a whole step."""
-
-    loss: float
-    sums: dict[str, float]  # over its tokens: those of `step_loss`, and KL(sampler || trainer)
-    difference: float  # largest one of the sampler's and the trainer's log-probabilities, in nats
-    worst: list[dict[str, Any]]  # the three tokens that differ most
-
-
-@torch.enable_grad()  # the code of a user may have switched gradients off
-def update(
-    policy: Policy,
-    optimizer: Optimizer,
-    groups: Sequence[Group],
-    settings: UpdateSettings,
-    first_pass: FirstPass | None = None,
-) -> dict[str, Any]:
-    """Take one optimizer step on `groups`, whose advantages are filled in; return its metrics.
-
-    The metrics are described in docs/run-files.md. Micro-batches save memory and do not change the
-    gradient. Each of several ranks takes some of the completions; gradients and metrics are those
-    of all.
-
-    An `importance_limit` turns on truncated importance sampling
-    (https://fengyao.notion.site/off-policy-rl). Then the ratio of the loss is taken to the
-    trainer's policy p in the first pass over this rollout, instead of the sampler's policy q, from
-    which it differs by rounding; and each token is weighted by min(p / q, limit). `first_pass`
-    holds the log-probabilities of p: the first pass fills an empty one, later passes read it;
-    without one, this is the first pass.
-
-    The ratio of a demonstration is always taken to p, and so is that of gspo in half precision,
-    whose rounding alone would exceed the narrow clip bounds.
-
-    Raises FloatingPointError if the loss or the gradient is not finite, before the weights change;
-    and if a weight or a moment is not finite after the step, before anything is saved.
-    """
-    ranks = optimizer.ranks
-    known = {} if first_pass is None else first_pass
-
-    # Losses and log-probabilities stay on the device, so that the host can queue every micro-batch
-    # before it waits for the first.
-    def run() -> list[_BackwardPass]:
-        batches = micro_batches(
-            groups, settings.batches, device=policy.device, rank=ranks.rank, ranks=ranks.size
-        )
-        return [_backward(policy, optimizer, batch, settings, known) for batch in batches]
-
-    passes, grad_norm = optimizer.gradients(run, settings.max_grad_norm)
-    figures = _figures(passes)
-    if ranks.size > 1:
-        figures = _of_all_ranks(ranks, figures)
-
-    _refuse_bad_step(figures, grad_norm, policy.dtype)
-    optimizer.step(make_room=policy.free_decoder)
-    check_step(optimizer.tensors().values(), partial(named_tensors, policy, optimizer), ranks)
-
-    metrics = _metrics(figures, grad_norm, has_kl=settings.beta > 0)
-    return metrics | optimizer.loss_scale.metrics()
-
-
-def _metrics(figures: _Figures, grad_norm: float, *, has_kl: bool) -> dict[str, Any]:
-    """Return the figures of a step by the names of the metrics."""
-    means = {
-        "entropy": "entropy",
-        "clipped_low": "clip_ratio/low_mean",
-        "clipped_high": "clip_ratio/high_mean",
-        "sampler_kl": "parity/kl",
-    }
-    if has_kl:
-        means["kl"] = "kl"
-
-    sums = figures.sums
-    return {
-        "loss": figures.loss,
-        "grad_norm": grad_norm,
-        "sampling/sampling_logp_difference/max": figures.difference,
-        "parity/worst": figures.worst,
-        # Under ``truncated: mask`` all tokens of a step may be shown instead of sampled.
-        **{metric: sums[name] / sums["tokens"] for name, metric in means.items() if sums["tokens"]},
-    }
 
 
 def _backward(
@@ -245,32 +314,32 @@ def _backward(
         entropy_RT=entropy_RT,
         importance_RT=importance_RT,
     )
-    loss, sums = step_loss(inputs, settings.loss, batch.sampled_R)
+    loss, sums = step_loss(inputs, settings, batch.sampled_R)
     with low_precision_backward(policy.low_precision_backward):
         optimizer.backward(loss)
     return _BackwardPass(batch, loss.detach(), sums, logp_RT.detach())
 
 
-def _refuse_bad_step(figures: _Figures, grad_norm: float, dtype: torch.dtype) -> None:
-    """Raise FloatingPointError if the step must not be taken; no weight has changed yet."""
-    is_float16 = dtype == torch.float16
-    hint = "; numbers may be too large for float16: give --dtype bfloat16" if is_float16 else ""
-    for name, value in (("loss", figures.loss), ("gradient norm", grad_norm)):
-        if not math.isfinite(value):
-            raise FloatingPointError(f"the {name} is {value}{hint}")
+def _logprobs_of_first_pass(first_pass: FirstPass, batch: MicroBatch, logp_RT: Tensor) -> Tensor:
+    """Return the first pass's log-probabilities (R, T) of the batch's completions.
 
-
-def named_tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the tensors that an update changes, by name: the trained weights and their moments.
-
-    A weight has the model's name for it; of a moment, its kind follows in parentheses.
+    If this is the first pass, they are `logp_RT`, and `first_pass` remembers them.
     """
-    names = {id(weight): name for name, weight in policy.model.named_parameters()}
-    named = {}
-    for (number, kind), tensor in optimizer.tensors().items():
-        suffix = "" if kind == "weight" else f" ({kind})"
-        named[names[id(optimizer.weights[number])] + suffix] = tensor
-    return named
+    rows = [
+        first_pass.setdefault(name, row[: len(tokens)])
+        for name, row, tokens in zip(batch.row_ids, logp_RT, batch.completions)
+    ]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """The figures of a whole step."""
+
+    loss: float
+    sums: dict[str, float]  # over its tokens: those of `step_loss`, and KL(sampler || trainer)
+    difference: float  # largest one of the sampler's and the trainer's log-probabilities, in nats
+    worst: list[dict[str, Any]]  # the three tokens that differ most
 
 
 def _figures(passes: Sequence[_BackwardPass]) -> _Figures:
@@ -315,18 +384,6 @@ def _worst_three(tokens: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     return sorted(tokens, key=lambda token: -abs(token["sampler"] - token["trainer"]))[:3]
 
 
-def _logprobs_of_first_pass(first_pass: FirstPass, batch: MicroBatch, logp_RT: Tensor) -> Tensor:
-    """Return the first pass's log-probabilities (R, T) of the batch's completions.
-
-    If this is the first pass, they are `logp_RT`, and `first_pass` remembers them.
-    """
-    rows = [
-        first_pass.setdefault(name, row[: len(tokens)])
-        for name, row, tokens in zip(batch.row_ids, logp_RT, batch.completions)
-    ]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-
-
 def _worst_tokens(
     each: _BackwardPass, difference_RT: Tensor, is_sampled_RT: Tensor
 ) -> list[dict[str, Any]]:
@@ -354,3 +411,68 @@ def _worst_tokens(
             }
         )
     return tokens
+
+
+def _metrics(figures: _Figures, grad_norm: float, *, has_kl: bool) -> dict[str, Any]:
+    """Return the figures of a step by the names of the metrics."""
+    means = {
+        "entropy": "entropy",
+        "clipped_low": "clip_ratio/low_mean",
+        "clipped_high": "clip_ratio/high_mean",
+        "sampler_kl": "parity/kl",
+    }
+    if has_kl:
+        means["kl"] = "kl"
+
+    sums = figures.sums
+    return {
+        "loss": figures.loss,
+        "grad_norm": grad_norm,
+        "sampling/sampling_logp_difference/max": figures.difference,
+        "parity/worst": figures.worst,
+        # Under ``truncated: mask`` all tokens of a step may be shown instead of sampled.
+        **{metric: sums[name] / sums["tokens"] for name, metric in means.items() if sums["tokens"]},
+    }
+
+
+@torch.enable_grad()
+def imitate(
+    policy: Policy,
+    optimizer: Optimizer,
+    groups: Sequence[Group],
+    *,
+    micro_tokens: int,
+    max_grad_norm: float,
+) -> dict[str, Any]:
+    """Take one step towards the completions of `groups`, by the cross-entropy of their tokens.
+
+    This is the update for answers with advantage 1 and without the ratio. All tokens of the step
+    have the same weight, end tokens included. Returns "loss" (nats a token) and "grad_norm" (before
+    clipping). Each of several ranks takes some of the answers. Raises FloatingPointError if a
+    weight or a moment is not finite after the step.
+    """
+    ranks = optimizer.ranks
+    while True:
+        optimizer.clear()
+        losses = []
+        for batch in micro_batches(
+            groups,
+            "dapo",
+            max_length=0,
+            micro_tokens=micro_tokens,
+            device=policy.device,
+            rank=ranks.rank,
+            ranks=ranks.size,
+        ):
+            logp_RT, _ = completion_logprobs(policy, batch)
+            loss = -(batch.weights_R[:, None] * logp_RT).sum()
+            with low_precision_backward(policy.low_precision_backward):
+                optimizer.backward(loss)
+            losses.append(loss.detach())
+        grad_norm = optimizer.collect(max_grad_norm)
+        if not optimizer.must_repeat(grad_norm):
+            break
+
+    total = sum(ranks.gather([sum(loss.item() for loss in losses)]))
+    _take_step(policy, optimizer)
+    return {"loss": total, "grad_norm": grad_norm}

@@ -308,23 +308,14 @@ def _parts(
 
 
 def load_optimizer(folder: Path, optimizer: Any) -> None:
-    """Load the state that `save_optimizer` wrote into a `learn.optimizer.Optimizer`, bit for bit.
-
-    If the state of a weight is sharded over the ranks, only the rows of this rank are read.
-    """
+    """Load the state that `save_optimizer` wrote into an `Optimizer`, bit for bit."""
     saved = read_checked(folder / "optimizer.json", OptimizerFile)
     state: dict[int, dict[str, Any]] = {}
     for path in folder.glob("optimizer*.safetensors"):
         with safe_open(path, "pt") as file:
             for key in file.keys():
                 number, name = key.split("/", 1)
-                index = int(number)
-                stored = file.get_slice(key)
-
-                # A moment has the shape of its weight; a step count or a scale has another one.
-                is_moment = list(optimizer.weights[index].shape) == stored.get_shape()
-                value = stored[optimizer.rows(index)] if is_moment else file.get_tensor(key)
-                state.setdefault(index, {})[name] = value
+                state.setdefault(int(number), {})[name] = file.get_tensor(key)
 
     for key, value in saved["rest"].items():
         number, name = key.split("/", 1)

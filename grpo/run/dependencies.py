@@ -5,7 +5,7 @@ from typing import Any
 
 from grpo.config import ON_RESUME, Config
 from grpo.distributed import Ranks
-from grpo.learn.own_loss import OwnLoss
+from grpo.learn.loss import OwnLoss
 from grpo.run.folders import step_of
 from grpo.run.opening import OpenedRun
 from grpo.run.sources import (

@@ -152,8 +152,6 @@ class Saver:
         If host memory has no room for them, returns the originals and False.
         """
         live = {"weights": weights, "optimizer": optimizer}
-        if self.trainer.optimizer.is_sharded:
-            del live["optimizer"]  # already in host memory, where it was gathered
         try:
             return {"optimizer": optimizer, **self.memory.copy(live)}, True
         except MemoryError as error:

@@ -31,7 +31,7 @@ from data.files import kind_of, read_json
 from data.text import shortened
 from grpo.choices import FROM_PYTHON, SOURCES, program_of
 from grpo.config import Config
-from grpo.learn.own_loss import OwnLoss
+from grpo.learn.loss import OwnLoss
 from grpo.model import load
 from grpo.model.adapter import layers_of
 from grpo.model.gguf import is_gguf

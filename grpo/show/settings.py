@@ -100,12 +100,10 @@ def _update(config: Config, trainer: Trainer) -> str:
     line = "AdamW"
     if optimizer.masters[0] is not optimizer.weights[0]:
         line += ", float32 masters"
-    if optimizer.is_sharded:
-        line += ", sharded over the ranks"
 
     device = "GPU" if trainer.policy.device.type == "cuda" else "CPU"
     why = "as set" if config.micro_tokens else f"by the memory of the {device}"
-    line += f", micro-batches of {trainer.oom_retry.micro_tokens:,} tokens ({why})"
+    line += f", micro-batches of {trainer.update_memory.micro_tokens:,} tokens ({why})"
     if trainer.policy.gradient_checkpointing:
         line += ", gradient checkpointing"
     return line

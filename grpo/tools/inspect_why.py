@@ -14,7 +14,7 @@ from rich.text import Text
 
 from data.text import escape_control
 from grpo.choices import WEIGHT_WORDS, WEIGHTED_BY
-from grpo.learn.advantages import EPS, divisors, floats
+from grpo.learn.advantages import EPS, divisors
 from grpo.records import WHY, Group
 from grpo.run.reader import RunData
 from grpo.show.tables import DONE_TO, advantage_of
@@ -82,7 +82,7 @@ def advantage_in_words(
     # "batch" is over all groups that the step trained on.
     scale = config.get("scale", "group")
     trained = [each for each in groups if each.advantages] if scale == "batch" else [group]
-    (divisor, *_) = divisors(floats([each.rewards for each in trained]), scale=scale, eps=EPS)
+    (divisor, *_) = divisors([each.rewards for each in trained], scale=scale)
 
     digits = _enough_digits(advantage, rewards[sample], mean, divisor)
     difference = f"({rewards[sample]:.{digits}f} - {mean:.{digits}f})"

@@ -21,7 +21,7 @@ from data.errors import UserError
 from grpo.config import Config
 from grpo.config_file import load_config, require_trusted
 from grpo.group_metrics import first_tries
-from grpo.learn.batch import BatchSettings, micro_batches
+from grpo.learn.batch import micro_batches
 from grpo.learn.update import completion_logprobs
 from grpo.model.load import load_policy
 from grpo.records import Group
@@ -104,11 +104,8 @@ def token_figures(
         scores=[group.scores[sample]],
         advantages=[0.0],
     )
-    (batch,) = micro_batches(
-        [single],
-        BatchSettings("grpo", max_length=len(group.completions[sample].tokens)),
-        device=trainer.policy.device,
-    )
+    length = len(group.completions[sample].tokens)
+    (batch,) = micro_batches([single], "grpo", max_length=length, device=trainer.policy.device)
 
     with torch.no_grad():
         logp_RT, entropy_RT = completion_logprobs(trainer.policy, batch, trainer.sampler.truncate)

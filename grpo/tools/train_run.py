@@ -12,7 +12,7 @@ from typing import NamedTuple
 from data.errors import UserError
 from grpo.config import Config
 from grpo.distributed import SINGLE, Ranks
-from grpo.learn.own_loss import OwnLoss, load_loss
+from grpo.learn.loss import OwnLoss, load_loss
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.resolve import resolve_config

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from grpo.config import Config
 from grpo.curriculum.ladder import Ladder, LadderSettings
 from grpo.distributed import Ranks
+from grpo.learn.loss import OwnLoss
 from grpo.learn.optimizer import Optimizer, adamw, default_rate
-from grpo.learn.own_loss import OwnLoss
 from grpo.learn.update import UpdateSettings
 from grpo.model.context import text_config
 from grpo.model.memory import optimizer_bytes
@@ -94,16 +94,15 @@ def class_rule(config: Config) -> ClassRule:
 def build_optimizer(config: Config, policy: Policy, ranks: Ranks) -> Optimizer:
     """Return the optimizer of the policy's parameters."""
     assert config.learning_rate is not None, "the configuration is resolved"
-    make = adamw(config.learning_rate, config.weight_decay)
-    return Optimizer(policy.parameters, make, dtype=policy.dtype, ranks=ranks, shard=config.shard)
+    make = adamw(config.learning_rate)
+    return Optimizer(policy.parameters, make, dtype=policy.dtype, ranks=ranks)
 
 
-def reserved_bytes(config: Config, policy: Policy, ranks: Ranks) -> int:
+def reserved_bytes(policy: Policy) -> int:
     """Return the bytes that weights and optimizer state take on the device of this rank."""
     return policy.weight_bytes + optimizer_bytes(
         sum(p.numel() for p in policy.parameters),
         policy.parameters[0].element_size(),
-        ranks.size if config.shard else 1,
     )
 
 

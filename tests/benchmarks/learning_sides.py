@@ -298,7 +298,7 @@ def trl_config(job: Job):
 
     cuda = torch.cuda.is_available()
     low, high = CLIP[LOSS]
-    beta1, beta2 = adamw(job.rate, weight_decay=0.0).keywords["betas"]
+    beta1, beta2 = adamw(job.rate).keywords["betas"]
     micro = job.micro or job.batch
     vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": VLLM_MEMORY}
     return GRPOConfig(

@@ -6,10 +6,10 @@ from collections import Counter
 import pytest
 
 from data.foreign import ALPHABETS
-from grpo.pretrain import lessons
-from grpo.pretrain.batches import BYTES, STRANGE, Batches
-from grpo.pretrain.strange import RAW, StrangeWords, raw, raw_script
-from grpo.pretrain.tokenizer import RUNS, make_tokenizer
+from data.make import lessons
+from data.make.batches import BYTES, STRANGE, Batches
+from data.make.strange import RAW, StrangeWords, raw, raw_script
+from data.make.tokenizer import RUNS, make_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from align.words import normalise
 from data import foreign
+from data import make as pretrain
 from data.corpus import Document, documents_of, load_corpus
 from data.errors import UserError
 from data.foreign import KINDS, foreign_texts, generated
-from grpo import pretrain
 from tasks.base import foreign_of
 from tasks.registry import load_task
 from tasks.supply import problem_at

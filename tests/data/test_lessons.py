@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.corpus import documents_of, load_corpus
-from grpo.pretrain import lessons
-from grpo.pretrain.careless import careless_interleaving
-from grpo.pretrain.words import Words, altered
+from data.make import lessons
+from data.make.careless import careless_interleaving
+from data.make.words import Words, altered
 from tasks.interleave import interleaved
 
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}

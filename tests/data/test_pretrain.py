@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from grpo.pretrain import train as pretrain
-from grpo.pretrain.batches import FILL, LONG, SHORTEST, STRANGE_FILL, Batches
-from grpo.pretrain.muon import Muon, orthogonal
-from grpo.pretrain.step import Step, hidden_of, loss_of
-from grpo.pretrain.tokenizer import make_tokenizer
+from data.make import train as pretrain
+from data.make.batches import FILL, LONG, SHORTEST, STRANGE_FILL, Batches
+from data.make.muon import Muon, orthogonal
+from data.make.step import Step, hidden_of, loss_of
+from data.make.tokenizer import make_tokenizer
 
 SHAPE = ["--layers", "2", "--width", "32", "--inner", "48", "--heads", "2", "--kv-heads", "1"]
 VOCABULARY = 64

@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
 
 from data.errors import UserError  # noqa: E402
-from grpo.learn.batch import BatchSettings, micro_batches  # noqa: E402
+from grpo.learn.batch import micro_batches  # noqa: E402
 from grpo.learn.update import completion_logprobs  # noqa: E402
 from grpo.model.load import BUILTIN, load_policy  # noqa: E402
 from grpo.model.options import LoadOptions  # noqa: E402
@@ -278,7 +278,7 @@ def trained_logprobs(policy: Policy, prompts, completions) -> torch.Tensor:
         Group(i, problem, prompt, 1.0, answers, advantages=[1.0, -1.0, 0.5])
         for i, (prompt, answers) in enumerate(zip(prompts, completions, strict=True))
     ]
-    (batch,) = micro_batches(groups, BatchSettings("grpo", max_length=14), device=policy.device)
+    (batch,) = micro_batches(groups, "grpo", max_length=14, device=policy.device)
     logp_RT, _ = completion_logprobs(policy, batch)
     logp_RT.sum().backward()
     gradients = [parameter.grad for parameter in policy.parameters if parameter.grad is not None]

@@ -5,7 +5,7 @@ from functools import partial
 import torch
 
 from grpo.learn.optimizer import Optimizer
-from grpo.learn.update import UpdateSettings
+from grpo.learn.update import UpdateMemory, UpdateSettings
 from grpo.learn.update import update as update_by
 
 PROMPTS = [
@@ -25,9 +25,11 @@ HEATS = [
 SETTINGS = dict(beta=0.0, clip_low=0.2, clip_high=0.2, max_length=24, max_grad_norm=0.0)
 
 
-def update(policy, optimizer, groups, *, before=None, **settings):
-    """One update by settings given as keywords."""
-    return update_by(policy, optimizer, groups, UpdateSettings(**settings), before)
+def update(policy, optimizer, groups, *, micro_tokens=0, before=None, **settings):
+    """One update by settings given as keywords; `micro_tokens` of 0: one micro-batch."""
+    memory = UpdateMemory(policy)
+    memory.micro_tokens = micro_tokens
+    return update_by(policy, optimizer, groups, UpdateSettings(**settings), memory, before)
 
 
 def sgd(policy, rate):

@@ -9,7 +9,6 @@ import torch
 from forced import Forced, trainer_for, weights
 from tiny_models import loading
 
-from data.errors import UserError
 from grpo import trainer as trainer_module
 from grpo.learn.loss import LOSSES
 from grpo.model.load import load_policy
@@ -237,76 +236,8 @@ def test_repeated_problems_are_counted(tiny_policy):
     assert (second["problems/seen"], second["problems/repeated"]) == (6, 0.5)
 
 
-def test_one_of_several_ranks_does_not_repeat_what_the_others_have_ended(tiny_policy, monkeypatch):
-    """When gradients have been exchanged, the others are not in the same place any more."""
-    trainer = trainer_for(tiny_policy)
-
-    def hungry(policy, optimizer, groups, settings, before):
-        optimizer.has_exchanged = True  # as `collect` does with several ranks
-        raise torch.OutOfMemoryError("no room")
-
-    monkeypatch.setattr(trainer_module, "update", hungry)
-    with pytest.raises(UserError, match="out of memory while the ranks exchanged .* --resume"):
-        trainer.step()
-
-
-def test_out_of_memory_is_answered_step_by_step(tiny_policy, monkeypatch):
-    """By halves to single completions, without the decoder's memory, by checkpointing; an error."""
-    trainer = trainer_for(tiny_policy, micro_tokens=1000)
-    tried, freed, most = [], [], 500
-    monkeypatch.setattr(tiny_policy, "free_decoder", lambda: freed.append(1) or True)
-
-    def hungry(policy, optimizer, groups, settings, before):
-        tried.append((settings.micro_tokens, len(freed), policy.gradient_checkpointing))
-        if not policy.gradient_checkpointing or settings.micro_tokens > most:
-            raise torch.OutOfMemoryError("no room")
-        return plain_update(policy, optimizer, groups, settings, before)
-
-    plain_update = trainer_module.update
-    monkeypatch.setattr(trainer_module, "update", hungry)
-    report = trainer.step()
-    assert math.isfinite(report.metrics["loss"])
-
-    *halves, without_decoder, checkpointed, last = tried
-    sizes = [size for size, _, _ in halves]
-    single = sizes[-1]
-    assert sizes[:2] == [1000, 500] and sizes == sorted(sizes, reverse=True) and single < 200
-    assert {each[1:] for each in halves} == {(0, False)}
-    assert without_decoder == (single, 1, False)
-    assert checkpointed == (1000, 1, True)  # larger again
-    assert last == (500, 1, True)
-
-    same = " from now on (the gradient stays the same)"
-    events = [event for event in report.events if event.startswith("out of memory: ")]
-    assert events[0] == "out of memory: micro-batches of 500 tokens" + same
-    assert events[-3:] == [
-        "out of memory: the sampler's memory is freed before each update" + same,
-        "out of memory: gradient checkpointing, and micro-batches of 1,000 tokens" + same,
-        "out of memory: micro-batches of 500 tokens" + same,
-    ]
-
-    trainer.step()
-    assert tried[-1] == (500, 2, True) and tried[-2] == last
-
-    most = 0
-    with pytest.raises(
-        UserError, match="out of memory in the update of a single completion of .* tokens"
-    ):
-        trainer.step()
-
-
 def test_the_decoder_is_freed_if_there_is_one(tiny_policy):
     freed = []
     assert not tiny_policy.free_decoder()
     tiny_policy.decoder_cache["cuda"] = SimpleNamespace(free=lambda: freed.append(1))
     assert tiny_policy.free_decoder() and freed == [1]
-
-
-def test_without_a_decoder_there_is_nothing_to_free(tiny_policy):
-    trainer = trainer_for(tiny_policy, micro_tokens=40)
-    retry = trainer.oom_retry
-    retry._save_memory(50)
-    assert (retry.frees_decoder, tiny_policy.gradient_checkpointing) == (False, True)
-    assert retry.micro_tokens == 50  # no completion is cut
-    with pytest.raises(UserError, match="a single completion of 50 tokens"):
-        retry._save_memory(50)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from grpo.config import Config
 from grpo.curriculum.survey import SurveySettings, SurveySubject, survey
 from grpo.evaluate import Sampling, score_groups, summarise
-from grpo.learn.batch import BatchSettings, micro_batches
+from grpo.learn.batch import micro_batches
 from grpo.learn.loss import LOSSES
 from grpo.model.encoding import text_of
 from grpo.model.load import load_policy
@@ -50,8 +50,8 @@ def group_of(index, rows, prompt=(1, 2)):
 
 
 def batches(groups, kind="dapo", micro_tokens=0, masks_truncated=False, **ranks):
-    settings = BatchSettings(kind, 9, micro_tokens, masks_truncated)
-    return list(micro_batches(groups, settings, device=CPU, **ranks))
+    cut = {"micro_tokens": micro_tokens, "masks_truncated": masks_truncated}
+    return list(micro_batches(groups, kind, max_length=9, device=CPU, **cut, **ranks))
 
 
 def test_masked_completions_by_hand():

@@ -16,8 +16,8 @@ from data.errors import UserError
 from grpo import load_run
 from grpo.config import Config
 from grpo.curriculum.demonstrations import demonstrate, demonstration
-from grpo.learn.batch import BatchSettings, micro_batches
-from grpo.learn.credit import token_advantages
+from grpo.learn.advantages import token_advantages
+from grpo.learn.batch import micro_batches
 from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import completion_logprobs
 from grpo.model.load import load_policy
@@ -65,7 +65,7 @@ def group(policy, texts, problem=PROBLEM, action="skip", task=TASK):
 def right_logprob(policy, shown):
     """The log-probabilities of a completion's tokens under the policy, (T,)."""
     one = Group(0, PROBLEM, policy.encode(PROBLEM), 1.0, [shown], advantages=[1.0])
-    (batch,) = micro_batches([one], BatchSettings("dapo", max_length=24), device=policy.device)
+    (batch,) = micro_batches([one], "dapo", max_length=24, device=policy.device)
     with torch.no_grad():
         return completion_logprobs(policy, batch)[0][0]
 

@@ -22,8 +22,8 @@ from grpo.curriculum.warm_start import (
     right_answer,
     warm_start,
 )
-from grpo.learn.imitate import imitate
 from grpo.learn.optimizer import default_rate
+from grpo.learn.update import imitate
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group
 from grpo.run.preparation import wants_imitation

@@ -5,7 +5,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grpo.learn.batch import BatchSettings, micro_batches
+from grpo.learn.batch import micro_batches
 from grpo.records import Completion, Group
 from tasks.base import Problem
 
@@ -31,7 +31,8 @@ def group_of(index, prompt_length, lengths, temperature=1.0):
 
 
 def cut(groups, micro_tokens, kind="dapo", **ranks):
-    return list(micro_batches(groups, BatchSettings(kind, 30, micro_tokens), device=CPU, **ranks))
+    cut = {"micro_tokens": micro_tokens, **ranks}
+    return list(micro_batches(groups, kind, max_length=30, device=CPU, **cut))
 
 
 def test_tensors_by_hand():

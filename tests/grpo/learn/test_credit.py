@@ -15,9 +15,8 @@ from losses import step_loss
 from transformers import AutoTokenizer
 
 from grpo.distributed import Ranks
-from grpo.learn.advantages import SCALES, advantages
-from grpo.learn.batch import BatchSettings, micro_batches
-from grpo.learn.credit import token_advantages, token_ends, token_states
+from grpo.learn.advantages import SCALES, advantages, token_advantages, token_ends, token_states
+from grpo.learn.batch import micro_batches
 from grpo.model.encoding import plain_tokens
 from grpo.model.load import BUILTIN
 from grpo.model.policy import Policy
@@ -317,14 +316,10 @@ def test_each_token_has_its_own_in_the_tensors_however_they_are_cut():
         rows,
         advantages=[[1.0], [2.0, 3.0, 4.0], [5.0, 6.0]],
     )
-    (whole,) = micro_batches(
-        [group], BatchSettings("dapo", max_length=9), device=torch.device("cpu")
-    )
+    (whole,) = micro_batches([group], "dapo", max_length=9, device=torch.device("cpu"))
     assert whole.advantages.tolist() == [[1, 0, 0], [2, 3, 4], [5, 6, 0]]
     parts = list(
-        micro_batches(
-            [group], BatchSettings("dapo", micro_tokens=1, max_length=9), device=torch.device("cpu")
-        )
+        micro_batches([group], "dapo", micro_tokens=1, max_length=9, device=torch.device("cpu"))
     )
     assert [part.advantages.tolist() for part in parts] == [[[1]], [[2, 3, 4]], [[5, 6]]]
 

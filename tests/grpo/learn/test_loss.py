@@ -1,4 +1,4 @@
-"""Losses in float64 against direct enumeration, on the policy of `grpo.learn.enumeration`.
+"""Losses in float64 against direct enumeration, on the policy of `enumeration`.
 
 The oracle knows no tensors: it computes the objective from the papers' formulas with `math`, and
 its gradient by central differences.
@@ -10,11 +10,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from losses import policy_loss, step_loss
-
-from grpo.learn.enumeration import (
+from enumeration import (
     ADVANTAGES,
     ADVANTAGES_R,
     COMPLETIONS,
@@ -28,6 +24,10 @@ from grpo.learn.enumeration import (
     logprobs,
     probabilities,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from losses import policy_loss, step_loss
+
 from grpo.learn.loss import LOSSES, kl_k3, token_weights
 
 REFERENCE = [[0.0, 0.1, -0.3], [0.7, 0.4, 0.0], [0.5, 0.5, -0.2]]

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 from data.errors import UserError
-from grpo.learn.batch import BatchSettings, micro_batches
+from grpo.learn.batch import micro_batches
 from grpo.learn.update import completion_logprobs
 from grpo.model import prefix_cache
 from grpo.model.load import BUILTIN, load_policy
@@ -353,7 +353,7 @@ def test_the_fallback_learns_with_the_gradient_of_a_plain_forward(tmp_path):
         Group(i, Problem("any", 1, "", "", ""), prompt, 1.0, answers, advantages=[1.0, -1.0])
         for i, (prompt, answers) in enumerate(zip(ids, groups))
     ]
-    (batch,) = micro_batches(made, BatchSettings("grpo", max_length=6), device=policy.device)
+    (batch,) = micro_batches(made, "grpo", max_length=6, device=policy.device)
     logp_RT, _ = completion_logprobs(policy, batch)
     weights = torch.linspace(1, 2, logp_RT.numel()).view_as(logp_RT)
     (logp_RT * weights).sum().backward()

@@ -10,9 +10,8 @@ from losses import step_loss
 from transformers import AutoModelForCausalLM
 from updates import HEATS, loss_and_gradients
 
-from grpo.learn.batch import BatchSettings, micro_batches
-from grpo.learn.loss import LOSSES, token_weights
-from grpo.learn.own_loss import from_python
+from grpo.learn.batch import micro_batches
+from grpo.learn.loss import LOSSES, from_python, token_weights
 from grpo.learn.update import completion_logprobs
 from grpo.model.packed_attention import Packing
 from grpo.rollout.generate import generate
@@ -50,9 +49,7 @@ def plain_gradients(model, groups, kind):
 
 
 def check_logprobs(policy, plain, groups, atol):
-    (batch,) = micro_batches(
-        groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
-    )
+    (batch,) = micro_batches(groups, "dapo", max_length=24, device=torch.device("cpu"))
     rows = [(group, completion) for group in groups for completion in group.completions]
     for logp, (group, completion) in zip(completion_logprobs(policy, batch)[0], rows, strict=True):
         expected = plain_logprobs(plain, group, completion)
@@ -175,9 +172,7 @@ def test_gradients_of_advantages_of_tokens(tiny_policy, tiny_model, groups, floa
 
 
 def test_logprobs_are_the_samplers(tiny_policy, groups):
-    (batch,) = micro_batches(
-        groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
-    )
+    (batch,) = micro_batches(groups, "dapo", max_length=24, device=torch.device("cpu"))
     logp, entropy = completion_logprobs(tiny_policy, batch)
     assert (logp - batch.old_RT)[batch.mask_RT].abs().max() < 1e-5
     assert (logp[~batch.mask_RT] == 0).all() and (entropy[batch.mask_RT] > 0).all()
@@ -199,9 +194,7 @@ def test_every_completion_token_gets_its_gradient_and_no_other(tiny_policy, grou
         type("Watched", (torch.nn.Linear,), {"forward": watch}),
     )
     loss_and_gradients(tiny_policy, groups)
-    (batch,) = micro_batches(
-        groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
-    )
+    (batch,) = micro_batches(groups, "dapo", max_length=24, device=torch.device("cpu"))
     packing = tiny_policy.pack(batch.prompts, batch.completions)
     gradient_UV = torch.cat(seen[::-1])  # of the chunks, the last first
     rows = [
@@ -261,7 +254,9 @@ def test_micro_batches_change_neither_loss_nor_gradient(tiny_policy, groups, flo
             list(
                 micro_batches(
                     groups,
-                    BatchSettings("dapo", micro_tokens=micro_tokens, max_length=24),
+                    "dapo",
+                    micro_tokens=micro_tokens,
+                    max_length=24,
                     device="cpu",
                 )
             )
@@ -291,9 +286,7 @@ def test_truncated_logprobs_are_the_samplers(tiny_policy, groups, limits):
     )
     for group, completions in zip(groups, answers):
         group.completions = completions
-    (batch,) = micro_batches(
-        groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
-    )
+    (batch,) = micro_batches(groups, "dapo", max_length=24, device=torch.device("cpu"))
     with torch.no_grad():
         cut, whole = (
             completion_logprobs(tiny_policy, batch, truncate)[0],
@@ -304,9 +297,7 @@ def test_truncated_logprobs_are_the_samplers(tiny_policy, groups, limits):
 
 
 def test_padding_does_not_matter(tiny_policy, groups):
-    (batch,) = micro_batches(
-        groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
-    )
+    (batch,) = micro_batches(groups, "dapo", max_length=24, device=torch.device("cpu"))
     before, _ = completion_logprobs(tiny_policy, batch)
     batch.tokens_RT[~batch.mask_RT] = 77
     after, _ = completion_logprobs(tiny_policy, batch)

@@ -7,7 +7,7 @@ import torch
 from tiny_models import loading
 from updates import SETTINGS, loss_and_gradients, sgd, update
 
-from grpo.learn.batch import BatchSettings, micro_batches
+from grpo.learn.batch import micro_batches
 from grpo.learn.update import completion_logprobs
 from grpo.model.load import load_policy
 from grpo.model.matmul import has_fast_bf16_matmul
@@ -29,9 +29,7 @@ def test_low_precision_gradients_leave_the_log_probabilities_as_they_are(tiny_mo
     for dtype in ("float32", "auto"):
         policy = load_policy(str(tiny_model), device="cpu", options=loading(dtype=dtype))
         assert policy.low_precision_backward == (dtype == "auto")
-        (batch,) = micro_batches(
-            groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
-        )
+        (batch,) = micro_batches(groups, "dapo", max_length=24, device=torch.device("cpu"))
         results.append((completion_logprobs(policy, batch)[0], *loss_and_gradients(policy, groups)))
     (exact_logp, exact_loss, exact), (rough_logp, rough_loss, rough) = results
     assert torch.equal(exact_logp, rough_logp) and exact_loss == rough_loss

@@ -8,10 +8,11 @@ import torch
 from tiny_models import loading
 from updates import SETTINGS, loss_and_gradients, sgd, update
 
+import grpo.learn.optimizer as optimizer_module
 import grpo.learn.update as update_module
-from grpo.learn.batch import BatchSettings, micro_batches
-from grpo.learn.imitate import imitate
-from grpo.learn.update import completion_logprobs
+from data.errors import UserError
+from grpo.learn.batch import micro_batches
+from grpo.learn.update import UpdateMemory, UpdateSettings, completion_logprobs, imitate
 from grpo.model.load import load_policy
 from grpo.rollout.sampling import truncation
 
@@ -28,9 +29,7 @@ def test_the_reference_is_whole_where_sampling_is_cut(tiny_model, groups):
     """A reference that is cut as well would be no distribution beside the policy's."""
     policy = load_policy(str(tiny_model), device="cpu", options=loading(keep_reference=True))
     cut = truncation(top_k=20)
-    (batch,) = micro_batches(
-        groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
-    )
+    (batch,) = micro_batches(groups, "dapo", max_length=24, device=torch.device("cpu"))
     with torch.no_grad():
         logp_RT, _ = completion_logprobs(policy, batch, cut)
         whole_RT, _ = completion_logprobs(policy, batch)
@@ -47,9 +46,7 @@ def test_lora_trains_the_adapter_alone_and_its_reference_is_the_base(tiny_model,
     policy = load_policy(str(tiny_model), device="cpu", options=loading(lora_rank=4))
     frozen = {name: p.clone() for name, p in policy.model.named_parameters() if not p.requires_grad}
     assert all("lora_" in name for name, p in policy.model.named_parameters() if p.requires_grad)
-    (batch,) = micro_batches(
-        groups, BatchSettings("dapo", max_length=24), device=torch.device("cpu")
-    )
+    (batch,) = micro_batches(groups, "dapo", max_length=24, device=torch.device("cpu"))
     base, _ = completion_logprobs(policy, batch)  # a fresh adapter changes nothing
     update(policy, sgd(policy, 1.0), groups, kind="dapo", micro_tokens=0, **SETTINGS)
     update(policy, sgd(policy, 1.0), groups, kind="dapo", micro_tokens=0, **SETTINGS)
@@ -179,9 +176,7 @@ def test_the_host_asks_for_no_number_before_all_micro_batches_are_under_way(
             lambda self, *args, name=name, real=real: happened.append(name) or real(self, *args),
         )
     made = list(
-        micro_batches(
-            groups, BatchSettings("dapo", micro_tokens=60, max_length=24), device=tiny_policy.device
-        )
+        micro_batches(groups, "dapo", micro_tokens=60, max_length=24, device=tiny_policy.device)
     )
     monkeypatch.setattr(update_module, "micro_batches", lambda *_, **__: iter(made))
     update(tiny_policy, sgd(tiny_policy, 0.0), groups, kind="dapo", micro_tokens=60, **SETTINGS)
@@ -190,3 +185,102 @@ def test_the_host_asks_for_no_number_before_all_micro_batches_are_under_way(
         and happened[: len(made)] == ["backward"] * len(made)
         and "item" in happened[len(made) :]
     )
+
+
+@pytest.mark.parametrize("lora", [0, 4])
+def test_updates_and_imitation_survive_an_overflow(tiny_model, groups, monkeypatch, lora):
+    """The factor at first is so large that the first passes overflow; the result is the same."""
+    norms = []
+    for largest in (2.0**16, 2.0**40):
+        monkeypatch.setattr(optimizer_module, "LARGEST", largest)
+        options = loading(dtype="float16", lora_rank=lora)
+        policy = load_policy(str(tiny_model), device="cpu", options=options)
+        optimizer = sgd(policy, 0.0)
+        metrics = update(policy, optimizer, groups, kind="dapo", micro_tokens=60, **SETTINGS)
+        assert metrics["loss_scale"] == optimizer.loss_scale.factor
+        answers = [replace(group, advantages=[1.0] * len(group.completions)) for group in groups]
+        imitated = imitate(policy, optimizer, answers, micro_tokens=60, max_grad_norm=1.0)
+        norms.append((metrics["grad_norm"], imitated["grad_norm"]))
+        assert optimizer.loss_scale.factor < 2.0**40
+    assert norms[0] == pytest.approx(norms[1], rel=1e-2) and all(norm > 0 for norm in norms[0])
+
+
+def test_one_of_several_ranks_does_not_repeat_what_the_others_have_ended(
+    tiny_policy, groups, monkeypatch
+):
+    """When gradients have been exchanged, the others are not in the same place any more."""
+
+    def hungry(policy, optimizer, *others):
+        optimizer.has_exchanged = True  # as `collect` does with several ranks
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(update_module, "_try_update", hungry)
+    with pytest.raises(UserError, match="out of memory while the ranks exchanged .* --resume"):
+        update(tiny_policy, sgd(tiny_policy, 0.0), groups, kind="dapo", **SETTINGS)
+
+
+def test_out_of_memory_is_answered_step_by_step(tiny_policy, groups, monkeypatch):
+    """By halves to single completions, without the decoder's memory, by checkpointing; an error."""
+    memory, most, tried, freed = UpdateMemory(tiny_policy, 1000), 500, [], []
+    monkeypatch.setattr(tiny_policy, "free_decoder", lambda: freed.append(1) or True)
+    plain = update_module._try_update
+
+    def hungry(policy, optimizer, groups, settings, memory, first_pass):
+        tried.append((memory.micro_tokens, len(freed), policy.gradient_checkpointing))
+        if not policy.gradient_checkpointing or memory.micro_tokens > most:
+            raise torch.OutOfMemoryError("no room")
+        return plain(policy, optimizer, groups, settings, memory, first_pass)
+
+    monkeypatch.setattr(update_module, "_try_update", hungry)
+    settings = UpdateSettings("dapo", **SETTINGS)
+
+    def step():
+        return update_module.update(tiny_policy, sgd(tiny_policy, 0.0), groups, settings, memory)
+
+    assert math.isfinite(step()["loss"])
+    *halves, without_decoder, checkpointed, last = tried
+    sizes = [size for size, _, _ in halves]
+    single = sizes[-1]
+    assert sizes[:2] == [1000, 500] and sizes == sorted(sizes, reverse=True) and single < 200
+    assert {each[1:] for each in halves} == {(0, False)}
+    assert without_decoder == (single, 1, False)
+    assert checkpointed == (1000, 1, True)  # larger again
+    assert last == (500, 1, True)
+
+    same = " from now on (the gradient stays the same)"
+    notes = memory.take_notes()
+    assert notes[0] == "out of memory: micro-batches of 500 tokens" + same
+    assert notes[-3:] == [
+        "out of memory: the sampler's memory is freed before each update" + same,
+        "out of memory: gradient checkpointing, and micro-batches of 1,000 tokens" + same,
+        "out of memory: micro-batches of 500 tokens" + same,
+    ]
+
+    step()
+    assert tried[-1] == (500, 2, True) and tried[-2] == last and memory.take_notes() == []
+
+    most = 0
+    with pytest.raises(UserError, match="the update of a single completion of .* tokens"):
+        step()
+
+
+def test_without_a_decoder_there_is_nothing_to_free(tiny_policy, groups):
+    memory = UpdateMemory(tiny_policy, 1)
+    memory.save_more(groups)
+    assert not memory.frees_decoder and tiny_policy.gradient_checkpointing
+    assert memory.micro_tokens > 24  # no completion is cut
+
+
+def test_a_step_without_room_frees_the_decoders_memory(tiny_policy, groups, monkeypatch):
+    optimizer, freed = sgd(tiny_policy, 1.0), []
+    plain = optimizer.step
+
+    def step():
+        if not freed:
+            raise torch.OutOfMemoryError("no room")
+        plain()
+
+    optimizer.step = step
+    monkeypatch.setattr(tiny_policy, "free_decoder", lambda: freed.append(1) or True)
+    update(tiny_policy, optimizer, groups, kind="dapo", **SETTINGS)
+    assert freed == [1]

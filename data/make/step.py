@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from transformers import LlamaForCausalLM
 
-from grpo.pretrain.batches import LENGTHS
-from grpo.pretrain.muon import Muon
+from data.make.batches import LENGTHS
+from data.make.muon import Muon
 
 # Gradients are clipped to this norm.
 MAX_GRAD_NORM = 1.0

@@ -1,6 +1,6 @@
 """The enumeration test of a loss, on a policy so small that every completion can be listed.
 
-    from grpo.learn.enumeration import check_loss
+    from enumeration import check_loss
     from my_loss import loss
 
     def test_my_loss():
@@ -20,8 +20,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from grpo.learn.loss import LossInputs, LossSettings, step_loss, token_weights
-from grpo.learn.own_loss import from_python
+from grpo.learn.loss import LossInputs, LossSettings, from_python, step_loss, token_weights
 
 Table = Sequence[Sequence[float]]
 
@@ -49,7 +48,7 @@ def check_loss(
     clip_high: float = 0.2,
     is_policy_gradient: bool = True,
 ) -> None:
-    """Check a loss, which is one of `LOSSES` or a function as `grpo.learn.own_loss` describes.
+    """Check a loss, which is one of `LOSSES` or a function as `grpo.learn.loss` describes.
 
     1. On policy, with each completion weighted by its probability, its gradient is the exact
        gradient of the negative expected advantage. A loss that is meant to have another gradient,
@@ -63,7 +62,7 @@ def check_loss(
         settings, weights = LossSettings(loss, clip_low, clip_high), loss
     else:
         own = from_python(loss)
-        settings, weights = LossSettings(own.spec, clip_low, clip_high, own=own), own.weights
+        settings, weights = LossSettings(own.spec, clip_low, clip_high, own_loss=own), own.weights
 
     if is_policy_gradient:
         _check_policy_gradient(settings)

@@ -12,11 +12,11 @@ import numpy as np
 import torch
 from transformers import PreTrainedTokenizerFast
 
+from data.make.lessons import SHARES, Example, example
+from data.make.strange import RAW, StrangeWords
+from data.make.tokenizer import ASSISTANT, END, SPECIAL, USER
+from data.make.words import Words
 from data.strange import log_uniform
-from grpo.pretrain.lessons import SHARES, Example, example
-from grpo.pretrain.strange import RAW, StrangeWords
-from grpo.pretrain.tokenizer import ASSISTANT, END, SPECIAL, USER
-from grpo.pretrain.words import Words
 
 # The lengths of rows in tokens, and their shares of the batches.
 LENGTHS = {48: 0.15, 160: 0.19, 320: 0.16, 640: 0.16, 1280: 0.16, 3328: 0.18}

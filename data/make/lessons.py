@@ -1,7 +1,7 @@
 """The lessons of the embedded model: language, copying, lists, turns, interleaving, arithmetic.
 
 All texts come from the *training* split of the corpus, or are invented. Interleaving is shown by a
-careless demonstrator (`grpo.pretrain.careless`), so the model starts half-competent, with bad
+careless demonstrator (`data.make.careless`), so the model starts half-competent, with bad
 habits that reinforcement learning is to correct.
 
 Elsewhere in `grpo` no module names a task. This one imports two, because the embedded model is made
@@ -15,9 +15,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from data.make.careless import MAX_CAREFUL, careless_interleaving
+from data.make.words import Words
 from data.strange import log_uniform
-from grpo.pretrain.careless import MAX_CAREFUL, careless_interleaving
-from grpo.pretrain.words import Words
 from tasks.arithmetic import Arithmetic
 from tasks.interleave import PROMPT
 

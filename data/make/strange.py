@@ -7,8 +7,8 @@ learned, and no alphabet is shown.
 import random
 from collections.abc import Sequence
 
+from data.make.words import Words
 from data.strange import Maker, family, log_uniform, mingled, words_of
-from grpo.pretrain.words import Words
 
 # `chr(RAW + b)` stands for the byte b. These characters are for private use, so no text has them.
 RAW = 0xE000

@@ -1,7 +1,7 @@
-"""How the embedded model was made: `python -m grpo.pretrain --output data/base_model`.
+"""How the embedded model was made: `python -m data.make --output data/base_model`.
 
 It is a small Llama with a byte-level BPE. Both are made from the training split of our own corpus
-and from generated texts (`grpo.pretrain.lessons`), in minutes on one GPU.
+and from generated texts (`data.make.lessons`), in minutes on one GPU.
 
     words, careless, lessons   the texts, the demonstrator with bad habits, the lessons
     tokenizer, batches         the BPE, and rows of tokens
@@ -21,9 +21,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from grpo.pretrain.batches import Batches, accuracy_by_skill, serve
-from grpo.pretrain.step import Step
-from grpo.pretrain.tokenizer import END, PAD, make_tokenizer
+from data.make.batches import Batches, accuracy_by_skill, serve
+from data.make.step import Step
+from data.make.tokenizer import END, PAD, make_tokenizer
 
 # Steps over which the learning rate rises linearly.
 WARMUP = 100
@@ -174,7 +174,7 @@ def save(
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """Return the flags."""
     parser = argparse.ArgumentParser(
-        prog="python -m grpo.pretrain", description="Make the embedded model."
+        prog="python -m data.make", description="Make the embedded model."
     )
     parser.add_argument("--output", default="data/base_model")
     parser.add_argument("--layers", type=int, default=12)

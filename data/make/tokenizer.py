@@ -7,8 +7,8 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import PreTrainedTokenizerFast
 
 from data.corpus import documents_of, load_corpus
-from grpo.pretrain.lessons import SHARES, example
-from grpo.pretrain.words import Words
+from data.make.lessons import SHARES, example
+from data.make.words import Words
 
 SPECIAL = ["<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"]
 PAD, USER, ASSISTANT, END = range(4)
