@@ -41,8 +41,7 @@ from grpo.tools.evaluation.figures import load_run_policy
 from grpo.tools.report.page import write_report
 from grpo.tools.train import only_rank0_prints
 from grpo.tools.train_run import FromPython, build_trainer, load_parts, start_run
-from grpo.trainer import Trainer
-from grpo.training.callbacks import Callback
+from grpo.trainer import Callback, Trainer
 from tasks.base import notes_of
 from tasks.registry import REWARD_FILE
 from tasks.rows import RowOptions, Rows
@@ -299,7 +298,7 @@ def _check_generation(prompts: Any, max_new_tokens: Any, temperature: Any, top_p
 class TrainedRun(RunData):
     """A run that `train` made: its data (see `grpo.run.reader`) and its policy.
 
-    `status` is the exit status of `train.py`: 3 if the run failed (`grpo.verdict.FAILED`) or was
+    `status` is the exit status of `train.py`: 3 if the run failed (`grpo.ending.FAILED`) or was
     stopped because it learned nothing, else 0.
     """
 

@@ -16,13 +16,22 @@ import yaml
 
 from data.errors import UserError
 from data.files import write_whole
-from grpo.choices import LOSSES, MAX_DRAFTED, MAX_SHOTS, SOURCES, TRACKERS, is_draft_mode, is_loss
+from grpo.choices import (
+    LOSSES,
+    MAX_DRAFTED,
+    MAX_SHOTS,
+    PROMOTE_AT,
+    SOURCES,
+    TRACKERS,
+    is_draft_mode,
+    is_loss,
+)
 from grpo.config_table import Settings
-from grpo.curriculum.ladder import PROMOTE_AT, problems_needed, ramp_to
 from grpo.model.options import AdapterSettings, LoadOptions
 from grpo.model.prompts import PromptFormat, format_of, template_arguments
+from grpo.statistics import problems_needed
 from tasks.base import Task
-from tasks.supply import fixed_size, parse_levels
+from tasks.supply import fixed_size, parse_levels, ramp_to
 
 # How far below and above 1 the ratio is clipped, according to each loss's paper. Other losses have
 # 0.2 and 0.2.

@@ -13,6 +13,7 @@ from grpo.choices import (
     CREDITS,
     LOSSES,
     PREFLIGHTS,
+    PROMOTE_AT,
     PROMOTIONS,
     QUANTISED,
     SCALES,
@@ -22,7 +23,6 @@ from grpo.choices import (
     TRUNCATED,
     WARM_STARTS,
 )
-from grpo.curriculum.ladder import PROMOTE_AT
 from tasks.supply import LADDER
 
 # Groups of settings, in the order of --help-all.

@@ -139,6 +139,11 @@ def truncated_share(groups: Sequence[Group]) -> float:
     return fmean(each.is_truncated for each in completions if not each.is_demonstration)
 
 
+def first_tries(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups of first tries, without those that were sampled again."""
+    return [group for group in groups if group.attempt == 0]
+
+
 def sampled_groups(groups: Sequence[Group]) -> list[Group]:
     """Return the groups that the policy sampled, without copies that show an answer."""
     return [group for group in groups if not group.has_demonstration]

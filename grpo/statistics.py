@@ -25,6 +25,12 @@ TAIL = 0.025  # probability that an interval misses on either side
 DRAWS = 10_000  # of weights; their noise moves an end by about 1 % of the interval's width
 BLOCKS = 10  # of draws, made one after the other to limit memory
 
+# How far below the mark the mean's 95 % interval may begin. With any distribution of scores, a
+# policy whose true mean is below the mark by more than this passes at most one test in 40. It is
+# also how close to the mark the training mean must be before a validation check is made, because
+# that mean is noisy and lags.
+MARGIN = 0.05
+
 
 class Interval(NamedTuple):
     """A 95 % confidence interval, e.g. ``Interval(0.944, 1.0)`` for 64 right answers of 64."""
@@ -99,6 +105,16 @@ def least_n(floor: float) -> int:
     assert floor < 1
 
     return 1 if floor <= TAIL else math.ceil(math.log(TAIL) / math.log(floor))
+
+
+def reaches_mark(mean: float, low: float, mark: float) -> bool:
+    """Return whether a mean whose 95 % interval begins at `low` is evidence that `mark` is met."""
+    return mean >= mark and low >= mark - MARGIN
+
+
+def problems_needed(mark: float) -> int:
+    """Return how many problems it takes to show that `mark` is met, if all of them are solved."""
+    return least_n(mark - MARGIN)
 
 
 def _lowest_rate(right: int, n: int, tail: float) -> float:

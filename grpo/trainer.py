@@ -10,52 +10,359 @@ The file is longer than 400 lines, because what a checkpoint saves of the traine
 `restore`) stands beside the attributes that it saves.
 """
 
-from collections import Counter
+import ctypes
+import dataclasses
+import inspect
+import random
+import sys
+import time
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property, partial
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
+from data.errors import UserError
+from data.text import is_encodable, shown
 from grpo.config import Config
-from grpo.curriculum.demonstrations import demonstrate
-from grpo.curriculum.warm_start import WarmStart, most_updates, warm_start
+from grpo.curriculum import (
+    Ladder,
+    LadderSettings,
+    WarmStart,
+    demonstrate,
+    most_updates,
+    right_answer,
+    warm_start,
+)
 from grpo.distributed import SINGLE, Ranks
-from grpo.early_stop import EarlyStop
-from grpo.evaluate import score_groups
-from grpo.group_metrics import first_tries
+from grpo.ending import EarlyStop
+from grpo.evaluate import score_groups, turns_of
 from grpo.learn.advantages import advantages, token_advantages
-from grpo.learn.loss import load_loss
-from grpo.learn.optimizer import lr_factor
-from grpo.learn.update import PARITY, FirstPass, UpdateMemory, imitate, update
+from grpo.learn.loss import OwnLoss, load_loss
+from grpo.learn.optimizer import Optimizer, adamw, default_rate, lr_factor
+from grpo.learn.update import PARITY, FirstPass, UpdateMemory, UpdateSettings, imitate, update
+from grpo.model.context import text_config
+from grpo.model.memory import optimizer_bytes
 from grpo.model.policy import Policy
-from grpo.records import Group, StepReport, truncated_share
+from grpo.records import Group, StepReport, StepSummary, first_tries, truncated_share
+from grpo.rollout.generate import generate
 from grpo.rollout.memory import rollout_memory
-from grpo.training.build import (
-    Parts,
-    build_curriculum,
-    build_monitor,
-    build_optimizer,
-    reserved_bytes,
-    update_settings,
+from grpo.rollout.request import RolloutRequest
+from grpo.rollout.sampling import sample_key, truncation
+from grpo.rollout.speculative import AcceptanceModel
+from grpo.stream import Indexed, ProblemStream
+from grpo.variance import COLLAPSED, ClassRule, VarianceMonitor, VarianceSettings
+from tasks.base import (
+    COMPONENT,
+    Problem,
+    Score,
+    Task,
+    calling,
+    compares,
+    credits_of,
+    draft_of,
+    drafts_leave_data,
 )
-from grpo.training.callbacks import run_callback
-from grpo.training.control import apply_control
-from grpo.training.host_memory import keep_freed_memory
-from grpo.training.imitation import draw_answers, has_right_targets, no_answers
-from grpo.training.metrics import (
-    StepTimer,
-    length_metrics,
-    reward_metrics,
-    speed_metrics,
-    step_summary,
-)
-from grpo.training.problems import Indexed, ProblemStream
-from grpo.training.sampler import GroupRequest, GroupSampler
-from tasks.base import credits_of
-from tasks.scoring import range_of
+from tasks.scoring import range_of, scores_of
 from tasks.supply import Supply
+from tasks.user_code import process_unchanged
+
+# Its result is ignored. Numbers that it adds to the report's metrics are stored with them.
+Callback = Callable[[StepReport], Any]
+
+
+def run_callback(callback: Callback, report: StepReport) -> None:
+    """Call `callback` with the report of a step.
+
+    Raises UserError if it is a coroutine function, if it raises, if it changes the process
+    (`process_unchanged`), if it adds a metric that is not a number, or if it changes what the run
+    stores: a metric that was there before, an event, or the groups with their scores and
+    advantages.
+    """
+    where = f"callback {getattr(callback, '__name__', type(callback).__name__)}"
+    if inspect.iscoroutinefunction(callback):
+        raise UserError(f"{where}: is async, and nothing would wait for it; give a plain function")
+
+    before = dict(report.metrics)
+    events, groups = list(report.events), list(report.groups)
+    parts = [_parts(group) for group in groups]
+    with process_unchanged(where), calling(f"{where}, step {report.step}"):
+        callback(report)
+
+    for name, value in report.metrics.items():
+        if not isinstance(name, str) or not is_encodable(name):
+            raise UserError(f"{where}: it has added a metric named {name!a}; give a text")
+        if name not in before:
+            plain = value.tolist() if hasattr(value, "tolist") else value  # of NumPy or PyTorch
+            if type(plain) not in (int, float):
+                raise UserError(f"{where}: its metric {name} is {shown(value)}; give a number")
+            report.metrics[name] = plain
+    for name, value in before.items():
+        if name not in report.metrics or report.metrics[name] is not value:
+            raise UserError(f"{where}: it has changed the metric {name}; add one of another name")
+    if list(map(id, report.groups)) != list(map(id, groups)):
+        raise UserError(f"{where}: it has changed the list of groups; make a copy")
+    if report.events != events:
+        raise UserError(f"{where}: it has changed the events; make a copy")
+    if [_parts(group) for group in groups] != parts:
+        raise UserError(f"{where}: it has changed a group; make a copy")
+
+
+def _parts(group: Group) -> tuple[Any, ...]:
+    """Return what a group holds, as it was: its records cannot be changed, its lists can."""
+    return (*map(list, (group.completions, group.scores, group.advantages)), group.action)
+
+
+# The learning rate of the embedded model, all weights (runs/LOG.md, 2026-11-22: "a new base").
+BUILTIN_RATE = 2e-4
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What a trainer is made of, besides configuration and policy, e.g. ``Parts(Interleave())``.
+
+    Without a `supply`, problems come from the task's stream or fixed set, as `problems` of the
+    configuration says, and never from its `dataset`. Without an `own_loss`, `loss` of the
+    configuration names the loss. The `callbacks` are called after each step, in order, on rank 0
+    alone.
+    """
+
+    task: Task
+    supply: Supply | None = None
+    own_loss: OwnLoss | None = None
+    callbacks: Sequence[Callback] = ()
+
+
+def with_learning_rate(config: Config, policy: Policy) -> Config:
+    """Fill in the learning rate if none was asked for: it depends on the size of the model."""
+    if config.learning_rate is not None:
+        return config
+    if config.model == "builtin" and not config.lora_rank:
+        rate = BUILTIN_RATE
+    else:
+        rate = default_rate(text_config(policy.causal.config).hidden_size, is_lora=policy.is_lora)
+    return dataclasses.replace(config, learning_rate=rate)
+
+
+def build_curriculum(config: Config, levels: list[int]) -> Ladder:
+    """Return a ladder of `levels` with the rules of the configuration."""
+    return Ladder(levels, ladder_settings(config))
+
+
+def ladder_settings(config: Config) -> LadderSettings:
+    """Return the rules of the configuration's ladder."""
+    promote_by, promote_at = config.promotion
+    return LadderSettings(
+        promote_by=promote_by,
+        promote_at=promote_at,
+        window=config.promote_window,
+        promote_every=config.promote_every,
+        replay=config.replay,
+    )
+
+
+def build_monitor(config: Config) -> VarianceMonitor:
+    """Return the variance monitor."""
+    return VarianceMonitor(variance_settings(config))
+
+
+def variance_settings(config: Config) -> VarianceSettings:
+    """Return how the configuration treats groups without variance."""
+    return VarianceSettings(
+        on_degenerate=config.on_degenerate,
+        temperature=config.temperature,
+        rule=class_rule(config),
+        retries=config.retries,
+        temperature_factor=config.temperature_factor,
+        temperature_ceiling=config.temperature_ceiling,
+    )
+
+
+def class_rule(config: Config) -> ClassRule:
+    """Return which groups carry a gradient under the configuration."""
+    return ClassRule(
+        masks_truncated=config.truncated == "mask",
+        credits_tokens=config.credit == "alignment",
+    )
+
+
+def build_optimizer(config: Config, policy: Policy, ranks: Ranks) -> Optimizer:
+    """Return the optimizer of the policy's parameters."""
+    assert config.learning_rate is not None, "the configuration is resolved"
+    make = adamw(config.learning_rate)
+    return Optimizer(policy.parameters, make, dtype=policy.dtype, ranks=ranks)
+
+
+def reserved_bytes(policy: Policy) -> int:
+    """Return the bytes that weights and optimizer state take on the device of this rank."""
+    return policy.weight_bytes + optimizer_bytes(
+        sum(p.numel() for p in policy.parameters),
+        policy.parameters[0].element_size(),
+    )
+
+
+def update_settings(
+    config: Config, *, max_length: int, truncate: Callable | None, own_loss: OwnLoss | None = None
+) -> UpdateSettings:
+    """Return the settings of an update; dr_grpo divides by `max_length` tokens."""
+    clip_low, clip_high = config.clips
+    return UpdateSettings(
+        kind=config.loss,
+        beta=config.beta,
+        clip_low=clip_low,
+        clip_high=clip_high,
+        max_length=max_length,
+        max_grad_norm=config.max_grad_norm,
+        truncate=truncate,
+        importance_limit=config.importance_limit,
+        own_loss=own_loss,
+        masks_truncated=config.truncated == "mask",
+    )
+
+
+@dataclass(frozen=True)
+class GroupRequest:
+    """A group to be sampled: its problem, the problem's index in the stream, and a temperature."""
+
+    index: int
+    problem: Problem
+    temperature: float
+
+
+class GroupSampler:
+    """Samples a group of completions for each problem.
+
+    `truncate` is the truncation by top-k and top-p, which the loss shares. `draft` is the task's
+    guess at completions, None if it has none; `acceptance` decides how much is drafted.
+    """
+
+    def __init__(self, config: Config, task: Task, policy: Policy, stream: ProblemStream):
+        self.config = config
+        self.task = task
+        self.policy = policy
+        self.stream = stream
+        self.truncate = truncation(config.top_k, config.top_p)
+        self.draft = draft_of(task)
+        self.acceptance = AcceptanceModel(config.draft)
+
+    def sample(self, step: int, requests: Sequence[GroupRequest], attempt: int) -> list[Group]:
+        """Return an unscored group for each request. `attempt` counts the tries, from 0."""
+        if not requests:
+            return []
+
+        problems = [request.problem for request in requests]
+        prompts = [self.policy.encode(problem) for problem in problems]
+
+        with drafts_leave_data(self.task, problems):
+            rollout = RolloutRequest(
+                prompts,
+                keys=[self._keys(step, request.index, attempt) for request in requests],
+                temperatures=[request.temperature for request in requests],
+                budgets=[
+                    self.stream.budget(prompt, problem)
+                    for prompt, problem in zip(prompts, problems)
+                ],
+                truncate=self.truncate,
+                guesses=[self.draft(problem) for problem in problems] if self.draft else None,
+            )
+            completions = generate(self.policy, rollout, self.acceptance)
+        return [
+            Group(
+                request.index,
+                request.problem,
+                prompt,
+                request.temperature,
+                answers,
+                attempt,
+                shots=self.policy.shots(request.problem),
+                opened=self.policy.opened(request.problem),
+            )
+            for request, prompt, answers in zip(requests, prompts, completions)
+        ]
+
+    def _keys(self, step: int, index: int, attempt: int) -> list[int]:
+        """Return a key for each completion of a group: its random numbers follow from that."""
+        return [
+            sample_key(self.config.seed, step, index, sample, attempt)
+            for sample in range(self.config.group_size)
+        ]
+
+
+class StepTimer:
+    """The seconds that each part of a step takes."""
+
+    def __init__(self) -> None:
+        self.start = self.last = time.perf_counter()
+        self.laps: dict[str, float] = defaultdict(float)
+
+    def lap(self, name: str) -> None:
+        """Add the time since the last lap to the part `name`."""
+        now = time.perf_counter()
+        self.laps[name] += now - self.last
+        self.last = now
+
+    def total(self) -> float:
+        """Return the time since the start."""
+        return time.perf_counter() - self.start
+
+    def metrics(self) -> dict[str, float]:
+        """Return the time of each part."""
+        return {f"time/{name}": seconds for name, seconds in self.laps.items()}
+
+
+def reward_metrics(first: Sequence[Group]) -> dict[str, float]:
+    """Return means over the completions of first tries, and the rewards' standard deviation."""
+    scores = [score for group in first for score in group.scores]
+    return {
+        "reward": fmean(score.reward for score in scores),
+        "reward_std": stdev(score.reward for score in scores) if len(scores) > 1 else 0.0,
+        "value": fmean(score.value for score in scores),
+        "exact": fmean(score.exact for score in scores),
+        **component_metrics(scores),
+    }
+
+
+def component_metrics(scores: Sequence[Score]) -> dict[str, float]:
+    """Return the mean of each component of the reward: the parts that are called "reward/...".
+
+    A completion without a component counts as 0.
+    """
+    names = {name for score in scores for name in score.parts if name.startswith(COMPONENT)}
+    return {name: fmean(score.parts.get(name, 0.0) for score in scores) for name in sorted(names)}
+
+
+def length_metrics(first: Sequence[Group]) -> dict[str, float]:
+    """Return the mean length in tokens and the share of truncated completions, of first tries."""
+    completions = [completion for group in first for completion in group.completions]
+    return {
+        "completions/mean_length": fmean(len(completion.tokens) for completion in completions),
+        "completions/clipped_ratio": truncated_share(first),
+    }
+
+
+def speed_metrics(tokens: int, tokens_so_far: int, seconds: float) -> dict[str, Any]:
+    """Return the tokens sampled and the time of a step."""
+    return {
+        "num_tokens": tokens_so_far,
+        "tokens_per_second": tokens / seconds,
+        "step_time": seconds,
+    }
+
+
+def step_summary(step: int, groups: Sequence[Group]) -> StepSummary:
+    """Return the step as the curriculum sees it: its first tries."""
+    values: dict[int, list[float]] = defaultdict(list)
+    collapsed: dict[int, list[bool]] = defaultdict(list)
+    # What a group is shown, it can learn from. Under `resample` only its last try says so.
+    shown = {group.index for group in groups if group.action == "demonstrate"}
+    for group in first_tries(groups):
+        level = group.problem.level
+        values[level].append(fmean(score.value for score in group.scores))
+        collapsed[level].append(group.class_name in COLLAPSED and group.index not in shown)
+    return StepSummary(step, dict(values), dict(collapsed))
+
 
 MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for one step
 
@@ -64,7 +371,7 @@ class Trainer:
     """Owns everything that changes during a run; `step` makes one step and reports it.
 
     Every rank holds an identical trainer. `config` is resolved (`grpo.resolve`,
-    `grpo.training.build.with_learning_rate`); `grpo.make_trainer` does that.
+    `with_learning_rate`); `grpo.make_trainer` does that.
     """
 
     def __init__(self, config: Config, parts: Parts, policy: Policy, ranks: Ranks = SINGLE):
@@ -487,3 +794,79 @@ class Trainer:
         self.sampler.acceptance.load_state_dict(state["drafting"])
         if state["imitation"]:
             self.imitation = WarmStart(**state["imitation"])
+
+
+def has_right_targets(stream: ProblemStream, level: int) -> bool:
+    """Return whether the next problem has a target, and it is scored as right.
+
+    A task with continuous rewards may have targets that are no better than other texts, and rows of
+    the user's own have none. One that compares completions does not say what a target alone earns.
+    """
+    _, problem = stream.at(stream.next_index, level)
+    if not problem.target.strip() or compares(stream.task):
+        return False
+    turns = turns_of(stream.task, stream.policy.opened(problem), [problem.target])
+    (score,) = scores_of(stream.task, problem, turns)
+    return score.exact
+
+
+def no_answers(setting: str, task: str, remedy: str) -> UserError:
+    """Return the error of a `setting` that needs right answers, for a task whose targets are not.
+
+    The `remedy` says what is done with them, and what to do instead.
+    """
+    return UserError(
+        f"{setting}: task {task} does not score the target of its problems as right, so there is "
+        f"nothing to {remedy}"
+    )
+
+
+def draw_answers(stream: ProblemStream, level: int, size: int) -> list[Group]:
+    """Return the right answers of the next `size` problems, which then count as seen."""
+    groups: list[Group] = []
+    while len(groups) < size:
+        index, problem = stream.at(stream.next_index, level)
+        groups.append(right_answer(stream.policy, stream.task, index, problem))
+        stream.mark_seen([(index, problem)])
+    return groups
+
+
+def apply_control(
+    groups: Sequence[Group], control: str, key: str, reward_range: tuple[float, float] | None
+) -> None:
+    """Remove the information from the rewards of `groups`, in place.
+
+    "shuffled-rewards" permutes the rewards over all completions, with a generator seeded by `key`.
+    "constant-reward" replaces each by the middle of the `reward_range`, or by 0.5 if that is
+    unknown. "none" is an ordinary run and changes nothing. Scores keep their values and parts.
+    """
+    if control == "none":
+        return
+
+    rewards = [score.reward for group in groups for score in group.scores]
+    if control == "shuffled-rewards":
+        random.Random(f"control/{key}").shuffle(rewards)
+    else:
+        assert control == "constant-reward"
+        rewards = [fmean(reward_range or (0.0, 1.0))] * len(rewards)
+
+    remaining = iter(rewards)
+    for group in groups:
+        group.scores = [replace(score, reward=next(remaining)) for score in group.scores]
+
+
+# Parameters of mallopt, from glibc's malloc.h.
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
+
+
+def keep_freed_memory() -> None:
+    """Let glibc keep up to 2 GB of freed memory.
+
+    By default it returns large arrays to the system, which zeroes their pages when they are
+    allocated again. That takes a tenth of an update.
+    """
+    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
+    if libc is not None and hasattr(libc, "mallopt"):
+        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
+        libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)

@@ -15,15 +15,16 @@ docs/degenerate-groups.md describes all of this for users.
 """
 
 import math
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from grpo.group_metrics import first_tries, group_metrics
 from grpo.learn.advantages import advantages
-from grpo.records import CLASSES, Action, Group, GroupClass, truncated_share
+from grpo.records import CLASSES, Action, Group, GroupClass, first_tries, truncated_share
 from tasks.base import Score
 
 DEGENERATE: tuple[GroupClass, ...] = CLASSES[1:]
@@ -508,3 +509,66 @@ def _trap_figures(scores: Sequence[Score]) -> dict[str, TrapFigures]:
 def _wasted(groups: Sequence[Group]) -> int:
     """Return the tokens of the groups that were not learned from."""
     return sum(group.tokens for group in groups if group.action not in ("keep", "demonstrate"))
+
+
+# Upper bounds of the histogram's bins. The first bin holds only 0.
+BOUNDS = (0, 0.01, 0.03, 0.1, 0.3)
+
+
+def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
+    """Return the metrics of a step's `groups` (every try), under their names in metrics.jsonl."""
+    first = first_tries(groups)
+    completions = sum(len(group.scores) for group in first)
+
+    actions = Counter(group.action for group in groups)
+    classes = Counter(group.class_name for group in first)
+    traps = Counter(
+        trap for group in first for score in group.scores if (trap := score.parts.get("trap"))
+    )
+
+    return {
+        "frac_reward_zero_std": fmean(max(group.rewards) == min(group.rewards) for group in first),
+        "group_std": fmean(group.reward_std for group in first),
+        "group_std/hist": histogram([group.reward_std for group in first]),
+        "distinct_completions": fmean(len(set(group.texts)) for group in first),
+        "groups/count": len(first),
+        "groups/kept": actions["keep"],
+        "groups/resampled": actions["resample"],
+        "groups/skipped": actions["skip"],
+        "groups/demonstrated": actions["demonstrate"],
+        **{f"groups/class/{name}": classes[name] for name in CLASSES},
+        "groups/trapped": sum(group.trap is not None for group in first),
+        **{f"traps/{name}": count / completions for name, count in traps.most_common()},
+        "levels": by_level(first),
+    }
+
+
+def histogram(stds: Sequence[float]) -> dict[str, int]:
+    """Return how many of the standard deviations `stds` lie in each bin.
+
+    >>> histogram([0.0, 0.01, 0.02, 0.5])
+    {'0': 1, '0-0.01': 1, '0.01-0.03': 1, '0.03-0.1': 0, '0.1-0.3': 0, '>0.3': 1}
+    """
+    names = ["0", *(f"{low:g}-{high:g}" for low, high in pairwise(BOUNDS)), f">{BOUNDS[-1]:g}"]
+    counts = Counter(bisect_left(BOUNDS, std) for std in stds)
+    return {name: counts[number] for number, name in enumerate(names)}
+
+
+def by_level(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
+    """Return the metrics of each level: number of groups, mean score, mean standard deviation of
+    reward, and the number of groups in each class and in each trap.
+    """
+    levels: dict[int, list[Group]] = {}
+    for group in groups:
+        levels.setdefault(group.problem.level, []).append(group)
+
+    return {
+        str(level): {
+            "groups": len(members),
+            "value": fmean(score.value for group in members for score in group.scores),
+            "group_std": fmean(group.reward_std for group in members),
+            "class": dict(Counter(group.class_name for group in members)),
+            "trap": dict(Counter(group.trap for group in members if group.trap)),
+        }
+        for level, members in sorted(levels.items())
+    }

@@ -47,6 +47,15 @@ def parse_levels(text: str, flag: str, *, must_rise: bool = False) -> list[int]:
     return levels
 
 
+def ramp_to(level: int) -> list[int]:
+    """Return the levels of the built-in ladder below `level`, and `level` itself.
+
+    >>> ramp_to(40)
+    [10, 25, 40]
+    """
+    return [easier for easier in LADDER if easier < level] + [level]
+
+
 def problem_at(task: Task, *, seed: int, split: str, level: int, index: int) -> Problem:
     """Return problem `index` of a stream: a pure function of the task's name and the arguments.
 

@@ -1,29 +1,15 @@
 """The end of a run: its verdict, and the summary on the console."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from grpo.curriculum.ladder import MARGIN, PROMOTE_AT, reaches_mark
-from grpo.curriculum.survey import levels_to_survey
-from grpo.mistakes import most_common_mistake
+from grpo.curriculum import levels_to_survey
+from grpo.ending import HeldOut, Verdict, is_solved, most_common_mistake, reach_verdict, solved_step
 from grpo.run.logs import read_metrics
 from grpo.run.next_commands import EndedRun, next_command, remedy
 from grpo.run.reader import RunData, load_run
 from grpo.trainer import Trainer
-from grpo.verdict import HeldOut, Verdict, reach_verdict
 from tasks.base import mistakes_of
-
-
-def is_solved(line: Mapping[str, Any]) -> bool:
-    """Return whether a held-out evaluation solves its level.
-
-    The mean must be at least 0.97 and the interval begin at 0.92 or above, whatever --promote-at,
-    and the budget may cut off one completion of twenty: an answer needs an end.
-    """
-    is_high = reaches_mark(line["mean"], line["ci_low"], PROMOTE_AT["heldout"])
-    return is_high and line.get("truncated", 0.0) <= MARGIN
 
 
 def verdict_of(folder: Path, trainer: Trainer, level: int) -> Verdict:
@@ -69,22 +55,6 @@ def verdict_of(folder: Path, trainer: Trainer, level: int) -> Verdict:
     ended = ended_run(run, trainer)
     remedied = replace(chosen, remedy=remedy(ended, chosen))
     return replace(remedied, next_command=next_command(ended, chosen))
-
-
-def solved_step(evaluations: Sequence[Mapping[str, Any]], level: int) -> int | None:
-    """Return the first step from which on each held-out evaluation of `level` is solved.
-
-    These are reports and validation checks. Returns None if the last of them is not solved, or if
-    there is none.
-    """
-    of_level = [
-        line
-        for line in evaluations
-        if line["level"] == level and line["purpose"] in ("report", "promotion")
-    ]
-    last_unsolved = max((line["step"] for line in of_level if not is_solved(line)), default=-1)
-    later = [line["step"] for line in of_level if line["step"] > last_unsolved]
-    return min(later, default=None)
 
 
 def _mistake_of(run: RunData, trainer: Trainer, level: int) -> str:

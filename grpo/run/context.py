@@ -4,13 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from grpo.config import Config
-from grpo.curriculum.survey import SurveySettings, SurveySubject
+from grpo.curriculum import SurveySettings, SurveySubject
 from grpo.distributed import Ranks
 from grpo.run.display import Display
 from grpo.run.files import NoFiles, RunFiles
 from grpo.run.heldout import HeldOutEvaluator
-from grpo.trainer import Trainer
-from grpo.training.build import class_rule
+from grpo.trainer import Trainer, class_rule
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class RunContext:
 
     @property
     def subject(self) -> SurveySubject:
-        """What the survey and the measurement of difficulty measure."""
+        """What the survey measures."""
         config, trainer = self.config, self.trainer
         settings = SurveySettings(
             self.heldout.sampling, config.group_size, class_rule(config), config.draft

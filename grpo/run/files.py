@@ -20,7 +20,7 @@ class RunFiles:
     """The log files and rollouts of the run in `folder`, and its trackers.
 
     The files are metrics.jsonl, groups.jsonl, seen.jsonl, eval.jsonl, curriculum.jsonl,
-    difficulty.jsonl, samples.log, prompt.txt, warnings.log and rollouts/.
+    samples.log, prompt.txt, warnings.log and rollouts/.
 
     - `config`: the run's settings by name; "track" and "samples_every" are used here;
     - `mark`: the mark of a control experiment, added to each line of metrics and decisions;
@@ -67,10 +67,6 @@ class RunFiles:
         self.write_rollouts("imitation", 0, groups)
         keys = [group.problem.key for group in groups]
         self.seen.append({"step": 0, "imitated": True, "keys": keys})
-
-    def write_difficulty(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Write the difficulty of each problem to difficulty.jsonl."""
-        MetricsLog(self.folder, "difficulty.jsonl").append(*({"step": 0, **line} for line in lines))
 
     def write_decisions(self, decisions: Sequence[Decision]) -> None:
         """Write decisions to curriculum.jsonl."""

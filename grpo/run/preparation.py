@@ -1,32 +1,27 @@
 """What happens before the first step: the pre-flight, and the imitation of right answers.
 
-The pre-flight chooses the levels (`grpo.curriculum.preflight`). Right answers are imitated if none
-of them is within reach (`grpo.curriculum.warm_start`).
+The pre-flight chooses the levels (`grpo.curriculum.choose_start`). If none of them is within reach,
+right answers are imitated (`grpo.curriculum.warm_start`).
 """
 
 import dataclasses
 from collections.abc import Sequence
 
-from grpo.curriculum.perplexity import Perplexity, measure_perplexity
-from grpo.curriculum.preflight import (
+from grpo.curriculum import (
+    PROBLEMS,
+    LevelSurvey,
     Start,
     advice,
     choose_mixed_start,
     choose_start,
     figures_of,
-)
-from grpo.curriculum.survey import (
-    PROBLEMS,
-    LevelSurvey,
     levels_to_survey,
     survey,
 )
 from grpo.records import Decision, Group
 from grpo.run.context import RunContext
 from grpo.run.heldout import WARM_START_SEED
-from grpo.training.build import build_curriculum
-from grpo.training.imitation import no_answers
-from tasks.base import plain_texts_of
+from grpo.trainer import build_curriculum, no_answers
 
 # How many held-out problems decide when the imitation ends.
 WARM_START_PROBLEMS = 32
@@ -36,7 +31,7 @@ def make_preflight(run: RunContext) -> Start:
     """Sample a few problems of each level, and choose the level where the run starts."""
     config, trainer = run.config, run.trainer
     levels = list(trainer.curriculum.levels)
-    rows, groups, perplexity = _survey_levels(run, levels)
+    rows, groups = _survey_levels(run, levels)
 
     # The run may start at an easier level than the requested one, unless --no-ramp forbids it or a
     # dataset was asked for at one level.
@@ -48,21 +43,16 @@ def make_preflight(run: RunContext) -> Start:
         trainer.curriculum = build_curriculum(config, start.levels)
         trainer.check_fit()
 
-    figures = figures_of(rows, perplexity, start)
+    figures = figures_of(rows, start)
     level = trainer.curriculum.level
     run.files.write_rollouts("preflight", 0, groups)
     run.files.write_decisions([Decision(0, levels[0], level, "preflight", start.why, figures)])
-    _show_preflight(run, start, rows, perplexity)
+    _show_preflight(run, start, rows)
     return start
 
 
-def _survey_levels(
-    run: RunContext, levels: Sequence[int]
-) -> tuple[list[LevelSurvey], list[Group], Perplexity | None]:
-    """Return a row for each level up to the last of `levels`, its groups, and the perplexity.
-
-    That of the embedded model says nothing: it was made for the task alone.
-    """
+def _survey_levels(run: RunContext, levels: Sequence[int]) -> tuple[list[LevelSurvey], list[Group]]:
+    """Return a row for each level up to the last of `levels`, and its groups."""
     config, trainer = run.config, run.trainer
     mark = "".join(f"CONTROL {control}  " for control in config.mark.values())
     run.console.say(
@@ -70,25 +60,14 @@ def _survey_levels(
     )
 
     with run.console.working("pre-flight"):
-        rows, groups = survey(
+        return survey(
             run.subject, levels_to_survey(trainer.stream.supply, levels), training_levels=levels
         )
 
-        is_builtin = config.model == "builtin"
-        texts = [] if is_builtin else plain_texts_of(trainer.task, "validation")
-        perplexity = run.ranks.on_rank0(lambda: measure_perplexity(trainer.policy, texts))
-    return rows, groups, perplexity
 
-
-def _show_preflight(
-    run: RunContext, start: Start, rows: Sequence[LevelSurvey], perplexity: Perplexity | None
-) -> None:
-    """Show the table, the perplexity, the decision, and the warnings."""
+def _show_preflight(run: RunContext, start: Start, rows: Sequence[LevelSurvey]) -> None:
+    """Show the table, the decision, and the warnings."""
     run.console.survey([dataclasses.asdict(row) for row in rows])
-    if perplexity:
-        run.console.say(perplexity.line())
-        if warning := perplexity.warning(rows):
-            run.warn(warning)
 
     level, levels = start.levels[0], start.levels
     climb = f" (by way of {' → '.join(map(str, levels))})" if len(levels) > 1 else ""

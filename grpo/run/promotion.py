@@ -2,12 +2,11 @@
 
 from typing import Any
 
-from grpo.curriculum.ladder import SOLVED_MEAN, problems_needed
-from grpo.early_stop import SOLVED_SHARE, SOLVED_STEPS
+from grpo.ending import SOLVED_MEAN, SOLVED_SHARE, SOLVED_STEPS, is_solved
 from grpo.records import Decision
-from grpo.run.conclusion import is_solved
 from grpo.run.context import RunContext
 from grpo.run.heldout import PROMOTION_SEED
+from grpo.statistics import problems_needed
 
 
 def check_problems(run: RunContext) -> None:

@@ -86,7 +86,7 @@ class RunData:
 
     @property
     def verdict(self) -> dict[str, Any] | None:
-        """The last verdict on the run (see `grpo.verdict`); None if there is none yet."""
+        """The last verdict on the run (see `grpo.ending`); None if there is none yet."""
         lines = [line for line in self._log("eval.jsonl") if line["purpose"] == "verdict"]
         return lines[-1] if lines else None
 
@@ -104,11 +104,6 @@ class RunData:
     def decisions(self) -> Records:
         """The lines of curriculum.jsonl."""
         return self._log("curriculum.jsonl")
-
-    @cached_property
-    def difficulty(self) -> Records:
-        """The lines of difficulty.jsonl; [] if the run keeps problems of any difficulty."""
-        return self._log("difficulty.jsonl")
 
     @cached_property
     def group_index(self) -> Records:

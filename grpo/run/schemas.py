@@ -7,7 +7,7 @@ metrics.jsonl, where every key that is not in `METRICS` must be a number.
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import msgspec
 
@@ -210,23 +210,11 @@ class GroupsLine(TypedDict):
     groups: list[GroupSummary]
 
 
-class DifficultyLine(TypedDict):
-    """A line of difficulty.jsonl."""
-
-    step: Count
-    key: str
-    level: Index
-    score: Number | None
-    truncated: Number | None
-    outcome: Literal["kept", "too hard", "too easy", "too long"]
-
-
 LOGS: dict[str, Any] = {
     "eval.jsonl": Evaluation,
     "curriculum.jsonl": DecisionLine,
     "seen.jsonl": SeenLine,
     "groups.jsonl": GroupsLine,
-    "difficulty.jsonl": DifficultyLine,
 }
 
 

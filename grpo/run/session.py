@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError, blaming
-from grpo.curriculum.preflight import Start
+from grpo.curriculum import Start
+from grpo.ending import Verdict, is_expected
 from grpo.model.prompts import middle_left_out, sent_lines
 from grpo.records import Ending, StepReport
 from grpo.run import preparation, promotion
 from grpo.run.conclusion import ended_run, files_of, supply_line, verdict_of
 from grpo.run.context import RunContext
 from grpo.run.dependencies import Dependencies
-from grpo.run.difficulty import filter_by_difficulty
 from grpo.run.display import Output
 from grpo.run.facts import changed_versions, facts, restore_threads, with_resumption
 from grpo.run.files import NoFiles, RunFiles
@@ -35,7 +35,6 @@ from grpo.run.rollouts import file_of
 from grpo.run.saver import Saver
 from grpo.run.schemas import StartFile, StateFile, TrainerState, check, read_checked
 from grpo.trainer import Trainer
-from grpo.verdict import Verdict, is_expected
 from tasks.base import notes_of
 from tasks.scoring import rescaled
 
@@ -140,8 +139,6 @@ class Run:
 
         Returns the choice of the pre-flight, or None if none is made. A resumed run makes none.
         """
-        # First, because it decides which problems there are.
-        filter_by_difficulty(self.context, self.folder, is_new=self.is_new)
         self._show_prompt()
 
         for warnings in (

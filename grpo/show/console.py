@@ -20,12 +20,12 @@ from rich.live import Live
 from rich.text import Text
 
 from data.text import escape_control
+from grpo.ending import has_update
 from grpo.records import Ending, StepReport
 from grpo.show.activity import Activity, ShowProgress
 from grpo.show.lines import Evaluation, evaluation_line, smoothed, step_line, summary_table
 from grpo.show.panel import RunView, columns, panel
 from grpo.show.tables import SURVEY, show_table
-from grpo.verdict import has_update
 
 # Number of steps in the sparkline, and in the mean next to it.
 HISTORY = 30

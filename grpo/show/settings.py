@@ -36,18 +36,15 @@ def settings(folder: Path, config: Config, trainer: Trainer) -> dict[str, str]:
 
 
 def _problems(config: Config, task: Task) -> str:
-    some = ""
-    if limits := config.keep_difficulty:
-        some = f", of which those with a mean score from {limits[0]:g} to {limits[1]:g}"
     if own := problems_of(task, "train"):
         trained_on = None if config.mixed else config.levels_for(task)
         count = sum(trained_on is None or problem.level in trained_on for problem in own)
-        return f"the {count:,} training problems of the data{some}, shuffled each epoch"
+        return f"the {count:,} training problems of the data, shuffled each epoch"
     if not config.dataset:
         texts = len(sources_of(task))
         return config.problems + (f", from {texts} texts" if texts else "")
     levels = "all levels in its order" if config.mixed else "problems of the levels above"
-    return f"{config.dataset}, {levels}{some}"
+    return f"{config.dataset}, {levels}"
 
 
 def _prompt(config: Config) -> str:

@@ -11,10 +11,10 @@ from statistics import fmean
 from typing import Any
 
 from grpo.config import Config
+from grpo.ending import Verdict
 from grpo.run.folders import step_of
 from grpo.run.reader import RunData
 from grpo.show.lines import interval, sparkline
-from grpo.verdict import Verdict
 
 Record = Mapping[str, Any]
 

@@ -20,17 +20,14 @@ import torch
 from data.errors import UserError
 from grpo.config import Config
 from grpo.config_file import load_config, require_trusted
-from grpo.group_metrics import first_tries
 from grpo.learn.batch import micro_batches
 from grpo.learn.update import completion_logprobs
 from grpo.model.load import load_policy
-from grpo.records import Group
+from grpo.records import Group, first_tries
 from grpo.run.checkpoint import checkpoints, load_optimizer
 from grpo.run.folders import step_of
 from grpo.run.reader import RunData
-from grpo.trainer import Trainer
-from grpo.training.build import Parts
-from grpo.training.metrics import reward_metrics
+from grpo.trainer import Parts, Trainer, reward_metrics
 from tasks.registry import load_task
 
 # The programs of a run that the user allows to be executed.

@@ -26,9 +26,7 @@ from grpo.run.session import Run
 from grpo.run.trackers import check_installed
 from grpo.show.console import Console, RunFormat
 from grpo.show.settings import settings
-from grpo.trainer import Trainer
-from grpo.training.build import Parts, with_learning_rate
-from grpo.training.callbacks import Callback
+from grpo.trainer import Callback, Parts, Trainer, with_learning_rate
 from tasks.base import Problem, Task, problems_of, watch_scoring, worded
 from tasks.registry import load_task
 from tasks.scoring import range_of

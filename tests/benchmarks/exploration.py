@@ -31,8 +31,7 @@ from align.needleman import similarity_batch
 from align.words import split_words
 from grpo import make_trainer
 from grpo.evaluate import EvaluationSettings, HeldOutRequest, evaluate, find_problems
-from grpo.group_metrics import first_tries
-from grpo.records import Decision, Group, StepSummary
+from grpo.records import Decision, Group, StepSummary, first_tries
 from grpo.trainer import Trainer
 from tasks.base import Problem, Score
 from tasks.interleave import PROMPT, Interleave

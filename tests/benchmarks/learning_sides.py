@@ -40,8 +40,7 @@ from grpo.model.load import load_policy, load_tokenizer, resolve
 from grpo.model.policy import Policy
 from grpo.rollout.budget import fitting
 from grpo.run.heldout import EVAL_SEED
-from grpo.trainer import Trainer
-from grpo.training.build import Parts
+from grpo.trainer import Parts, Trainer
 from tasks.base import Problem, Task
 from tasks.scoring import scores_of
 from tasks.supply import Supply

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench_model import RandomRewards, model_in, precision, prompts_of
 
-from grpo.training.build import Parts
+from grpo.trainer import Parts
 
 
 def now() -> float:

@@ -197,7 +197,7 @@ class Scripted:
 
     def __init__(self, script, monkeypatch):
         self.script, self.step = script, 0
-        monkeypatch.setattr("grpo.training.sampler.generate", self.train)
+        monkeypatch.setattr("grpo.trainer.generate", self.train)
         monkeypatch.setattr("grpo.evaluate.generate", self.answer)
 
     def train(self, policy, request, drafting=None):

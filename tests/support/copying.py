@@ -3,8 +3,7 @@
 from small_runs import FEW
 
 from grpo.config import Config
-from grpo.trainer import Trainer
-from grpo.training.build import Parts
+from grpo.trainer import Parts, Trainer
 from tasks.base import Problem, Score, key_of
 
 SMALL = [*FEW, "--steps", "2", "--eval-problems", "2", "--level", "2"]

@@ -3,8 +3,7 @@
 from collections import Counter
 
 from grpo.config import Config
-from grpo.trainer import Trainer
-from grpo.training.build import Parts
+from grpo.trainer import Parts, Trainer
 from tasks.base import Problem, Score, key_of
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from grpo.config import Config
 from grpo.records import Completion, Group
-from grpo.training.build import variance_settings
+from grpo.trainer import variance_settings
 from grpo.variance import VarianceMonitor
 from tasks.base import Problem, Score
 

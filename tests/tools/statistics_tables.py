@@ -19,11 +19,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from grpo.choices import PROMOTE_AT
 from grpo.config import Config
-from grpo.curriculum.ladder import PROMOTE_AT, reaches_mark
 from grpo.records import StepSummary
-from grpo.statistics import mean_bounds, rate_interval
-from grpo.training.build import build_curriculum
+from grpo.statistics import mean_bounds, rate_interval, reaches_mark
+from grpo.trainer import build_curriculum
 
 Draw = Callable[[np.random.Generator, tuple[int, ...], float], np.ndarray]
 

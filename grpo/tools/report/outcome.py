@@ -6,8 +6,8 @@ from itertools import takewhile
 from typing import Any
 
 from data.text import escape_control
+from grpo.ending import HeldOut, reach_verdict
 from grpo.run.reader import RunData
-from grpo.verdict import HeldOut, reach_verdict
 
 Record = Mapping[str, Any]
 

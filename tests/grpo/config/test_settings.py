@@ -8,8 +8,7 @@ from data.errors import UserError
 from grpo.config import Config
 from grpo.model.load import load_policy
 from grpo.show.settings import settings
-from grpo.trainer import Trainer
-from grpo.training.build import Parts
+from grpo.trainer import Parts, Trainer
 from tasks.registry import load_task
 
 

@@ -8,12 +8,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from variance_groups import group, monitor_for, step
 
-from grpo.group_metrics import histogram
 from grpo.records import Completion, Group
 from grpo.variance import (
     REMEDIES,
     TRAP_REMEDY,
     common_trap,
+    histogram,
 )
 from tasks.base import Problem, Score
 

@@ -5,7 +5,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.early_stop import EarlyStop
+from grpo.ending import EarlyStop
 from grpo.records import Completion, Group
 from grpo.variance import REMEDIES
 from tasks.base import Problem, Score

@@ -2,7 +2,7 @@
 
 import pytest
 
-from grpo.mistakes import mistake_of, most_common_mistake
+from grpo.ending import mistake_of, most_common_mistake
 from grpo.records import Completion, Group
 from tasks.base import Problem, Score, mistakes_of
 from tasks.interleave import Interleave

@@ -15,7 +15,7 @@ from grpo.model.load import load_policy
 from grpo.records import Group
 from grpo.rollout.budget import budget_for
 from grpo.run.conclusion import supply_line
-from grpo.training.metrics import step_summary
+from grpo.trainer import step_summary
 from tasks.base import Problem
 from tasks.supply import Supply
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from forced import Forced, trainer_for, weights
 
-from grpo.training.metrics import StepTimer
+from grpo.trainer import StepTimer
 from tasks.base import Score
 
 

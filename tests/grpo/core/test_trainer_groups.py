@@ -9,7 +9,7 @@ from tiny_models import loading
 
 from grpo import trainer as trainer_module
 from grpo.model.load import load_policy
-from grpo.training.build import update_settings
+from grpo.trainer import update_settings
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.1])

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from grpo.config import Config
 from grpo.records import StepSummary
-from grpo.trainer import Trainer
-from grpo.training.build import build_curriculum
+from grpo.trainer import Trainer, build_curriculum
 
 
 def rates(policy, steps, **options):

@@ -9,19 +9,16 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from grpo.config import Config
-from grpo.curriculum.survey import SurveySettings, SurveySubject, survey
+from grpo.curriculum import SurveySettings, SurveySubject, survey
+from grpo.ending import HeldOut, is_solved, reach_verdict
 from grpo.evaluate import Sampling, score_groups, summarise
 from grpo.learn.batch import micro_batches
 from grpo.learn.loss import LOSSES
 from grpo.model.encoding import text_of
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group, truncated_share
-from grpo.run.conclusion import is_solved
 from grpo.tools.evaluation.repeated import repeated_figures
-from grpo.trainer import Trainer
-from grpo.training.build import Parts
-from grpo.training.metrics import StepTimer
-from grpo.verdict import HeldOut, reach_verdict
+from grpo.trainer import Parts, StepTimer, Trainer
 from tasks.base import SPLITS, Problem, Score
 from tasks.interleave import Interleave, interleaved
 from tasks.registry import explain
@@ -270,7 +267,7 @@ SHORT = dict(task="interleave", level=3, ramp=False, prompts=2, group_size=4, st
 def test_a_policy_that_writes_newlines_to_the_budget_solves_nothing(
     tiny_policy, monkeypatch, truncated
 ):
-    monkeypatch.setattr("grpo.training.sampler.generate", writes_newlines(tiny_policy))
+    monkeypatch.setattr("grpo.trainer.generate", writes_newlines(tiny_policy))
     monkeypatch.setattr("grpo.evaluate.generate", writes_newlines(tiny_policy))
     task = Interleave()
     config = Config(**SHORT, learning_rate=0.0, truncated=truncated, patience=2)
@@ -298,7 +295,7 @@ def test_credits_of_an_answer_that_is_cut_off_add_up_to_its_reward(
     tiny_policy, monkeypatch, reward
 ):
     cuts = writes_newlines(tiny_policy, shares=lambda sample: sample >= 2)
-    monkeypatch.setattr("grpo.training.sampler.generate", cuts)
+    monkeypatch.setattr("grpo.trainer.generate", cuts)
     config = Config(**SHORT, learning_rate=0.0, credit="alignment", reward=reward)
     trainer = Trainer(config, Parts(Interleave(reward)), tiny_policy)
     groups = trainer.rollout(1, trainer.problems(1), StepTimer())

@@ -6,14 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from grpo.ending import MIN_STEPS, HeldOut, Verdict, is_expected, reach_verdict
 from grpo.records import Completion, Group
-from grpo.verdict import (
-    MIN_STEPS,
-    HeldOut,
-    Verdict,
-    is_expected,
-    reach_verdict,
-)
 from tasks.base import Problem, Score
 
 

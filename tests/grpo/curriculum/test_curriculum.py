@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from data.errors import UserError
 from grpo.config import Config
-from grpo.curriculum.ladder import Ladder, ramp_to
+from grpo.curriculum import Ladder
 from grpo.records import StepSummary
-from grpo.training.build import ladder_settings
-from tasks.supply import parse_levels
+from grpo.trainer import ladder_settings
+from tasks.supply import parse_levels, ramp_to
 
 MANY = 46  # groups that the running mean needs at the mark of 0.9: twice log(0.025) / log(0.85)
 

@@ -15,7 +15,7 @@ from updates import SETTINGS, sgd, update
 from data.errors import UserError
 from grpo import load_run
 from grpo.config import Config
-from grpo.curriculum.demonstrations import demonstrate, demonstration
+from grpo.curriculum import demonstrate, demonstration
 from grpo.learn.advantages import token_advantages
 from grpo.learn.batch import micro_batches
 from grpo.learn.optimizer import Optimizer
@@ -29,8 +29,7 @@ from grpo.show.panel import _sample_row
 from grpo.tools import inspect, train
 from grpo.tools.report.outcome import outcome
 from grpo.tools.report.samples import Shown, packed, pieces_of
-from grpo.training.imitation import has_right_targets
-from grpo.training.metrics import step_summary
+from grpo.trainer import has_right_targets, step_summary
 from grpo.variance import common_trap
 from tasks import audit
 from tasks.base import Score

@@ -2,26 +2,25 @@
 model for broken.
 """
 
-import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
 import yaml
 from compare_runs import assert_same_run, differing, written
 from forced import trainer_for
-from transformers import AutoModelForCausalLM
 
 from data.errors import UserError
-from grpo.curriculum.perplexity import Perplexity, measure_perplexity
-from grpo.curriculum.preflight import NO_LEVEL, advice, choose_mixed_start, choose_start
-from grpo.curriculum.survey import (
+from grpo.curriculum import (
+    NO_LEVEL,
     PROBLEMS,
     LevelSurvey,
     SurveySettings,
     SurveySubject,
+    advice,
+    choose_mixed_start,
+    choose_start,
     levels_to_survey,
     summarise_level,
     survey,
@@ -43,7 +42,6 @@ from tasks.registry import load_task
 from tasks.supply import Supply, problem_at, write_problems
 
 ROW = LevelSurvey(1, 4, 0.5, 0.5, 0.3, 0.0, 0.0, 0.0, 0.0, 8.0, 99, 0.1)
-BROKEN = Perplexity(token=300.0, word=800.0, unigram=220.0, texts=3, tokens=900)
 
 
 def rows(**kinds):
@@ -246,48 +244,6 @@ def test_problems_are_those_of_training():
         assert keys != [problem.key for problem in problems if problem.level == 2]
 
 
-def test_perplexity_is_that_of_the_plain_model(tiny_model, tiny_policy):
-    plain = AutoModelForCausalLM.from_pretrained(tiny_model)
-    texts = ["The furnace is never switched off.\n\nIt roars,  and then hear all", "", "And so on."]
-    found = measure_perplexity(tiny_policy, texts)
-    total, count, tokens = 0.0, 0, []
-    for text in (texts[0], texts[2]):
-        ids = torch.tensor([tiny_policy.tokenizer(text).input_ids])
-        with torch.no_grad():
-            total += plain(ids, labels=ids).loss.item() * (ids.shape[1] - 1)
-        count += ids.shape[1] - 1
-        tokens += ids[0, 1:].tolist()
-    assert found.texts == 2 and found.tokens == count
-    assert found.token == pytest.approx(math.exp(total / count), rel=1e-4)
-    assert found.word == pytest.approx(math.exp(total / 15), rel=1e-4)
-    shares = [tokens.count(token) / count for token in tokens]
-    assert found.unigram == pytest.approx(math.prod(share ** (-1 / count) for share in shares))
-    assert measure_perplexity(tiny_policy, []) is None
-
-
-def test_the_perplexity_per_word_counts_the_words_that_the_context_holds(tiny_policy):
-    text = "The furnace is never switched off. " * 20
-    whole = tiny_policy.tokenizer(text).input_ids
-    tiny_policy.context = 30
-    found = measure_perplexity(tiny_policy, [text])
-    words = len(tiny_policy.tokenizer.decode(whole[:30]).split())
-    assert found.tokens == 29 and words < 30 < len(text.split())
-    assert found.word == pytest.approx(found.token ** (29 / words))
-
-
-def test_what_is_no_language_model_is_warned_of():
-    good = replace(BROKEN, token=60.0)
-    assert not good.warning(rows(l1="none")) and "no general" not in good.line()
-    assert "300 per token" in BROKEN.warning(rows(l1="none")) and "no general" in BROKEN.line()
-    assert not BROKEN.warning(rows(l1="reach", l2="none"))  # it solves problems, so it works
-
-
-def test_a_model_of_nonsense_has_a_finite_perplexity(tiny_policy):
-    tiny_policy.head.weight.data.fill_(math.nan)
-    found = measure_perplexity(tiny_policy, ["a b c d"])
-    assert math.isfinite(found.token) and not found.is_language
-
-
 FLAGS = "--prompts 2 --group-size 4 --steps 4 --save-every 2"
 FLAGS += " --config {'save_threshold':9,'best_margin':9}"
 FLAGS += " --eval-problems 2 --device cpu --lora-rank 0 --patience 0"
@@ -345,7 +301,6 @@ def test_only_the_pre_flight(start, capsys):
     figures = decision["figures"]
     assert figures["start"] == 3 and figures["training_levels"] == [3, 5, 10]
     assert [row["level"] for row in figures["levels"]] == [3, 5, 10]
-    assert figures["perplexity"] is None  # the task has no plain texts
     assert len(run.groups(0, "preflight")) == 3 * PROBLEMS
     assert run.config["preflight"] == "only" and run.config["level"] == 10
     assert run.config["facts"]["training_levels"] == [3, 5, 10]
@@ -354,27 +309,15 @@ def test_only_the_pre_flight(start, capsys):
     assert report.main(["runs/a"]) == 0
 
 
-def test_the_perplexity_of_the_embedded_model_is_not_measured(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    flags = "--words 1 --group-size 2 --device cpu --preflight only --name a".split()
-    assert train.main(flags) == 0
-    assert "perplexity" not in capsys.readouterr().out
-    (decision,) = load_run("runs/a").decisions
-    assert decision["figures"]["perplexity"] is None
-
-
 def test_no_level_within_reach_is_warned_of_and_the_run_goes_on(start, capsys):
     flags = ["--level", "3", "--control", "shuffled-rewards", "--steps", "1"]
     assert start("a", *flags, "--warm-start", "off", task="Hard") == 3
     said = capsys.readouterr().out
     assert f"warning: {NO_LEVEL}: training starts at level 3, as asked" in said
     assert "CONTROL shuffled-rewards  pre-flight" in said
-    # The model is a random one.
-    assert "perplexity on 1 held-out text:" in said and "no language model" in said
-    assert "no language model" in Path("runs/a/warnings.log").read_text()
+    assert NO_LEVEL in Path("runs/a/warnings.log").read_text()
     (decision,) = read_metrics("runs/a/curriculum.jsonl")
     assert decision["figures"]["start"] is None and decision["control"] == "shuffled-rewards"
-    assert decision["figures"]["perplexity"]["texts"] == 1
     assert {line["level"] for line in read_metrics("runs/a/metrics.jsonl")} == {3}
 
 

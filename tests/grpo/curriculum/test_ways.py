@@ -13,11 +13,11 @@ from transformers import AutoModelForCausalLM
 from data.errors import UserError
 from grpo import load_run
 from grpo.config import Config
-from grpo.curriculum.preflight import Start
-from grpo.curriculum.warm_start import (
+from grpo.curriculum import (
     ANSWERS,
     ENOUGH,
     VALIDATE_EVERY,
+    Start,
     most_updates,
     right_answer,
     warm_start,
@@ -29,8 +29,7 @@ from grpo.records import Completion, Group
 from grpo.run.preparation import wants_imitation
 from grpo.run.rollouts import write_rollouts
 from grpo.tools import train
-from grpo.trainer import Trainer
-from grpo.training.build import Parts
+from grpo.trainer import Parts, Trainer
 from tasks import audit
 from tasks.base import Problem, Score
 from tasks.interleave import Interleave
@@ -279,7 +278,7 @@ def test_a_run_states_what_imitation_came_to_and_survives_a_kill(
 
 def test_nothing_is_put_down_to_an_imitation_that_was_not_needed(tmp_path, monkeypatch, tiny_flags):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("grpo.curriculum.warm_start.ENOUGH", 0.0)
+    monkeypatch.setattr("grpo.curriculum.ENOUGH", 0.0)
     flags = ["--words", "2", "--no-ramp", "--steps", "1", "--prompts", "2", "--group-size", "2"]
     flags += [*tiny_flags, "--eval-problems", "4", "--preflight", "off", "--device", "cpu"]
     assert train.main([*flags, "--warm-start", "imitation", "--name", "good"]) == 3

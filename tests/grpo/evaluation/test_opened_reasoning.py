@@ -10,8 +10,7 @@ from grpo.config import Config
 from grpo.records import Completion
 from grpo.run.reader import load_run
 from grpo.tools import train
-from grpo.trainer import Trainer
-from grpo.training.build import Parts
+from grpo.trainer import Parts, Trainer
 from tasks.rows import Rows
 
 TEMPLATE = (
@@ -44,7 +43,7 @@ def says(tiny_model, monkeypatch):
     (shown / "chat_template.jinja").write_text(TEMPLATE)
 
     def let_say(text):
-        monkeypatch.setattr("grpo.training.sampler.generate", writes(text))
+        monkeypatch.setattr("grpo.trainer.generate", writes(text))
         monkeypatch.setattr("grpo.evaluate.generate", writes(text))
 
     return let_say

@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from grpo.config import Config
+from grpo.ending import Verdict, solved_step
 from grpo.flags import make_parser
-from grpo.run.conclusion import solved_step
 from grpo.run.next_commands import EndedRun, next_command, next_commands, remedy
-from grpo.verdict import Verdict
 from tasks.arithmetic import Arithmetic
 from tasks.interleave import Interleave
 

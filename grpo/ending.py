@@ -9,16 +9,22 @@ fell into a trap, or into one wrong text, has collapsed whatever its score; one 
 exact answers got worse; and one that hardly any step updated had no signal to learn from.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from operator import itemgetter
 from statistics import fmean
 from typing import Any, Literal
 
-from grpo.records import WHY, Group, level_name, truncated_share
-from grpo.statistics import TAIL, mean_interval
-from grpo.variance import common_trap
+from grpo.choices import PROMOTE_AT
+from grpo.records import WHY, Completion, Group, first_tries, level_name, truncated_share
+from grpo.statistics import MARGIN, TAIL, mean_interval, reaches_mark
+from grpo.variance import DEGENERATE, REMEDIES, common_trap
+from tasks.base import Problem, Score
+
+# From this mean score on, a level has nothing left to teach. It is higher than 0.99, because the
+# mean on other problems may be lower.
+SOLVED_MEAN = 0.995
 
 MIN_STEPS = 50  # fewer steps without a clear difference are too few to say "not learned"
 UNFINISHED = 3  # exit status of a run that was stopped, or has not learned
@@ -66,7 +72,7 @@ class Verdict:
     `stopped` says why the run was stopped; "" if it was not.
 
     `solved_step` is the first step from which on each held-out evaluation had solved the level (see
-    `grpo.run.conclusion.is_solved`); None without one. `mistake` is the most common mistake of the
+    `is_solved`); None without one. `mistake` is the most common mistake of the
     last held-out evaluation, in words; "" without wrong answers.
 
     `cause` says in a sentence why the run failed, and `remedy` what to change; "" where there is
@@ -400,3 +406,197 @@ def has_update(metrics: Mapping[str, Any]) -> bool:
     Groups without one are in the loss under `on_degenerate: keep`.
     """
     return "loss" in metrics and metrics.get("grad_norm") != 0
+
+
+# Once SOLVED_SHARE of the groups of the last SOLVED_STEPS steps are solved, a validation check may
+# end the run. A few steps are not enough: the score still rises when most groups are solved
+# (runs/LOG.md, 2026-11-25).
+SOLVED_SHARE = 0.95
+SOLVED_STEPS = 10
+
+
+class EarlyStop:
+    """Counts the steps in a row that trained on nothing, and those in a row at which nearly all
+    recent groups were solved.
+
+    `patience` is the number of steps without a trained group after which a run stops (0: never).
+    """
+
+    def __init__(self, patience: int):
+        self.patience = patience
+        self.untrained = 0
+        self.solved_steps = 0
+        self.recent: deque[tuple[int, int]] = deque(maxlen=SOLVED_STEPS)  # solved groups, groups
+        self.level: int | None = None  # that of the recent steps
+        self.classes: Counter[str] = Counter()  # of the groups in the untrained steps
+        self.reward = 0.0  # mean of the last step
+
+    def observe(self, groups: Sequence[Group], level: int) -> None:
+        """Count a step at a level; `groups` has every try.
+
+        Steps without a trained group count whatever their level, unless the groups were solved:
+        solved groups of one level say nothing about the next.
+        """
+        if self.level != level:
+            self.level = level
+            self.recent.clear()
+            if self._were_solved:
+                self.untrained = 0
+                self.classes.clear()
+
+        first = first_tries(groups)
+        solved = sum(group.class_name == "solved" for group in first)
+        self.recent.append((solved, len(first)))
+        solved_groups, groups_in_all = map(sum, zip(*self.recent, strict=True))
+        is_solved = solved_groups >= SOLVED_SHARE * groups_in_all
+        self.solved_steps = (
+            self.solved_steps + 1 if is_solved and len(self.recent) == SOLVED_STEPS else 0
+        )
+        self.reward = fmean(reward for group in first for reward in group.rewards)
+
+        if any(group.teaches for group in groups):
+            self.untrained = 0
+            self.classes.clear()
+            return
+
+        self.untrained += 1
+        self.classes.update(group.class_name for group in first)
+
+    @property
+    def stopped(self) -> str:
+        """Why the run stops: its groups taught nothing for `patience` steps; "" if it does not.
+
+        Solved groups are no reason to stop, because they are no failure (see `exhausted`).
+        """
+        cause = self._cause
+        if cause is None or cause == "solved":
+            return ""
+
+        ranked = ", ".join(
+            f"{count / self.classes.total():.0%} {name}"
+            for name, count in self.classes.most_common()
+        )
+        return (
+            f"no group could be trained on for {self.untrained} steps ({ranked}; reward "
+            f"{self.reward:.3f}); {REMEDIES[cause]}"
+        )
+
+    @property
+    def exhausted(self) -> str:
+        """Why there is nothing left to learn: solved groups for `patience` steps; "" if there is
+        something.
+        """
+        if self._cause != "solved":
+            return ""
+        return f"every training group was solved for {self.untrained} steps"
+
+    @property
+    def _were_solved(self) -> bool:
+        """Whether nearly all groups of the untrained steps were solved."""
+        return self.classes["solved"] > 0.9 * self.classes.total()
+
+    @property
+    def _cause(self) -> str | None:
+        """The class that explains why nothing could be trained on; None while patience lasts."""
+        if not self.patience or self.untrained < self.patience:
+            return None
+        if self._were_solved:
+            return "solved"
+        failures = [name for name in DEGENERATE if name != "solved"]
+        return max(failures, key=self.classes.__getitem__)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON types."""
+        return {
+            "untrained": self.untrained,
+            "solved": self.solved_steps,
+            "recent": [list(counts) for counts in self.recent],
+            "level": self.level,
+            "classes": dict(self.classes),
+            "reward": self.reward,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state that `state_dict` returned."""
+        self.untrained = state["untrained"]
+        self.solved_steps = state["solved"]
+        self.recent.clear()
+        self.recent.extend((solved, groups) for solved, groups in state["recent"])
+        self.level = state["level"]
+        self.classes = Counter(state["classes"])
+        self.reward = state["reward"]
+
+
+# A text repeats itself if it has at least this many words, each of them twice on average.
+REPEATED_WORDS = 8
+
+# The labels in the parts of a score that name a mistake.
+LABELS = ("trap", "reason")
+
+
+def most_common_mistake(groups: Sequence[Group], words: Mapping[str, str]) -> str:
+    """Return the most common mistake of the completions, e.g. "empty (31 of 44 wrong answers)".
+
+    `words` says what the labels of the task mean. Returns "" if every answer is right.
+    """
+    mistakes = Counter(
+        mistake_of(group.problem, completion, score, words)
+        for group in groups
+        for completion, score in zip(group.completions, group.scores)
+        if not score.exact
+    )
+    if not mistakes:
+        return ""
+    (name, count), *_ = mistakes.most_common(1)
+    wrong = mistakes.total()
+    return f"{name} ({count} of {wrong} wrong answer{'s' * (wrong != 1)})"
+
+
+def mistake_of(
+    problem: Problem, completion: Completion, score: Score, words: Mapping[str, str]
+) -> str:
+    """Return what is wrong with a completion; the first of the causes that applies."""
+    labels = [score.parts.get(name) for name in LABELS]
+    label = next((label for label in labels if isinstance(label, str) and label), None)
+    if label is not None:
+        return words.get(label, label)
+
+    written, wanted = completion.text.split(), problem.target.split()
+    if not written:
+        return "nothing is written"
+    if completion.is_truncated:
+        return "truncated at the token budget"
+    if len(written) >= REPEATED_WORDS and 2 * len(set(written)) <= len(written):
+        return "the text repeats itself"
+
+    if len(wanted) > 1 and len(written) < len(wanted):
+        return "words are missing"
+    if len(wanted) > 1 and len(written) > len(wanted):
+        return "words are added"
+    return "a wrong word" if len(wanted) > 1 else "a wrong answer"
+
+
+def is_solved(line: Mapping[str, Any]) -> bool:
+    """Return whether a held-out evaluation solves its level.
+
+    The mean must be at least 0.97 and the interval begin at 0.92 or above, whatever --promote-at,
+    and the budget may cut off one completion of twenty: an answer needs an end.
+    """
+    is_high = reaches_mark(line["mean"], line["ci_low"], PROMOTE_AT["heldout"])
+    return is_high and line.get("truncated", 0.0) <= MARGIN
+
+
+def solved_step(evaluations: Sequence[Mapping[str, Any]], level: int) -> int | None:
+    """Return the first step from which on each held-out evaluation of `level` is solved.
+
+    These are reports and validation checks. Returns None if the last of them is not solved, or if
+    there is none.
+    """
+    of_level = [
+        line
+        for line in evaluations
+        if line["level"] == level and line["purpose"] in ("report", "promotion")
+    ]
+    last_unsolved = max((line["step"] for line in of_level if not is_solved(line)), default=-1)
+    later = [line["step"] for line in of_level if line["step"] > last_unsolved]
+    return min(later, default=None)

@@ -1,0 +1,782 @@
+"""Which level a run trains on, where it starts, and how it gets from no reward to some.
+
+    ladder      the curriculum: levels climbed one after the other
+    survey      what the policy can do at each level before training
+    preflight   the level where the run starts, chosen by the survey
+    perplexity  whether the model predicts plain text, or was converted wrongly
+    difficulty  the mean score of single problems of a data set, before training
+    warm_start  a short imitation of right answers, for a policy that earns nothing
+
+A level is a difficulty of the task's problems; for interleave it is the words of each text.
+"""
+
+import hashlib
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import takewhile
+from statistics import fmean
+from typing import Any
+
+from grpo.distributed import SINGLE, Ranks
+from grpo.ending import SOLVED_MEAN
+from grpo.evaluate import (
+    TOO_MANY_TRUNCATED,
+    EvaluationSettings,
+    Sampling,
+    evaluate,
+    score_groups,
+    select,
+)
+from grpo.model.policy import Policy
+from grpo.records import Completion, Decision, Group, StepSummary, truncated_share
+from grpo.statistics import MARGIN, mean_interval, problems_needed, reaches_mark
+from grpo.variance import ClassRule, common_trap, group_class
+from tasks.base import Problem, Task, levels_of
+from tasks.scoring import range_of
+from tasks.supply import LADDER, Supply, patience
+
+
+def level_draws(seed: int, step: int, drawn: int) -> random.Random:
+    """Return the generator that draws a step's levels after its first `drawn` prompts."""
+    later = f"/{drawn}" if drawn else ""
+    return random.Random(hashlib.sha256(f"levels/{seed}/{step}{later}".encode()).digest())
+
+
+@dataclass(frozen=True)
+class LadderSettings:
+    """The rules of a ladder. Those without a default are settings of `grpo.config.Config`.
+
+    Promotion: the next level is reached at a mean score of `promote_at`, if the mean's 95 %
+    interval begins no more than MARGIN below. With `promote_by` "running" that is the mean over the
+    groups of the last `window` steps, or of more steps if these have too few groups. A group counts
+    once, because its completions share their problem. With "heldout" it is the mean of a validation
+    check: an evaluation on held-out problems, made every `promote_every` steps while the running
+    mean is within MARGIN of the mark. A level with too few of them is left by the running mean.
+    The last level is never left.
+
+    Replay: a share `replay` of the prompts comes from earlier levels, mostly from those whose last
+    score is lowest.
+
+    Step back: if a share `collapse_at` or more of the current level's groups collapses for
+    `collapse_steps` steps in a row, training goes back one level, unless that level is solved.
+    Each time doubles the evidence: twice as many collapsed steps before the
+    next step back, and as many steps of practice below before the level is tried again, or until
+    the one below is solved. So a level that stays out of reach is tried less and less often.
+    """
+
+    promote_by: str
+    promote_at: float
+    window: int
+    promote_every: int
+    replay: float
+    # With these two, a level on which every group collapses is left after 8 steps, and tried again
+    # ever more rarely: 7 moves in 200 steps, with replay or without. Before the evidence doubled,
+    # there were 36 moves without replay, and with replay none at all ("Ladder and servo" in
+    # runs/LOG.md, 2026-11-23: "Intervals near 1, promotion, step back").
+    collapse_at: float = 0.9
+    collapse_steps: int = 8
+
+    def __post_init__(self) -> None:
+        assert self.promote_by in ("running", "heldout")
+        assert 0 <= self.replay < 1 and self.window >= 1
+
+    @property
+    def least_groups(self) -> int:
+        """The fewest groups that the running mean is taken over.
+
+        It is twice what a perfect policy would need, so that a good one passes with a few wrong
+        answers.
+        """
+        return 2 * problems_needed(self.promote_at)
+
+
+class Ladder:
+    """Chooses the level of every prompt: it climbs `levels`, which rise, by `LadderSettings`.
+
+    Every method depends on nothing but its arguments and the state, so a resumed run makes the same
+    decisions.
+    """
+
+    def __init__(self, levels: list[int], settings: LadderSettings):
+        assert levels
+        self.levels = list(levels)
+        self.settings = settings
+
+        self.position = 0  # of the current level in `levels`
+        self.scores: dict[int, float] = {}  # level -> its last mean score
+        self.steps_back = [0] * len(self.levels)  # from each level, those to a solved one included
+        self.by_training: set[int] = set()  # levels with too few held-out problems for a check
+        # The steps made before the last level was reached for the first time; None until then.
+        self.steps_before_last = None if len(self.levels) > 1 else 0
+
+        # Of the current stay on the current level.
+        self.recent: deque[list[float]] = deque()  # mean scores of the groups of the last steps
+        self.collapsed = 0  # collapsed steps in a row
+        self.stayed = 0  # steps since the last move
+
+    @property
+    def level(self) -> int:
+        """The level that training is at."""
+        return self.levels[self.position]
+
+    @property
+    def is_last(self) -> bool:
+        """Whether training is at the last level."""
+        return self.position + 1 == len(self.levels)
+
+    @property
+    def levels_to_check(self) -> list[int]:
+        """The levels that are left by a validation check."""
+        if self.settings.promote_by == "running":
+            return []
+        return [level for level in self.levels[:-1] if level not in self.by_training]
+
+    def note_problems(self, level: int, found: int) -> str:
+        """Take note of the number of held-out problems of a level; return a warning if they are too
+        few to promote by, else "".
+        """
+        mark = self.settings.promote_at
+        if found >= (needed := problems_needed(mark)):
+            return ""
+        self.by_training.add(level)
+        return (
+            f"level {level} has {found} held-out problems, and promotion at {mark:g} needs at "
+            f"least {needed}: the running mean of its training scores decides instead"
+        )
+
+    def levels_for(self, seed: int, step: int, count: int, drawn: int = 0) -> list[int]:
+        """Return the levels of `count` prompts of a step, after its first `drawn` prompts.
+
+        The first of them is at the current level.
+        """
+        rng = level_draws(seed, step, drawn)
+        earlier = self.levels[: self.position]
+        # 1.1, so that a level is replayed now and then even if its score is 1.
+        weights = [1.1 - self.scores.get(level, 0.0) for level in earlier]
+
+        replay = self.settings.replay
+        replayed = [bool(earlier) and i > 0 and rng.random() < replay for i in range(count)]
+        return [rng.choices(earlier, weights)[0] if again else self.level for again in replayed]
+
+    def observe(self, summary: StepSummary) -> list[Decision]:
+        """Take note of a training step; return one decision, or none."""
+        self.scores |= {level: fmean(values) for level, values in summary.values.items()}
+        self._remember(summary.values.get(self.level, []))
+        self.stayed += 1
+
+        share = self._collapsed_share(summary)
+        self.collapsed = self.collapsed + 1 if share >= self.settings.collapse_at else 0
+        if self._must_step_back():
+            return [self._step_back(summary.step, share)]
+
+        return self._promote(summary.step)
+
+    def _remember(self, values: list[float]) -> None:
+        """Add a step's groups to the window, and drop the oldest steps that it does not need."""
+        if values:
+            self.recent.append(list(values))
+
+        def without_oldest() -> int:
+            return sum(map(len, self.recent)) - len(self.recent[0])
+
+        least = self.settings.least_groups
+        while len(self.recent) > self.settings.window and without_oldest() >= least:
+            self.recent.popleft()
+
+    def _collapsed_share(self, summary: StepSummary) -> float:
+        """Return the share of the current level's groups that collapsed, without replayed ones."""
+        groups = summary.collapsed.get(self.level)
+        return fmean(groups) if groups else 0.0
+
+    def _patience(self, position: int) -> int:
+        """Return how many steps are evidence about a level; each step back from it doubles them."""
+        return self.settings.collapse_steps * 2 ** self.steps_back[position]
+
+    def _must_step_back(self) -> bool:
+        return self.position > 0 and self.collapsed >= self._patience(self.position)
+
+    def _step_back(self, step: int, share: float) -> Decision:
+        """Go back a level, or stay if the level below has nothing left to teach."""
+        steps = self.collapsed
+        self.steps_back[self.position] += 1
+        why = (
+            f"at least {self.settings.collapse_at:.0%} of the level's groups collapsed in {steps} "
+            "steps in a row"
+        )
+        below = self.position - 1
+        if not self._is_solved(below):
+            return self._move(-1, step, "collapse", why, steps=steps, share=share)
+
+        self.collapsed = 0
+        why += f"; level {self.levels[below]} is solved, so going back would teach nothing"
+        figures = {"steps": steps, "share": share}
+        return Decision(step, self.level, self.level, "collapse", why, figures)
+
+    def _is_solved(self, position: int) -> bool:
+        """Return whether a level's last mean score leaves nothing to learn."""
+        return self.scores.get(self.levels[position], 0.0) >= SOLVED_MEAN
+
+    def _may_climb(self) -> bool:
+        """Return whether the next level may be tried: it is new, or was practised for below as long
+        as that taught anything.
+        """
+        if self.is_last:
+            return False
+        following = self.position + 1
+        is_practised = self.stayed >= self._patience(following) or self._is_solved(self.position)
+        return self.steps_back[following] == 0 or is_practised
+
+    def move_on(self, step: int, why: str) -> list[Decision]:
+        """Leave a level that teaches nothing any more, unless it is the last."""
+        return [] if self.is_last else [self._move(+1, step, "promotion", why)]
+
+    def _promote(self, step: int) -> list[Decision]:
+        """Return the promotion by the running mean, if that reaches the mark."""
+        settings = self.settings
+        values = [value for groups in self.recent for value in groups]
+        is_enough = len(self.recent) >= settings.window and len(values) >= settings.least_groups
+        if self.level in self.levels_to_check or not is_enough or not self._may_climb():
+            return []
+
+        mean = fmean(values)
+        if mean < settings.promote_at:  # saves the interval, which takes 10 ms
+            return []
+
+        low, high = mean_interval(values)
+        if not reaches_mark(mean, low, settings.promote_at):
+            return []
+
+        steps, groups = len(self.recent), len(values)
+        why = f"running mean {mean:.3f} [{low:.3f}, {high:.3f}] of {groups} groups in {steps} steps"
+        figures = dict(mean=mean, ci_low=low, ci_high=high, groups=groups, steps=steps)
+        return [self._move(+1, step, "promotion", why, **figures)]
+
+    def wants_validation(self, step: int) -> bool:
+        """Return whether a validation check of the current level is due after `step`, and has a
+        chance.
+        """
+        settings = self.settings
+        is_due = self.level in self.levels_to_check and step % settings.promote_every == 0
+        if not is_due or not self.recent or not self._may_climb():
+            return False
+
+        # Only the last steps: a longer window lags further behind a policy that learns.
+        last = [value for groups in list(self.recent)[-settings.window :] for value in groups]
+        return fmean(last) >= settings.promote_at - MARGIN
+
+    def observe_validation(self, step: int, line: Mapping[str, Any]) -> list[Decision]:
+        """Take note of a validation check of the current level, a line of eval.jsonl.
+
+        Returns the decision: to climb or to stay.
+        """
+        mark = self.settings.promote_at
+        figures = {name: line[name] for name in ("mean", "ci_low", "ci_high", "n")}
+        self.scores[self.level] = line["mean"]
+        result = (
+            f"held-out mean {line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}] of "
+            f"{line['n']} problems"
+        )
+        if reaches_mark(line["mean"], line["ci_low"], mark):
+            return [self._move(+1, step, "promotion", result, **figures)]
+
+        why = (
+            f"{result}; promotion needs a mean of at least {mark:g} and an interval that begins at "
+            f"{mark - MARGIN:g} or above"
+        )
+        return [Decision(step, self.level, self.level, "stay", why, figures)]
+
+    def _move(self, by: int, step: int, kind: str, why: str, **figures: float) -> Decision:
+        before = self.level
+        self.position += by
+        if self.is_last and self.steps_before_last is None:
+            self.steps_before_last = step
+        self.recent.clear()
+        self.collapsed = 0
+        self.stayed = 0
+        return Decision(step, before, self.level, kind, why, figures)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON types."""
+        return {
+            "levels": list(self.levels),
+            "position": self.position,
+            "recent": [list(values) for values in self.recent],
+            "scores": list(self.scores.items()),
+            "collapsed": self.collapsed,
+            "stayed": self.stayed,
+            "steps_back": list(self.steps_back),
+            "steps_before_last": self.steps_before_last,
+            "by_training": sorted(self.by_training),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore a state that `state_dict` returned."""
+        self.levels = list(state["levels"])
+        self.position = state["position"]
+        self.recent = deque(list(values) for values in state["recent"])
+        self.scores = {level: score for level, score in state["scores"]}
+        self.collapsed = state["collapsed"]
+        self.stayed = state["stayed"]
+        self.steps_back = list(state["steps_back"])
+        self.steps_before_last = state["steps_before_last"]
+        self.by_training = set(state["by_training"])
+
+
+SEED = 3_000_003  # of the problems and the samples, whatever the seed of the run
+PROBLEMS = 4  # of each level; with 16 completions each, enough to see whether groups vary
+LEVELS = (1, 2, 3, 5, *LADDER)  # for a task that does not name its own
+
+# A level is within reach if at least half of its groups vary and at least one in four has a right
+# answer. It is solved if nearly all answers are right: a ladder would leave it in a few steps.
+VARIED = 0.5
+ANY_EXACT = 0.25
+SOLVED = 0.9
+
+
+@dataclass(frozen=True)
+class LevelSurvey:
+    """The results of one level, e.g. ``LevelSurvey(10, 4, 0.46, 0.19, 0.2, 1.0, 0.5, ...)``.
+
+    `value` (score), `reward`, `exact` (right answers) and `truncated` are means over all
+    completions. `reward_std` is the mean standard deviation within a group, with divisor n.
+    `varied` and `any_exact` are the shares of the groups that vary, and that have a right answer
+    (pass@G). `distinct` is the mean number of different texts in a group. Levels that were sampled
+    together divide their `seconds` by tokens.
+    """
+
+    level: int
+    groups: int
+    value: float
+    reward: float
+    reward_std: float
+    varied: float
+    any_exact: float
+    exact: float
+    truncated: float
+    distinct: float
+    tokens: int
+    seconds: float
+
+    @property
+    def is_solved(self) -> bool:
+        """Whether nearly all answers are right."""
+        return self.exact >= SOLVED
+
+    @property
+    def is_within_reach(self) -> bool:
+        """Whether training can begin at this level."""
+        return self.varied >= VARIED and self.any_exact >= ANY_EXACT
+
+    @property
+    def finding(self) -> str:
+        """The deciding figures, in words."""
+        if self.is_solved:
+            return f"{self.exact:.0%} of its answers are right"
+        return f"{self.varied:.0%} of its groups vary and {self.any_exact:.0%} hold a right answer"
+
+
+@dataclass(frozen=True)
+class SurveySettings:
+    """How a run samples and classifies groups.
+
+    E.g. ``SurveySettings(Sampling(1.0), group_size=16, rule=ClassRule())``.
+    """
+
+    sampling: Sampling
+    group_size: int
+    rule: ClassRule
+    draft: str = "auto"
+
+
+@dataclass(frozen=True)
+class SurveySubject:
+    """A policy to be measured before training, on which problems, and how.
+
+    E.g. ``SurveySubject(policy, supply, SurveySettings(Sampling(1.0), 16, ClassRule()))``.
+    """
+
+    policy: Policy
+    supply: Supply
+    settings: SurveySettings
+    ranks: Ranks = SINGLE
+
+    def answer(self, problems: Sequence[Problem], seed: int) -> list[Group]:
+        """Return a scored group for each problem, on this rank alone."""
+        how = self.settings
+        settings = EvaluationSettings(how.sampling, seed, how.group_size, draft=how.draft)
+        return evaluate(self.policy, self.supply.task, problems, settings)
+
+
+def levels_to_survey(supply: Supply, training_levels: Sequence[int]) -> list[int]:
+    """Return the `training_levels` and the levels that are easier than the last of them, rising.
+
+    The easier levels are those of the dataset, or else those that the task names, or else LEVELS.
+    """
+    last = training_levels[-1]
+    offered = supply.levels or levels_of(supply.task, last) or LEVELS
+    return sorted({level for level in offered if level < last} | set(training_levels))
+
+
+def survey(
+    subject: SurveySubject, levels: Sequence[int], *, training_levels: Sequence[int]
+) -> tuple[list[LevelSurvey], list[Group]]:
+    """Sample problems of the `levels`, which rise; return a row for each level, and all groups.
+
+    Beyond the first of the `training_levels` the survey ends at a level without a right answer,
+    because harder ones would take longest and show nothing. A level for which the task has no
+    problems is left out, unless it is one of the `training_levels`.
+    """
+    # The easier levels are one batch, which takes as many forward passes as the longest of them.
+    first = training_levels[0]
+    batches = [[level for level in levels if level <= first]]
+    batches += [[level] for level in levels if level > first]
+
+    rows: list[LevelSurvey] = []
+    groups: list[Group] = []
+    for batch in batches:
+        start = time.perf_counter()
+
+        problems: list[Problem] = []
+        for level in batch:
+            is_asked = level in training_levels
+            problems += draw(subject, level, is_asked=is_asked)
+
+        sampled = _sample(subject, problems)
+        rows += _rows(sampled, time.perf_counter() - start)
+        groups += sampled
+        if not rows or not rows[-1].any_exact:
+            break
+
+    for index, group in enumerate(groups):
+        group.index = index
+    return rows, groups
+
+
+def draw(subject: SurveySubject, level: int, *, is_asked: bool) -> list[Problem]:
+    """Return PROBLEMS distinct problems of a level, or as many as there are.
+
+    If the task cannot make problems of the level, its error is raised if the user asked for the
+    level (`is_asked`); otherwise the list is empty.
+    """
+    supply = subject.supply
+    try:
+        family = supply.family_size(level)
+        found = select(
+            subject.policy,
+            supply.sample(level, SEED),
+            PROBLEMS,
+            frozenset(),
+            subject.settings.sampling,
+            fruitless=patience(PROBLEMS, family),
+            family=family,
+        )
+    except Exception:
+        # The task is user code, and need not have easier levels that nobody asked for.
+        if is_asked:
+            raise
+        return []
+    return found.problems
+
+
+def _sample(subject: SurveySubject, problems: Sequence[Problem]) -> list[Group]:
+    """Return a group for each problem, sampled, scored and classified."""
+    ranks = subject.ranks
+    groups = ranks.gather(subject.answer(ranks.share(problems), SEED))
+    for group in groups:
+        group.class_name = group_class(group, subject.settings.rule, range_of(subject.supply.task))
+        group.action = "skip"  # nothing is learned from it
+    return groups
+
+
+def _rows(groups: Sequence[Group], seconds: float) -> list[LevelSurvey]:
+    """Return a row for each level of the groups, which took `seconds` together."""
+    tokens = sum(group.tokens for group in groups)
+    by_level: dict[int, list[Group]] = {}
+    for group in groups:
+        by_level.setdefault(group.problem.level, []).append(group)
+
+    return [
+        summarise_level(level, members, seconds * sum(group.tokens for group in members) / tokens)
+        for level, members in by_level.items()
+    ]
+
+
+def summarise_level(level: int, groups: Sequence[Group], seconds: float = 0.0) -> LevelSurvey:
+    """Return the row of a level's scored and classified groups."""
+    scores = [score for group in groups for score in group.scores]
+    return LevelSurvey(
+        level=level,
+        groups=len(groups),
+        value=fmean(score.value for score in scores),
+        reward=fmean(score.reward for score in scores),
+        reward_std=fmean(group.reward_std for group in groups),
+        varied=fmean(group.class_name == "varied" for group in groups),
+        any_exact=fmean(any(score.exact for score in group.scores) for group in groups),
+        exact=fmean(score.exact for score in scores),
+        truncated=truncated_share(groups),
+        distinct=fmean(len(set(group.texts)) for group in groups),
+        tokens=sum(group.tokens for group in groups),
+        seconds=seconds,
+    )
+
+
+NO_LEVEL = f"at no level do {VARIED:.0%} of the groups vary and {ANY_EXACT:.0%} hold a right answer"
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where a run starts, e.g. ``Start([2, 3, 5, 10], 2, "75% of its groups vary ...")``.
+
+    `levels` are the levels of training. `level` is the first of them, or None if no level is within
+    reach; then `levels` are those that were asked for. `why` is a sentence.
+    """
+
+    levels: list[int]
+    level: int | None
+    why: str
+
+
+def choose_start(surveys: Sequence[LevelSurvey], levels: Sequence[int]) -> Start:
+    """Return where a run that was asked to train on `levels` starts.
+
+    1. Of the first levels that are solved already, all are left out if the next one is within
+       reach; otherwise all but the last, where the run starts.
+    2. If the first level is within reach the run starts there, even if a harder one is within reach
+       too: easier steps are cheaper, and a ladder leaves such a level after a few of them.
+    3. Otherwise the run starts at the hardest easier level within reach, and climbs by way of the
+       surveyed levels between.
+    4. If there is none, the levels stay as they are, and `Start.level` is None.
+    """
+    levels = list(levels)
+    found = {row.level: row for row in surveys}
+
+    solved = len(list(takewhile(lambda level: level in found and found[level].is_solved, levels)))
+    if solved:
+        return _past_the_solved(levels, found, solved)
+
+    first = found.get(levels[0])
+    if first and first.is_within_reach:
+        return Start(levels, levels[0], first.finding)
+
+    easier = [row for row in surveys if row.level < levels[0]]
+    reachable = [row for row in easier if row.is_within_reach]
+    if not reachable:
+        return Start(levels, None, NO_LEVEL)
+
+    hardest = max(reachable, key=lambda row: row.level)
+    between = [row.level for row in easier if row.level >= hardest.level]
+    why = f"{hardest.finding}; level {levels[0]} is out of reach"
+    if first:
+        why += f" ({first.varied:.0%} and {first.any_exact:.0%})"
+    return Start(between + levels, hardest.level, why)
+
+
+def _past_the_solved(levels: list[int], found: dict[int, LevelSurvey], solved: int) -> Start:
+    """Return the start of a ladder whose first `solved` levels are solved."""
+    following = found.get(levels[solved]) if solved < len(levels) else None
+    skipped = solved if following and following.is_within_reach else solved - 1
+    start = levels[skipped]
+
+    why = found[start].finding
+    if skipped:
+        why += f"; the easier ones are solved ({', '.join(map(str, levels[:skipped]))})"
+    return Start(levels[skipped:], start, why)
+
+
+def choose_mixed_start(surveys: Sequence[LevelSurvey], levels: Sequence[int]) -> Start:
+    """Return the start of a run on all levels of a dataset as they come, which changes nothing."""
+    reachable = [row.level for row in surveys if row.is_within_reach]
+    if not reachable:
+        return Start(list(levels), None, NO_LEVEL)
+
+    listed = ", ".join(map(str, reachable))
+    why = f"all levels of the dataset are trained on as they come; within reach: {listed}"
+    return Start(list(levels), levels[0], why)
+
+
+def advice(surveys: Sequence[LevelSurvey]) -> str:
+    """Return what the user can do if no level is within reach."""
+    text = "give a --model that solves some of these problems, or an easier task"
+    truncated = max((row.truncated for row in surveys), default=0.0)
+    if truncated > TOO_MANY_TRUNCATED:
+        text += (
+            f"; up to {truncated:.0%} of a level's completions were truncated: if they need more "
+            "room than the target takes, give a larger --max-new-tokens"
+        )
+    return text
+
+
+def figures_of(surveys: Sequence[LevelSurvey], start: Start) -> dict[str, Any]:
+    """Return all results as JSON values: the figures of the pre-flight's line in
+    curriculum.jsonl.
+    """
+    return {
+        "start": start.level,
+        "training_levels": start.levels,
+        "levels": [asdict(row) for row in surveys],
+    }
+
+
+# Right answers in an update. SmolLM2-135M then needs 18 to 22 updates, or 12 seconds, for 10 words
+# (runs/LOG.md, 2026-11-23: "10 words by one command").
+ANSWERS = 32
+
+# Updates between two held-out scores. The score rises by 0.03 an update, and a score every five
+# updates overshot its mark (runs/LOG.md, 2026-11-23: "what it does from nothing").
+VALIDATE_EVERY = 2
+
+# The held-out score that ends the imitation. No answer is right by then (exact 0.00), but rewards
+# vary: reinforcement goes on from 0.40 to 0.99, and needs no further right answers. Imitation alone
+# ends at 0.964 (runs/LOG.md, 2026-11-23: "10 words by one command").
+ENOUGH = 0.4
+
+# The most that imitation may take, as a share of the tokens that the run will learn from. The 18 to
+# 22 updates above are 0.3 % of such a run, so this is a bound for models that imitate slowly.
+MAX_SHARE = 0.05
+
+
+@dataclass
+class WarmStart:
+    """The result of an imitation.
+
+    E.g. ``WarmStart(20, 640, 19_200, [2.9, ...], [[0, 0.02], [2, 0.1], ...], "held-out ...")``.
+
+    `losses` has the loss of each update, in nats per token. `validation_scores` has pairs of
+    (updates made, held-out score), beginning before the first update. `why` is a sentence.
+    """
+
+    updates: int = 0
+    answers: int = 0
+    tokens: int = 0
+    losses: list[float] = field(default_factory=list)
+    validation_scores: list[list[float]] = field(default_factory=list)
+    why: str = ""
+
+    @property
+    def score(self) -> float:
+        """The last held-out score."""
+        return self.validation_scores[-1][1]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON types."""
+        return asdict(self)
+
+
+def right_answer(policy: Policy, task: Task, index: int, problem: Problem) -> Group:
+    """Return the right answer of a problem as a group of one completion, with advantage 1."""
+    group = Group(
+        index,
+        problem,
+        policy.encode(problem),
+        1.0,
+        [demonstration(policy, problem)],
+        action="imitate",
+        advantages=[1.0],
+        shots=policy.shots(problem),
+        opened=policy.opened(problem),
+    )
+    score_groups(task, [group])
+    return group
+
+
+def most_updates(steps: int, completions: int) -> int:
+    """Return the most updates before a run of `steps` with `completions` completions each.
+
+    That is a share MAX_SHARE of the run, counting answers like completions, which are about as
+    long. It is never less than the updates before the first validation.
+    """
+    return max(VALIDATE_EVERY, int(MAX_SHARE * steps * completions / ANSWERS))
+
+
+def warm_start(
+    draw: Callable[[int], Sequence[Group]],
+    learn: Callable[[Sequence[Group]], dict[str, float]],
+    validate: Callable[[], float],
+    limit: int,
+) -> tuple[WarmStart, list[Group]]:
+    """Imitate until the held-out score is ENOUGH, or `limit` updates are made.
+
+    `draw(n)` returns the right answers of n new problems, `learn` makes one update on them and
+    returns its "loss", and `validate` returns the policy's held-out score. Returns the result and
+    the answers that were learned from.
+    """
+    result = WarmStart(validation_scores=[[0, validate()]])
+    learned: list[Group] = []
+
+    while result.score < ENOUGH and result.updates < limit:
+        groups = draw(ANSWERS)
+        learned += groups
+
+        result.losses.append(learn(groups)["loss"])
+        result.updates += 1
+        result.answers += len(groups)
+        result.tokens += sum(len(group.completions[0].tokens) for group in groups)
+
+        if result.updates % VALIDATE_EVERY == 0 or result.updates == limit:
+            result.validation_scores.append([result.updates, validate()])
+
+    before = result.validation_scores[0][1]
+    cause = "its share of the run is spent"
+    if result.score >= ENOUGH:
+        cause = "the score is enough for reinforcement"
+    result.why = (
+        f"held-out score {before:.3f} → {result.score:.3f} after {result.updates} updates: {cause}"
+    )
+    return result, learned
+
+
+def demonstration(policy: Policy, problem: Problem) -> Completion:
+    """Return the right answer of a problem as a completion."""
+    tokens = (*policy.target_tokens(problem.target), policy.end)
+    zeros = (0.0,) * len(tokens)
+    return Completion(tokens, zeros, policy.decode(tokens), "stop", is_demonstration=True)
+
+
+def demonstrate(
+    policy: Policy,
+    score: Callable[[Sequence[Group]], None],
+    groups: Sequence[Group],
+    ranks: Ranks = SINGLE,
+) -> list[Group]:
+    """Return a copy of each group without a right completion that shows the right answer.
+
+    The copy is to be learned from, and the group's action becomes "demonstrate". A group that will
+    be sampled again is left alone, and so is one whose problem has no target, or one that is not
+    scored as right, or earns no more than the best completion. `score` fills in the scores of
+    groups. Each of several `ranks` scores some of the answers.
+    """
+    stuck = [
+        group
+        for group in groups
+        if group.action != "resample"
+        and group.problem.target.strip()
+        and not any(score.exact for score in group.scores)
+    ]
+    answers = [
+        replace(group, completions=[demonstration(policy, group.problem)], scores=[])
+        for group in ranks.share(stuck)
+    ]
+    score(answers)
+
+    shown = []
+    for group, answer in zip(stuck, ranks.gather(answers), strict=True):
+        (earned,) = answer.scores
+        if not earned.exact or earned.reward <= max(group.rewards):
+            continue
+        scores = [*group.scores[:-1], earned]
+        copy = replace(
+            group,
+            completions=[*group.completions[:-1], *answer.completions],
+            scores=scores,
+            attempt=group.attempt + 1,
+            class_name="varied",
+            trap=common_trap(scores),
+            action="keep",
+            advantages=[],
+        )
+        shown.append(copy)
+        group.action = "demonstrate"
+    return shown
