@@ -21,10 +21,8 @@ from typing import Any
 
 from data.errors import UserError
 from data.text import is_encodable
-from grpo.config import Config
-from grpo.config_file import checked
+from grpo.config import Config, checked, with_texts
 from grpo.distributed import SIZE, join_ranks
-from grpo.flags import with_texts
 from grpo.learn.loss import from_python
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy

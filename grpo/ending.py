@@ -16,7 +16,7 @@ from operator import itemgetter
 from statistics import fmean
 from typing import Any, Literal
 
-from grpo.choices import PROMOTE_AT
+from grpo.config import PROMOTE_AT
 from grpo.records import WHY, Completion, Group, first_tries, level_name, truncated_share
 from grpo.statistics import MARGIN, TAIL, mean_interval, reaches_mark
 from grpo.variance import DEGENERATE, REMEDIES, common_trap

@@ -370,7 +370,7 @@ MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for o
 class Trainer:
     """Owns everything that changes during a run; `step` makes one step and reports it.
 
-    Every rank holds an identical trainer. `config` is resolved (`grpo.resolve`,
+    Every rank holds an identical trainer. `config` is resolved (`grpo.config.resolve_config`,
     `with_learning_rate`); `grpo.make_trainer` does that.
     """
 

@@ -16,9 +16,7 @@ from sample_records import GROUP, MANIFEST, PROBLEM
 from data.corpus import load_corpus
 from data.errors import UserError
 from data.files import read_json, read_jsonl, read_jsonl_zst, read_text
-from grpo.config import Config
-from grpo.config_file import load_config
-from grpo.flags import parse
+from grpo.config import Config, load_config, parse
 from grpo.run.checkpoint import find_resume, verify
 from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run

@@ -38,12 +38,12 @@ EXCEPTIONS = {
 
 LAYERS = (  # of `grpo`, lowest first: a module imports its own package and lower layers alone
     ("torchrun",),
-    ("statistics", "records", "distributed", "choices"),
+    ("statistics", "records", "distributed"),
     ("model",),
-    ("rollout", "learn", "config_table"),
     ("config",),
-    ("config_file", "evaluate", "variance"),
-    ("flags", "resolve", "ending"),
+    ("rollout", "learn"),
+    ("evaluate", "variance"),
+    ("ending",),
     ("curriculum", "stream"),
     ("trainer",),
     ("run",),

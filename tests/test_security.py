@@ -16,7 +16,7 @@ from small_runs import FEW
 from tiny_models import make_tiny_model
 
 from data.errors import UserError
-from grpo.flags import parse
+from grpo.config import parse
 from grpo.model.load import load_policy
 from grpo.tools import inspect, train
 from grpo.tools.evaluation import program as evaluation

@@ -51,7 +51,7 @@ from functools import cache
 from itertools import accumulate
 from statistics import mean, stdev
 
-from grpo.choices import SCALES
+from grpo.config import SCALES
 from grpo.distributed import SINGLE, Ranks
 from grpo.records import Completion, Group
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from data.errors import UserError
-from grpo.choices import MAX_DRAFTED, is_draft_mode
+from grpo.config import MAX_DRAFTED, is_draft_mode
 from grpo.model.encoding import plain_tokens
 from grpo.model.policy import Policy
 

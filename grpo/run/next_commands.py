@@ -5,11 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from data.text import quoted
-from grpo.choices import FROM_PYTHON, program_of
-from grpo.config import Config
+from grpo.config import FROM_PYTHON, Config, program, program_of
 from grpo.ending import Verdict
 from grpo.evaluate import TOO_MANY_TRUNCATED
-from grpo.flags import program
 from tasks.base import Task, levels_of, problems_of
 from tasks.registry import REWARD_FILE, is_of_project
 from tasks.supply import LADDER

@@ -10,8 +10,15 @@ from typing import Any
 from data.errors import UserError
 from data.files import read_yaml
 from data.text import is_encodable, quoted, shortened
-from grpo.config import ON_RESUME, Config, names_in, spelled
-from grpo.config_file import load_config, programs_in, require_trusted
+from grpo.config import (
+    ON_RESUME,
+    Config,
+    load_config,
+    names_in,
+    programs_in,
+    require_trusted,
+    spelled,
+)
 from grpo.distributed import SINGLE, Ranks
 from grpo.run.checkpoint import checkpoints, find_resume
 from grpo.run.folders import has_checkpoint, new_folder, step_of

@@ -59,7 +59,7 @@ class Facts(TypedDict, total=False):
 
 
 class ConfigFile(TypedDict, total=False):
-    """The keys of config.yaml that are read without `grpo.config_file.load_config`."""
+    """The keys of config.yaml that are read without `grpo.config.load_config`."""
 
     task: str
     model: str

@@ -29,8 +29,7 @@ from huggingface_hub import snapshot_download
 from data.errors import UserError
 from data.files import kind_of, read_json
 from data.text import shortened
-from grpo.choices import FROM_PYTHON, SOURCES, program_of
-from grpo.config import Config
+from grpo.config import FROM_PYTHON, SOURCES, Config, program_of
 from grpo.learn.loss import OwnLoss
 from grpo.model import load
 from grpo.model.adapter import layers_of

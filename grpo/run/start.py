@@ -12,8 +12,7 @@ from typing import Any
 
 from data.errors import UserError
 from data.files import kind_of
-from grpo.config import Config, spelled
-from grpo.config_file import load_config
+from grpo.config import Config, load_config, spelled
 from grpo.run.checkpoint import find_resume
 
 # The settings that decide the shape and the scale of an adapter.

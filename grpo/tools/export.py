@@ -25,8 +25,7 @@ import torch
 from data.errors import Parser, UserError, exit_status
 from data.files import kind_of
 from data.text import printable
-from grpo.config import names_in
-from grpo.config_file import load_config
+from grpo.config import load_config, names_in
 from grpo.model.adapter import is_adapter
 from grpo.model.interfaces import Model
 from grpo.model.load import load_policy

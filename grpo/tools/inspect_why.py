@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from data.text import escape_control
-from grpo.choices import WEIGHT_WORDS, WEIGHTED_BY
+from grpo.config import WEIGHT_WORDS, WEIGHTED_BY
 from grpo.learn.advantages import EPS, divisors
 from grpo.records import WHY, Group
 from grpo.run.reader import RunData

@@ -18,8 +18,7 @@ from typing import Any
 import torch
 
 from data.errors import UserError
-from grpo.config import Config
-from grpo.config_file import load_config, require_trusted
+from grpo.config import Config, load_config, require_trusted
 from grpo.learn.batch import micro_batches
 from grpo.learn.update import completion_logprobs
 from grpo.model.load import load_policy

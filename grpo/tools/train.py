@@ -9,7 +9,7 @@ from contextlib import contextmanager, redirect_stdout
 
 from data.errors import exit_status
 from data.streams import interrupts_end, reason_of
-from grpo.flags import parse
+from grpo.config import parse
 from grpo.torchrun import RANK
 
 

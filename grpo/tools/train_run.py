@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data.errors import UserError
-from grpo.config import Config
+from grpo.config import Config, resolve_config
 from grpo.distributed import SINGLE, Ranks
 from grpo.learn.loss import OwnLoss, load_loss
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
-from grpo.resolve import resolve_config
 from grpo.run.dependencies import Dependencies
 from grpo.run.display import Output
 from grpo.run.folders import HOME, way_on

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from grpo.config import Config
-from grpo.resolve import resolve_config
+from grpo.config import Config, resolve_config
 from tasks.base import Task
 from tasks.registry import load_task
 

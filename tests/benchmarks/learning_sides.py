@@ -281,7 +281,7 @@ def trl_trainer(course: Course, stream: Stream):
         args=trl_config(job),
         train_dataset=dataset,
         processing_class=tokenizer,
-        peft_config=adapter_of(job.config.adapter) if job.config.adapter else None,
+        peft_config=adapter_of(job.config.loading.adapter) if job.config.loading.adapter else None,
         callbacks=[Reporter()],
     )
 

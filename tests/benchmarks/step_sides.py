@@ -43,8 +43,7 @@ def run_ours(arguments, folder: Path) -> tuple[list[dict], int, dict[str, float]
 
 def config_of(arguments, folder: Path):
     """Return our configuration, with defaults filled in."""
-    from grpo.config import Config
-    from grpo.resolve import resolve_config
+    from grpo.config import Config, resolve_config
 
     task = RandomRewards()
     device, dtype = precision(arguments)

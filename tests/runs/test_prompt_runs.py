@@ -12,8 +12,7 @@ from compare_runs import assert_same_run
 from transformers import AutoTokenizer
 
 from data.files import read_jsonl_zst, write_jsonl_zst
-from grpo.config import Config
-from grpo.flags import parse
+from grpo.config import Config, parse
 from grpo.run import checkpoint as store
 from grpo.run.reader import load_run
 from grpo.run.start import start_from

@@ -16,7 +16,7 @@ from small_runs import OWN
 from tiny_models import loading
 from transformers import AutoModelForCausalLM
 
-from grpo.flags import parse
+from grpo.config import parse
 from grpo.model.load import load_policy
 from grpo.run import checkpoint as store
 from grpo.run.heldout import EVAL_SEED

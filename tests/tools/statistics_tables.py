@@ -19,8 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grpo.choices import PROMOTE_AT
-from grpo.config import Config
+from grpo.config import PROMOTE_AT, Config
 from grpo.records import StepSummary
 from grpo.statistics import mean_bounds, rate_interval, reaches_mark
 from grpo.trainer import build_curriculum

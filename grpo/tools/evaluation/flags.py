@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from data.errors import Parser, UserError
 from data.files import kind_of
-from grpo.choices import MAX_SHOTS
-from grpo.config import MAX_NUMBER, Config
+from grpo.config import MAX_NUMBER, MAX_SHOTS, Config
 from grpo.model.prompts import system_text, template_arguments
 from tasks.registry import flags_of_tasks, implied_task, split_options
 

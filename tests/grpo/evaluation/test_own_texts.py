@@ -9,8 +9,7 @@ from small_evaluations import evaluated
 from data import foreign
 from data.corpus import documents_of, load_texts
 from data.files import read_jsonl_zst
-from grpo.config import Config
-from grpo.config_file import load_config
+from grpo.config import Config, load_config
 from grpo.run.opening import open_run
 from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation

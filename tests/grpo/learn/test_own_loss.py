@@ -8,7 +8,7 @@ from enumeration import check_loss
 from losses import inputs_and_settings
 
 from data.errors import UserError
-from grpo.choices import program_of
+from grpo.config import program_of
 from grpo.learn.loss import from_python, load_loss, policy_loss, step_loss
 
 MASK_RT = torch.tensor([[True, True, True], [True, False, False]])

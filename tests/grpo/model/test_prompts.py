@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from data.errors import UserError
-from grpo.config import Config
-from grpo.flags import parse
+from grpo.config import Config, parse
 from grpo.model.encoding import controls_of
 from grpo.model.load import BUILTIN
 from grpo.model.policy import Policy

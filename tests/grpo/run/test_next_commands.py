@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from grpo.config import Config
+from grpo.config import Config, make_parser
 from grpo.ending import Verdict, solved_step
-from grpo.flags import make_parser
 from grpo.run.next_commands import EndedRun, next_command, next_commands, remedy
 from tasks.arithmetic import Arithmetic
 from tasks.interleave import Interleave
@@ -225,7 +224,7 @@ def test_the_step_from_which_on_a_level_is_solved(lines, step):
 def test_the_next_commands_start_the_program_that_was_started(monkeypatch, is_checkout, started):
     monkeypatch.setattr("sys.argv", [started])
     if not is_checkout:  # an installed wheel
-        monkeypatch.setattr("grpo.flags.__file__", "/site-packages/grpo/flags.py")
+        monkeypatch.setattr("grpo.config.__file__", "/site-packages/grpo/config.py")
     is_command = not is_checkout or started.endswith("grpo-train")
     train, evaluate = (
         ("grpo-train", "grpo-eval") if is_command else ("python train.py", "python eval.py")

@@ -9,8 +9,7 @@ import pytest
 from small_runs import BY_PLACE
 
 from data.errors import UserError
-from grpo.choices import TRACKERS
-from grpo.config import Config
+from grpo.config import TRACKERS, Config
 from grpo.records import Completion, Group, StepReport
 from grpo.run import trackers
 from grpo.run.logs import read_metrics

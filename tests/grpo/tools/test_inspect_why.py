@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 from screens import ESCAPE_CODE
 
-from grpo.choices import LOSSES, SCALES
+from grpo.config import LOSSES, SCALES
 from grpo.learn.advantages import advantages
 from grpo.learn.loss import token_weights
 from grpo.records import Completion, Group
