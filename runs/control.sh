@@ -15,7 +15,7 @@ measure() {  # model, folder for the figures
     for sampling in "" --greedy; do
         file="$2/test${sampling#--}.json"
         [ -f "$file" ] || python eval.py --model "$1" --task arithmetic --problems 1000 \
-            --worst 0 $sampling --json "$file"
+            $sampling --json "$file"
     done
 }
 mkdir -p runs/control-base

@@ -189,9 +189,8 @@ def test_a_folder_for_a_file_is_refused_before_the_evaluation(capsys):
 def test_a_tilde_that_no_shell_has_replaced_is_no_folder(capsys):
     """A shell leaves it alone in --json=~/figures.json."""
     why = "only a shell replaces ~, and not behind a =; give the whole path"
-    server = ["--endpoint", "http://127.0.0.1:9", "--model", "m"]
-    for flag, others in (("--json", []), ("--out", []), ("--answers", server)):
-        assert evaluation.main([f"{flag}=~/file", *others]) == 2
+    for flag in ("--json", "--out"):
+        assert evaluation.main([f"{flag}=~/file"]) == 2
         assert capsys.readouterr().err == f"eval.py: {flag} ~/file: {why}\n"
     assert not Path("~").exists()
     Path("~").mkdir()

@@ -125,7 +125,6 @@ def test_bad_evaluations(capsys):
     assert "--words 10,x: give whole numbers above 0" in said("--words", "10,x")
     assert "--problems 0: give 1 or more" in said("--problems", "0")
     assert "--samples 0: give 1 or more" in said("--samples", "0")
-    assert "--worst -1: give 0 or more" in said("--worst", "-1")
     assert "--temperature -1.0: give 0 or more" in said("--temperature", "-1")
     assert "--temperature nan: give 0 or more" in said("--temperature", "nan")
     assert "--greedy: is --temperature 0, not 1" in said("--greedy", "--temperature", "1")

@@ -18,8 +18,8 @@ from grpo.run.reader import load_run
 from grpo.run.start import start_from
 from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
-from grpo.tools.evaluation.flags import parse as parse_evaluation
-from grpo.tools.evaluation.request import make_request, trained_run
+from grpo.tools.evaluation.evaluate import make_request
+from grpo.tools.evaluation.program import parse as parse_evaluation
 from grpo.tools.replay import replay
 from tasks.audit import audit
 from tasks.registry import load_task
@@ -58,10 +58,9 @@ def here(home, tmp_path, monkeypatch):
 
 def resolved(*flags):
     """The prompt's settings in an evaluation of the run, and its task."""
-    arguments, others = parse_evaluation(["--model", "runs/whole", *flags], "")
-    _, config = trained_run(arguments.model)
-    request, task = make_request(arguments, others, config)
-    return request.prompt, task
+    arguments, others = parse_evaluation(["--model", "runs/whole", *flags])
+    request = make_request(arguments, "runs/whole", others)
+    return request.settings, request.task
 
 
 def test_every_prompt_of_a_run_has_all_that_was_asked_for(home, tiny_model):
@@ -125,7 +124,7 @@ def test_an_evaluation_sends_what_the_run_sent(here, capsys):
     problems = [problem_at(plain, seed=5, split="test", level=2, index=i) for i in range(2)]
     write_problems("set.jsonl", problems)
     flags = ["--model", "runs/whole", "--dataset", "set.jsonl", "--device", "cpu", "--seed", "3"]
-    assert evaluation.main([*flags, "--worst", "0", "--json", "out.json"]) == 0
+    assert evaluation.main([*flags, "--json", "out.json"]) == 0
 
     (line,) = json.loads(Path("out.json").read_text())
     assert (line["wording"], line["system"], line["shots"]) == (WORDING, "Be brief, <|end|>.", 2)
@@ -174,7 +173,7 @@ def test_texts_that_are_all_held_out_are_no_examples(here, tiny_model):
     Path("texts").mkdir()
     for name in ("x", "y", "z"):
         Path(f"texts/{name}.txt").write_text(" ".join(f"{name}{i}" for i in range(60)))
-    flags = ["--texts", "texts", "--shots", "2", "--words", "2", "--problems", "2", "--worst", "0"]
+    flags = ["--texts", "texts", "--shots", "2", "--words", "2", "--problems", "2"]
     assert evaluation.main(["--model", str(tiny_model), *flags, "--json", "out.json"]) == 0
 
     (line,) = json.loads(Path("out.json").read_text())

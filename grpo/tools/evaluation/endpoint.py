@@ -1,4 +1,4 @@
-"""Ask a model behind an OpenAI-compatible server (POST .../chat/completions).
+"""A model behind an OpenAI-compatible server (POST .../chat/completions).
 
 Requests run concurrently in threads. A request that may succeed later (no connection, a timeout, a
 status of 408, 409, 425, 429, or 500 and above) is repeated after a pause that doubles each time,
@@ -11,25 +11,27 @@ without asking twice. The key comes from the environment, and is neither stored 
 
 import json
 import os
-import queue
 import random
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import httpx
 
 from data.errors import UserError
-from data.text import shortened
-from grpo.evaluate import ShowProgress
-from grpo.tools.evaluation.answers import WRONG, AnswerFile, ServerAnswer, answer_text
-from tasks.base import key_of
+from data.files import kind_of, open_own, read_bytes
+from data.text import escape_control, shortened
+from grpo.evaluate import Sampling, ShowProgress, score_groups
+from grpo.model.prompts import PromptFormat
+from grpo.records import Completion, Group
+from tasks.base import Problem, Task, declared_budget, key_of
+from tasks.supply import DistinctProblems, first_distinct
 
 KEY = "OPENAI_API_KEY"
 
@@ -40,42 +42,92 @@ MAY_SUCCEED_LATER = {408, 409, 425, 429}
 
 CONNECT_SECONDS = 20.0
 READ_SECONDS = 600.0  # a long completion on a slow server
-MAX_BYTES = 1 << 24  # of a response
+
+# Without the model's tokenizer, the budget is a token for each character of the target, and this
+# many more.
+MARGIN = 32
+
+# What reading a value raises that is not what it should be.
+WRONG = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
 
 
-@dataclass(frozen=True)
-class Question:
-    """One request: the turns of a chat, how to sample, and which of several samples it is.
+class Answer(NamedTuple):
+    """What the server wrote: the text, whether the budget ended it, and the tokens it counted."""
 
-    Each `seed` has samples of its own.
+    text: str
+    is_truncated: bool
+    prompt_tokens: int
+    completion_tokens: int
+
+
+class AnswerFile:
+    """A file of a server's answers, one JSON object a line, to which several programs may add.
+
+    A line that was cut off when a program was killed is passed over: its question is asked again.
     """
 
-    messages: Sequence[Mapping[str, str]]
-    sampling: Mapping[str, Any]
-    sample: int
-    seed: int = 0
+    def __init__(self, path: Path):
+        self.path = path
+        self._lock = threading.Lock()
+        self._known: dict[str, Answer] = {}
+        content = read_bytes(path) if kind_of(path) else b""
+        self._begin = "\n" if content and not content.endswith(b"\n") else ""
+        for line in content.splitlines():
+            with suppress(*WRONG):
+                value = json.loads(line)
+                key = value.pop("id")
+                self._known[key] = Answer(**value)
+
+    def get(self, key: str) -> Answer | None:
+        """Return the answer of this key, or None."""
+        return self._known.get(key)
+
+    def add(self, key: str, answer: Answer) -> None:
+        """Append an answer. Raises UserError if it cannot be written."""
+        line = json.dumps({"id": key, **answer._asdict()})
+        with self._lock:
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                with open_own(self.path, "a") as file:
+                    file.write(f"{self._begin}{line}\n")
+            except OSError as error:
+                raise UserError(f"{self.path}: cannot be written: {error.strerror}") from error
+            self._begin = ""
+            self._known[key] = answer
 
 
-class FailedError(Exception):
-    """A request failed, and so did all repetitions."""
+class RemoteModel:
+    """A model behind a server, e.g. at "http://localhost:8000/v1".
 
-
-class Endpoint:
-    """A model behind a server, e.g. ``Endpoint("http://localhost:8000/v1", "llama", 8, path)``.
-
-    `answers` is the file of the answers; `concurrency` requests run at the same time. `remembered`
-    counts the answers from the file, `left_out` names the arguments that the server does not know.
+    `format` says what is added to a problem's prompt; `concurrency` requests run at the same time.
+    `remembered` counts the answers that the file `answers` had.
     """
 
-    def __init__(self, url: str, model: str, concurrency: int, answers: Path):
+    def __init__(
+        self,
+        url: str,
+        model: str,
+        format: PromptFormat,
+        sampling: Sampling,
+        *,
+        seed: int,
+        samples: int,
+        concurrency: int,
+    ):
         self.url = _address(url)
         self.model = model
+        self.format = format
+        self.sampling = sampling
+        self.seed = seed
+        self.samples = samples
         self.concurrency = concurrency
-        self.remembered = 0
-        self.left_out: set[str] = set()
-        self.failures: list[str] = []
 
-        self._store = AnswerFile(answers)
+        name = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip(".-")[:100] or "model"
+        self.answers = AnswerFile(Path("runs", "endpoint", f"{name}.jsonl"))
+        self.remembered = 0
+
+        self._left_out: set[str] = set()  # arguments that the server does not know
+        self._prompt_tokens = self._completion_tokens = 0
 
         key = _key()
         self._client = httpx.Client(
@@ -84,64 +136,106 @@ class Endpoint:
             limits=httpx.Limits(max_connections=concurrency),
         )
 
-    def ask(
-        self, questions: Sequence[Question], progress: ShowProgress = lambda part, done, total: None
-    ) -> list[ServerAnswer | None]:
-        """Return the answer to each question, in order; None where all tries failed.
+    def choose(self, problems: Iterable[Problem], size: int, **limits: Any) -> DistinctProblems:
+        """Return distinct problems; whether they fit the model's context is not known."""
+        return first_distinct(problems, size, **limits)
 
-        `progress` is called after each answer. Raises UserError if the server refuses a request, or
-        if the very first one fails.
+    def warning(self, task: Task, problems: Sequence[Problem]) -> str:
+        """Return no warning: the room for completions is not known."""
+        return ""
+
+    def answer(
+        self, task: Task, problems: Sequence[Problem], progress: ShowProgress
+    ) -> list[Group]:
+        """Ask for the completions of each problem, and score them.
+
+        Raises UserError if the server refuses a request, or if all tries fail. What was answered is
+        kept, so the same command goes on.
         """
-        if not questions:
-            return []
 
-        # The first request alone shows whether the server can be reached.
-        first = self._answer(questions[0])
-        if first is None:
-            raise UserError(f"--endpoint {self.url}: {self.failures[-1]}")
+        def ask(question: tuple[Problem, int]) -> Answer:
+            return self._answer(task, *question)
 
-        answers: list[ServerAnswer | None] = [first]
-        for answer in _side_by_side(self._answer, questions[1:], self.concurrency):
-            progress("asking", len(answers), len(questions))
-            answers.append(answer)
-        return answers
+        questions = [(problem, sample) for problem in problems for sample in range(self.samples)]
+        answers = [ask(questions[0])]  # alone: it shows whether the server can be reached
+        with ThreadPool(self.concurrency) as pool:
+            for answer in pool.imap(ask, questions[1:]):
+                progress("asking", len(answers), len(questions))
+                answers.append(answer)
 
-    def _answer(self, question: Question) -> ServerAnswer | None:
-        """Return the stored or the server's answer to a question; None if all tries failed."""
+        groups = []
+        for number, problem in enumerate(problems):
+            of_problem = answers[number * self.samples : (number + 1) * self.samples]
+            completions = [
+                Completion((), (), answer.text, "length" if answer.is_truncated else "stop")
+                for answer in of_problem
+            ]
+            groups.append(Group(number, problem, (), self.sampling.temperature, completions))
+        self._prompt_tokens += sum(answer.prompt_tokens for answer in answers)
+        self._completion_tokens += sum(answer.completion_tokens for answer in answers)
+
+        progress("scoring", 0, len(groups))
+        score_groups(task, groups)
+        return groups
+
+    def budget(self, task: Task, problems: Sequence[Problem]) -> int:
+        """Return the largest budget of the problems."""
+        return max(self._budget(task, problem) for problem in problems)
+
+    def sent(self, problem: Problem) -> list[str]:
+        """Return the turns that are sent; how the server writes them is not known."""
+        lines = [f"{role}: {text}" for role, text in self.format.turns(problem)]
+        return [escape_control(line) for text in lines for line in text.split("\n")]
+
+    def figures(self) -> dict[str, Any]:
+        """Return the tokens that the server counted since the last call, and unknown arguments."""
+        tokens = {
+            "prompt_tokens": self._prompt_tokens,
+            "completion_tokens": self._completion_tokens,
+        }
+        self._prompt_tokens = self._completion_tokens = 0
+        left_out = {"left_out": sorted(self._left_out)} if self._left_out else {}
+        return {"endpoint": self.url, **tokens, **left_out}
+
+    def _budget(self, task: Task, problem: Problem) -> int:
+        declared = declared_budget(task, problem.level)
+        return self.sampling.max_new_tokens or max(declared, len(problem.target) + MARGIN)
+
+    def _answer(self, task: Task, problem: Problem, sample: int) -> Answer:
+        """Return the stored or the server's answer."""
+        messages = [{"role": role, "content": text} for role, text in self.format.turns(problem)]
+        sampling = {
+            "temperature": self.sampling.temperature,
+            "top_p": self.sampling.top_p,
+            "max_tokens": self._budget(task, problem),
+        }
+        if self.sampling.top_k:
+            sampling["top_k"] = self.sampling.top_k
+
         key = key_of(
             self.url,
             self.model,
-            json.dumps([dict(turn) for turn in question.messages], sort_keys=True),
-            json.dumps(dict(question.sampling), sort_keys=True),
-            question.sample,
-            question.seed,
+            json.dumps(messages, sort_keys=True),
+            json.dumps(sampling, sort_keys=True),
+            sample,
+            self.seed,
         )
-        known = self._store.get(key)
+        known = self.answers.get(key)
         if known is not None:
             self.remembered += 1
             return known
 
-        try:
-            answer = self._request(question, key)
-        except FailedError as error:
-            self.failures.append(str(error))
-            return None
-
-        self._store.add(key, answer)
+        seed = int(key, 16) % 2**31
+        body = {"model": self.model, "messages": messages, **sampling, "seed": seed}
+        answer = self._request(body)
+        self.answers.add(key, answer)
         return answer
 
-    def _request(self, question: Question, key: str) -> ServerAnswer:
+    def _request(self, body: dict[str, Any]) -> Answer:
         """Return the server's answer, after several tries if necessary.
 
-        Raises FailedError if all tries fail, and UserError if the server refuses the request.
+        Raises UserError if the server refuses the request, or if all tries fail.
         """
-        body: dict[str, Any] = {
-            "model": self.model,
-            "messages": list(question.messages),
-            **question.sampling,
-            "seed": int(key, 16) % 2**31,
-        }
-
         pause = FIRST_PAUSE
         asked_pause = 0.0  # by the server
         reason = ""
@@ -150,41 +244,25 @@ class Endpoint:
                 time.sleep(max(pause * random.uniform(0.5, 1.0), asked_pause))
                 pause, asked_pause = min(2 * pause, LONGEST_PAUSE), 0.0
 
-            for name in self.left_out:
+            for name in self._left_out:
                 body.pop(name, None)
             try:
-                status, headers, text = self._post(body)
+                response = self._client.post(self.url, json=body)
             except httpx.HTTPError as error:
                 reason = f"{type(error).__name__}: {error}"
                 continue
+            status, text = response.status_code, response.text
             if status < 300:
                 return _read(text, self.url)
 
             reason = f"status {status}: {_reason(text)}"
-            if "location" in headers:
-                moved = shortened(headers["location"], 200)
-                reason = f"status {status}: it has moved to {moved}; give that address"
             if status in MAY_SUCCEED_LATER or status >= 500:
-                asked_pause = _retry_after(headers.get("retry-after"))
+                asked_pause = _retry_after(response.headers)
             elif not self._adapt(body, status, text):
                 raise UserError(f"--endpoint {self.url}, model {self.model}: {reason}")
-        raise FailedError(f"{TRIES} tries failed; the last: {shortened(reason, 200)}")
-
-    def _post(self, body: Mapping[str, Any]) -> tuple[int, httpx.Headers, str]:
-        """Return status, headers and text of the response, which may not exceed MAX_BYTES."""
-        with self._client.stream("POST", self.url, json=body) as response:
-            pieces = []
-            size = 0
-            for piece in response.iter_bytes():
-                pieces.append(piece)
-                size += len(piece)
-                if size > MAX_BYTES:
-                    raise UserError(
-                        f"--endpoint {self.url}: a response has more than {MAX_BYTES >> 20} MiB"
-                    )
-
-            text = b"".join(pieces).decode("utf-8", errors="replace")
-            return response.status_code, response.headers, text
+        raise UserError(
+            f"--endpoint {self.url}: {TRIES} tries failed; the last: {shortened(reason, 200)}"
+        )
 
     def _adapt(self, body: dict[str, Any], status: int, text: str) -> bool:
         """Leave out an argument that the server does not know; return whether there was one.
@@ -198,47 +276,9 @@ class Endpoint:
             return True
         for name in ("seed", "top_k"):
             if name in body and f'"{name}"' in text.replace("'", '"'):
-                self.left_out.add(name)
+                self._left_out.add(name)
                 return True
         return False
-
-
-def _side_by_side(
-    ask: Callable[[Question], ServerAnswer | None], questions: Sequence[Question], workers: int
-) -> Iterator[ServerAnswer | None]:
-    """Yield the answer to each question, in order; at most `workers` are asked at a time.
-
-    If one raises, no other begins, and those under way are awaited, because their answers are kept.
-    The threads are daemons, so that Ctrl-C does not wait for a slow server.
-    """
-    futures = [Future[ServerAnswer | None]() for _ in questions]
-    waiting: queue.SimpleQueue = queue.SimpleQueue()
-    for future, question in zip(futures, questions):
-        waiting.put((future, question))
-    ended = threading.Event()
-
-    def work() -> None:
-        with suppress(queue.Empty):
-            while not ended.is_set():
-                future, question = waiting.get_nowait()
-                try:
-                    future.set_result(ask(question))
-                except BaseException as error:  # raised where the answer is awaited
-                    ended.set()
-                    future.set_exception(error)
-
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(workers)]
-    for thread in threads:
-        thread.start()
-    try:
-        for future in futures:
-            yield future.result()
-    except Exception:
-        for thread in threads:
-            thread.join()
-        raise
-    finally:
-        ended.set()
 
 
 def _key() -> str:
@@ -263,16 +303,17 @@ def _address(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}{path}"
 
 
-def _read(text: str, url: str) -> ServerAnswer:
+def _read(text: str, url: str) -> Answer:
     """Return the answer in the text of a response."""
     try:
         value = json.loads(text)
         choice = value["choices"][0]
-        content = choice["message"]["content"]
+        content = choice["message"]["content"] or ""
         usage = value.get("usage") or {}
 
-        return ServerAnswer(
-            "" if content is None else answer_text(content),
+        return Answer(
+            # JSON can write half of a surrogate pair, which no file can hold.
+            content.encode("utf-8", "replace").decode(),
             choice.get("finish_reason") == "length",
             int(usage.get("prompt_tokens") or 0),
             int(usage.get("completion_tokens") or 0),
@@ -295,9 +336,9 @@ def _reason(text: str) -> str:
     return shortened(" ".join(str(reason).split()), 200) or "no reason given"
 
 
-def _retry_after(header: str | None) -> float:
+def _retry_after(headers: Mapping[str, str]) -> float:
     """Return the seconds of a Retry-After header; 0 if it has none (it may hold a date)."""
     try:
-        return min(max(0.0, float(header or 0)), LONGEST_PAUSE)
+        return min(max(0.0, float(headers.get("retry-after", 0))), LONGEST_PAUSE)
     except ValueError:
         return 0.0

@@ -2,34 +2,123 @@
 
 import argparse
 import json
+import math
 import os
-import re
+import shlex
 import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from statistics import fmean
+from typing import Any
 
 from data.errors import UserError
 from data.files import write_whole
 from data.text import escape_control
 from grpo.config import Config
-from grpo.model.load import load_policy
-from grpo.model.policy import Policy
-from grpo.model.prompts import format_of
-from grpo.run.folders import check_output
-from grpo.tools.evaluation.endpoint import Endpoint
-from grpo.tools.evaluation.figures import ON_SCREEN, Evaluator, add_differences, load_run_policy
-from grpo.tools.evaluation.models import EvaluatedModel, LocalModel, RemoteModel
-from grpo.tools.evaluation.request import (
-    Request,
-    make_request,
-    require_same_problems,
-    trained_run,
+from grpo.evaluate import (
+    EvaluationSettings,
+    Sampling,
+    ShowProgress,
+    budgets,
+    evaluate,
+    first_room_warning,
+    select,
+    summarise,
 )
-from grpo.tools.evaluation.samples import write_samples
-from grpo.tools.evaluation.table import show
-from grpo.tools.evaluation.texts import held_out_texts, known_texts, task_of_examples
-from tasks.base import Task, foreign_of
-from tasks.supply import read_problems
+from grpo.model.load import load_policy
+from grpo.model.options import LoadOptions
+from grpo.model.policy import Policy
+from grpo.model.prompts import format_of, middle_left_out, sent_lines, wording_text
+from grpo.records import Group, truncated_share
+from grpo.run.folders import check_output
+from grpo.run.schemas import StartFile, read_checked
+from grpo.run.sources import check_base, read_sources
+from grpo.run.start import checkpoint_of, config_of
+from grpo.show.activity import StatusLine
+from grpo.statistics import mean_interval
+from grpo.tools.evaluation.endpoint import RemoteModel
+from grpo.tools.evaluation.table import ALL_KINDS, repeated_figures, show, write_samples
+from tasks.base import (
+    Problem,
+    Task,
+    compares,
+    foreign_of,
+    problems_of,
+    sources_of,
+    unseen_texts,
+    watch_scoring,
+    worded,
+)
+from tasks.registry import (
+    REWARD_FILE,
+    check_wording,
+    implied_task,
+    load_task,
+    require_trusted_task,
+    split_options,
+)
+from tasks.supply import (
+    DistinctProblems,
+    family_size,
+    parse_levels,
+    patience,
+    problem_stream,
+    read_problems,
+)
+
+# Entries of a result that are not figures: the first problem's prompt as it was sent to the model,
+# and all groups.
+ON_SCREEN = ("sent", "groups")
+
+# The settings of a run that hold in its evaluation, unless a flag overrides them.
+SAMPLING = ("temperature", "top_k", "top_p", "max_new_tokens")
+PROMPT = ("system", "shots", "chat_template_kwargs", "wording")
+
+# Where foreign problems come from. The flags apply to the other problems only.
+FOREIGN_SOURCE = {"split": "test", "dataset": ""}
+
+
+@dataclass(frozen=True)
+class Request:
+    """The evaluation of one model: the flags, completed by the settings of the run, if it is one.
+
+    `settings` are those of a run that hold in its evaluation, too. A run has a `checkpoint`, and a
+    `config` of its own; the `config` of any other model is the default one.
+    """
+
+    flags: argparse.Namespace
+    model: str
+    checkpoint: Path | None
+    config: Config
+    settings: argparse.Namespace
+    task: Task
+    levels: Sequence[int]
+    samples: int
+
+    @property
+    def texts(self) -> str | None:
+        """The folder of the user's own texts, if there is one."""
+        return self.settings.task_options.get("texts")
+
+    @property
+    def holds_out_texts(self) -> bool:
+        """Whether the texts that a model has drawn from are left out of the user's own."""
+        return self.texts is not None and self.flags.split == "test"
+
+    @property
+    def sampling(self) -> Sampling:
+        """How completions are sampled."""
+        return Sampling(**{name: getattr(self.settings, name) for name in SAMPLING})
+
+    @property
+    def problems(self) -> str:
+        """The flags that say what is evaluated: models are compared on the same problems."""
+        options = sorted(self.settings.task_options.items())
+        words = [word for name, value in options for word in (f"--{name}", value)]
+        levels = ",".join(map(str, self.levels))
+        samples = ["--samples", str(self.samples)] if self.samples > 1 else []
+        return shlex.join(["--task", self.settings.task, *words, "--levels", levels, *samples])
 
 
 def report(flags: argparse.Namespace, others: list[str]) -> int:
@@ -37,23 +126,21 @@ def report(flags: argparse.Namespace, others: list[str]) -> int:
 
     `others` are words that may be flags of the task.
     """
-    outputs: dict[str, str] = {}
-    for name in ("json", "out", "answers"):
+    for name in ("json", "out"):
         if path := getattr(flags, name):
             check_output(path, f"--{name}")
-            earlier = outputs.setdefault(os.path.realpath(path), name)
-            if earlier != name:
-                raise UserError(f"--{name} {path}: --{earlier} is the same file; give another")
+    if flags.json and os.path.realpath(flags.json) == os.path.realpath(flags.out):
+        raise UserError(f"--out {flags.out}: --json is the same file; give another")
 
-    prepared = [prepare(flags, name, others) for name in flags.models]
-    require_same_problems([one.request for one in prepared])
+    requests = [make_request(flags, model, others) for model in flags.models]
+    _require_same_problems(requests)
 
     # All models answer the same problems, so what one of them knows is left out for all.
     known: set[str] = set()
-    if prepared[0].request.holds_out_texts:
-        known = set().union(*(known_texts(one.checkpoint, one.config) for one in prepared))
+    if requests[0].holds_out_texts:
+        known = set().union(*(known_texts(one.checkpoint, one.config) for one in requests))
 
-    results = [result for one in prepared for result in evaluate_model(flags, one, known)]
+    results = [result for request in requests for result in evaluate_model(request, known)]
     add_differences(results)
 
     # The files are written first, because the table may go to a pipe that is closed early.
@@ -65,79 +152,398 @@ def report(flags: argparse.Namespace, others: list[str]) -> int:
         write_whole(flags.json, (json.dumps(lines, indent=1) + "\n").encode())
     if flags.out:
         write_samples(Path(flags.out), results)
-    show(results, getattr(prepared[0].task, "metric", "score"))
+    show(results, getattr(requests[0].task, "metric", "score"))
     return 0
 
 
-class Prepared(NamedTuple):
-    """A model that is to be evaluated: if it is a run, its checkpoint and configuration."""
-
-    checkpoint: Path | None
-    config: Config
-    request: Request
-    task: Task
+# ---- what is asked for
 
 
-def prepare(flags: argparse.Namespace, model: str, others: list[str]) -> Prepared:
-    """Return what to evaluate of a model, which is not loaded yet."""
-    flags.model = model
+def make_request(flags: argparse.Namespace, model: str, others: list[str]) -> Request:
+    """Return what to evaluate of a model, which is not loaded yet.
+
+    `others` are the words of the command line that may be flags of the task. Raises UserError for
+    an unknown flag, and if a run's task is a program that the flags do not name.
+    """
     checkpoint, config = (None, Config()) if flags.endpoint else trained_run(model)
-    return Prepared(checkpoint, config, *make_request(flags, others, config))
+    spec = flags.task
+    if spec is None:  # an empty one is a mistake
+        spec = implied_task(others) or config.task
+    is_runs_task = spec == config.task
+    if is_runs_task:
+        require_trusted_task(spec, {}, (flags.task,), Path(model))
+    given, unknown = split_options(spec, others)
+    if unknown:
+        raise UserError(f"{unknown[0]}: no such flag; python eval.py --help lists the flags")
+    options = {**(config.task_options if is_runs_task else {}), **given}
+    require_trusted_task(spec, options, (spec, given.get(REWARD_FILE)), Path(model))
+
+    settings = argparse.Namespace(task=spec, task_options=options)
+    for name in (*SAMPLING, *PROMPT):
+        own = getattr(flags, name)
+        setattr(settings, name, getattr(config, name) if own is None else own)
+    if flags.greedy:
+        settings.temperature = 0.0
+    if flags.wording:
+        settings.wording = wording_text(flags.wording)
+        check_wording(spec, settings.wording, flags.wording)
+    elif not is_runs_task:
+        settings.wording = ""  # that of the run is for another task
+
+    task = load_task(spec, options=options, wording=settings.wording)
+    levels = _levels(flags.words, task, config, settings)
+    samples = _samples(flags.samples, task, config)
+    return Request(flags, model, checkpoint, config, settings, task, levels, samples)
 
 
-def evaluate_model(
-    flags: argparse.Namespace, prepared: Prepared, known: set[str]
-) -> list[dict[str, Any]]:
-    """Return the results of a model; texts with a `known` fingerprint are not held out."""
-    checkpoint, config, request, task = prepared
-    dataset = read_problems(Path(request.dataset), task) if request.dataset else []
+def trained_run(model: str) -> tuple[Path | None, Config]:
+    """Return the newest valid checkpoint of run (or checkpoint) `model`, and its configuration.
 
-    examples_from = task
-    if request.holds_out_texts:
-        examples_from = task_of_examples(task, request, config)
-        task = held_out_texts(task, known)
-    kinds = {level: foreign_of(task, level) for level in request.levels if request.foreign}
+    Any other model has no checkpoint; its configuration is the default one.
+    """
+    checkpoint, warnings = checkpoint_of(model)
+    if checkpoint is None:
+        return None, Config()
+    for warning in warnings:
+        _say(warning)
+    return checkpoint, config_of(checkpoint)
 
-    prompt = request.prompt
-    format = format_of(
-        examples_from,
-        system=prompt.system,
-        shots=prompt.shots,
-        chat_template_kwargs=prompt.chat_template_kwargs,
-        seed=request.seed,
+
+def _levels(text: str, task: Task, config: Config, settings: argparse.Namespace) -> list[int]:
+    """Return the levels asked for, else the run's, else the task's own."""
+    if text:
+        return parse_levels(text, "--words")
+
+    # The run's level means the same for its own task on other texts.
+    own, asked = config.task_options, settings.task_options
+    differing = {name for name in {*own, *asked} if own.get(name) != asked.get(name)}
+    if settings.task == config.task and differing <= {"texts"} and config.level:
+        return [config.level]
+    of_rows = {problem.level for problem in problems_of(task, "train")}
+    return [max(of_rows, default=getattr(task, "default_level", 1))]
+
+
+def _samples(given: int | None, task: Task, config: Config) -> int:
+    """Return the number of completions of each problem."""
+    if not compares(task):
+        return given or 1
+    if given == 1:
+        raise UserError(
+            "--samples 1: the reward may compare the completions of a group; give the size of a "
+            "group, or leave it out"
+        )
+    return given or config.group_size
+
+
+def _require_same_problems(requests: Sequence[Request]) -> None:
+    """Raise UserError if a model would answer other problems than the first one.
+
+    Two runs of different tasks or levels would, unless the flags name these.
+    """
+    first, *others = requests
+    for other in others:
+        if other.problems != first.problems:
+            raise UserError(
+                f"--model {other.model}: would answer other problems ({other.problems}) than "
+                f"{first.model} ({first.problems}); add the flags of one of them"
+            )
+
+
+# ---- the user's own texts: those that no model was trained or chosen on
+
+
+def known_texts(checkpoint: Path | None, config: Config) -> set[str]:
+    """Return the fingerprints of the texts that a run has drawn from.
+
+    The runs that it started from count as well.
+    """
+    known: set[str] = set()
+    while checkpoint is not None:
+        known |= set(read_sources(checkpoint)["corpus"].values())
+        checkpoint, config = trained_run(config.start or config.model)
+    return known
+
+
+def held_out_texts(task: Task, known: set[str]) -> Task:
+    """Return `task` for evaluation on all texts but the `known` ones."""
+    unseen = unseen_texts(task, known)
+    if left_out := len(sources_of(task)) - len(sources_of(unseen)):
+        print(f"eval.py: {left_out} texts are left out: a model was trained or chosen on them")
+    return unseen
+
+
+def _task_of_examples(request: Request) -> Task:
+    """Return the task whose training split supplies the examples of --shots.
+
+    It draws on the run's own texts where those of --texts are held out.
+    """
+    config, settings = request.config, request.settings
+    own = config.task_options.get("texts") if settings.task == config.task else None
+    if not (request.holds_out_texts and settings.shots) or request.texts == own:
+        return request.task
+
+    options = {name: value for name, value in settings.task_options.items() if name != "texts"}
+    if own is not None:
+        options["texts"] = own
+    return load_task(settings.task, options=options, wording=settings.wording)
+
+
+# ---- models and their results
+
+
+class LocalModel:
+    """A policy in this process; `seen` are the keys of problems that it was trained on."""
+
+    def __init__(self, request: Request, policy: Policy, seen: set[str]):
+        self.request = request
+        self.policy = policy
+        self.seen = seen
+
+    def choose(self, problems: Iterable[Problem], size: int, **limits: Any) -> DistinctProblems:
+        """Return distinct problems that training has not seen, and that fit the context."""
+        sampling = self.request.sampling
+        return select(self.policy, problems, size, self.seen, sampling, **limits)
+
+    def warning(self, task: Task, problems: Sequence[Problem]) -> str:
+        """Return a warning if a prompt leaves too little room for completions, else ""."""
+        return first_room_warning(self.policy, task, problems, self.request.sampling)
+
+    def answer(
+        self, task: Task, problems: Sequence[Problem], progress: ShowProgress
+    ) -> list[Group]:
+        """Sample a group of completions for each problem, and score it."""
+        request = self.request
+        settings = EvaluationSettings(request.sampling, request.flags.seed, request.samples)
+        return evaluate(self.policy, task, problems, settings, progress)
+
+    def budget(self, task: Task, problems: Sequence[Problem]) -> int:
+        """Return the most new tokens that a completion of one of the problems may take."""
+        return max(budgets(self.policy, task, problems, self.request.sampling))
+
+    def sent(self, problem: Problem) -> list[str]:
+        """Return the prompt, decoded from its token ids."""
+        return sent_lines(self.policy, problem)
+
+    def figures(self) -> dict[str, Any]:
+        """Return no more figures."""
+        return {}
+
+
+def load_run_policy(checkpoint: Path, config: Config, device: str) -> tuple[Policy, set[str]]:
+    """Return the policy of a checkpoint, and the keys of the problems that it was trained on.
+
+    Raises UserError if its base model has changed since the checkpoint.
+    """
+    check_base(checkpoint, config.model, ())
+    seen = read_checked(checkpoint / "trainer.json", StartFile)["trainer"]["seen"]
+    policy = load_policy(
+        config.model,
+        device=device,
+        weights=checkpoint,
+        options=LoadOptions(config.dtype, quantise=config.quantise),
     )
-    model: EvaluatedModel
-    if flags.endpoint:
-        kept = Path("runs", "endpoint", f"{_file_name(request.model)}.jsonl")
-        answers = Path(flags.answers) if flags.answers else kept
-        endpoint = Endpoint(flags.endpoint, request.model, flags.concurrency, answers)
-        model = RemoteModel(request, endpoint, format)
-    else:
-        policy, seen = _load(request, checkpoint, config)
-        policy.use(format)
-        model = LocalModel(request, policy, seen)
+    # Again, because loading may have downloaded a model of the hub.
+    check_base(checkpoint, config.model, ())
+    return policy, set(seen)
 
-    evaluator = Evaluator(request, model, dataset)
+
+def _load(request: Request) -> LocalModel | RemoteModel:
+    """Return the model, which presents problems as the request says."""
+    settings, flags = request.settings, request.flags
+    format = format_of(
+        _task_of_examples(request),
+        system=settings.system,
+        shots=settings.shots,
+        chat_template_kwargs=settings.chat_template_kwargs,
+        seed=flags.seed,
+    )
+    if flags.endpoint:
+        return RemoteModel(
+            flags.endpoint,
+            request.model,
+            format,
+            request.sampling,
+            seed=flags.seed,
+            samples=request.samples,
+            concurrency=flags.concurrency,
+        )
+
+    if request.checkpoint is None:
+        policy, seen = load_policy(request.model, device=flags.device), set[str]()
+    else:
+        policy, seen = load_run_policy(request.checkpoint, request.config, flags.device)
+    for note in policy.notes:
+        _say(f"warning: {note}")
+    policy.use(format)
+    return LocalModel(request, policy, seen)
+
+
+def evaluate_model(request: Request, known: set[str]) -> list[dict[str, Any]]:
+    """Return the results of a model; texts with a `known` fingerprint are not held out."""
+    task, flags = request.task, request.flags
+    dataset = read_problems(Path(flags.dataset), task) if flags.dataset else []
+    if request.holds_out_texts:
+        task = held_out_texts(task, known)
+    kinds = {level: foreign_of(task, level) for level in request.levels if flags.foreign}
+
+    evaluator = Evaluator(request, _load(request), dataset)
     results = [evaluator.level(task, level) for level in request.levels]
     for level, tasks in kinds.items():
         results += evaluator.foreign(tasks, level)
 
-    if isinstance(model, RemoteModel) and model.endpoint.remembered:
-        print(f"eval.py: {model.endpoint.remembered} answers are from {answers}", file=sys.stderr)
+    model = evaluator.model
+    if isinstance(model, RemoteModel) and model.remembered:
+        _say(f"{model.remembered} answers are from {model.answers.path}")
     return results
 
 
-def _file_name(model: str) -> str:
-    """Return a file name for the answers of a model: "a-b" for "a/b"."""
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip(".-")[:100] or "model"
+class Evaluator:
+    """Evaluates one `model` as a `request` asks; `dataset` holds the problems of --dataset."""
+
+    def __init__(self, request: Request, model: LocalModel | RemoteModel, dataset: list[Problem]):
+        self.status = StatusLine("eval.py")
+        self.request = request
+        self.model = model
+        self.dataset = dataset
+        self.has_warned = False
+
+    def level(self, task: Task, level: int) -> dict[str, Any]:
+        """Return the result of a level: figures and the entries of ON_SCREEN.
+
+        Raises UserError if there is no problem.
+        """
+        flags = self.request.flags
+        if flags.dataset:
+            problems = [worded(task, one) for one in self.dataset if one.level == level]
+            found = self.model.choose(problems, flags.problems)
+            where = f"{flags.dataset}, level {level}"
+        else:
+            found = self._find(task, level, flags.split, flags.problems)
+            where = f"the {flags.split} split, level {level}, --seed {flags.seed}"
+
+        if not found.problems:
+            raise UserError(found.error or f"{where}: {found.why_none}")
+        return self._result(task, level, found, self._answer(task, found, f"level {level}"))
+
+    def foreign(self, tasks: Mapping[str, Task], level: int) -> list[dict[str, Any]]:
+        """Return the result of each foreign kind of text at a level, and last that of all kinds.
+
+        The kinds share the problems evenly. A kind has no result if none of its problems fits the
+        model. Raises UserError if none of any kind fits.
+        """
+        size = math.ceil(self.request.flags.problems / len(tasks))
+        results = []
+        every: list[Group] = []
+        of_kinds = []
+        for kind, task in tasks.items():
+            found = self._find(task, level, "test", size)
+            of_kinds.append(found)
+            if found.problems:
+                groups = self._answer(task, found, f"level {level}, foreign {kind}")
+                result = self._result(task, level, found, groups)
+                results.append({**result, **FOREIGN_SOURCE, "foreign": kind})
+                every += groups
+
+        if not every:
+            raise UserError(
+                f"--foreign: no problem of level {level} fits the model; give a lower level"
+            )
+        together = DistinctProblems(
+            [group.problem for group in every],
+            sum(found.asked for found in of_kinds),
+            sum(found.dropped for found in of_kinds),
+            sum(found.too_long for found in of_kinds),
+        )
+        overall = self._result(task, level, together, every)
+        return [*results, {**overall, **FOREIGN_SOURCE, "foreign": ALL_KINDS, "groups": []}]
+
+    def _find(self, task: Task, level: int, split: str, size: int) -> DistinctProblems:
+        """Return `size` distinct problems that the model may be evaluated on, or all there are."""
+        family = family_size(task, level)
+        stream = problem_stream(task, seed=self.request.flags.seed, split=split, level=level)
+        limits = {"fruitless": patience(size, family), "family": family}
+        return self.model.choose(stream, size, **limits)
+
+    def _answer(self, task: Task, found: DistinctProblems, where: str) -> list[Group]:
+        """Return the model's scored completions, and show how far it is."""
+        warning = self.model.warning(task, found.problems)
+        if warning and not self.has_warned:
+            self.has_warned = True
+            _say(f"warning: {warning}")
+
+        watch_scoring(task, self.status.scoring)
+        with self.status.working(f"{self.request.model}, {where}") as progress:
+            return self.model.answer(task, found.problems, progress)
+
+    def _result(
+        self, task: Task, level: int, found: DistinctProblems, groups: list[Group]
+    ) -> dict[str, Any]:
+        """Return the result as --json has it, with the entries of ON_SCREEN."""
+        request, flags = self.request, self.request.flags
+        settings = request.settings
+        sent = self.model.sent(groups[0].problem)
+        return {
+            "model": request.model,
+            **request.config.mark,
+            "task": settings.task,
+            **settings.task_options,
+            "level": level,
+            "split": flags.split,
+            "dataset": flags.dataset,
+            "seed": flags.seed,
+            **{name: getattr(settings, name) for name in PROMPT},
+            "prompt": "\n".join(sent),
+            **asdict(request.sampling),
+            "budget": self.model.budget(task, found.problems),
+            "asked": found.asked,
+            "samples": request.samples,
+            "dropped": found.dropped,
+            "too_long": found.too_long,
+            **summarise(groups),
+            **repeated_figures(groups),
+            "truncated": truncated_share(groups),
+            **self.model.figures(),
+            "sent": middle_left_out(sent),
+            "groups": groups,
+        }
 
 
-def _load(request: Request, checkpoint: Path | None, config: Config) -> tuple[Policy, set[str]]:
-    """Return the policy, and the keys of the problems that it was trained on."""
-    if checkpoint is None:
-        policy, seen = load_policy(request.model, device=request.device), set[str]()
-    else:
-        policy, seen = load_run_policy(checkpoint, config, request.device, request.accept)
-    for note in policy.notes:
-        print(f"eval.py: warning: {escape_control(note)}", file=sys.stderr)
-    return policy, seen
+def add_differences(results: Sequence[dict[str, Any]]) -> None:
+    """Add to each result how its model differs from the first one, problem by problem.
+
+    Only problems that both were given count. A result of the first model gets nothing, nor does one
+    without such problems.
+    """
+    first = results[0]["model"]
+    of_first = {_about(result): _values(result) for result in results if result["model"] == first}
+    for result in results:
+        values, others = _values(result), of_first.get(_about(result), {})
+        shared = sorted(values.keys() & others.keys())
+        if result["model"] == first or not shared:
+            continue
+        differences = [values[key] - others[key] for key in shared]
+        low, high = mean_interval(differences, bounds=(-1.0, 1.0))
+        result["difference"] = {
+            "to": first,
+            "n": len(shared),
+            "mean": fmean(differences),
+            "ci_low": low,
+            "ci_high": high,
+        }
+
+
+def _about(result: Mapping[str, Any]) -> tuple[int, str | None]:
+    """Return the level of a result, and its kind of foreign text."""
+    return result["level"], result.get("foreign")
+
+
+def _values(result: Mapping[str, Any]) -> dict[str, float]:
+    """Return the mean score of each problem, by its key."""
+    return {
+        group.problem.key: fmean(score.value for score in group.scores)
+        for group in result["groups"]
+    }
+
+
+def _say(text: str) -> None:
+    print(f"eval.py: {escape_control(text)}", file=sys.stderr)

@@ -12,9 +12,26 @@ overrides them.
 adds kinds of text that no run is trained on (`data/foreign.py`), and reports each kind.
 """
 
-from data.errors import exit_status
+import argparse
+import math
+
+from data.errors import Parser, UserError, exit_status
+from data.files import kind_of
 from data.streams import interrupts_end
-from grpo.tools.evaluation.flags import parse
+from grpo.config import MAX_NUMBER, MAX_SHOTS, Config
+from grpo.model.prompts import system_text, template_arguments
+from tasks.registry import flags_of_tasks, implied_task, split_options
+
+# The smallest and the largest value of each number.
+LIMITS = {
+    "problems": (1, 1_000_000),
+    "samples": (1, 10_000),
+    "temperature": (0, 1_000),
+    "top_k": (0, math.inf),
+    "max_new_tokens": (0, MAX_NUMBER),
+    "shots": (0, MAX_SHOTS),
+    "concurrency": (1, 256),
+}
 
 
 def main(argv: list[str]) -> int:
@@ -24,9 +41,173 @@ def main(argv: list[str]) -> int:
 
 def start(argv: list[str]) -> int:
     """Read the flags, and evaluate. Torch is loaded after that, because it takes seconds."""
-    assert __doc__ is not None
-    flags, others = parse(argv, description=__doc__.splitlines()[0])
+    flags, others = parse(argv)
 
     with interrupts_end():
         from grpo.tools.evaluation.evaluate import report
     return report(flags, others)
+
+
+def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+    """Return the flags, and the words that may be flags of the task.
+
+    A flag that is None takes the value of the run. Raises UserError for a value out of range, and
+    for an unknown flag if the task is known before a run is read.
+    """
+    parser = make_parser()
+    flags, others = parser.parse_known_args(argv)
+    flags.models = list(dict.fromkeys(flags.models or ["builtin"]))
+    _check(flags)
+
+    spec = implied_task(others) if flags.task is None else flags.task
+    if spec is not None or not any(map(kind_of, flags.models)):
+        _, unknown = split_options(spec or Config.task, others)
+        if unknown:
+            near = parser.nearest(unknown[0].split("=")[0])
+            hint = f"did you mean {near}?" if near else "python eval.py --help lists the flags"
+            raise UserError(f"{unknown[0]}: no such flag; {hint}")
+    return flags, others
+
+
+def make_parser() -> Parser:
+    """Return the parser."""
+    assert __doc__ is not None
+    parser = Parser(
+        prog="python eval.py",
+        description=__doc__.splitlines()[0],
+        epilog=flags_of_tasks(),
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add(
+        "--model",
+        action="append",
+        dest="models",
+        metavar="MODEL",
+        help="a run, a checkpoint, builtin, a model directory, a GGUF file, or a hub id (default: "
+        "builtin); may be repeated: several models are compared on the same problems",
+    )
+    add("--device", default="auto")
+    add(
+        "--endpoint",
+        metavar="URL",
+        help="ask this OpenAI-compatible server for the answers of --model; its key is taken from "
+        "OPENAI_API_KEY; each answer is kept in runs/endpoint/, and not asked for twice",
+    )
+    add("--concurrency", type=int, default=8, metavar="N", help="requests at a time (default: 8)")
+    add("--json", default="", metavar="FILE", help="also write the figures there")
+    add(
+        "--out",
+        default="",
+        metavar="FILE",
+        help="also write every sample there, a problem a line",
+    )
+    _add_problem_flags(parser)
+    _add_sampling_flags(parser)
+    _add_prompt_flags(parser)
+    return parser
+
+
+def _add_problem_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say what is evaluated."""
+    add = parser.add_argument
+    add(
+        "--task",
+        help="a task's name, or path/to/file.py:ClassName (default: the run's, else interleave)",
+    )
+    add(
+        "--words",
+        "--levels",
+        default="",
+        help="levels, e.g. 10,25,50 (default: the run's, else the task's own)",
+    )
+    add("--problems", type=int, default=200, help="most distinct problems at each level")
+    add(
+        "--samples",
+        type=int,
+        help="independent completions of each problem; their mean counts (for tasks with few "
+        "problems; default: 1, or a group if the reward compares its completions)",
+    )
+    add(
+        "--dataset",
+        default="",
+        metavar="FILE",
+        help="evaluate the problems of this JSONL file (tasks.generate)",
+    )
+    add(
+        "--foreign",
+        action="store_true",
+        help="also evaluate as many problems of foreign kinds of text: tables, code, lists, "
+        "numbers, other alphabets ...",
+    )
+    add("--split", default="test", choices=["train", "validation", "test"])
+    add("--seed", type=int, default=0, help="of the problems, their examples and the samples")
+
+
+def _add_sampling_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how completions are sampled."""
+    add = parser.add_argument
+    add("--temperature", type=float, help="default: the run's, else 1")
+    add("--greedy", action="store_true", help="take the likeliest token each time (temperature 0)")
+    add(
+        "--top-k",
+        type=int,
+        help="sample from the k likeliest tokens (default: the run's, else all)",
+    )
+    add(
+        "--top-p",
+        type=float,
+        help="sample from the likeliest tokens of this mass (default: the run's, else all)",
+    )
+    add(
+        "--max-new-tokens",
+        type=int,
+        help="completion budget (default: the run's, else a quarter more than the target takes)",
+    )
+
+
+def _add_prompt_flags(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say how a problem's prompt is presented."""
+    add = parser.add_argument
+    add(
+        "--system",
+        help='text of a system turn, or @FILE ("": none; default: the run\'s, else none)',
+    )
+    add(
+        "--shots",
+        type=int,
+        metavar="K",
+        help="solved problems of the training split before each question (default: the run's, else "
+        "0)",
+    )
+    add(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        help="variables of the model's chat template (default: the run's, else {})",
+    )
+    add(
+        "--wording",
+        metavar="FILE",
+        help="a text that replaces the task's prompt, with its placeholders (\"\": the task's own; "
+        "default: the run's)",
+    )
+
+
+def _check(flags: argparse.Namespace) -> None:
+    """Raise UserError for a wrong value; read the text of --system."""
+    for name, (least, most) in LIMITS.items():
+        value = getattr(flags, name)
+        if value is None or least <= value <= most:
+            continue
+        fix = f"give {least} or more" if not value > most else f"give {most:,} or less"
+        raise UserError(f"--{name.replace('_', '-')} {value}: {fix}")
+
+    if flags.greedy and flags.temperature:
+        raise UserError(f"--greedy: is --temperature 0, not {flags.temperature:g}; leave one out")
+    if flags.top_p is not None and not 0 < flags.top_p <= 1:
+        raise UserError(f"--top-p {flags.top_p}: give a number above 0 and up to 1")
+
+    if flags.chat_template_kwargs is not None:
+        template_arguments(flags.chat_template_kwargs)
+    if flags.system is not None:
+        flags.system = system_text(flags.system)

@@ -1,17 +1,31 @@
-"""Results of an evaluation on the console: tables, remarks, and the worst completions."""
+"""Results of an evaluation: tables and remarks, figures of several samples, the file of samples."""
 
+import json
 import sys
+from collections.abc import Sequence
+from math import comb
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
+from data.files import write_whole
 from data.text import escape_control
 from grpo.evaluate import truncation_warning
 from grpo.records import Group
 from grpo.show.tables import columns_left_out, note_left_out
-from grpo.tools.evaluation.figures import ALL_KINDS
+from grpo.statistics import mean_interval
+
+Result = dict[str, Any]
+
+# The row of all foreign kinds of text together.
+ALL_KINDS = "all"
+
+# Groups of each result whose worst completion is shown.
+WORST = 2
 
 # Columns, if standard output is not a terminal.
 WIDTH = 100
@@ -23,7 +37,60 @@ OPTIONAL = ("budget", "sampling", "truncated", "trained on")
 PADDING = 3
 
 
-def show(results: list[dict[str, Any]], metric: str) -> None:
+def pass_at_k(n: int, right: int, k: int) -> float:
+    """Return the probability that one of k samples is right, estimated from `right` ones of n.
+
+    The estimator of Chen et al. 2021 (arXiv:2107.03374) has no bias.
+
+    >>> pass_at_k(4, 1, 2)
+    0.5
+    """
+    assert 0 <= right <= n and 1 <= k <= n
+    return 1 - comb(n - right, k) / comb(n, k)
+
+
+def repeated_figures(groups: Sequence[Group]) -> dict[str, Any]:
+    """Return pass@k for k = 1, 2, 4, ... and the number of samples; {} if there is one sample each.
+
+    For example ``{"pass_at": [{"k": 1, "mean": 0.25, "ci_low": 0.2, "ci_high": 0.3}, ...]}``.
+    Intervals are over problems: the samples of one problem are not independent.
+    """
+    samples = min(len(group.scores) for group in groups)
+    if samples == 1:
+        return {}
+
+    rights = [[score.exact for score in group.scores] for group in groups]
+    powers = [2**i for i in range(samples.bit_length()) if 2**i < samples]
+    pass_at = []
+    for k in (*powers, samples):
+        values = [pass_at_k(len(right), sum(right), k) for right in rights]
+        low, high = mean_interval(values)
+        pass_at.append({"k": k, "mean": fmean(values), "ci_low": low, "ci_high": high})
+    return {"pass_at": pass_at}
+
+
+def write_samples(path: Path, results: Sequence[Result]) -> None:
+    """Write every sample as JSON Lines, a problem a line. Raises UserError if that fails."""
+    lines = [
+        {
+            "model": result["model"],
+            "task": result["task"],
+            "level": group.problem.level,
+            "key": group.problem.key,
+            "prompt": group.problem.prompt,
+            "target": group.problem.target,
+            "completions": group.texts,
+            "scores": [score.value for score in group.scores],
+            "exact": [bool(score.exact) for score in group.scores],
+        }
+        for result in results
+        for group in result["groups"]
+    ]
+    text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+    write_whole(path, text.encode())
+
+
+def show(results: Sequence[Result], metric: str) -> None:
     """Print the held-out results, those on foreign kinds of text, and the worst completions.
 
     `metric` is what the task calls its score.
@@ -35,28 +102,40 @@ def show(results: list[dict[str, Any]], metric: str) -> None:
     control = f"CONTROL {first['control']}: " if "control" in first else ""
     whose = f"{models[0]}: " if len(models) == 1 else ""
     title = escape_control(f"{control}{whose}{metric} on")
+    split = f"the {first['split']} split"
+    if "texts" in first:
+        split += f" of {first['texts']}"
 
     own = [result for result in results if "foreign" not in result]
     foreign = [result for result in results if "foreign" in result]
-    _show_table(console, own, f"{title} {first['dataset'] or _split_name(first)}")
+    _show_table(console, own, f"{title} {first['dataset'] or split}")
     if foreign:
         _show_table(console, foreign, f"{title} foreign kinds of text")
     if "pass_at" in first:
-        console.print(_samples_table(results))
+        rows = [
+            (result["model"], _name(result), f"pass@{entry['k']}", *_mean_and_interval(entry))
+            for result in results
+            for entry in result["pass_at"]
+        ]
+        _show_extra(console, "several samples of each problem", rows)
     if len(models) > 1:
-        console.print(_differences(results, metric))
+        rows = [
+            (result["model"], _name(result), f"of {found['n']}", *_mean_and_interval(found, "+"))
+            for result in results
+            if (found := result.get("difference"))
+        ]
+        _show_extra(console, f"{metric}, difference to {models[0]}", rows)
 
     for line in remarks(results):
         console.print(line, soft_wrap=True)
     console.print("\nthe first prompt as it was sent to the model", style="bold")
     for line in first["sent"]:
-        console.print(f"  {line}", markup=False, soft_wrap=True)
+        console.print(f"  {line}", soft_wrap=True)
     for name, result in _named(results):
-        for group in result["worst"]:
-            _show_worst(console, name, group)
+        _show_worst(console, name, result["groups"])
 
 
-def _show_table(console: Console, results: list[dict[str, Any]], title: str) -> None:
+def _show_table(console: Console, results: Sequence[Result], title: str) -> None:
     """Print a table with a row for each result, without the columns that do not fit."""
     shows_model = len({result["model"] for result in results}) > 1
     rows = [
@@ -80,7 +159,7 @@ def _show_table(console: Console, results: list[dict[str, Any]], title: str) -> 
     note_left_out(left_out, console)
 
 
-def _cells(result: dict[str, Any]) -> dict[str, str]:
+def _cells(result: Result) -> dict[str, str]:
     """Return a row of the table, by the names of its columns."""
     if "foreign" in result:
         about = {"kind": result["foreign"]}
@@ -88,65 +167,25 @@ def _cells(result: dict[str, Any]) -> dict[str, str]:
         about = {"sampling": _sampling_text(result), "budget": str(result["budget"])}
 
     samples = f" × {result['samples']}" if result["samples"] > 1 else ""
+    mean, interval = _mean_and_interval(result)
     return {
         "level": str(result["level"]),
         "n": f"{result['n']}{samples}",
         **about,
-        "mean": f"{result['mean']:.4f}",
-        "95 % interval": f"{result['ci_low']:.4f} … {result['ci_high']:.4f}",
+        "mean": mean,
+        "95 % interval": interval,
         "exact": f"{result['exact']:.3f}",
         "truncated": f"{result['truncated']:.3f}",
         "trained on": str(result["dropped"]),
     }
 
 
-def _samples_table(results: list[dict[str, Any]]) -> Table:
-    """Return the table of pass@k and of the majority's answers."""
-    table = Table(title="several samples of each problem", title_justify="left")
-    for name in ("model", "level", "figure", "mean", "95 % interval"):
-        table.add_column(name, justify="right", overflow="fold")
-    for result in results:
-        of_model = escape_control(result["model"]), _name(result)
-        entries = [(f"pass@{entry['k']}", entry) for entry in result["pass_at"]]
-        entries.append((f"maj@{result['samples']}", result["majority"]))
-        for figure, entry in entries:
-            interval = f"{entry['ci_low']:.4f} … {entry['ci_high']:.4f}"
-            table.add_row(*of_model, figure, f"{entry['mean']:.4f}", interval)
-    return table
+def _mean_and_interval(entry: Result, sign: str = "") -> tuple[str, str]:
+    interval = f"{entry['ci_low']:{sign}.4f} … {entry['ci_high']:{sign}.4f}"
+    return f"{entry['mean']:{sign}.4f}", interval
 
 
-def _differences(results: list[dict[str, Any]], metric: str) -> Table:
-    """Return the table of how each model differs from the first one."""
-    first = results[0]["model"]
-    table = Table(title=f"{metric}, difference to {escape_control(first)}", title_justify="left")
-    for name in ("model", "level", "n", "difference", "95 % interval"):
-        table.add_column(name, justify="right", no_wrap=name != "model", overflow="fold")
-
-    for result in results:
-        if found := result.get("difference"):
-            table.add_row(
-                escape_control(result["model"]),
-                _name(result),
-                str(found["n"]),
-                f"{found['mean']:+.4f}",
-                f"{found['ci_low']:+.4f} … {found['ci_high']:+.4f}",
-            )
-    return table
-
-
-def _split_name(result: dict[str, Any]) -> str:
-    """Return the name of the texts that were evaluated on."""
-    texts = result.get("texts")
-    return f"the {result['split']} split" + (f" of {texts}" if texts else "")
-
-
-def _name(result: dict[str, Any]) -> str:
-    """Return what a result is about: "level 25", "level 25, foreign tables"."""
-    kind = f", foreign {result['foreign']}" if "foreign" in result else ""
-    return f"level {result['level']}{kind}"
-
-
-def _sampling_text(result: dict[str, Any]) -> str:
+def _sampling_text(result: Result) -> str:
     """Return how completions were sampled: "T 0.7, top-p 0.9"."""
     if result["temperature"] == 0:
         return "greedy"
@@ -155,7 +194,17 @@ def _sampling_text(result: dict[str, Any]) -> str:
     return f"T {result['temperature']:g}{top_k}{top_p}"
 
 
-def remarks(results: list[dict[str, Any]]) -> list[str]:
+def _show_extra(console: Console, title: str, rows: Sequence[tuple[str, ...]]) -> None:
+    """Print a table of rows: model, level, what the figure is, the figure, its interval."""
+    table = Table(title=escape_control(title), title_justify="left")
+    for name in ("model", "level", "figure", "mean", "95 % interval"):
+        table.add_column(name, justify="right", overflow="fold")
+    for model, *others in rows:
+        table.add_row(escape_control(model), *others)
+    console.print(table)
+
+
+def remarks(results: Sequence[Result]) -> list[str]:
     """Return what a reader must know in addition to the figures of the table."""
     lines = []
     for name, result in _named(results):
@@ -168,24 +217,26 @@ def remarks(results: list[dict[str, Any]]) -> list[str]:
             )
 
         # Only models behind an endpoint have these.
-        if result.get("failed"):
-            lines.append(
-                f"warning: {name}: {result['failed']} requests failed; their problems are left "
-                "out, and the same command asks for them again"
-            )
         for argument in result.get("left_out", []):
             lines.append(
                 f"warning: {name}: the server does not know {argument}, so it was left out"
             )
-        if "completion_tokens" in result:
-            lines.append(f"{name}: {_tokens(result)}")
+        if result.get("completion_tokens"):
+            prompt, completion = result["prompt_tokens"], result["completion_tokens"]
+            lines.append(f"{name}: {prompt:,} prompt tokens and {completion:,} completion tokens")
 
         if warning := truncation_warning(result, name):
             lines.append(f"warning: {warning}")
     return lines
 
 
-def _named(results: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
+def _name(result: Result) -> str:
+    """Return what a result is about: "level 25", "level 25, foreign tables"."""
+    kind = f", foreign {result['foreign']}" if "foreign" in result else ""
+    return f"level {result['level']}{kind}"
+
+
+def _named(results: Sequence[Result]) -> list[tuple[str, Result]]:
     """Return each result with what it is about, and with its model if there are several."""
     has_several = len({result["model"] for result in results}) > 1
     return [
@@ -196,22 +247,15 @@ def _named(results: list[dict[str, Any]]) -> list[tuple[str, dict[str, Any]]]:
     ]
 
 
-def _tokens(result: dict[str, Any]) -> str:
-    """Return how many tokens a server has counted."""
-    if not (result["prompt_tokens"] or result["completion_tokens"]):
-        return "the server counted no tokens"
-    return (
-        f"{result['prompt_tokens']:,} prompt tokens and {result['completion_tokens']:,} completion "
-        "tokens"
-    )
-
-
-def _show_worst(console: Console, name: str, group: Group) -> None:
-    """Print the worst completion of `group`, and its target if it has one, unless it is right."""
-    score, completion = min(zip(group.scores, group.completions), key=lambda pair: pair[0].value)
-    if score.exact:
-        return
-    console.print(f"\n{name}, score {score.value:.4f}", style="bold")
-    if group.problem.target.strip():
-        console.print(f"  wanted: {escape_control(group.problem.target)}", markup=False)
-    console.print(f"  wrote:  {escape_control(completion.text)}", markup=False)
+def _show_worst(console: Console, name: str, groups: Sequence[Group]) -> None:
+    """Print the worst completions of `groups`, and their targets, unless they are right."""
+    by_value = sorted(groups, key=lambda group: min(score.value for score in group.scores))
+    for group in by_value[:WORST]:
+        pairs = zip(group.scores, group.completions)
+        score, completion = min(pairs, key=lambda pair: pair[0].value)
+        if score.exact:
+            return
+        console.print(f"\n{name}, score {score.value:.4f}", style="bold")
+        if group.problem.target.strip():
+            console.print(f"  wanted: {escape_control(group.problem.target)}")
+        console.print(f"  wrote:  {escape_control(completion.text)}")

@@ -36,7 +36,7 @@ def test_with_the_flags_of_one_run_all_answer_its_problems(run):
 def test_remarks_and_the_worst_answers_name_their_model(tiny_model, run, capsys):
     assert run("--words", "2", "--no-ramp") == 0
     models = ["--model", str(tiny_model), "--model", "runs/a"]
-    flags = ["--words", "2", "--problems", "3", "--worst", "1"]
+    flags = ["--words", "2", "--problems", "3"]
     capsys.readouterr()
     evaluated(*models, *flags)
     said = capsys.readouterr().out
