@@ -10,11 +10,11 @@ joined by others.
 import codecs
 import hashlib
 import itertools
-import math
 import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -34,11 +34,9 @@ MIN_WORDS = 40
 SPLIT_SALT = "interleave"
 
 # Words of a shingle, and the share of a document's shingles from which on it repeats another
-# document that has them. The product of NEAR and a number of shingles is rounded by at most
-# ROUNDING.
+# document that has them.
 SHINGLE = 5
 NEAR = 0.8
-ROUNDING = 1e-6
 
 # The most bytes that `load_texts` reads. To find repeats in them takes about 20 s and 1 GB.
 MAX_TEXT = 20_000_000
@@ -170,76 +168,48 @@ def merge(
     """
     into = Path(into)
     shingles = _Shingles()
-    if any(into.glob("*.txt")):
-        for document in load_documents(into, min_words=1):
-            shingles.add(document)
+    for document in load_documents(into, min_words=1) if any(into.glob("*.txt")) else ():
+        shingles.add(document)
 
     refused = 0
     for file in [file for path in paths for file in _files_below(Path(path))]:
-        valid, errors = _valid_documents(file, min_words)
-        refused += len(errors)
-        for error in errors:
+        try:
+            found = _read(file)
+        except UserError as error:
             say(f"refused  {error}")
-        for where, document in valid:
-            say(_add(where, document, into, shingles))
+            refused += 1
+            continue
+
+        for where, document in found:
+            if fault := _fault_of(document, min_words):
+                say(f"refused  {where}: {fault}")
+                refused += 1
+                continue
+
+            title, similarity = shingles.nearest(document)
+            if similarity >= NEAR:
+                say(f"dropped  {where}: repeats {title} (similarity {similarity:.2f})")
+                continue
+
+            target = _free_name(into, document.title)
+            write_whole(target, document.text.encode())
+            shingles.add(Document(target.stem, document.text))
+            words = f"{len(document.words):,} words, {split_of(document)}"
+            say(f"added    {where} as {target.name}: {words}")
     return refused
 
 
-def _valid_documents(
-    file: Path, min_words: int
-) -> tuple[list[tuple[str, Document]], list[UserError]]:
-    """Return the documents of a file that can be added, with their places, and the errors of the
-    others.
-    """
-    try:
-        found = _read(file)
-    except UserError as error:
-        return [], [error]
-
-    valid, errors = [], []
-    for where, document in found:
-        try:
-            _check(where, document, min_words)
-        except UserError as error:
-            errors.append(error)
-        else:
-            valid.append((where, document))
-    return valid, errors
-
-
-def _add(where: str, document: Document, into: Path, shingles: "_Shingles") -> str:
-    """Write a document to a new file, unless it repeats another; return a line that says which."""
-    title, similarity = shingles.nearest(document)
-    if similarity >= NEAR:
-        return f"dropped  {where}: repeats {title} (similarity {similarity:.2f})"
-    target = _free_name(into, document.title)
-    write_whole(target, document.text.encode())
-    shingles.add(Document(target.stem, document.text))
-    return f"added    {where} as {target.name}: {len(document.words):,} words, {split_of(document)}"
-
-
 class _Shingles:
-    """An index of documents by their sequences of `SHINGLE` words (Broder 1997).
-
-    It finds the document that a new one repeats. A document that has enough of the new one's
-    sequences has one of its rarest, whatever else many share (prefix filtering, Bayardo, Ma &
-    Srikant 2007).
-    """
+    """An index of documents by their sequences of `SHINGLE` words (Broder 1997)."""
 
     def __init__(self) -> None:
-        self._numbers: dict[tuple[str, ...], int] = {}  # of the sequences
-        self._having: list[list[int]] = []  # the documents that have each sequence
-        self._documents: list[tuple[str, frozenset[int]]] = []  # title and sequences of each
+        self._titles: list[str] = []
+        self._having: dict[tuple[str, ...], list[int]] = {}  # the documents with a sequence
 
     def add(self, document: Document) -> None:
-        own = set()
         for shingle in self._of(document):
-            number = self._numbers.setdefault(shingle, len(self._having))
-            if number == len(self._having):
-                self._having.append([])
-            self._having[number].append(len(self._documents))
-            own.add(number)
-        self._documents.append((document.title, frozenset(own)))
+            self._having.setdefault(shingle, []).append(len(self._titles))
+        self._titles.append(document.title)
 
     def nearest(self, document: Document) -> tuple[str, float]:
         """Return the title of the document that has most of this one's sequences, and their share.
@@ -247,20 +217,9 @@ class _Shingles:
         Returns ("", 0.0) if no document has a share of `NEAR`.
         """
         shingles = self._of(document)
-        known = [self._numbers[shingle] for shingle in shingles if shingle in self._numbers]
-        own = frozenset(known)
-
-        # Sequences that a document may lack, and one more; those that nobody has are the rarest.
-        rarest = len(shingles) - math.ceil(NEAR * len(shingles) - ROUNDING) + 1
-        rarest = max(0, rarest - (len(shingles) - len(known)))
-        known.sort(key=lambda number: len(self._having[number]))
-        candidates = {each for number in known[:rarest] for each in self._having[number]}
-
-        shared = (
-            (len(own & sequences), title)
-            for title, sequences in (self._documents[number] for number in candidates)
-        )
-        count, title = max(shared, default=(0, ""))
+        shared = Counter(number for shingle in shingles for number in self._having.get(shingle, ()))
+        found = ((count, self._titles[number]) for number, count in shared.items())
+        count, title = max(found, default=(0, ""))
         share = count / len(shingles)
         return (title, share) if share >= NEAR else ("", 0.0)
 
@@ -275,11 +234,9 @@ def _files_below(path: Path) -> list[Path]:
 
     A path that is a file, an empty folder, or missing is returned as it is.
     """
-    inside = path.rglob("*") if kind_of(path) == "folder" else ()
-    below = [file for file in inside if not file.is_dir()]
-    return sorted(
-        file for file in below if "/." not in f"/{file.relative_to(path).as_posix()}"
-    ) or [path]
+    files = [file for file in path.rglob("*") if not file.is_dir()] if path.is_dir() else []
+    shown = (file for file in files if "/." not in f"/{file.relative_to(path).as_posix()}")
+    return sorted(shown) or [path]
 
 
 def _texts_below(folder: Path) -> list[Document]:
@@ -313,11 +270,9 @@ def _is_text(file: Path) -> bool:
     """
     with open(file, "rb") as stream:
         start = stream.read(SNIFF)
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(start)
-    except UnicodeDecodeError:
-        return False
-    return b"\0" not in start
+    with suppress(UnicodeDecodeError):
+        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(start)
+    return False
 
 
 def _free_name(folder: Path, title: str) -> Path:
@@ -350,48 +305,32 @@ def _from_json(path: Path, value: Any) -> Iterator[tuple[str, Document]]:
         )
     for number, item in enumerate(value, start=1):
         where = f"{path}, item {number}"
-        yield (
-            where,
-            _document(
-                where,
-                {"title": f"{path.stem}-{number}", "text": item} if type(item) is str else item,
-            ),
-        )
+        if isinstance(item, str):
+            item = {"title": f"{path.stem}-{number}", "text": item}
+        yield where, _document(where, item)
 
 
 def _document(where: str, value: Any) -> Document:
-    if not (
-        isinstance(value, dict)
-        and type(value.get("title")) is str
-        and type(value.get("text")) is str
-    ):
+    fields = value if isinstance(value, dict) else {}
+    title, text = fields.get("title"), fields.get("text")
+    if not isinstance(title, str) or not isinstance(text, str):
         raise UserError(f'{where}: must be {{"title": string, "text": string}}')
-    return Document(value["title"], value["text"].lstrip("\ufeff"))
+    return Document(title, text.lstrip("\ufeff"))
 
 
 def _check(where: str, document: Document, min_words: int) -> None:
-    """Raise UserError if a document is binary or has too few words."""
+    if fault := _fault_of(document, min_words):
+        raise UserError(f"{where}: {fault}")
+
+
+def _fault_of(document: Document, min_words: int) -> str:
+    """Return why a document is no text: it is binary, or has too few words; "" if it is one."""
     # JSON can hold one half of a surrogate pair.
     if re.search("[\0\ud800-\udfff]", document.title + document.text):
-        raise UserError(
-            f"{where}: is binary (it holds a NUL or half a surrogate pair); give plain text in "
-            "UTF-8"
-        )
+        return "is binary (it holds a NUL or half a surrogate pair); give plain text in UTF-8"
     if len(document.words) < min_words:
-        raise UserError(
-            f"{where}: is too short: {len(document.words)} words; at least {min_words} are needed"
-        )
-
-
-def _list(documents: list[Document]) -> None:
-    """Print title, words and split of each document, and their sums."""
-    width = max(len(document.title) for document in documents)
-    for document in documents:
-        print(f"{document.title:{width}}  {len(document.words):>7,} words  {split_of(document)}")
-    shares = Counter(map(split_of, documents))
-    words = sum(len(document.words) for document in documents)
-    splits = ", ".join(f"{split} {shares[split]}" for split in ("train", "validation", "test"))
-    print(f"{len(documents)} documents, {words:,} words: {splits}")
+        return f"is too short: {len(document.words)} words; at least {min_words} are needed"
+    return ""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -421,7 +360,15 @@ def _run(arguments: list[str] | None) -> int:
     )
     options = parser.parse_args(arguments)
     if options.command is None:
-        _list(load_corpus())
+        corpus = load_corpus()
+        for each in corpus:
+            print(f"{each.title:40}  {len(each.words):>7,} words  {split_of(each)}")
+        words = sum(len(each.words) for each in corpus)
+        splits = ", ".join(
+            f"{split} {len(documents_of(split, corpus))}"
+            for split in ("train", "validation", "test")
+        )
+        print(f"{len(corpus)} documents, {words:,} words: {splits}")
     elif options.min_words < 1:
         raise UserError(f"--min-words {options.min_words}: must be at least 1")
     elif refused := merge(options.paths, options.into, options.min_words):

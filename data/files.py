@@ -3,7 +3,6 @@ leaves no half files.
 """
 
 import json
-import math
 import os
 import stat
 import threading
@@ -11,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Literal
+from typing import Any, Literal
 
 import msgspec
 import yaml
@@ -25,21 +24,8 @@ from data.text import shortened
 MAX_BYTES = 1 << 30
 MAX_EXPANDED = 1 << 29
 
-# The most values in a YAML file. A run's config.yaml has a few hundred.
-MAX_NODES = 100_000
-
-# How files begin that hold text in another form, and what to do about it.
-PACKED = {
-    b"\x1f\x8b": "is compressed (gzip); unpack it first (gunzip)",
-    b"BZh": "is compressed (bzip2); unpack it first (bunzip2)",
-    b"\xfd7zXZ": "is compressed (xz); unpack it first (unxz)",
-    b"\x28\xb5\x2f\xfd": "is compressed (zstandard); unpack it first (unzstd)",
-    b"PK\x03\x04": "is compressed (zip); unpack it first (unzip)",
-    b"PAR1": "is a Parquet file; give it a name that ends with .parquet",
-}
-
-# Bytes that are expanded at once; zstandard's best ratio makes 300 MB of them.
-_PIECE = 1 << 14
+# How compressed files begin.
+PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstandard"}
 
 
 def kind_of(path: str | Path) -> Literal["file", "folder", "other", ""]:
@@ -69,45 +55,25 @@ def read_json(path: str | Path) -> Any:
     return _parse(str(path), read_text(path))
 
 
-def load_yaml(text: str) -> Any:
-    """Return the value of a YAML text.
+class _StrictLoader(yaml.SafeLoader):
+    """Refuses names that stand twice in a mapping, and aliases, which can expand to gigabytes."""
 
-    Raises yaml.YAMLError, also for a name that stands twice in a mapping, and for aliases that
-    stand for more than MAX_NODES values: a few lines of them can expand to gigabytes.
-    """
-    loader = yaml.SafeLoader(text)
-    try:
-        node = loader.get_single_node()
-        if node is None:
-            return None
-        if _expanded_size(node, {}) > MAX_NODES:
-            raise yaml.YAMLError(f"its aliases stand for more than {MAX_NODES:,} values")
-        return loader.construct_document(node)
-    finally:
-        loader.dispose()
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases (*name) are not supported; write the value again")
+        return super().compose_node(parent, index)
 
-
-def _expanded_size(node: yaml.Node, sizes: dict[int, float]) -> float:
-    """Return the number of values in a node, each alias counted as what it stands for.
-
-    `sizes` has those of the visited nodes, by id. A node that contains itself is infinite. Raises
-    yaml.YAMLError for a name that stands twice in a mapping.
-    """
-    if id(node) in sizes:
-        return sizes[id(node)]
-    sizes[id(node)] = math.inf  # while its parts are being visited
-    parts: list[yaml.Node] = []
-    if isinstance(node, yaml.SequenceNode):
-        parts = node.value
-    elif isinstance(node, yaml.MappingNode):
-        parts = [part for pair in node.value for part in pair]
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict:
         names = [name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode)]
         for name, count in Counter(names).items():
             if count > 1:
                 raise yaml.YAMLError(f"{name} stands twice in a mapping")
+        return super().construct_mapping(node, deep)
 
-    sizes[id(node)] = 1 + sum(_expanded_size(part, sizes) for part in parts)
-    return sizes[id(node)]
+
+def load_yaml(text: str) -> Any:
+    """Return the value of a YAML text. Raises yaml.YAMLError also for a name that stands twice."""
+    return yaml.load(text, Loader=_StrictLoader)
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -187,22 +153,11 @@ def _parsed(text: str, kind: Any) -> Any:
 
 
 def _expanded(content: bytes) -> bytes:
-    """Return what one frame of zstandard holds; ValueError if it is not whole, or too much."""
-    frame = zstandard.ZstdDecompressor().decompressobj()
-    pieces, size = [], 0
-    for begin in range(0, len(content), _PIECE):
-        if frame.eof:
-            raise ValueError("something was added to it")
-        pieces.append(frame.decompress(content[begin : begin + _PIECE]))
-        size += len(pieces[-1])
-        if size > MAX_EXPANDED:
-            raise ValueError(f"it expands to more than {MAX_EXPANDED >> 20} MiB")
-
-    if not frame.eof:
-        raise ValueError("it is cut")
-    if frame.unused_data:
-        raise ValueError("something was added to it")
-    return b"".join(pieces)
+    """Return what one frame of zstandard holds; ValueError or ZstdError if it is not whole."""
+    if zstandard.frame_content_size(content) > MAX_EXPANDED:
+        raise ValueError(f"it expands to more than {MAX_EXPANDED >> 20} MiB")
+    decompressor = zstandard.ZstdDecompressor()
+    return decompressor.decompress(content, MAX_EXPANDED, allow_extra_data=False)
 
 
 def write_jsonl_zst(path: str | Path, lines: Iterable[dict]) -> None:
@@ -308,13 +263,9 @@ def sync(path: Path) -> None:
 
 def forget_cached(path: Path) -> None:
     """Make the next read of a synced file come from the disk, on systems that allow it (Linux)."""
-    if not hasattr(os, "posix_fadvise"):
-        return
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(descriptor)
+    if hasattr(os, "posix_fadvise"):
+        with open(path, "rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
 def json_kind(value: Any) -> str:
@@ -323,65 +274,39 @@ def json_kind(value: Any) -> str:
         dict: "an object",
         list: "a list",
         str: "a string",
-        int: "an integer",
-        float: "a fraction",
         bool: "a boolean",
-        type(None): "null",
+        int: "an integer",
     }
-    return kinds[type(value)]
+    return kinds.get(type(value), "null" if value is None else "a fraction")
 
 
 def read_bytes(path: str | Path) -> bytes:
     """Return what is in an ordinary file of at most MAX_BYTES; UserError otherwise."""
-    with _opened(path) as file:
-        return file.read()
-
-
-def check_file(path: str | Path) -> None:
-    """Raise UserError unless `path` is an ordinary file of at most MAX_BYTES.
-
-    For files that a library reads.
-    """
-    with _opened(path):
-        pass
-
-
-@contextmanager
-def _opened(path: str | Path) -> Iterator[BinaryIO]:
-    """Open an ordinary file of at most MAX_BYTES; UserError if that fails, or reading it does."""
     try:
         # A pipe without a writer would block otherwise.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         with open(descriptor, "rb") as file:
-            _check_file(path, file)
-            yield file
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        if isinstance(error, UserError):
-            raise
-        # There is a null byte in the path.
-        raise UserError(f"{path}: cannot be read: {error}") from error
-
-
-def _check_file(path: str | Path, file: BinaryIO) -> None:
-    """Raise UserError if an open file is no ordinary one, or larger than MAX_BYTES."""
-    facts = os.fstat(file.fileno())
-    if not stat.S_ISREG(facts.st_mode):
-        raise UserError(f"{path}: is a folder, a pipe or a device; give an ordinary file")
-    if facts.st_size > MAX_BYTES:
-        raise UserError(
-            f"{path}: has {facts.st_size >> 20:,} MiB; files of at most {MAX_BYTES >> 20:,} MiB "
-            "are read"
-        )
+            facts = os.fstat(descriptor)
+            if not stat.S_ISREG(facts.st_mode):
+                raise UserError(f"{path}: is a folder, a pipe or a device; give an ordinary file")
+            if facts.st_size > MAX_BYTES:
+                raise UserError(f"{path}: has more than {MAX_BYTES >> 20:,} MiB; give less")
+            return file.read()
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:  # ValueError: there is a null byte in the path
+        said = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: cannot be read: {said}") from error
 
 
 def _decode(where: str, content: bytes) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        packed = [said for start, said in PACKED.items() if content.startswith(start)]
-        said = packed[0] if packed else f"is not UTF-8 text (byte 0x{content[error.start]:02x})"
+        packed = [name for start, name in PACKED.items() if content.startswith(start)]
+        said = f"is not UTF-8 text (byte 0x{content[error.start]:02x})"
+        if packed:
+            said = f"is compressed ({packed[0]}); unpack it first"
         raise UserError(f"{where}: {said}") from error
 
 

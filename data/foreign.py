@@ -2,19 +2,19 @@
 
 The corpus is English prose. Users' own texts also contain tables, code, lists and other alphabets,
 and a policy that is right on every test document of the corpus can be wrong on those. Six kinds are
-generated from the word lists below. They are a pure function of kind and number, so they are the
-same everywhere. Two kinds are real texts, which differ between machines: the licences of a
-Debian-like system and the topics of Python's manual, as far as they exist. None of these texts may
-be used for training or for the lessons of the embedded model (`tests/data/test_foreign.py`).
-
-    python -m data.foreign      print the beginning of a text of each kind
+generated from word lists. They are a pure function of kind and number, so they are the same
+everywhere. Two kinds are real texts, which differ between machines: the licences of a Debian-like
+system and the topics of Python's manual, as far as they exist. None of these texts may be used for
+training or for the lessons of the embedded model (`tests/data/test_foreign.py`).
 """
 
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from data.corpus import Document, without_repeats
+from data.files import read_json
 
 # Documents of each generated kind.
 DOCUMENTS = 12
@@ -29,58 +29,15 @@ MAX_FILES = 32
 MAX_BYTES = 200_000
 MAX_WORDS = 3_000
 
-NOUNS = (
-    "account anchor array bearing bolt branch buffer cable channel column cursor device disk "
-    "engine filter folder "
-    "frame gauge handle header index invoice kernel label ladder lever matrix module motor needle "
-    "node packet panel "
-    "parser pipe pivot pixel plate pump queue record region rotor sample screen sensor server "
-    "shelf signal socket "
-    "spring stack switch table tank thread token trace turbine valve vector vessel wheel widget "
-    "window wire zone"
-).split()
-VERBS = (
-    "add apply bind build check clear close copy count drain drop emit fetch fill find fold grow "
-    "hold join load lock "
-    "map mark merge move open pack parse pop push read reset scan send set skip sort split start "
-    "stop swap trim turn wrap"
-).split()
-QUALITIES = (
-    "active blank cold coarse dense dry empty fast final fixed free full idle late local "
-    "loose narrow next open raw rigid round safe sharp slow stale thin "
-    "valid warm wide"
-).split()
-UNITS = "mm cm m km g kg t s ms min h Hz kHz MHz V mV kV A mA W kW Pa bar °C K % dB lm l ml".split()
-HOSTS = "example.org example.com example.net test.example docs.example".split()
-ALPHABETS = {
-    "Cyrillic": "вода дорога книга город ветер солнце река окно дерево камень хлеб время рука "
-    "голова слово письмо улица "
-    "вечер утро зима лето снег дождь море остров корабль берег мост школа учитель большой старый "
-    "новый тихо быстро",
-    "Greek": "νερό δρόμος βιβλίο πόλη άνεμος ήλιος ποτάμι παράθυρο δέντρο πέτρα ψωμί χρόνος χέρι "
-    "κεφάλι λέξη γράμμα "
-    "βράδυ πρωί χειμώνας καλοκαίρι χιόνι βροχή θάλασσα νησί καράβι γέφυρα σχολείο δάσκαλος μεγάλος "
-    "παλιός νέος γρήγορα",
-    "Arabic": "ماء طريق كتاب مدينة ريح شمس نهر نافذة شجرة حجر خبز وقت يد رأس كلمة رسالة شارع مساء "
-    "صباح شتاء صيف ثلج مطر "
-    "بحر جزيرة سفينة جسر مدرسة معلم كبير قديم جديد هادئ سريع بيت باب",
-    "Devanagari": "पानी सड़क किताब शहर हवा सूरज नदी खिड़की पेड़ पत्थर रोटी समय हाथ सिर शब्द पत्र "
-    "गली शाम सुबह सर्दी गर्मी बर्फ बारिश "
-    "समुद्र द्वीप जहाज पुल स्कूल शिक्षक बड़ा पुराना नया शांत तेज घर दरवाजा",
-    "CJK": "水 道路 书 城市 风 太阳 河流 窗户 树木 石头 面包 时间 "
-    "手 头 词语 信 街道 晚上 早晨 冬天 夏天 雪 雨 大海 岛屿 船 桥梁 学校 "
-    "老师 大 旧 新 安静 快速 家 门",
-}
+# The words of the generated kinds.
+LISTS = read_json(Path(__file__).with_suffix(".json"))
+NOUNS, VERBS, QUALITIES, UNITS, HOSTS = (
+    LISTS[name].split() for name in ("nouns", "verbs", "qualities", "units", "hosts")
+)
+ALPHABETS: dict[str, str] = LISTS["alphabets"]
+
 MARKS = "- = * # ~ . _ + / : > < ! ? | ^".split()
-BRACKETS = [
-    ("(", ")"),
-    ("[", "]"),
-    ("{", "}"),
-    ("<", ">"),
-    ("«", "»"),
-    ("/*", "*/"),
-    ("<!--", "-->"),
-]
+BRACKETS = [*("()", "[]", "{}", "<>", "«»"), ("/*", "*/"), ("<!--", "-->")]
 
 
 def foreign_texts(words: int = 1000) -> dict[str, list[Document]]:
@@ -256,18 +213,13 @@ def _licences() -> list[Document]:
     for folder, pattern in ((LICENCES, "*"), (COPYRIGHTS, "*/copyright")):
         found = sorted(folder.glob(pattern))
         files += found[:: -(-len(found) // MAX_FILES) or 1]
-    texts = ((str(file), _text_of(file)) for file in files)
-    return [_beginning(title, text) for title, text in texts if text]
 
-
-def _text_of(file: Path) -> str:
-    """Return the text of a file; "" if it is too long, not UTF-8, or cannot be read."""
-    try:
-        if not file.is_file() or file.stat().st_size > MAX_BYTES:
-            return ""
-        return file.read_text("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return ""
+    documents = []
+    for file in files:
+        with suppress(OSError, UnicodeDecodeError):
+            if file.is_file() and file.stat().st_size <= MAX_BYTES:
+                documents.append(_beginning(str(file), file.read_text("utf-8")))
+    return [document for document in documents if document.text]
 
 
 def _manual() -> list[Document]:
@@ -281,14 +233,3 @@ def _manual() -> list[Document]:
 
 def _beginning(title: str, text: str) -> Document:
     return Document(title, " ".join(text.split()[:MAX_WORDS]))
-
-
-def main() -> None:
-    """Print the beginning of a document of each kind."""
-    for kind, documents in foreign_texts().items():
-        print(f"--- {kind}: {len(documents)} documents")
-        print(documents[0].text[:400])
-
-
-if __name__ == "__main__":
-    main()

@@ -5,6 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from datetime import date, time
+from io import BytesIO
 from operator import length_hint
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from data.errors import UserError, blaming, needs
-from data.files import check_file, kind_of, read_bytes, read_json, read_jsonl
+from data.files import kind_of, read_bytes, read_json, read_jsonl
 from data.text import shortened
 
 # The most rows read from an iterable without a length, which may be endless.
@@ -75,11 +76,11 @@ def _read_json(path: Path) -> list[Row]:
 
 
 def _read_parquet(path: Path) -> list[Row]:
-    check_file(path)
+    content = read_bytes(path)
     with needs("pyarrow", "data", f"{path}"):
         from pyarrow import parquet
     with blaming(f"{path}: is not a Parquet file"):
-        rows = parquet.read_table(path).to_pylist()
+        rows = parquet.read_table(BytesIO(content)).to_pylist()
     return _numbered(str(path), rows)
 
 

@@ -9,7 +9,7 @@ told apart. As in other texts, a few words of a family can be much more frequent
     python -m data.strange FOLDER      write documents of strange texts to FOLDER
 
 Then `python train.py --texts FOLDER` trains on them; copy texts of your own beside them first. The
-embedded model has seen such words in its pretraining (`data.make.strange`).
+embedded model has seen such words in its pretraining (`data.make.texts`).
 """
 
 import argparse
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from data.corpus import Document, documents_of, load_corpus
 from data.errors import Parser, UserError, exit_status
-from data.files import write_whole
+from data.files import read_json, write_whole
 
 # The words of a family, and the most families that one text is made of.
 FAMILY = 24
@@ -60,46 +60,8 @@ WRAPPINGS = [
 # Letters and symbols, by their first and last code point. The alphabets of `data.foreign` are not
 # among them. None of these characters changes under Unicode normalisation.
 SCRIPTS = {
-    "Latin Extended": (0x0100, 0x0131),
-    "phonetic": (0x0250, 0x02AF),
-    "Armenian": (0x0561, 0x0586),
-    "Hebrew": (0x05D0, 0x05EA),
-    "Syriac": (0x0712, 0x072F),
-    "Thaana": (0x0780, 0x07A5),
-    "N'Ko": (0x07CA, 0x07EA),
-    "Bengali": (0x0995, 0x09B9),
-    "Gujarati": (0x0A95, 0x0AB9),
-    "Tamil": (0x0B95, 0x0BB9),
-    "Telugu": (0x0C15, 0x0C39),
-    "Kannada": (0x0C95, 0x0CB9),
-    "Malayalam": (0x0D15, 0x0D39),
-    "Sinhala": (0x0D9A, 0x0DC6),
-    "Thai": (0x0E01, 0x0E2E),
-    "Lao": (0x0E94, 0x0EAE),
-    "Burmese": (0x1000, 0x1021),
-    "Georgian": (0x10D0, 0x10F0),
-    "Ethiopic": (0x1200, 0x1248),
-    "Cherokee": (0x13A0, 0x13EF),
-    "Canadian syllabics": (0x1401, 0x1676),
-    "Runic": (0x16A0, 0x16EA),
-    "Khmer": (0x1780, 0x17A2),
-    "Mongolian": (0x1820, 0x1842),
-    "arrows": (0x2190, 0x21FF),
-    "mathematics": (0x2200, 0x22FF),
-    "boxes": (0x2500, 0x259F),
-    "Braille": (0x2801, 0x28FF),
-    "Glagolitic": (0x2C30, 0x2C5E),
-    "Coptic": (0x2C80, 0x2CB1),
-    "Tifinagh": (0x2D30, 0x2D67),
-    "Hiragana": (0x3041, 0x3096),
-    "Katakana": (0x30A1, 0x30FA),
-    "Bopomofo": (0x3105, 0x312F),
-    "Yi": (0xA000, 0xA48C),
-    "Hangul": (0xAC00, 0xD7A3),
-    "Linear B": (0x10000, 0x1005D),
-    "cuneiform": (0x12000, 0x12399),
-    "hieroglyphs": (0x13000, 0x1342E),
-    "emoji": (0x1F600, 0x1F64F),
+    name: tuple(int(code, 16) for code in codes.split())
+    for name, codes in read_json(Path(__file__).with_name("scripts.json")).items()
 }
 
 # A maker of the words of one family.
@@ -147,13 +109,9 @@ def run(rng: random.Random) -> Maker:
         for length in rng.choices([1, 1, 2], k=rng.randint(1, 4))
     ]
     most = rng.randint(1, 4)
-
-    def make() -> str:
-        return "".join(
-            rng.choice(units) * log_uniform(1, 32, rng) for _ in range(rng.randint(1, most))
-        )
-
-    return make
+    return lambda: "".join(
+        rng.choice(units) * log_uniform(1, 32, rng) for _ in range(rng.randint(1, most))
+    )
 
 
 def compound(parts: Sequence[str], rng: random.Random) -> Maker:
@@ -292,40 +250,27 @@ def _run(arguments: list[str] | None) -> int:
     for name in ("documents", "words"):
         if getattr(options, name) < 1:
             raise UserError(f"--{name} {getattr(options, name)}: must be at least 1")
-
-    kinds, share = _kinds(options.kinds), _share(options.share)
+    kinds = options.kinds.split(",")
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise UserError(f"--kinds {options.kinds}: {unknown[0]!r} is not one of {', '.join(KINDS)}")
+    share = _share(options.share)
 
     folder = Path(options.folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{folder}: {error.strerror}; give a folder") from error
     for document in documents(options.documents, options.words, options.seed, kinds, share):
         write_whole(folder / f"{document.title}.txt", document.text.encode())
     print(f"{folder}: {options.documents} strange documents of {options.words} words")
     return 0
 
 
-def _kinds(text: str) -> list[str]:
-    """Return the kinds that `text` names, e.g. "code,compound"."""
-    kinds = [kind.strip() for kind in text.split(",")]
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise UserError(f"--kinds {text}: {unknown[0]!r} is not one of {', '.join(KINDS)}")
-    if len(set(kinds)) < len(kinds):
-        raise UserError(f"--kinds {text}: name each kind once")
-    return kinds
-
-
 def _share(text: str) -> tuple[float, float]:
     """Return the two shares of `text`, e.g. "0.02,0.3"."""
     try:
-        least, most = (float(part) for part in text.split(","))
-        is_range = 0 <= least <= most <= 1
+        least, most = map(float, text.split(","))
+        if 0 <= least <= most <= 1:
+            return least, most
     except ValueError:
-        is_range = False
-    if not is_range:
-        raise UserError(f"--share {text}: must be two numbers from 0 to 1, such as 0.02,0.3")
-    return least, most
+        pass
+    raise UserError(f"--share {text}: must be two numbers from 0 to 1, such as 0.02,0.3")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -1,22 +1,44 @@
-"""Batches of lessons, and how well a model does on fresh ones.
+"""The tokenizer of the embedded model, and batches of lessons in its tokens.
 
-A row holds one lesson, so no lesson sees another. All rows of a batch have the same length, and all
-batches about the same number of tokens.
+The tokenizer is a byte-level BPE, trained on the training split. A row holds one lesson, so no
+lesson sees another. All rows of a batch have the same length, and all batches about the same number
+of tokens.
 """
 
 import random
-from collections import defaultdict
+import string
 from typing import Any
 
 import numpy as np
-import torch
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+from data.corpus import documents_of, load_corpus
 from data.make.lessons import SHARES, Example, example
-from data.make.strange import RAW, StrangeWords
-from data.make.tokenizer import ASSISTANT, END, SPECIAL, USER
-from data.make.words import Words
+from data.make.texts import RAW, StrangeWords, Words
 from data.strange import log_uniform
+
+SPECIAL = ["<|pad|>", "<|user|>", "<|assistant|>", "<|end|>"]
+PAD, USER, ASSISTANT, END = range(4)
+
+# The chat template.
+CHAT = (
+    "{% for message in messages %}"
+    "<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+# The pieces that are split into tokens. The pattern is that of GPT-2, except that every digit is a
+# piece of its own.
+SPLIT = r"'(?:s|t|re|ve|m|ll|d)| ?\p{L}+| ?\p{N}| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+# Runs of one mark become tokens of these lengths, as in the vocabularies of larger models, so that
+# a run is a few tokens to copy instead of many to count.
+RUNS = (2, 4, 8, 16)
+
+# How often each run is shown, which decides against how many words it takes a token.
+SHOWN = 60
 
 # The lengths of rows in tokens, and their shares of the batches.
 LENGTHS = {48: 0.15, 160: 0.19, 320: 0.16, 640: 0.16, 1280: 0.16, 3328: 0.18}
@@ -46,6 +68,50 @@ STRANGE_FILL = 0.5
 _PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
 BYTES = [chr(byte) if byte in _PRINTED else chr(256 + _OTHERS.index(byte)) for byte in range(256)]
+
+
+def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
+    """Return the tokenizer, trained on the training documents, prompts of each skill, and runs.
+
+    Every text gets a space in front, so a word has the same tokens at the beginning of a text as
+    anywhere else. `vocabulary` is the number of tokens.
+    """
+    bpe = Tokenizer(models.BPE())
+    bpe.normalizer = normalizers.Prepend(" ")
+    bpe.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(SPLIT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    bpe.decoder = decoders.ByteLevel()
+
+    words = Words(random.Random(0), [])
+    prompts = [
+        example(skill, 20, words).prompt or ""
+        for skill in (*SHARES, "arithmetic")
+        for _ in range(200)
+    ]
+    runs = [f"{mark * length} " * SHOWN for mark in string.punctuation for length in RUNS]
+    texts = [document.text for document in documents_of("train", load_corpus())]
+    bpe.train_from_iterator(
+        texts + prompts + runs,
+        trainers.BpeTrainer(
+            vocab_size=vocabulary,
+            special_tokens=SPECIAL,
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
+
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=bpe,
+        pad_token=SPECIAL[PAD],
+        eos_token=SPECIAL[END],
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT
+    return tokenizer
 
 
 class Batches:
@@ -141,31 +207,3 @@ def serve(batches: Batches, queue: Any) -> None:
     """Fill the queue with batches for ever, in a process of its own."""
     while True:
         queue.put(batches.batch())
-
-
-@torch.no_grad()
-@torch.compiler.set_stance("force_eager")  # the shapes are not those of the training
-def accuracy_by_skill(
-    model: Any, batches: Batches, device: str, rows: int = 256
-) -> dict[str, float]:
-    """Return each skill's share of tokens that the model predicts, greedily and teacher-forced.
-
-    The lessons are new, of up to 320 tokens; `rows` of each length.
-    """
-    hits: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
-    for length in (SHORTEST, 160, 320):
-        for _ in range(rows // 64):
-            lessons = [batches.lesson(length) for _ in range(64)]
-            tokens = torch.zeros(64, length, dtype=torch.long)
-            for row, (ids, _, _) in enumerate(lessons):
-                tokens[row, : len(ids)] = torch.tensor(ids)
-            guess = model(input_ids=tokens.to(device), use_cache=False).logits.argmax(-1).cpu()
-            for row, (ids, start, skill) in enumerate(lessons):
-                right = torch.zeros(0)  # plain text, which has no prompt, is not counted
-                if start:
-                    right = guess[row, start - 1 : len(ids) - 1] == tokens[row, start : len(ids)]
-                hits[skill][0] += int(right.sum())
-                hits[skill][1] += len(right)
-    return {
-        skill: round(right / total, 4) for skill, (right, total) in sorted(hits.items()) if total
-    }

@@ -1,13 +1,11 @@
 """The lessons of the embedded model: language, copying, lists, turns, interleaving, arithmetic.
 
 All texts come from the *training* split of the corpus, or are invented. Interleaving is shown by a
-careless demonstrator (`data.make.careless`), so the model starts half-competent, with bad
-habits that reinforcement learning is to correct.
+careless demonstrator, whose mistakes become habits of the model, which reinforcement learning then
+has to correct.
 
-Elsewhere in `grpo` no module names a task. This one imports two, because the embedded model is made
-for them: its lessons have the exact prompt of `tasks.interleave` and the problems of
-`tasks.arithmetic`. `tasks.base.load_task` would name the same tasks in a string, and does not give
-the prompt of interleaving on its own.
+In `data` no other module knows a task. This one needs the exact prompt of `tasks.interleave` and
+the problems of `tasks.arithmetic`.
 """
 
 import math
@@ -15,8 +13,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from data.make.careless import MAX_CAREFUL, careless_interleaving
-from data.make.words import Words
+from data.make.texts import Words
 from data.strange import log_uniform
 from tasks.arithmetic import Arithmetic
 from tasks.interleave import PROMPT
@@ -87,6 +84,23 @@ TWO_TEXTS = {"a only", "b only", "a then b", "b then a"}
 # How often an instruction is drawn. The garland is the nearest to interleaving two texts.
 LIST_CHOICES = [*sorted(LISTS), *["garland"] * 6]
 
+# Texts of up to this many words may be interleaved carefully.
+MAX_CAREFUL = 10
+
+# The share of these texts that is interleaved carefully: without the habit, and almost without
+# mistakes.
+CAREFUL = 0.31
+
+# The habit: the probability of keeping the turn after a short word or a comma.
+CLINGS = 0.95
+
+# The probability of any other mistake at each word, in careless and in careful interleavings.
+SLIPS = 0.2
+CAREFUL_SLIPS = 0.002
+
+# The kinds of mistakes, and their relative frequencies.
+SLIP_KINDS = {"skip": 2, "stutter": 2, "turn": 3, "run on": 2, "stop": 2}
+
 
 @dataclass(frozen=True)
 class Example:
@@ -128,6 +142,45 @@ def interleave(size: int, words: Words) -> Example:
 
     prompt = PROMPT.format(a=" ".join(a), b=" ".join(b))
     return Example("interleave", prompt, " ".join(careless_interleaving(a, b, rng)))
+
+
+def careless_interleaving(a: Sequence[str], b: Sequence[str], rng: random.Random) -> list[str]:
+    """Interleave `a` and `b` word by word, with the mistakes of somebody who loses turns.
+
+    After a word of at most three letters, or a comma, the demonstrator keeps the turn with
+    probability `CLINGS` and writes the next word of the same text. At any word, with probability
+    `SLIPS`, it skips the word, writes it twice, loses the turn, runs on to the end of the text, or
+    stops. A share `CAREFUL` of the texts of up to `MAX_CAREFUL` words is interleaved carefully.
+    """
+    careful = rng.random() < CAREFUL and max(len(a), len(b)) <= MAX_CAREFUL
+    habit = 0.0 if careful else CLINGS
+    slips = CAREFUL_SLIPS if careful else SLIPS
+
+    texts = (a, b)
+    place = [0, 0]  # the next word of each text
+    turn = 0
+    written: list[str] = []
+    while place[0] < len(a) or place[1] < len(b):
+        if place[turn] >= len(texts[turn]):
+            turn = 1 - turn
+        word = texts[turn][place[turn]]
+        place[turn] += 1
+
+        slip = rng.random() < slips and rng.choices(list(SLIP_KINDS), list(SLIP_KINDS.values()))[0]
+        if slip != "skip":
+            written.append(word)
+        if slip == "stutter":
+            written.append(word)
+        if slip == "run on":
+            written.extend(texts[turn][place[turn] :])
+        if slip in ("run on", "stop"):
+            break
+
+        is_short = len(word) <= 3 or word.endswith(",")
+        clings = is_short and rng.random() < habit
+        if not (clings or slip == "turn"):
+            turn = 1 - turn
+    return written
 
 
 def copy(size: int, words: Words) -> Example:
@@ -215,16 +268,3 @@ MAKERS: dict[str, Callable[[int, Words], Example]] = {
     "turns": turns,
     "language": language,
 }
-
-
-def main() -> None:
-    """Print a few lessons of each skill."""
-    words = Words(random.Random(0), ["er", "ing", "st"])
-    for skill in (*SHARES, "arithmetic"):
-        for _ in range(3):
-            lesson = example(skill, 24, words)
-            print(f"--- {lesson.skill}\n{lesson.prompt}\n=> {lesson.completion}")
-
-
-if __name__ == "__main__":
-    main()

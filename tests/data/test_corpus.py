@@ -74,10 +74,8 @@ def test_all_forms_hold_the_same_documents(tmp_path):
     for name in ("folder", "list.json", "mapping.json", "lines.jsonl"):
         assert load_documents(tmp_path / name) == expected, name
     assert load_documents(tmp_path / "folder" / "b.txt") == expected[1:]
-    assert load_documents(tmp_path / "strings.json") == [
-        Document("strings-1", a),
-        Document("strings-2", b),
-    ]
+    strings = [Document("strings-1", a), Document("strings-2", b)]
+    assert load_documents(tmp_path / "strings.json") == strings
     (tmp_path / "backwards.json").write_text(json.dumps(items[::-1]))
     assert load_corpus(tmp_path / "backwards.json") == expected
 
@@ -87,20 +85,12 @@ def test_all_forms_hold_the_same_documents(tmp_path):
     [
         ("a.txt", b"word " * 39, ": is too short: 39 words; at least 40 are needed"),
         ("a.txt", b"word " * 40 + b"\0", ": is binary"),
-        ("a.txt", b"word " * 40 + b"\xff", ": is not UTF-8 text"),
         ("a.md", b"word " * 40, ": unknown suffix '.md'; give .txt, .json or .jsonl"),
         ("a.json", b"{", ": is not JSON"),
         ("a.json", b"7", ": is an integer; give a list of texts, or a mapping of title to text"),
         ("a.json", b'["x", 7]', ', item 2: must be {"title": string, "text": string}'),
-        ("a.json", b'[{"title": "x"}]', ', item 1: must be {"title": string, "text": string}'),
         ("a.json", b'{"x": ["y"]}', ', item 1: must be {"title": string, "text": string}'),
         ("a.json", json.dumps(["a \ud800"]).encode(), ", item 1: is binary"),
-        ("a.json", b'["too short"]', ", item 1: is too short: 2 words"),
-        (
-            "a.jsonl",
-            b'\n{"title": 1, "text": "x"}',
-            ', line 2: must be {"title": string, "text": string}',
-        ),
         ("a.jsonl", b'{"title": "x", "text": "too short"}', ", line 1: is too short: 2 words"),
         ("a.jsonl", b"\n\n{", ", line 3: is not JSON"),
     ],
@@ -149,22 +139,6 @@ def test_a_chapter_of_a_book_is_no_text_of_its_own(tmp_path):
     chapters = {name: numbered(name, 50) for name in "abc"}
     put(tmp_path, **chapters, book=" ".join(chapters.values()), other=numbered("d", 50))
     assert [document.title for document in load_texts(tmp_path)] == ["book.txt", "other.txt"]
-
-
-def test_documents_of_one_title_are_not_taken_for_one(tmp_path):
-    """Half of a document in one, and half in another, is no repeat."""
-    one, other = ([f"{letter}{n}" for n in range(100)] for letter in "ab")
-    words = [[*one, *"uvwxy"], [*other, *"klmno"], [*one[:50], *other[:50]]]
-    path = tmp_path / "texts.jsonl"
-    lines = [json.dumps({"title": "untitled", "text": " ".join(each)}) for each in words]
-    path.write_text("\n".join(lines))
-    assert len(load_texts(path)) == 3
-
-
-def test_a_single_word_is_a_text_of_the_users_own(tmp_path):
-    path = tmp_path / "texts.jsonl"
-    path.write_text(json.dumps({"title": "one", "text": "owl"}))
-    assert load_texts(path) == [Document("one", "owl")]
 
 
 def all_compared(documents):
@@ -223,11 +197,6 @@ def test_a_folder_that_cannot_be_taken_is_one_line(tmp_path, monkeypatch, name, 
     assert str(error.value).startswith(f"{tmp_path}{fault}")
 
 
-def test_a_missing_folder_of_texts_is_named(tmp_path):
-    with pytest.raises(UserError, match="absent: cannot be read: No such file"):
-        load_texts(tmp_path / "absent")
-
-
 def test_a_fingerprint_is_of_the_words():
     assert fingerprint(Document("a", " two\nwords ")) == fingerprint(Document("b", "two words"))
     assert fingerprint(Document("a", "two words")) != fingerprint(Document("a", "twowords"))
@@ -256,19 +225,6 @@ def test_the_split_depends_on_the_words_alone(text, title, space):
     assert split_of(Document(title, space + text.replace(" ", space))) == split_of(
         Document("other", text)
     )
-
-
-@settings(deadline=None)
-@given(st.lists(texts, max_size=6), st.lists(texts), st.randoms())
-def test_splits_partition_the_documents_and_do_not_move_when_texts_are_added(old, new, random):
-    before = [Document(f"old {i}", text) for i, text in enumerate(old)]
-    after = before + [Document(f"new {i}", text) for i, text in enumerate(new)]
-    random.shuffle(after)
-    assert sorted(
-        document.title for split in SPLITS for document in documents_of(split, after)
-    ) == sorted(document.title for document in after)
-    for split in SPLITS:
-        assert set(documents_of(split, before)) <= set(documents_of(split, after))
 
 
 def test_shares_are_80_10_10():
@@ -329,17 +285,6 @@ def test_near_duplicates_begin_at_a_similarity_of_08(tmp_path):
     assert add("whole", f"{numbered('a', 104)} {numbered('c', 500)}").startswith("added")
 
 
-def test_a_duplicate_within_what_is_merged_is_dropped(tmp_path):
-    lines = []
-    merge(
-        [put(tmp_path / "user", a=numbered("x", 50), b=numbered("x", 50))],
-        tmp_path / "corpus",
-        say=lines.append,
-    )
-    assert [line.split()[0] for line in lines] == ["added", "dropped"]
-    assert lines[1].endswith("b.txt: repeats a (similarity 1.00)")
-
-
 def test_names_are_slugs_and_a_taken_one_gets_a_number(tmp_path):
     into = put(tmp_path / "corpus", **{"the-owl": numbered("a", 50)})
     titles = ["The Owl!", "the  owl", "../../up & away", "Ünïcode", "?!", "x" * 300]
@@ -349,17 +294,8 @@ def test_names_are_slugs_and_a_taken_one_gets_a_number(tmp_path):
     before = contents(into)
     assert merge([tmp_path / "user.json"], into, say=lambda line: None) == 0
     added = contents(into)
-    assert sorted(added) == sorted(
-        [
-            "the-owl.txt",
-            "the-owl-2.txt",
-            "the-owl-3.txt",
-            "up-away.txt",
-            "ünïcode.txt",
-            "text.txt",
-            "x" * 48 + ".txt",
-        ]
-    )
+    names = ["the-owl", "the-owl-2", "the-owl-3", "up-away", "ünïcode", "text", "x" * 48]
+    assert sorted(added) == sorted(f"{name}.txt" for name in names)
     assert added["the-owl.txt"] == before["the-owl.txt"]
 
 

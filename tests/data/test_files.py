@@ -1,4 +1,3 @@
-import bz2
 import gzip
 import json
 import lzma
@@ -7,7 +6,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
-import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,9 +25,8 @@ from data.files import (
 
 def test_lines_are_numbered_from_one_blank_ones_counted(tmp_path):
     path = tmp_path / "a.jsonl"
-    path.write_bytes(
-        '\ufeff{"x": 1}\r\n\n  \n{"x": "\u2028"}'.encode()
-    )  # U+2028 ends no line of JSONL
+    # U+2028 ends no line of JSONL.
+    path.write_bytes('\ufeff{"x": 1}\r\n\n  \n{"x": "\u2028"}'.encode())
     assert list(read_jsonl(path)) == [
         (f"{path}, line 1", {"x": 1}),
         (f"{path}, line 4", {"x": "\u2028"}),
@@ -40,12 +37,9 @@ def test_lines_are_numbered_from_one_blank_ones_counted(tmp_path):
     "line, fault",
     [
         (b'{"x": ', "is not JSON"),
-        (b'{"x": 1} {"x": 2}', "is not JSON"),
         (b"[" * 100_000, "is not JSON"),  # deeper than the parser goes
         (b'{"x": "\xff"}', "is not UTF-8 text (byte 0xff)"),
         (b"[1]", "is a list; each line must be a JSON object"),
-        (b'"x"', "is a string;"),
-        (b"7", "is an integer;"),
         (b"7.5", "is a fraction;"),
         (b"true", "is a boolean;"),
         (b"null", "is null;"),
@@ -63,10 +57,8 @@ def test_a_damaged_line_is_named_by_file_and_number(tmp_path, line, fault):
 @pytest.mark.parametrize(
     "pack, fault",
     [
-        (gzip.compress, "is compressed (gzip); unpack it first (gunzip)"),
-        (bz2.compress, "is compressed (bzip2)"),
+        (gzip.compress, "is compressed (gzip); unpack it first"),
         (lzma.compress, "is compressed (xz)"),
-        (zstandard.compress, "is compressed (zstandard)"),
     ],
 )
 def test_a_compressed_file_is_named(tmp_path, pack, fault):
@@ -175,14 +167,26 @@ def test_the_last_line_of_a_log_may_be_incomplete(tmp_path):
         list(read_jsonl(path))
 
 
-def test_aliases_of_yaml_may_not_expand_without_end():
-    assert load_yaml("{a: &x [1, 2], b: *x}") == {"a": [1, 2], "b": [1, 2]}
+def test_yaml_is_strict():
+    assert load_yaml("{a: [1, 2], b: {c: }}") == {"a": [1, 2], "b": {"c": None}}
     assert load_yaml("") is None
-    levels = "".join(
-        f"- &{new} [{','.join([f'*{old}'] * 10)}]\n" for old, new in zip("abcdef", "bcdefg")
-    )
-    for text in (f"- &a [x]\n{levels}", "&a [*a]"):
-        with pytest.raises(yaml.YAMLError, match="aliases stand for more than 100,000 values"):
-            load_yaml(text)
+    with pytest.raises(yaml.YAMLError, match="aliases"):  # a few lines can expand to gigabytes
+        load_yaml("{a: &x [1, 2], b: *x}")
     with pytest.raises(yaml.YAMLError, match="a stands twice"):
         load_yaml("{b: {a: 1, a: 2}}")
+
+
+@pytest.mark.parametrize("change", [lambda c: c[:-1], lambda c: c + b"x", lambda c: c + c])
+def test_a_file_of_lines_that_is_not_whole_is_refused(tmp_path, monkeypatch, change):
+    path = tmp_path / "a.jsonl.zst"
+    write_jsonl_zst(path, [{"x": 1}])
+    assert read_jsonl_zst(path) == [{"x": 1}]
+    whole = path.read_bytes()
+    path.write_bytes(change(whole))
+    with pytest.raises(UserError, match="a.jsonl.zst: not a whole rollout file"):
+        read_jsonl_zst(path)
+
+    path.write_bytes(whole)
+    monkeypatch.setattr("data.files.MAX_EXPANDED", 5)
+    with pytest.raises(UserError, match="expands to more than"):
+        read_jsonl_zst(path)

@@ -3,6 +3,7 @@ of what is trained on.
 """
 
 import ast
+import hashlib
 import sys
 import unicodedata
 from pathlib import Path
@@ -50,14 +51,10 @@ def test_more_words_go_on_where_fewer_end():
             assert long.text.startswith(short.text.rstrip("\n"))
 
 
-@pytest.mark.parametrize("number, edge", [(0, "|"), (1, "|")])
-def test_rows_of_a_table_have_their_cells_in_line(number, edge):
-    for table in blocks("tables", number):
-        lines = table.split("\n")
-        assert len(lines) >= 6 and len({len(line) for line in lines}) == 1
-        rows = [line for line in lines if line[1] == " "]
-        places = {tuple(i for i, mark in enumerate(row) if mark == edge) for row in rows}
-        assert len(places) == 1
+def test_the_generated_texts_never_change():
+    """Scores on them are compared over the years."""
+    texts = "\0".join(each.text for kind in KINDS for each in generated(kind, 300))
+    assert hashlib.sha256(texts.encode()).hexdigest().startswith("6dc2acdb66ff8c97")
 
 
 def test_every_second_code_is_python_and_the_others_close_their_brackets():
@@ -66,22 +63,6 @@ def test_every_second_code_is_python_and_the_others_close_their_brackets():
         assert isinstance(function, ast.FunctionDef)
     for block in blocks("code", 1):
         assert all(block.count(left) == block.count(right) for left, right in ("{}", "()", "[]"))
-
-
-def test_lists_are_nested():
-    depths = {len(line) - len(line.lstrip()) for line in "\n".join(blocks("lists", 0)).split("\n")}
-    assert depths == {0, 2, 4}
-
-
-def test_runs_of_punctuation_are_long():
-    words = " ".join(blocks("punctuation", 0)).split()
-    runs = [word for word in words if len(word) >= 8 and len(set(word)) == 1]
-    assert len(runs) >= len(words) // 20
-
-
-def test_numbers_are_mostly_digits():
-    words = " ".join(blocks("numbers", 0)).split()
-    assert sum(any(mark.isdigit() for mark in word) for word in words) > 0.7 * len(words)
 
 
 def test_each_alphabet_has_its_documents():
@@ -110,16 +91,6 @@ def test_real_texts_are_optional_bounded_and_not_repeated(tmp_path, monkeypatch)
     monkeypatch.setattr(foreign, "COPYRIGHTS", tmp_path / "none")
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     assert set(foreign_texts(10)) == set(KINDS)
-
-
-def test_no_more_files_are_read_than_are_allowed(tmp_path, monkeypatch):
-    for i in range(3 * foreign.MAX_FILES + 1):
-        (tmp_path / f"{i:03}").write_text(f"text number {i}")
-    monkeypatch.setattr(foreign, "LICENCES", tmp_path)
-    monkeypatch.setattr(foreign, "COPYRIGHTS", tmp_path / "none")
-    found = foreign_texts(10)["licences"]
-    assert foreign.MAX_FILES // 2 < len(found) <= foreign.MAX_FILES
-    assert {found[0].text, found[-1].text} == {"text number 0", "text number 96"}
 
 
 def test_no_foreign_text_is_in_what_is_trained_on(texts):

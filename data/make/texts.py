@@ -2,6 +2,8 @@
 
 Many texts are made hard to guess, so that the model must read them and keep its place: few
 different words, words that are almost alike, words and phrases that come back again and again.
+Strange texts (see `data.strange`) have made-up scripts: words of random bytes with the structure of
+UTF-8. So every byte token is learned, and no alphabet is shown.
 """
 
 import math
@@ -10,7 +12,7 @@ import string
 from collections.abc import Sequence
 
 from data.corpus import documents_of, load_corpus
-from data.strange import log_uniform
+from data.strange import Maker, family, log_uniform, mingled, words_of
 
 # Share of texts that contain altered words, and the share of their places that do.
 ALTERED = 0.5
@@ -32,6 +34,15 @@ ALTERED_WORDS = 40_000
 SYMBOLS = string.digits + string.punctuation
 LETTERS = string.ascii_lowercase * 8 + "àâäçèéêëîïñóôöúüß"
 ENDINGS = [*',.;:!?)"', "", "", "'s", '."', ',"', "-", "ed", "s"]
+
+# `chr(RAW + b)` stands for the byte b. These characters are for private use, so no text has them.
+RAW = 0xE000
+
+# The kinds of strange words in the lessons.
+LESSON_KINDS = ("script", "code", "run", "compound")
+
+# How many families of words there are to choose from.
+FAMILIES = 3000
 
 
 def altered(word: str, rng: random.Random) -> str:
@@ -170,3 +181,41 @@ class Words:
             start = rng.randrange(len(text) - len(phrase) + 1)
             text[start : start + len(phrase)] = phrase
         return text
+
+
+class StrangeWords(Words):
+    """A supply of word sequences that are strange from a fifth of the words on to all of them."""
+
+    def __init__(self, rng: random.Random, pieces: Sequence[str]):
+        super().__init__(rng, pieces)
+        parts = [*self.vocabulary, *self.odd[: len(self.vocabulary)]]
+        self.families = [
+            family(parts, rng, script=raw_script, kinds=LESSON_KINDS) for _ in range(FAMILIES)
+        ]
+
+    def draw(self, n: int) -> list[str]:
+        """Return `n` words: strange ones of a few families, among words as `Words` draws them."""
+        return mingled(super().draw(n), self.families, self.rng)
+
+
+def raw_script(rng: random.Random) -> Maker:
+    """Return a maker of words in a made-up script.
+
+    In UTF-8 the letters of a script have a last byte of their own, after one to three bytes that
+    many letters share. Here these bytes are random.
+    """
+    shared = rng.choice([1, 1, 2, 2, 3])
+    beginnings = [
+        raw([rng.randrange(0xC2, 0xF5), *rng.choices(range(0x80, 0xC0), k=shared - 1)])
+        for _ in range(log_uniform(1, 40, rng))
+    ]
+    letters = [
+        rng.choice(beginnings) + raw([rng.randrange(0x80, 0xC0)])
+        for _ in range(log_uniform(6, 60, rng))
+    ]
+    return words_of(letters, rng)
+
+
+def raw(values: Sequence[int]) -> str:
+    """Return the characters that stand for these bytes."""
+    return "".join(chr(RAW + value) for value in values)
