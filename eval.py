@@ -7,7 +7,7 @@
 from data.streams import interrupts_end
 
 with interrupts_end():
-    from grpo.tools.commands import evaluate
+    from grpo.tools.evaluation.program import program
 
 if __name__ == "__main__":
-    evaluate()
+    program()

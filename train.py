@@ -7,7 +7,7 @@
 from data.streams import interrupts_end
 
 with interrupts_end():
-    from grpo.tools.commands import train
+    from grpo.tools.train import program
 
 if __name__ == "__main__":
-    train()
+    program()

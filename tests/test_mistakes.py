@@ -226,9 +226,9 @@ def test_windows_is_refused_in_one_line(run, monkeypatch, capsys):
 
 
 def test_python_without_docstrings_is_refused_in_one_line():
-    for program in ("train", "evaluate"):
+    for program in ("train", "evaluation.program"):
         done = subprocess.run(
-            [sys.executable, "-OO", "-c", f"from grpo.tools.commands import *; {program}()"],
+            [sys.executable, "-OO", "-c", f"from grpo.tools.{program} import program; program()"],
             env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
             capture_output=True,
             text=True,
@@ -243,15 +243,15 @@ def test_the_gpu_of_a_mac_is_refused_in_one_line(run, tiny_model, capsys):
     assert line.startswith("train.py: --device") and "mps" in line
 
 
-@pytest.mark.parametrize("program", ["train", "evaluate"])
+@pytest.mark.parametrize("program", ["train", "evaluation.program"])
 @pytest.mark.parametrize(
     "flags, status", [(["--temperature", "hot"], 2), (["--colour", "red"], 2), (["--help"], 0)]
 )
 def test_flags_are_read_before_torch_is_loaded(program, flags, status):
     """Torch takes seconds to load."""
     code = (
-        f"import sys, grpo.tools.commands as commands; sys.argv = ['', *{flags}]\n"
-        f"try: commands.{program}()\n"
+        f"import sys, grpo.tools.{program} as tool; sys.argv = ['', *{flags}]\n"
+        "try: tool.program()\n"
         "finally: print('torch' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": str(TOP)}

@@ -151,7 +151,6 @@ def test_the_task_of_a_strangers_run_is_not_executed(run, capsys):
     assert said in refused(capsys, "--resume", "runs/a")
     assert said in refused(capsys, "runs/a", main=audit.main)
     assert said in refused(capsys, "runs/a", "replay", "1", main=inspect.main)
-    assert said in refused(capsys, "runs/a", "tokens", "1", "0", "0", "--policy", main=inspect.main)
 
 
 PROGRAM = "bomb.py:bomb"

@@ -12,8 +12,9 @@ from grpo.records import Decision, Group, StepReport
 from grpo.run import checkpoint as checkpoints
 from grpo.run.folders import way_on
 from grpo.run.logs import MetricsLog, SamplesLog, append, read_metrics
-from grpo.run.rollouts import file_of, remove_after, steps_of, summaries, write_rollouts
+from grpo.run.rollouts import file_of, remove_after, steps_of, write_rollouts
 from grpo.run.trackers import Trackers
+from grpo.show.group import summaries
 
 
 class RunFiles:

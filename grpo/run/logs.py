@@ -13,10 +13,10 @@ import msgspec
 
 from data.errors import UserError
 from data.files import open_own, read_bytes, write_whole
-from data.text import escape_control
-from grpo.records import Group, sampled_groups
+from grpo.records import Group
 from grpo.run.folders import way_on
 from grpo.run.schemas import check_line
+from grpo.show.group import best_and_worst
 
 
 class MetricsLog:
@@ -76,23 +76,8 @@ class SamplesLog:
         if step % self.every and step != 1:
             return
 
-        rows = [
-            (score, group.problem, completion.finish, text)
-            for group in sampled_groups(groups)
-            for score, completion, text in zip(group.scores, group.completions, group.texts)
-        ]
-        best = max(rows, key=lambda row: row[0].reward)
-        worst = min(rows, key=lambda row: row[0].reward)
-
-        entry = f"=== step {step} {datetime.now(UTC).isoformat(timespec='seconds')}\n"
-        for name, (score, problem, finish, text) in (("best", best), ("worst", worst)):
-            entry += (
-                f"{name}: reward {score.reward:.4f}, score {score.value:.4f}, {finish}, "
-                f"level {problem.level}\n"
-                f"  wanted: {escape_control(problem.target)}\n"
-                f"  wrote:  {escape_control(text)}\n"
-            )
-        append(self.path, entry)
+        date = datetime.now(UTC).isoformat(timespec="seconds")
+        append(self.path, f"=== step {step} {date}\n{best_and_worst(groups)}")
 
     def truncate_after(self, step: int) -> None:
         """Drop the entries of later steps, and an incomplete last line."""

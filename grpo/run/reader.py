@@ -22,6 +22,7 @@ from grpo.records import Group
 from grpo.run.logs import read_metrics
 from grpo.run.rollouts import KINDS, file_of, groups_of, steps_of
 from grpo.run.schemas import ConfigFile, Report, check
+from grpo.show.group import completion_record
 
 
 class Records(list):
@@ -107,7 +108,7 @@ class RunData:
 
     @cached_property
     def group_index(self) -> Records:
-        """A record for each group of all steps, see `grpo.run.rollouts.summaries`."""
+        """A record for each group of all steps, see `grpo.show.group.summaries`."""
         return Records(
             {"step": line["step"], **group}
             for line in self._log("groups.jsonl")
@@ -170,37 +171,10 @@ class RunData:
             for number, drawn in groups:
                 for sample in range(len(drawn.completions)):
                     place = {"step": each, "group": number, "sample": sample}
-                    yield place | rollout_record(drawn, sample)
+                    yield place | completion_record(drawn, sample)
 
     def _log(self, name: str) -> Records:
         return Records(read_metrics(self.path / name))
-
-
-def rollout_record(group: Group, sample: int) -> dict[str, Any]:
-    """Return the record of one completion of a group, as JSON values."""
-    completion, score = group.completions[sample], group.scores[sample]
-    return {
-        "index": group.index,
-        "attempt": group.attempt,
-        "level": group.problem.level,
-        "temperature": group.temperature,
-        "class": group.class_name,
-        "action": group.action,
-        "key": group.problem.key,
-        "prompt": group.problem.prompt,
-        "target": group.problem.target,
-        "text": completion.text,
-        "finish": completion.finish,
-        "is_demonstration": completion.is_demonstration,
-        "num_tokens": len(completion.tokens),
-        "tokens": list(completion.tokens),
-        "logprobs": list(completion.logprobs),
-        "reward": score.reward,
-        "value": score.value,
-        "exact": score.exact,
-        "parts": dict(score.parts),
-        "advantage": group.advantages[sample] if group.advantages else None,
-    }
 
 
 def load_run(path: str | Path) -> RunData:

@@ -12,7 +12,6 @@ comes from are stored as well.
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from data.errors import UserError
@@ -76,29 +75,6 @@ def remove_after(run: Path, step: int) -> None:
         name = _NAME.fullmatch(path.name)
         if name and int(name[2]) > step:
             path.unlink()
-
-
-def summaries(groups: Sequence[Group]) -> list[dict[str, Any]]:
-    """Return the lines of groups.jsonl: each group of a step, without its texts."""
-    return [
-        {
-            "group": number,
-            "index": group.index,
-            "attempt": group.attempt,
-            "level": group.problem.level,
-            "temperature": group.temperature,
-            "class": group.class_name,
-            "action": group.action,
-            "trap": group.trap,
-            "reward": fmean(group.rewards),
-            "reward_std": group.reward_std,
-            "value": fmean(score.value for score in group.scores),
-            "exact": fmean(score.exact for score in group.scores),
-            "distinct": len(set(group.texts)),
-            "tokens": group.tokens,
-        }
-        for number, group in enumerate(groups)
-    ]
 
 
 def _to_json(number: int, group: Group, step: int) -> dict[str, Any]:

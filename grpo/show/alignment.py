@@ -5,6 +5,7 @@ Nothing depends on colour alone, because the text has the marks of wdiff: `[-mis
 Wunsch, scored as the reward is (match 1, mismatch -1, gap -1).
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -15,13 +16,8 @@ from align.needleman import nw_align
 from align.words import split_words
 from data.text import escape_control
 
-STYLES = {
-    "plain": "",
-    "match": "",
-    "substitute": "bold magenta",
-    "delete": "bold red",
-    "insert": "bold blue",
-}
+STYLES = {"substitute": "bold magenta", "delete": "bold red", "insert": "bold blue"}
+NAMES = {"match": "right", "substitute": "substituted", "delete": "missing", "insert": "added"}
 
 # In a long run of right words, this many are shown at each end.
 CONTEXT = 6
@@ -60,16 +56,11 @@ def counts(columns: Sequence[Column]) -> str:
     """Return the number of words of each kind, e.g. "3 right, 1 missing"."""
     if not columns or columns[0].kind == "plain":  # an empty text without a target has none
         return f"{len(columns)} word{'s' * (len(columns) != 1)}"
-
-    names = {
-        "match": "right",
-        "substitute": "substituted",
-        "delete": "missing",
-        "insert": "added",
-    }
-    numbers = {kind: sum(column.kind == kind for column in columns) for kind in names}
+    numbers = Counter(column.kind for column in columns)
     return ", ".join(
-        f"{number} {names[kind]}" for kind, number in numbers.items() if number or kind == "match"
+        f"{numbers[kind]} {name}"
+        for kind, name in NAMES.items()
+        if numbers[kind] or kind == "match"
     )
 
 
@@ -102,21 +93,19 @@ def rendered(columns: Sequence[Column], *, whole: bool = False) -> Text:
     pieces: list[Text] = []
     for right, same in groupby(columns, lambda column: column.kind in ("match", "plain")):
         run = list(same)  # neighbouring words that are all right, or all wrong
+        words = [_word(column) for column in run]
         hidden = len(run) - 2 * CONTEXT
         if right and not whole and hidden > CONTEXT:
-            pieces += [_word(column) for column in run[:CONTEXT]]
             what = "right" if run[0].kind == "match" else "more"
-            pieces.append(Text(f"… {hidden} {what} …", "dim"))
-            pieces += [_word(column) for column in run[-CONTEXT:]]
-        else:
-            pieces += [_word(column) for column in run]
+            words[CONTEXT:-CONTEXT] = [Text(f"… {hidden} {what} …", "dim")]
+        pieces += words
     return Text(" ").join(pieces)
 
 
 def _word(column: Column) -> Text:
     kind, wanted, written = column
     if kind in ("match", "plain"):
-        return Text(escape_control(written or ""), STYLES[kind])
+        return Text(escape_control(written or ""))
     missing = f"[-{escape_control(wanted)}-]" if wanted is not None else ""
     added = f"{{+{escape_control(written)}+}}" if written is not None else ""
     return Text(missing + added, STYLES[kind])

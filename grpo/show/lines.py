@@ -1,10 +1,14 @@
-"""Lines of text about a run: its steps, its evaluations, and a table of before and after.
+"""A run as lines of text: its steps, its evaluations, and tables of records.
 
-All functions here are pure. Text from a model or a file is escaped when it is printed.
+Text from a model or a file is escaped when it is printed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
 
 from grpo.records import StepReport, level_name
 
@@ -35,21 +39,57 @@ FIGURES = {
     "sampling/sampling_logp_difference/max": "  parity {:.0e}",
 }
 
-GROUPS = ("groups/kept", "groups/count", "groups/resampled", "temperature")
-SPEED = ("completions/mean_length", "tokens_per_second", "step_time")
+# The metrics in the line of a step.
 LINE = (
     "level",
     "reward",
     "group_std",
     "value",
-    *GROUPS,
+    "groups/kept",
+    "groups/count",
+    "groups/resampled",
+    "temperature",
     "completions/clipped_ratio",
-    *SPEED,
+    "completions/mean_length",
+    "tokens_per_second",
+    "step_time",
     "memory_gb",
 )
 
+# What precedes an evaluation that is no report, by its purpose.
+OCCASIONS = {
+    "warm start": "imitating: ",
+    "imitation": "after imitation: ",
+    "promotion": "validation check: ",
+}
+
 # A line of eval.jsonl.
 Evaluation = Mapping[str, Any]
+
+
+# --- steps ------------------------------------------------------------------------------------
+
+
+def step_line(
+    report: StepReport, total_steps: int, seconds_left: float | None = None, metric: str = "score"
+) -> str:
+    """Return a step as one line of aligned figures. `metric` is the name of the score."""
+    width = len(str(total_steps))
+    head = f"{control_mark(report.metrics)}step {report.step:>{width}}/{total_steps}"
+    eta = "" if seconds_left is None else f"ETA {clock_time(seconds_left):>8}"
+    parts = (head, figures(report.metrics, LINE, metric), eta)
+    return "  ".join(part for part in parts if part)
+
+
+def figures(metrics: Mapping[str, Any], names: Sequence[str], metric: str = "score") -> str:
+    """Return the metrics `names` as text, in that order, without those that the step lacks."""
+    present = [name for name in names if metrics.get(name) is not None]
+    return "".join(FIGURES[name].format(metrics[name], name=metric) for name in present).lstrip()
+
+
+def control_mark(line: Mapping[str, Any]) -> str:
+    """Return the mark that precedes every line of a control experiment; "" for an ordinary run."""
+    return f"CONTROL {line['control']}  " if line.get("control") else ""
 
 
 def clock_time(seconds: float) -> str:
@@ -57,11 +97,6 @@ def clock_time(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def smoothed(mean: float | None, value: float, weight: float = 0.2) -> float:
-    """Return the exponential moving average `mean` after another `value`; None before the first."""
-    return value if mean is None else mean + weight * (value - mean)
 
 
 def sparkline(values: Sequence[float], limits: tuple[float, float] | None = (0.0, 1.0)) -> str:
@@ -76,29 +111,29 @@ def sparkline(values: Sequence[float], limits: tuple[float, float] | None = (0.0
     return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * share))] for share in shares)
 
 
-def figures(metrics: Mapping[str, Any], names: Sequence[str], metric: str = "score") -> str:
-    """Return the metrics `names` as text, in that order, without those that the step lacks."""
-    present = [name for name in names if metrics.get(name) is not None]
-    return "".join(FIGURES[name].format(metrics[name], name=metric) for name in present).lstrip()
+# --- evaluations ------------------------------------------------------------------------------
 
 
-def step_line(
-    report: StepReport, total_steps: int, seconds_left: float | None = None, metric: str = "score"
-) -> str:
-    """Return a step as one line of aligned figures. `metric` is the name of the score."""
-    width = len(str(total_steps))
-    head = f"{control_mark(report.metrics)}step {report.step:>{width}}/{total_steps}"
-    eta = "" if seconds_left is None else f"ETA {clock_time(seconds_left):>8}"
-    parts = (head, figures(report.metrics, LINE, metric), eta)
-    return "  ".join(part for part in parts if part)
+def evaluation_line(line: Evaluation) -> str:
+    """Return a line of eval.jsonl as a sentence.
 
+    `metric` in the line is the name of the score, `unit` what a level counts ("words"; "" for a
+    level that counts nothing).
+    """
+    split = "training" if line["split"] == "train" else "held-out"
+    level = level_name(line["level"], line.get("unit", "words"))
 
-# What precedes an evaluation that is no report, by its purpose.
-OCCASIONS = {
-    "warm start": "imitating: ",
-    "imitation": "after imitation: ",
-    "promotion": "validation check: ",
-}
+    details = f"{counted(line)}, {sampling_name(line)}, {exact_rate(line)}"
+    if line.get("truncated"):
+        details += f", truncated {line['truncated']:.3g}"
+    if line.get("dropped"):
+        details += f"; {line['dropped']} dropped: the policy was trained on them"
+    if line.get("too_long"):
+        details += f"; {line['too_long']} dropped: too long for the context or the budget"
+
+    mark = control_mark(line) + OCCASIONS.get(line.get("purpose", ""), "")
+    score = f"{line.get('metric', 'score')} at {level}: {interval(line)}"
+    return f"{mark}{split} {score} ({details})"
 
 
 def interval(line: Evaluation) -> str:
@@ -113,42 +148,17 @@ def counted(line: Evaluation) -> str:
     return f"n = {line['n']}"
 
 
+def sampling_name(line: Evaluation) -> str:
+    """Return how the completions of an evaluation were sampled."""
+    return f"temperature {line['temperature']:g}" if line["temperature"] else "greedy"
+
+
 def exact_rate(line: Evaluation) -> str:
     """Return the rate of exact answers of an evaluation, with its 95 % interval if it has one."""
     rate = f"exact {line['exact']:.3g}"
     if "exact_low" not in line:
         return rate
     return f"{rate} [{line['exact_low']:.3f}, {line['exact_high']:.3f}]"
-
-
-def evaluation_line(line: Evaluation) -> str:
-    """Return a line of eval.jsonl as a sentence.
-
-    `metric` in the line is the name of the score, `unit` what a level counts ("words"; "" for a
-    level that counts nothing).
-    """
-    split = "training" if line["split"] == "train" else "held-out"
-    level = level_name(line["level"], line.get("unit", "words"))
-
-    sampling = f"temperature {line['temperature']:g}" if line["temperature"] else "greedy"
-    details = f"{counted(line)}, {sampling}, {exact_rate(line)}"
-    if line.get("truncated"):
-        details += f", truncated {line['truncated']:.3g}"
-    if line.get("dropped"):
-        details += f"; {line['dropped']} dropped: the policy was trained on them"
-    if line.get("too_long"):
-        details += f"; {line['too_long']} dropped: too long for the context or the budget"
-
-    metric = line.get("metric", "score")
-    occasion = OCCASIONS.get(line.get("purpose", ""), "")
-    return (
-        f"{control_mark(line)}{occasion}{split} {metric} at {level}: {interval(line)} ({details})"
-    )
-
-
-def control_mark(line: Mapping[str, Any]) -> str:
-    """Return the mark that precedes every line of a control experiment; "" for an ordinary run."""
-    return f"CONTROL {line['control']}  " if line.get("control") else ""
 
 
 def summary_table(
@@ -163,10 +173,10 @@ def summary_table(
         {(line["level"], line["temperature"]): line for line in lines} for lines in (before, after)
     )
     first = [*before, *after][0]
-    metric = first.get("metric", metric)
     counts = ", ".join(map(str, sorted({line["n"] for line in (*before, *after)})))
     table = [
-        f"{control_mark(first)}held-out {metric}, mean [95 % interval], n = {counts}",
+        f"{control_mark(first)}held-out {first.get('metric', metric)}, mean [95 % interval], "
+        f"n = {counts}",
         f"{'level':>5}  {'sampling':<8}  {'before':<20}  {'after':<20}  exact",
     ]
 
@@ -179,27 +189,110 @@ def summary_table(
     return table
 
 
-def held_out_line(evaluations: Sequence[Evaluation]) -> str:
-    """Return the first and last mean of each level: "held out  10: 0.531 → 0.998  25: 0.402".
+# --- tables -----------------------------------------------------------------------------------
 
-    Returns "" without evaluations.
+# Columns of space around a cell, and the least width of a column of longer texts while other
+# columns can still be left out.
+PADDING = 2
+TEXT = 30
+
+
+def show_table(
+    console: Console,
+    lines: Sequence[Mapping[str, Any]],
+    figures: Mapping[str, tuple[str, str]],
+    words: Mapping[str, Callable[[Mapping[str, Any]], str | Text]],
+    optional: Sequence[str] = (),
+) -> None:
+    """Print a table with a row for each line.
+
+    `figures` are the columns of numbers: heading to (key, format). `words` are the columns of text
+    after them: heading to a function of the line. On a narrow screen the `optional` columns are
+    left out in this order until the numbers fit, a line says which, and texts are shortened.
     """
-    means: dict[int, list[float]] = {}
-    for line in filter(_is_held_out, evaluations):
-        means.setdefault(line["level"], []).append(line["mean"])
-    levels = [
-        f"  {level}: {seen[0]:.3f}" + (f" → {seen[-1]:.3f}" if len(seen) > 1 else "")
-        for level, seen in sorted(means.items())
-    ]
-    return "held out" + "".join(levels) if levels else ""
+    numbers = {
+        head: ["-" if line.get(key) is None else format(line[key], style) for line in lines]
+        for head, (key, style) in figures.items()
+    }
+    texts = {head: [_text(word(line)) for line in lines] for head, word in words.items()}
+    columns: Mapping[str, Sequence[str | Text]] = {**numbers, **texts}
+    widths = {
+        head: max(map(cell_len, [*head.split("\n"), *map(str, column)]))
+        for head, column in columns.items()
+    }
+
+    least = {
+        head: PADDING + (width if head in figures else min(width, TEXT))
+        for head, width in widths.items()
+    }
+    left_out = columns_left_out(least, optional, console.width)
+    shown = [head for head in widths if head not in left_out]
+    texts = {head: cells for head, cells in texts.items() if head in shown}
+    _shorten_texts(widths, list(texts), shown, console.width)
+
+    rows = _heading(shown, widths, figures)
+    for number in range(len(lines)):
+        of_row = [numbers[head][number].rjust(widths[head]) for head in figures if head in shown]
+        row = Text(" " + "  ".join(of_row))
+        for head, cells in texts.items():
+            cells[number].truncate(widths[head], overflow="ellipsis", pad=True)
+            row.append("  ").append_text(cells[number])
+        rows.append(row)
+    # Not a `rich.table.Table`, which takes 4 s for 5,000 rows.
+    console.print(Text("\n").join(rows), soft_wrap=True)
+    note_left_out(left_out, console)
 
 
-def last_held_out(evaluations: Sequence[Evaluation]) -> float | None:
-    """Return the mean of the last held-out evaluation; None without one."""
-    means = [line["mean"] for line in filter(_is_held_out, evaluations)]
-    return means[-1] if means else None
+def _text(part: str | Text) -> Text:
+    return part if isinstance(part, Text) else Text(part)
 
 
-def _is_held_out(line: Evaluation) -> bool:
-    """Return whether an evaluation was on held-out problems, sampled as in training."""
-    return line["split"] != "train" and bool(line["temperature"])
+def _heading(
+    shown: Sequence[str], widths: Mapping[str, int], figures: Mapping[str, Any]
+) -> list[Text]:
+    """Return the lines of the heading: words at the bottom, numbers to the right."""
+    height = max(head.count("\n") + 1 for head in shown)
+    rows = []
+    for line in range(-height, 0):
+        parts = [("\n" * height + head).split("\n")[line] for head in shown]
+        cells = [
+            part.rjust(widths[head]) if head in figures else part.ljust(widths[head])
+            for part, head in zip(parts, shown)
+        ]
+        rows.append(Text(" " + "  ".join(cells), "bold"))
+    return rows
+
+
+def _shorten_texts(
+    widths: dict[str, int], texts: Sequence[str], shown: Sequence[str], width: int
+) -> None:
+    """Make columns of text narrower until the table fits a screen of this `width`."""
+    excess = sum(widths[head] + PADDING for head in shown) - width
+    for head in reversed(texts):
+        cut = min(max(0, excess), max(0, widths[head] - cell_len(head)))
+        widths[head] -= cut
+        excess -= cut
+
+
+def columns_left_out(widths: Mapping[str, int], optional: Sequence[str], width: int) -> list[str]:
+    """Return which of the `optional` columns a screen of this `width` has no room for.
+
+    `widths` are those of all columns, with the space around them, by their headings.
+    """
+    left_out: list[str] = []
+    total = sum(widths.values())
+    for head in optional:
+        if total <= width:
+            break
+        if head in widths:
+            total -= widths[head]
+            left_out.append(head)
+    return left_out
+
+
+def note_left_out(left_out: Sequence[str], console: Console) -> None:
+    """Print which columns were left out, if any were."""
+    if left_out:
+        names = ", ".join(head.replace("\n", " ") for head in left_out)
+        note = f"left out at {console.width} columns: {names} (--json has all)"
+        console.print(Text(note, "dim"), soft_wrap=not console.is_terminal)

@@ -1,13 +1,12 @@
 """The live panel of a run on a terminal."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 from rich.console import Console as RichConsole
-from rich.console import ConsoleOptions, RenderableType, RenderResult
-from rich.console import Group as Stack
+from rich.console import ConsoleOptions, Group, RenderableType, RenderResult
 from rich.measure import Measurement
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -15,32 +14,37 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from data.text import escape_control
+from grpo.ending import has_update
 from grpo.records import StepReport, sampled_groups
 from grpo.show.alignment import aligned, rendered
-from grpo.show.lines import (
-    SPEED,
-    Evaluation,
-    clock_time,
-    control_mark,
-    figures,
-    held_out_line,
-    last_held_out,
-    sparkline,
-)
-from grpo.show.tables import classes_of
+from grpo.show.group import classes_of
+from grpo.show.lines import Evaluation, clock_time, control_mark, figures, sparkline
 
 # Metrics of each row.
 ROWS = (
     ("level", "value", "groups/resampled", "temperature"),
-    (*SPEED, "time/rollout", "time/update", "memory_gb"),
+    (
+        "completions/mean_length",
+        "tokens_per_second",
+        "step_time",
+        "time/rollout",
+        "time/update",
+        "memory_gb",
+    ),
     ("loss", "kl", "entropy", "grad_norm"),
     ("clip_ratio/low_mean", "clip_ratio/high_mean", "sampling/sampling_logp_difference/max"),
 )
 
 # A share of truncated completions, of groups that taught nothing, or of tokens in such groups, is
-# coloured from the first number on, and more strongly from the second.
+# yellow from the first number on, and red from the second.
 TRUNCATED_LIMITS = (0.1, 0.5)
-UNTAUGHT_LIMITS = (0.5, 1.0)
+WASTED_LIMITS = (0.5, 1.0)
+
+# Number of steps in the sparkline, and in the mean next to it.
+RECENT = 30
+
+# The weight of a step's time in the moving average that predicts the time left.
+PACE_WEIGHT = 0.2
 
 # At most this many lines of a completion are shown.
 SAMPLE_LINES = 3
@@ -50,28 +54,57 @@ SAMPLE_LINES = 3
 ROTATE = 7
 
 
-@dataclass(frozen=True)
-class RunView:
-    """What the panel shows in addition to the last step.
+@dataclass
+class History:
+    """What the steps and evaluations of this process have shown so far.
 
-    - `rewards`: mean rewards of the last steps; `best`: the highest of all steps;
-    - `evaluations`: lines of eval.jsonl;
-    - `metric`: the name of the score; `reward_range`: the task's, None if it is unknown;
-    - `steps`: how many steps this process has made, `updated`: how many of them had an update.
+    `metric` is the name of the score, `reward_range` the range of the task's rewards (None if it is
+    unknown). `pace` are the seconds per step, smoothed; `updated` is the number of steps that
+    changed the weights.
     """
 
     total_steps: int
-    seconds_left: float | None = None
-    rewards: Sequence[float] = ()
-    best: float | None = None
-    evaluations: Sequence[Evaluation] = ()
     metric: str = "score"
     reward_range: tuple[float, float] | None = (0.0, 1.0)
+    report: StepReport | None = None
+    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+    best: float | None = None
+    pace: float | None = None
     steps: int = 0
     updated: int = 0
+    evaluations: list[Evaluation] = field(default_factory=list)
+
+    def add(self, report: StepReport) -> None:
+        """Take note of a step."""
+        self.report = report
+        self.steps += 1
+        self.updated += has_update(report.metrics)
+        if (seconds := report.metrics.get("step_time")) is not None:
+            self.pace = seconds if self.pace is None else self.pace
+            self.pace += PACE_WEIGHT * (seconds - self.pace)
+        if (reward := report.metrics.get("reward")) is not None:
+            self.rewards.append(reward)
+            self.best = reward if self.best is None else max(self.best, reward)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The seconds of the remaining steps; None before the first."""
+        if self.pace is None or self.report is None:
+            return None
+        return self.pace * (self.total_steps - self.report.step)
+
+    @property
+    def held_out(self) -> dict[int, list[float]]:
+        """The means of the held-out evaluations that were sampled as in training, by level."""
+        means: dict[int, list[float]] = {}
+        for line in self.evaluations:
+            if line["split"] != "train" and line["temperature"]:
+                # The level that was evaluated last comes last.
+                means[line["level"]] = [*means.pop(line["level"], []), line["mean"]]
+        return means
 
 
-def panel(report: StepReport, view: RunView) -> Panel:
+def panel(report: StepReport, history: History) -> Panel:
     """Return the live panel after a step, as wide as the terminal.
 
     The first row has what matters most: reward, held-out score, groups that were trained on,
@@ -79,49 +112,51 @@ def panel(report: StepReport, view: RunView) -> Panel:
     held-out scores, what was taught so far, metrics, the classes of the groups, and a completion
     compared with its target, a different one each step. Only what is abnormal is in colour.
     """
-    rows: list[RenderableType] = [_first_row(report, view)]
-    rows += [_progress_row(report, view), _reward_row(report, view)]
-    if line := held_out_line(view.evaluations):
-        rows.append(_dim(line))
-    if taught := _taught_row(report, view):
-        rows.append(taught)
+    rows: list[RenderableType] = [
+        _first_row(report, history),
+        _progress_row(report, history),
+        _reward_row(report, history),
+    ]
+    if means := history.held_out:
+        levels = [
+            f"  {level}: {seen[0]:.3f}" + (f" → {seen[-1]:.3f}" if len(seen) > 1 else "")
+            for level, seen in sorted(means.items())
+        ]
+        rows.append(_dim("held out" + "".join(levels)))
+    if wasted := _wasted_row(report, history):
+        rows.append(wasted)
     for names in ROWS:
-        if line := figures(report.metrics, names, view.metric):
+        if line := figures(report.metrics, names, history.metric):
             rows.append(_dim(escape_control(line)))
     if classes := classes_of(report.metrics):
         rows.append(Text.assemble(("groups ", "dim"), classes))
-    if sample := _sample_row(report):
+    if sample := sample_row(report):
         rows.append(sample)
 
     mark = control_mark(report.metrics)
-    title = Text(f"{mark}step {report.step} of {view.total_steps}", style="bold")
-    return Panel(Stack(*rows), title=title, title_align="left", border_style="dim")
+    title = Text(f"{mark}step {report.step} of {history.total_steps}", style="bold")
+    return Panel(Group(*rows), title=title, title_align="left", border_style="dim")
 
 
-def _first_row(report: StepReport, view: RunView) -> Text:
+def _first_row(report: StepReport, history: History) -> Text:
     """Return the figures that matter most."""
     metrics = report.metrics
     parts = []
     if (reward := metrics.get("reward")) is not None:
         parts.append(_dim(f"reward {reward:.3f}"))
-    if (score := last_held_out(view.evaluations)) is not None:
-        parts.append(_dim(f"held out {score:.3f}"))
+    if means := history.held_out:
+        parts.append(_dim(f"held out {list(means.values())[-1][-1]:.3f}"))
 
     kept, groups = metrics.get("groups/kept"), metrics.get("groups/count")
     if kept is not None and groups:
-        style = _alarming(1 - kept / groups, UNTAUGHT_LIMITS)
-        parts.append(_figure("groups trained", f"{kept:g}/{groups:g}", style))
+        style = _alarming(1 - kept / groups, WASTED_LIMITS)
+        parts.append(Text.assemble(("groups trained ", "dim"), (f"{kept:g}/{groups:g}", style)))
     if (truncated := metrics.get("completions/clipped_ratio")) is not None:
         style = _alarming(truncated, TRUNCATED_LIMITS)
-        parts.append(_figure("truncated", f"{truncated:.0%}", style))
-    if view.seconds_left is not None:
-        parts.append(_figure("ETA", clock_time(view.seconds_left)))
+        parts.append(Text.assemble(("truncated ", "dim"), (f"{truncated:.0%}", style)))
+    if history.seconds_left is not None:
+        parts.append(Text.assemble(("ETA ", "dim"), clock_time(history.seconds_left)))
     return Text("  ").join(parts)
-
-
-def _figure(name: str, value: str, style: str = "") -> Text:
-    """Return a figure after its dimmed name."""
-    return Text.assemble((f"{name} ", "dim"), (value, style))
 
 
 def _alarming(share: float, limits: tuple[float, float]) -> str:
@@ -130,37 +165,35 @@ def _alarming(share: float, limits: tuple[float, float]) -> str:
     return "bold red" if share >= red else "yellow" if share >= yellow else ""
 
 
-def _progress_row(report: StepReport, view: RunView) -> Table:
-    bar = ProgressBar(
-        view.total_steps, report.step, complete_style="default", finished_style="default"
-    )
-    return columns(bar, f"{report.step / view.total_steps:.0%}")
+def _progress_row(report: StepReport, history: History) -> Table:
+    total = history.total_steps
+    bar = ProgressBar(total, report.step, complete_style="default", finished_style="default")
+    return columns(bar, f"{report.step / total:.0%}")
 
 
-def _reward_row(report: StepReport, view: RunView) -> Text:
+def _reward_row(report: StepReport, history: History) -> Text:
     parts = []
     if (std := report.metrics.get("group_std")) is not None:
         parts.append(f"± {std:.3f} within groups")
-    if view.rewards and view.best is not None:
-        parts.append(f"mean {fmean(view.rewards):.3f}  best {view.best:.3f}")
-    return _dim("  ".join(parts)).append("  " + sparkline(view.rewards, view.reward_range))
+    if history.rewards:
+        parts.append(f"mean {fmean(history.rewards):.3f}  best {history.best:.3f}")
+    return _dim("  ".join(parts)).append("  " + sparkline(history.rewards, history.reward_range))
 
 
-def _taught_row(report: StepReport, view: RunView) -> Text | None:
+def _wasted_row(report: StepReport, history: History) -> Text | None:
     """Return how many steps updated the weights, and which share of the tokens taught nothing."""
-    metrics = report.metrics
-    tokens, wasted = metrics.get("num_tokens"), metrics.get("wasted_tokens_total")
-    if not view.steps or not tokens or wasted is None:
+    tokens, wasted = (report.metrics.get(key) for key in ("num_tokens", "wasted_tokens_total"))
+    if not history.steps or not tokens or wasted is None:
         return None
     share = wasted / tokens
     return Text.assemble(
-        _dim(f"weights updated in {view.updated} of {view.steps} steps, "),
-        (f"{share:.0%}", _alarming(share, UNTAUGHT_LIMITS)),
+        _dim(f"weights updated in {history.updated} of {history.steps} steps, "),
+        (f"{share:.0%}", _alarming(share, WASTED_LIMITS)),
         (" of the tokens taught nothing", "dim"),
     )
 
 
-def _sample_row(report: StepReport) -> Table | None:
+def sample_row(report: StepReport) -> Table | None:
     """Return a completion with its reward, compared with its target; None without completions."""
     scored = [
         (group.problem.target, text, score)
@@ -169,7 +202,6 @@ def _sample_row(report: StepReport) -> Table | None:
     ]
     if not scored:
         return None
-
     target, text, score = scored[ROTATE * report.step % len(scored)]
     return columns(_dim(f"reward {score.reward:.3f}"), _Cut(rendered(aligned(target, text))))
 
@@ -182,14 +214,12 @@ class _Cut:
 
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
         lines = self.text.wrap(console, max(1, options.max_width - 2), overflow="fold")
-        more = " …" if len(lines) > SAMPLE_LINES else ""
         shown = Text("\n").join(lines[:SAMPLE_LINES])
         shown.rstrip()
-        yield shown.append(more, "dim")
+        yield shown.append(" …" if len(lines) > SAMPLE_LINES else "", "dim")
 
     def __rich_measure__(self, console: RichConsole, options: ConsoleOptions) -> Measurement:
-        longest = max(self.text.cell_len + 2, 1)
-        return Measurement(1, min(longest, options.max_width))
+        return Measurement(1, min(max(self.text.cell_len + 2, 1), options.max_width))
 
 
 def _dim(text: str) -> Text:

@@ -13,19 +13,26 @@ login` or HF_TOKEN.
 
 import argparse
 import shutil
-import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import groupby
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
+import httpx
 import torch
+from huggingface_hub import HfApi, get_token
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.utils import validate_repo_id
 
 from data.errors import Parser, UserError, exit_status
 from data.files import kind_of
-from data.text import printable
-from grpo.config import load_config, names_in
+from data.text import printable, shortened
+from grpo.config import Config, load_config
+from grpo.ending import Verdict
 from grpo.model.adapter import is_adapter
 from grpo.model.interfaces import Model
 from grpo.model.load import load_policy
@@ -35,47 +42,38 @@ from grpo.model.save import save_model
 from grpo.run.checkpoint import disk_refusal, find_resume
 from grpo.run.folders import step_of
 from grpo.run.opening import require_unicode
-from grpo.run.reader import load_run
+from grpo.run.reader import RunData, load_run
 from grpo.run.sources import check_base
 from grpo.run.start import checkpoint_of
-from grpo.tools.hub import check_push, push
-from grpo.tools.model_card import card
+from grpo.show.lines import interval, sampling_name, sparkline
+
+# The settings that the model card names, and the bars of its learning curve.
+CARD_SETTINGS = (
+    "loss",
+    "scale",
+    "credit",
+    "beta",
+    "learning_rate",
+    "prompts",
+    "group_size",
+    "temperature",
+    "lora_rank",
+    "seed",
+)
+BARS = 60
+
+# What a status of the hub means here.
+MEANINGS = {
+    401: "the hub does not know the token; make a new one and log in again with: hf auth login",
+    403: "the token may not write there; it needs the permission to write to this repository",
+    404: "the hub has no such owner, or the token may not see it",
+    429: "the hub refuses more requests for now; try again later",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program with these arguments; return the exit status."""
     return exit_status("grpo.export", lambda: write(parse(argv)))
-
-
-def write(arguments: argparse.Namespace) -> int:
-    """Write the folder or upload it, or both, and print what is in it; return the exit status."""
-    repo = arguments.push
-    if repo:
-        check_push(repo)
-    with _folder(arguments) as folder:
-        content = export(
-            arguments.run,
-            folder,
-            adapter=arguments.adapter,
-            dtype=arguments.dtype,
-            accept=names_in(arguments.accept_changes),
-        )
-        if arguments.folder:
-            print(printable(f"{folder}: {content}"))
-        if repo:
-            address = push(folder, repo, is_public=arguments.public, message=f"Add {content}")
-            print(printable(f"{address}: {content}"))
-    return 0
-
-
-@contextmanager
-def _folder(arguments: argparse.Namespace) -> Iterator[Path]:
-    """Yield the folder to write, which is a temporary one if the user named none."""
-    if arguments.folder:
-        yield arguments.folder
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -86,29 +84,17 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument(
-        "run", type=Path, help="the folder of a run, one of its checkpoints, or any LoRA adapter"
-    )
-    parser.add_argument("folder", type=Path, nargs="?", help="a new or empty folder")
-    parser.add_argument(
-        "--adapter", action="store_true", help="write only the adapter of a LoRA run"
-    )
-    parser.add_argument(
+    add = parser.add_argument
+    add("run", type=Path, help="the folder of a run, one of its checkpoints, or any LoRA adapter")
+    add("folder", type=Path, nargs="?", help="a new or empty folder")
+    add("--adapter", action="store_true", help="write only the adapter of a LoRA run")
+    add(
         "--dtype",
         choices=["float32", "bfloat16", "float16"],
         help="data type of the weights (default: as trained)",
     )
-    parser.add_argument(
-        "--accept-changes",
-        metavar="KINDS",
-        help="base: export an adapter even if its base model has changed since the checkpoint",
-    )
-    parser.add_argument(
-        "--push", metavar="OWNER/NAME", help="upload it to this repository of the Hugging Face hub"
-    )
-    parser.add_argument(
-        "--public", action="store_true", help="make a new repository public (default: private)"
-    )
+    add("--push", metavar="OWNER/NAME", help="upload it to this repository of the hub")
+    add("--public", action="store_true", help="make a new repository public (default: private)")
     arguments = parser.parse_intermixed_args(argv)  # FOLDER may follow a flag
     if not arguments.folder and not arguments.push:
         parser.error("give a new or empty FOLDER, --push OWNER/NAME, or both")
@@ -117,19 +103,27 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return arguments
 
 
-def export(
-    run: Path,
-    folder: Path,
-    *,
-    adapter: bool = False,
-    dtype: str | None = None,
-    accept: Sequence[str] = (),
-) -> str:
+def write(arguments: argparse.Namespace) -> int:
+    """Write the folder or upload it, or both, and print what is in it; return the exit status."""
+    repo = arguments.push
+    if repo:
+        check_push(repo)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = arguments.folder or Path(temporary)
+        content = export(arguments.run, folder, adapter=arguments.adapter, dtype=arguments.dtype)
+        if arguments.folder:
+            print(printable(f"{folder}: {content}"))
+        if repo:
+            address = push(folder, repo, is_public=arguments.public, message=f"Add {content}")
+            print(printable(f"{address}: {content}"))
+    return 0
+
+
+def export(run: Path, folder: Path, *, adapter: bool = False, dtype: str | None = None) -> str:
     """Write the latest valid checkpoint of `run` to `folder`; return what was written, in words.
 
-    `run` may also be an adapter made elsewhere. Sources of the kinds in `accept` may have changed
-    since the checkpoint. Raises UserError if there is no valid checkpoint, or no adapter to export,
-    or if the folder is not empty.
+    `run` may also be an adapter made elsewhere. Raises UserError if there is no valid checkpoint,
+    or no adapter to export, or if the folder is not empty.
     """
     if kind_of(folder) and (kind_of(folder) != "folder" or any(folder.iterdir())):
         raise UserError(f"{folder}: exists already; give a new or an empty folder")
@@ -145,13 +139,11 @@ def export(
     checkpoint, _ = find_resume(run, flag="")
     data = load_run(checkpoint.parent.parent)
     config = load_config(data.path / "config.yaml")
-
     if adapter and not config.lora_rank:
         raise UserError(
             f"--adapter: {data.path} trained the whole model and has no adapter; leave the flag out"
         )
-    for note in check_base(checkpoint, config.model, accept):
-        print(f"grpo.export: {printable(note)}", file=sys.stderr)
+    check_base(checkpoint, config.model, ())
 
     options = replace(
         config.loading,
@@ -159,14 +151,12 @@ def export(
         keep_reference=False,
     )
     policy = load_policy(config.model, device="cpu", weights=checkpoint, options=options)
-
     model = policy.model
     if config.lora_rank and not adapter:
         model = model.merge_and_unload()
     step = step_of(checkpoint)
     _write(policy, model, folder, dtype, card(data, step, adapter=adapter))
-    kind = "adapter" if adapter else "model"
-    return f"{kind} of step {step}, with tokenizer and model card"
+    return f"{'adapter' if adapter else 'model'} of step {step}, with tokenizer and model card"
 
 
 def _write(policy: Policy, model: Model, folder: Path, dtype: str | None, card: str = "") -> None:
@@ -191,12 +181,162 @@ def _whole(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except BaseException as error:
-        for path in folder.iterdir() if folder.is_dir() else ():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
-        if is_new and folder.is_dir():
-            folder.rmdir()
+        shutil.rmtree(folder, ignore_errors=True)
+        if not is_new:
+            folder.mkdir(exist_ok=True)
         if reason := disk_refusal(error):
             raise UserError(f"{folder}: cannot be written ({reason}); nothing is left there") from (
                 error
             )
         raise
+
+
+# --- the model card ---------------------------------------------------------------------------
+
+
+def card(run: RunData, step: int, *, adapter: bool) -> str:
+    """Return the model card, in Markdown, of the policy that `run` had after `step` steps.
+
+    It may be published, so it names files and folders without this machine's paths.
+    """
+    config = {**asdict(Config()), **run.config}
+    reports = [line for line in run.reports if line["step"] <= step]
+    metric, unit = ("score", "")
+    if reports:
+        metric, unit = reports[0].get("metric", "score"), reports[0].get("unit", "")
+
+    model = config["model"]
+    is_hub_id = model != "builtin" and not config.get("facts", {}).get("is_local_model", True)
+    if not is_hub_id:  # of a checkpoint, the name of its run
+        path = Path(model)
+        model = path.parent.parent.name if path.name.startswith("step-") else path.name
+    task = ":".join(Path(part).name for part in config["task"].split(":"))
+    climb = f" (curriculum {config['curriculum']})" if config.get("curriculum") else ""
+    reward = f"the reward `{config['reward']}`" if config.get("reward") else "the task's reward"
+
+    sections = [
+        _front_matter("peft" if adapter else "transformers", model if is_hub_id else ""),
+        f"# {run.path.name}",
+        f"`{model}` trained by GRPO for {step} steps on the task "
+        f"`{task}`, level {config['level']}{climb}, with {reward}.",
+    ]
+    if (control := config.get("control", "none")) != "none":
+        sections.append(
+            f"**A control experiment ({control}): its rewards carried no information.**"
+        )
+    if run.verdict and run.verdict["step"] <= step:
+        conclusion, *more = Verdict.from_json(run.verdict).lines(metric, unit)
+        sections += [f"**{conclusion}**", *(f"{line}." for line in more)]
+    sections += [
+        _evaluations(reports, metric),
+        *_learning_curve([line["reward"] for line in run.metrics if line["step"] <= step]),
+        _settings(config),
+        "The model was trained for this one task. Its other abilities were not evaluated.",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _front_matter(library: str, base_model: str) -> str:
+    lines = [
+        "---",
+        f"library_name: {library}",
+        "pipeline_tag: text-generation",
+        "tags: [grpo, reinforcement-learning]",
+        *([f"base_model: {base_model}"] if base_model else []),
+        "---",
+    ]
+    return "\n".join(lines)
+
+
+def _evaluations(reports: Sequence[Mapping[str, Any]], metric: str) -> str:
+    """Return a table of the first and the last evaluation of each level and temperature."""
+    rows = []
+    by_kind = lambda line: (line["level"], line["temperature"])  # noqa: E731
+    for _, group in groupby(sorted(reports, key=by_kind), by_kind):
+        lines = list(group)
+        first = lines[0] if lines[0]["step"] == 0 else None
+        last = lines[-1] if len(lines) > 1 or first is None else None
+        level = f"{lines[0]['level']} {lines[0].get('unit', '')}".rstrip()
+        means = " | ".join(interval(line) if line else "-" for line in (first, last))
+        exact = " → ".join(f"{line['exact']:.3f}" if line else "-" for line in (first, last))
+        cells = (level, sampling_name(lines[0]), means, exact, str(lines[-1]["n"]))
+        rows.append(f"| {' | '.join(cells)} |")
+
+    head = (
+        f"Held-out {metric} on validation problems that training never saw (mean and 95 % "
+        "interval):\n"
+    )
+    columns = "| level | sampling | before | after | exact | n |"
+    return "\n".join([head, columns, "|---|---|---|---|---|---|", *rows])
+
+
+def _learning_curve(rewards: Sequence[float]) -> list[str]:
+    """Return the mean rewards of the steps as at most BARS bars; [] without steps."""
+    if not rewards:
+        return []
+    count = min(BARS, len(rewards))
+    ends = [number * len(rewards) // count for number in range(count + 1)]
+    bars = [fmean(rewards[start:end]) for start, end in zip(ends, ends[1:])]
+    line = sparkline(bars, limits=None)
+    return [f"Mean reward of a step, from {min(bars):.3f} to {max(bars):.3f}: `{line}`"]
+
+
+def _settings(config: Mapping[str, Any]) -> str:
+    facts = config.get("facts", {})
+    settings = ", ".join(f"{name} {config[name]}" for name in CARD_SETTINGS)
+    return (
+        f"Settings: {settings}.\n\n"
+        f"Made with torch {facts.get('torch')}, transformers {facts.get('transformers')}, on "
+        f"{facts.get('device')}, at commit {facts.get('commit')}, started {facts.get('started')}."
+    )
+
+
+# --- the hub ----------------------------------------------------------------------------------
+
+
+def check_push(repo: str) -> None:
+    """Raise UserError unless `repo` is a name such as "me/model" and there is a token."""
+    try:
+        validate_repo_id(repo)
+        is_valid = repo.count("/") == 1
+    except HFValidationError:
+        is_valid = False
+    if not is_valid:
+        raise UserError(f"--push {repo}: give OWNER/NAME, such as me/interleave-25")
+    if get_token() is None:
+        raise UserError(
+            f"--push {repo}: there is no token of the Hugging Face hub; log in with: hf auth "
+            "login, or set HF_TOKEN"
+        )
+
+
+def push(folder: Path, repo: str, *, is_public: bool, message: str) -> str:
+    """Upload `folder` to the repository `repo`, made if there is none; return its address.
+
+    A new repository is private unless `is_public`; one that exists stays as it is. Raises UserError
+    if the hub refuses, or cannot be reached. The token is read by huggingface_hub, and is neither
+    stored here nor shown.
+    """
+    api = HfApi()
+    try:
+        made = api.create_repo(repo, private=not is_public, exist_ok=True)
+        api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
+    except HfHubHTTPError as error:
+        status = error.response.status_code
+        said = MEANINGS.get(status) or f"the hub says: {_first_line(error)}"
+        raise UserError(f"--push {repo}: status {status}: {said}") from error
+    except (httpx.HTTPError, OSError, RuntimeError) as error:
+        # hf_xet, which uploads large files, reports its failures as OSError and RuntimeError.
+        raise UserError(
+            f"--push {repo}: the hub could not be reached: {type(error).__name__}: "
+            f"{_first_line(error)}"
+        ) from error
+    return str(made)
+
+
+def _first_line(error: Exception) -> str:
+    """Return the beginning of an error's text, without the token should it be there."""
+    text = str(getattr(error, "server_message", None) or error).strip()
+    line = text.splitlines()[0] if text else "nothing was said"
+    token = get_token()
+    return shortened(line.replace(token, "***") if token else line, 200)

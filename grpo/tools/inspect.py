@@ -8,7 +8,7 @@
     python -m grpo.inspect runs/NAME degenerate            the groups without gradient, and why
     python -m grpo.inspect runs/NAME replay 12             repeat the step's update and compare
     python -m grpo.inspect runs/NAME compare runs/OTHER    runs side by side
-    python -m grpo.inspect runs/NAME export out.csv        every completion (.csv, .jsonl, .parquet)
+    python -m grpo.inspect runs/NAME export out.csv        every completion (.csv or .jsonl)
 
 Steps are counted from 1, groups and completions from 0, as in the run's files. Every command takes
 --json; commands over many steps take --from, --to, --level and --last. The exit status is 1 if a
@@ -16,27 +16,117 @@ replayed step differs, and 2 if there is no such run, step or group, or if a fil
 """
 
 import argparse
+import csv
+import io
+import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
+from typing import Any
 
 from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
-from data.errors import Parser, exit_status
-from grpo.run.reader import load_run
+from data.errors import Parser, UserError, exit_status
+from data.files import write_whole
+from data.text import escape_control, printable_json, quoted
+from grpo.records import WHY, Group
+from grpo.run.folders import check_output
+from grpo.run.reader import RunData, load_run
 from grpo.run.rollouts import KINDS
-from grpo.tools.inspect_completions import (
-    export_rollouts,
-    show_group,
-    show_replay,
-    show_tokens,
+from grpo.run.tokenizer import MOST_TOKENS, tokenizer_of
+from grpo.show.alignment import first_divergence
+from grpo.show.explain import why
+from grpo.show.group import (
+    advantage_range,
+    by_reward,
+    class_of,
+    classes_of,
+    completion_record,
+    done_to,
+    group_lines,
+    summaries,
 )
-from grpo.tools.inspect_steps import show_compare, show_degenerate, show_step, show_steps
-from grpo.tools.inspect_why import show_why
-from grpo.variance import DEGENERATE
+from grpo.show.lines import interval, show_table
+
+Record = Mapping[str, Any]
 
 # Columns of the output if it is not a terminal.
 PIPE_WIDTH = 160
+
+# The columns of `steps`, from a line of metrics.jsonl: heading, (key of the number, format).
+STEP_FIGURES = {
+    "step": ("step", "d"),
+    "level": ("level", "d"),
+    "reward": ("reward", ".3f"),
+    "std": ("group_std", ".3f"),
+    "score": ("value", ".3f"),
+    "exact": ("exact", ".2f"),
+    "groups": ("groups/count", "d"),
+    "kept": ("groups/kept", "d"),
+    "T": ("temperature", ".2f"),
+    "distinct": ("distinct_completions", ".1f"),
+    "entropy": ("entropy", ".3f"),
+    "KL": ("kl", ".4f"),
+    "grad norm": ("grad_norm", ".3f"),
+    "tokens": ("completions/mean_length", ".0f"),
+    "time (s)": ("step_time", ".1f"),
+}
+
+# The columns of `step` and `degenerate`, from the summary of a group.
+GROUP_FIGURES = {
+    "group": ("group", "d"),
+    "level": ("level", "d"),
+    "T": ("temperature", ".2f"),
+    "reward": ("reward", ".3f"),
+    "std": ("reward_std", ".3f"),
+    "score": ("value", ".3f"),
+    "exact": ("exact", ".2f"),
+    "distinct": ("distinct", "d"),
+}
+
+# The columns of `tokens`.
+TOKEN_FIGURES = {
+    "position": ("position", "d"),
+    "token": ("token", "d"),
+    "log-prob": ("logprob", ".4f"),
+    "advantage": ("advantage", "+.3f"),
+}
+
+# The columns that a narrow screen leaves out, in this order.
+OPTIONAL_IN_STEPS = tuple(
+    "KL,T,distinct,grad norm,tokens,entropy,level,std,time (s),exact,groups,score,classes".split(
+        ","
+    )
+)
+OPTIONAL_IN_GROUPS = ("T", "level", "exact", "distinct", "score", "advantages", "trap", "std")
+
+# What `compare` shows: settings, and means over the last steps (head of a row: key of a metric).
+COMPARED_SETTINGS = (
+    "task",
+    "level",
+    "curriculum",
+    "reward",
+    "model",
+    "loss",
+    "credit",
+    "on_degenerate",
+    "seed",
+)
+COMPARED = {
+    "reward": "reward",
+    "score": "value",
+    "std": "group_std",
+    "entropy": "entropy",
+    "grad norm": "grad_norm",
+}
+COMPARED_STEPS = 10
+
+# The colour of a token in `tokens`, by the lowest log-probability that has it: 0.9, 0.5, 0.1.
+TINTS = ((-0.105, ""), (-0.693, "green"), (-2.303, "yellow"), (float("-inf"), "bold red"))
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -50,11 +140,10 @@ def show(argv: Sequence[str] | None) -> int:
     run = load_run(arguments.run)
     width = None if sys.stdout.isatty() else PIPE_WIDTH
     console = Console(width=width, highlight=False, markup=False, emoji=False)
-    try:
-        return arguments.command(run, arguments, console) or 0
-    except BrokenPipeError:  # `| head` has closed the pipe
-        sys.stderr.close()
-        return 0
+    return arguments.command(run, arguments, console) or 0
+
+
+# --- the command line -------------------------------------------------------------------------
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -66,129 +155,52 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     parser.add_argument("run", type=Path, help="the directory of a run")
-    commands = _Commands(parser)
-    commands.add("steps", show_steps, "a line for each step", over_steps=True)
-    _add_step_commands(commands)
-    _add_run_commands(commands)
-    return parser.parse_args(argv)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
-
-def _add_step_commands(commands: "_Commands") -> None:
-    """Add the commands about one step, one group, or one completion."""
-    commands.add("step", show_step, "the groups of a step", "step")
-    group = commands.add(
-        "group", show_group, "the completions of a group, highest reward first", "step", "group"
-    )
-    group.add_argument("--whole", action="store_true", help="do not shorten runs of right words")
-
-    commands.add(
-        "why",
-        show_why,
-        "why a completion has its reward and advantage",
-        "step",
-        "group",
-        "sample",
-    )
-    tokens = commands.add(
-        "tokens", show_tokens, "the tokens of a completion", "step", "group", "sample"
-    )
-    tokens.add_argument(
-        "--policy",
-        action="store_true",
-        help="add entropy and parity, from the policy of that step, which is computed again",
-    )
-
-    replay = commands.add(
-        "replay", show_replay, "repeat a step's update and compare", "step", has_kinds=False
-    )
-    for part in (tokens, replay):
-        part.add_argument(
-            "--task",
-            metavar="FILE:CLASS",
-            help="the run's task, if that is a program of yours: allows it to be executed",
-        )
-        part.add_argument(
-            "--reward-file",
-            metavar="FILE:FUNCTION",
-            help="the run's reward, if that is a program of yours: allows it to be executed",
-        )
-        part.add_argument(
-            "--loss",
-            metavar="FILE:FUNCTION",
-            help="the run's loss, if that is a program of yours: allows it to be executed",
-        )
-
-
-def _add_run_commands(commands: "_Commands") -> None:
-    """Add the commands about several steps, or several runs."""
-    degenerate = commands.add(
-        "degenerate", show_degenerate, "the groups without gradient", over_steps=True
-    )
-    degenerate.add_argument(
-        "--class",
-        dest="class_name",
-        choices=DEGENERATE,
-        help="only groups of this class",
-    )
-
-    compare = commands.add("compare", show_compare, "runs side by side", over_steps=True)
-    compare.add_argument("others", type=Path, nargs="+", metavar="RUN")
-
-    export = commands.add(
-        "export", export_rollouts, "write every completion to a file", over_steps=True
-    )
-    export.add_argument(
-        "output",
-        type=Path,
-        metavar="FILE",
-        help=".csv, .jsonl or .parquet (which needs pyarrow)",
-    )
-
-
-class _Commands:
-    """Adds commands to a parser, with the flags that they share."""
-
-    def __init__(self, parser: argparse.ArgumentParser):
-        self.parts = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def add(
-        self,
-        name: str,
-        view: Callable[..., int | None],
-        help: str,
-        *numbers: str,
-        over_steps: bool = False,
-        has_kinds: bool = True,
-    ) -> argparse.ArgumentParser:
-        """Add a command that takes `numbers`, and return its parser.
-
-        A command `over_steps` has flags that select steps. Other commands have --kind, if
-        `has_kinds`.
-        """
-        part = self.parts.add_parser(name, help=help, description=help, allow_abbrev=False)
+    def add(name: str, view: Callable[..., int | None], help: str, *numbers: str) -> Parser:
+        part = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
         part.set_defaults(command=view)
         part.add_argument("--json", action="store_true", help="as JSON")
         for number in numbers:
             part.add_argument(number, type=int)
-        if over_steps:
-            _add_step_filters(part)
-        elif has_kinds:
-            part.add_argument(
-                "--kind",
-                default="step",
-                choices=KINDS,
-                help="what they were sampled for: training (the default), an evaluation, a "
-                "validation check, the pre-flight, the evaluation after imitation (imitated), or a "
-                "step that failed; imitation: the right answers that were imitated",
-            )
         return part
 
+    step = add("step", show_step, "the groups of a step", "step")
+    group = add("group", show_group, "a group's completions, highest reward first", "step", "group")
+    group.add_argument("--whole", action="store_true", help="do not shorten runs of right words")
+    place = ("step", "group", "sample")
+    reasons = add("why", show_why, "why a completion has its reward and advantage", *place)
+    tokens = add("tokens", show_tokens, "the tokens of a completion", *place)
+    for part in (step, group, reasons, tokens):
+        part.add_argument(
+            "--kind",
+            default="step",
+            choices=KINDS,
+            help="what they were sampled for: training (the default), an evaluation, a validation "
+            "check, the pre-flight, the evaluation after imitation (imitated), or a step that "
+            "failed; imitation: the right answers that were imitated",
+        )
 
-def _positive(text: str) -> int:
-    """Return a whole number of 1 or more, for argparse."""
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError("give a whole number of 1 or more")
-    return int(text)
+    replay = add("replay", show_replay, "repeat a step's update and compare", "step")
+    for flag, name in (("--task", "CLASS"), ("--reward-file", "FUNCTION"), ("--loss", "FUNCTION")):
+        replay.add_argument(
+            flag,
+            metavar=f"FILE:{name}",
+            help="the same as for train.py: allows this program of yours to be executed",
+        )
+
+    steps = add("steps", show_steps, "a line for each step")
+    degenerate = add("degenerate", show_degenerate, "the groups without gradient")
+    degenerate.add_argument(
+        "--class", dest="class_name", choices=tuple(WHY), help="only groups of this class"
+    )
+    compare = add("compare", show_compare, "runs side by side")
+    compare.add_argument("others", type=Path, nargs="+", metavar="RUN")
+    export = add("export", export_completions, "write every completion to a file")
+    export.add_argument("output", type=Path, metavar="FILE", help=".csv or .jsonl")
+    for part in (steps, degenerate, compare, export):
+        _add_step_filters(part)
+    return parser.parse_args(argv)
 
 
 def _add_step_filters(part: argparse.ArgumentParser) -> None:
@@ -199,3 +211,326 @@ def _add_step_filters(part: argparse.ArgumentParser) -> None:
     add("--to", dest="last_step", type=int, default=most, metavar="STEP", help="up to this step")
     add("--level", type=int, help="only this level")
     add("--last", type=_positive, metavar="N", help="only the last N of these")
+
+
+def _positive(text: str) -> int:
+    """Return a whole number of 1 or more, for argparse."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("give a whole number of 1 or more")
+    return int(text)
+
+
+def chosen(lines: Iterable[Record], arguments: argparse.Namespace) -> list[Record]:
+    """Return the lines that --from, --to, --level and --last leave."""
+    kept = [
+        line
+        for line in lines
+        if arguments.first <= line["step"] <= arguments.last_step
+        and arguments.level in (None, line.get("level"))
+    ]
+    return kept[-arguments.last :] if arguments.last else kept
+
+
+def chosen_steps(run: RunData, arguments: argparse.Namespace) -> list[Record]:
+    """Return the chosen lines of the run's metrics; raises UserError if there are none."""
+    require_steps(run, run.metrics)
+    lines = chosen(run.metrics, arguments)
+    if not lines:
+        raise UserError(f"{run.path}: no such steps; it has {len(run.metrics)}")
+    return lines
+
+
+def require_steps(run: RunData, stored: Sequence[Record]) -> None:
+    """Raise UserError if nothing is `stored` of any step of the run."""
+    if not stored:
+        raise UserError(f"{run.path}: the run has made no step yet")
+
+
+def check_sample(run: RunData, group: Group, sample: int) -> None:
+    """Raise UserError unless the group has a completion `sample`."""
+    most = len(group.completions) - 1
+    if not 0 <= sample <= most:
+        raise UserError(f"{run.path}: the group has no completion {sample}; it has 0 to {most}")
+
+
+def as_json(lines: Sequence[Record], arguments: argparse.Namespace, console: Console) -> bool:
+    """With --json, print the lines as one JSON array. Return whether --json was given."""
+    if arguments.json:
+        console.file.write(printable_json(lines) + "\n")
+    return arguments.json
+
+
+def show_next(
+    run: RunData, command: str, arguments: argparse.Namespace, console: Console, before: str = ""
+) -> None:
+    """Print the command that shows more, after the text `before`."""
+    kind = getattr(arguments, "kind", "step")
+    flag = "" if kind == "step" else f" --kind {kind}"
+    line = f"{before}next: python -m grpo.inspect {quoted(run.path)} {command}{flag}"
+    console.print(line, style="dim", soft_wrap=True)
+
+
+# --- steps and groups -------------------------------------------------------------------------
+
+
+def show_steps(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Show a line for each step."""
+    lines = chosen_steps(run, arguments)
+    if as_json(lines, arguments, console):
+        return
+
+    # Leave out a column if no step has its figure.
+    figures = {
+        head: (key, style)
+        for head, (key, style) in STEP_FIGURES.items()
+        if any(line.get(key) is not None for line in lines)
+    }
+    show_table(console, lines, figures, {"classes": classes_of}, OPTIONAL_IN_STEPS)
+    show_next(run, f"step {lines[-1]['step']}", arguments, console)
+
+
+def show_step(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Show a line for each group of a step."""
+    groups = run.groups(arguments.step, arguments.kind)
+    lines = [
+        {
+            "step": arguments.step,
+            **line,
+            "advantages": advantage_range(group),
+            "prompt": group.problem.prompt,
+        }
+        for line, group in zip(summaries(groups), groups)
+    ]
+    if as_json(lines, arguments, console):
+        return
+
+    # Only groups that were sampled for training have a class, and something done with them.
+    words: dict[str, Callable[[Record], Any]] = {}
+    if arguments.kind in ("step", "failed"):
+        words = {"class": class_of, "done": done_to, "advantages": itemgetter("advantages")}
+    words["trap"] = lambda line: line["trap"] or ""
+    show_table(console, lines, GROUP_FIGURES, words, OPTIONAL_IN_GROUPS)
+    widest = max(lines, key=itemgetter("reward_std"))
+    show_next(run, f"group {arguments.step} {widest['group']}", arguments, console)
+
+
+def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Show the groups without gradient."""
+    require_steps(run, run.group_index)
+    wanted = [arguments.class_name] if arguments.class_name else WHY
+    lines = chosen([line for line in run.group_index if line["class"] in wanted], arguments)
+    if as_json(lines, arguments, console):
+        return
+    if not lines:
+        console.print("no such group: every group carried a gradient")
+        return
+
+    words: dict[str, Callable[[Record], Any]] = {
+        "why": lambda line: WHY[line["class"]],
+        "done": done_to,
+        "trap": lambda line: line["trap"] or "",
+    }
+    figures = {"step": ("step", "d"), **GROUP_FIGURES}
+    show_table(console, lines, figures, words, OPTIONAL_IN_GROUPS)
+    arguments.last = None
+    count = f"{len(lines)} of {len(chosen(run.group_index, arguments))} groups; "
+    last = f"group {lines[-1]['step']} {lines[-1]['group']}"
+    show_next(run, last, arguments, console, before=count)
+
+
+def show_compare(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Show several runs side by side."""
+    columns = [compared(data, arguments) for data in (run, *map(load_run, arguments.others))]
+    if as_json(columns, arguments, console):
+        return
+
+    table = Table("", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(Text(column["run"]))
+    for name in columns[0]:
+        cells = [column[name] for column in columns]
+        if name != "run" and any(cell is not None for cell in cells):
+            table.add_row(name, *map(_cell, cells))
+    console.print(table)
+
+
+def _cell(value: Any) -> Text:
+    """Return a value as `compare` shows it."""
+    if value is None:
+        return Text("-")
+    return Text(f"{value:.4g}" if isinstance(value, float) else str(value))
+
+
+def compared(run: RunData, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return a run's column of `compare`.
+
+    It has the settings, the length of the run, means over the last of the chosen steps, and the
+    first and the last held-out score.
+    """
+    lines = chosen_steps(run, arguments)
+    column = {
+        "run": run.path.name,
+        **{name: run.config.get(name) for name in COMPARED_SETTINGS},
+        "steps": len(lines),
+        "million tokens": lines[-1].get("num_tokens", 0) / 1e6,
+        "minutes": sum(line.get("step_time") or 0 for line in lines) / 60,
+    }
+
+    for name, key in COMPARED.items():
+        values = [line[key] for line in lines[-COMPARED_STEPS:] if line.get(key) is not None]
+        column[f"{name}, last {COMPARED_STEPS} steps"] = fmean(values) if values else None
+
+    # Both at the level asked for, or at the hardest one that was evaluated.
+    first = {line["level"]: line for line in run.first_reports}
+    last = {line["level"]: line for line in run.reports if line["step"] > 0}
+    level = run.config.get("level")
+    if level not in {*first, *last}:
+        level = max({*first, *last}, default=None)
+    for name, reports in (("before", first), ("after", last)):
+        line = reports.get(level)
+        column[f"held-out score {name}"] = line and f"{interval(line)} at {level}"
+    return column
+
+
+# --- completions ------------------------------------------------------------------------------
+
+
+def show_group(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Show the completions of a group next to the target, highest reward first."""
+    group = run.group(arguments.step, arguments.group, arguments.kind)
+    records = [
+        {
+            "step": arguments.step,
+            "group": arguments.group,
+            "sample": sample,
+            **completion_record(group, sample),
+            "first_divergence": first_divergence(group.problem.target, group.texts[sample]),
+        }
+        for sample in by_reward(group)
+    ]
+    if as_json(records, arguments, console):
+        return
+
+    for line in group_lines(group, run.config.get("reward") or "", whole=arguments.whole):
+        console.print(line)
+    console.print()
+    lowest = records[-1]["sample"]
+    show_next(run, f"why {arguments.step} {arguments.group} {lowest}", arguments, console)
+
+
+def show_why(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Say in words why a completion earned its reward and advantage, and what it taught."""
+    step, number, sample = arguments.step, arguments.group, arguments.sample
+    check_sample(run, run.group(step, number, arguments.kind), sample)
+    groups = run.groups(step, arguments.kind)
+    sentences = why(run.config, groups, number, sample, arguments.kind)
+    record = {"step": step, "group": number, "sample": sample, **sentences}
+    if as_json([record], arguments, console):
+        return
+
+    for name, sentence in sentences.items():
+        line = Text.assemble((f"{name:<9}  ", "bold"), escape_control(sentence))
+        console.print(line, soft_wrap=not console.is_terminal)
+    show_next(run, f"tokens {step} {number} {sample}", arguments, console)
+
+
+def show_tokens(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Show a line for each token of a completion."""
+    group = run.group(arguments.step, arguments.group, arguments.kind)
+    check_sample(run, group, arguments.sample)
+    lines = _token_records(run, group, arguments.sample)
+    if as_json(lines, arguments, console):
+        return
+
+    def text_of(line: Record) -> Text:
+        logprob = line["logprob"]
+        tints = [tint for least, tint in TINTS if logprob is not None and logprob > least]
+        return Text(escape_control(line["text"] or ""), tints[0] if tints else "")
+
+    show_table(console, lines, TOKEN_FIGURES, {"text": text_of})
+
+
+def _token_records(run: RunData, group: Group, sample: int) -> list[dict[str, Any]]:
+    """Return a record for each token; its text is None without a checkpoint's tokenizer."""
+    completion = group.completions[sample]
+    advantage = group.advantages[sample] if group.advantages else None
+    tokenizer = tokenizer_of(run.path)
+    return [
+        {
+            "position": position,
+            "token": token,
+            "text": tokenizer.decode([token], skip_special_tokens=False)
+            if tokenizer is not None and token < MOST_TOKENS
+            else None,
+            "logprob": None if completion.is_demonstration else completion.logprobs[position],
+            "advantage": advantage[position] if isinstance(advantage, list) else advantage,
+        }
+        for position, token in enumerate(completion.tokens)
+    ]
+
+
+def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -> int:
+    """Repeat a step's update and compare; return 1 if it differs."""
+    from grpo.tools.replay import replay  # imports the trainer, which takes seconds
+
+    result = replay(run, arguments.step, (arguments.task, arguments.reward_file, arguments.loss))
+    lines = [
+        {"figure": name, "stored": old, "again": new, "same": old == new}
+        for name, (old, new) in result["figures"].items()
+    ]
+    status = 0 if result["same"] else 1
+    if as_json([{**result, "figures": lines}], arguments, console):
+        return status
+
+    *numbers, texts, advantages = lines
+    words: dict[str, Callable[[Record], Any]] = {
+        "": itemgetter("figure"),
+        "same": lambda line: Text("yes") if line["same"] else Text("no", "bold red"),
+    }
+    figures = {"stored": ("stored", ".17g"), "repeated": ("again", ".17g")}
+    show_table(console, numbers, figures, words)
+    for line, source in ((texts, "tokens"), (advantages, "rewards")):
+        verb = "are the same" if line["same"] else "differ"
+        console.print(f"{line['figure']} from the stored {source}: they {verb}")
+
+    start = "the model that the run began with"
+    if result["start"]:
+        start = f"the checkpoint of step {result['start']}"
+    outcome = "identical to the last bit" if result["same"] else "it differs"
+    console.print(f"step {arguments.step}, repeated from {start}: {outcome}")
+    return status
+
+
+def export_completions(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Write every completion to a file, one record each."""
+    path = arguments.output
+    if path.suffix not in (".csv", ".jsonl"):
+        raise UserError(f"{path}: give a name that ends in .csv or .jsonl")
+    check_output(str(path), "export")
+    steps = [step for step in run.steps() if arguments.first <= step <= arguments.last_step]
+    steps = steps[-arguments.last :] if arguments.last else steps
+
+    file = io.StringIO(newline="")
+    count = 0
+    for record in run.each_rollout(steps):
+        if arguments.level in (None, record["level"]):
+            _write_record(file, record, path.suffix, is_first=not count)
+            count += 1
+    write_whole(path, file.getvalue().encode())
+    console.print(f"{path}: {count:,} completions of {len(steps)} steps")
+
+
+def _write_record(file: io.StringIO, record: Record, ending: str, *, is_first: bool) -> None:
+    """Write a record as a line of JSON, or as a row in which lists and mappings are JSON."""
+    if ending == ".jsonl":
+        file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        return
+    writer = csv.DictWriter(file, list(record))
+    if is_first:
+        writer.writeheader()
+    writer.writerow(
+        {
+            key: json.dumps(value) if isinstance(value, (list, dict)) else value
+            for key, value in record.items()
+        }
+    )

@@ -11,7 +11,6 @@ have no meaning.
 """
 
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ import torch
 
 from data.errors import UserError
 from grpo.config import Config, load_config, require_trusted
-from grpo.learn.batch import micro_batches
-from grpo.learn.update import completion_logprobs
 from grpo.model.load import load_policy
 from grpo.records import Group, first_tries
 from grpo.run.checkpoint import checkpoints, load_optimizer
@@ -81,31 +78,6 @@ def replay(run: RunData, step: int, allowed: Allowed = ()) -> dict[str, Any]:
         "figures": pairs,
         "same": all(old == new for old, new in pairs.values()),
     }
-
-
-def token_figures(
-    run: RunData, step: int, number: int, sample: int, allowed: Allowed = ()
-) -> tuple[list[float], list[float]]:
-    """Return for each token of a completion the entropy (nats) and its log-probability.
-
-    Both are those of the policy that sampled it, by the trainer's forward pass. The completion is
-    number `sample` of group `number`.
-    """
-    group = run.group(step, number)
-    trainer, _ = trainer_before(run, step, allowed)
-
-    single = replace(
-        group,
-        completions=[group.completions[sample]],
-        scores=[group.scores[sample]],
-        advantages=[0.0],
-    )
-    length = len(group.completions[sample].tokens)
-    (batch,) = micro_batches([single], "grpo", max_length=length, device=trainer.policy.device)
-
-    with torch.no_grad():
-        logp_RT, entropy_RT = completion_logprobs(trainer.policy, batch, trainer.sampler.truncate)
-    return entropy_RT[0].tolist(), logp_RT[0].tolist()
 
 
 def trainer_before(run: RunData, step: int, allowed: Allowed = ()) -> tuple[Trainer, int]:

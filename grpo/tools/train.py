@@ -4,13 +4,36 @@ A mistake in the flags is reported before torch is loaded, which takes seconds.
 """
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 
 from data.errors import exit_status
 from data.streams import interrupts_end, reason_of
 from grpo.config import parse
+from grpo.run.interrupt import end_process
 from grpo.torchrun import RANK
+
+# How often a waiting thread of OpenMP asks whether there is work, before it sleeps. The default is
+# 300,000, with which two runs on the same two cores spend most of their time asking: a step takes
+# 6.0 times as long as alone. With 2,000 it takes 2.4 times as long, and alone 1.02 times; with 300
+# 1.8 and 1.2 times (runs/LOG.md, 2026-11-25).
+SPIN_COUNT = "2000"
+
+
+def program() -> None:
+    """Run `train.py`; an installed package calls it `grpo-train`."""
+    let_threads_sleep()
+    end_process(main(sys.argv[1:]))
+
+
+def let_threads_sleep() -> None:
+    """Make threads that wait for work sleep soon. Must be called before torch is loaded.
+
+    What the user has set by OMP_WAIT_POLICY or GOMP_SPINCOUNT stays.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
 def main(argv: list[str]) -> int:
@@ -28,7 +51,7 @@ def main(argv: list[str]) -> int:
 
 @contextmanager
 def only_rank0_prints() -> Iterator[None]:
-    """Within this block standard output is lost, except that of rank 0."""
+    """Within this block the standard output of all ranks but 0 is discarded."""
     if RANK == 0:
         yield
         return
@@ -39,7 +62,6 @@ def only_rank0_prints() -> Iterator[None]:
 def start(argv: list[str], lost_streams: list[str]) -> int:
     """Read the flags, and start the run on this rank."""
     config, given = parse(argv)
-
     with interrupts_end():
         from grpo.distributed import join_ranks
         from grpo.tools.train_run import start_run

@@ -23,7 +23,7 @@ from grpo.run.lock import locked
 from grpo.run.opening import open_run, require_unchanged
 from grpo.run.session import Run
 from grpo.run.trackers import check_installed
-from grpo.show.console import Console, RunFormat
+from grpo.show.console import Console
 from grpo.show.settings import settings
 from grpo.trainer import Callback, Parts, Trainer, with_learning_rate
 from tasks.base import Problem, Task, problems_of, watch_scoring, worded
@@ -76,7 +76,7 @@ def start_run(
         dependencies.read(config, task, parts.own_loss)
 
     metric = getattr(task, "metric", "score")
-    console = Console(RunFormat(config.steps, config.log_every, metric, range_of(task)))
+    console = Console(config.steps, metric, range_of(task))
     watch_scoring(task, console.scoring)
     try:
         with ExitStack() as locks:

@@ -6,7 +6,7 @@ import re
 from rich.console import Console as RichConsole
 
 from grpo.records import Completion, Group, StepReport
-from grpo.show.console import Console, RunFormat
+from grpo.show.console import Console
 from tasks.base import Problem, Score
 
 METRICS = {
@@ -59,10 +59,10 @@ def evaluation(level=25, mean=0.4123, temperature=1.0, **changes):
     }
 
 
-def written(use, total_steps=300, log_every=1, metric="score", **options):
+def written(use, total_steps=300, metric="score", **options):
     """Return all that `use(console)` writes, escape codes included."""
     file = io.StringIO()
-    with Console(RunFormat(total_steps, log_every, metric), file=file, **options) as console:
+    with Console(total_steps, metric, file=file, **options) as console:
         use(console)
     return file.getvalue()
 

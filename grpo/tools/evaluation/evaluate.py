@@ -35,7 +35,7 @@ from grpo.run.folders import check_output
 from grpo.run.schemas import StartFile, read_checked
 from grpo.run.sources import check_base, read_sources
 from grpo.run.start import checkpoint_of, config_of
-from grpo.show.activity import StatusLine
+from grpo.show.console import StatusLine
 from grpo.statistics import mean_interval
 from grpo.tools.evaluation.endpoint import RemoteModel
 from grpo.tools.evaluation.table import ALL_KINDS, repeated_figures, show, write_samples

@@ -14,12 +14,14 @@ adds kinds of text that no run is trained on (`data/foreign.py`), and reports ea
 
 import argparse
 import math
+import sys
 
 from data.errors import Parser, UserError, exit_status
 from data.files import kind_of
 from data.streams import interrupts_end
 from grpo.config import MAX_NUMBER, MAX_SHOTS, Config
 from grpo.model.prompts import system_text, template_arguments
+from grpo.tools.train import let_threads_sleep
 from tasks.registry import flags_of_tasks, implied_task, split_options
 
 # The smallest and the largest value of each number.
@@ -32,6 +34,12 @@ LIMITS = {
     "shots": (0, MAX_SHOTS),
     "concurrency": (1, 256),
 }
+
+
+def program() -> None:
+    """Run `eval.py`; an installed package calls it `grpo-eval`."""
+    let_threads_sleep()
+    sys.exit(main(sys.argv[1:]))
 
 
 def main(argv: list[str]) -> int:

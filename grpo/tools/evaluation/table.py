@@ -16,7 +16,7 @@ from data.files import write_whole
 from data.text import escape_control
 from grpo.evaluate import truncation_warning
 from grpo.records import Group
-from grpo.show.tables import columns_left_out, note_left_out
+from grpo.show.lines import columns_left_out, note_left_out
 from grpo.statistics import mean_interval
 
 Result = dict[str, Any]

@@ -17,10 +17,10 @@ from typing import Any
 from align.words import split_words, word_ends
 from data.text import escape_control, printable
 from grpo.records import Completion, Group
-from grpo.run.rollouts import summaries
 from grpo.run.tokenizer import MOST_TOKENS, tokenizer_of
 from grpo.show.alignment import aligned, first_divergence
-from grpo.tools.reward_words import reward_in_words
+from grpo.show.explain import reward_in_words
+from grpo.show.group import summaries
 
 # The kinds of columns in run lengths.
 MARKS = {"match": "=", "plain": "=", "substitute": "x", "delete": "-", "insert": "+"}

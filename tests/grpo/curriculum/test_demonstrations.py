@@ -25,7 +25,7 @@ from grpo.records import Completion, Group, StepReport
 from grpo.run.logs import SamplesLog
 from grpo.run.rollouts import groups_of, write_rollouts
 from grpo.run.trackers import histograms, samples
-from grpo.show.panel import _sample_row
+from grpo.show.panel import sample_row
 from grpo.tools import inspect, train
 from grpo.tools.report.outcome import outcome
 from grpo.tools.report.samples import Shown, packed, pieces_of
@@ -169,7 +169,7 @@ def test_what_shows_a_step_shows_what_was_sampled(tiny_policy, tmp_path):
     assert len(figures["histograms/lengths"]) == 2
     assert len(samples(groups).rows) == 2
     for step in range(1, 20):
-        assert "1.000" not in str(_sample_row(StepReport(step, {"step": step}, groups)))
+        assert "1.000" not in str(sample_row(StepReport(step, {"step": step}, groups)))
 
 
 # What is learned.
@@ -392,13 +392,13 @@ def test_a_run_says_what_it_was_shown_and_survives_a_kill(
         ["why", "1", "0", "0"],
         ["why", *shown],
         ["group", *shown[:2]],
-        ["tokens", *shown, "--policy"],
+        ["tokens", *shown],
     ):
         assert inspect.main(["runs/whole", *command]) == 0
     out = capsys.readouterr().out
     assert out.count("the right answer, which was shown") == 1
-    (token, *_) = inspect_json(capsys, "tokens", *shown, "--policy")
-    assert token["logprob"] is None and token["parity"] is None and token["entropy"] > 0
+    (token, *_) = inspect_json(capsys, "tokens", *shown)
+    assert token["logprob"] is None
     assert [each["is_demonstration"] for each in inspect_json(capsys, "group", *shown[:2])].count(
         True
     ) == 1

@@ -3,6 +3,7 @@
 import json
 import random
 import re
+import time
 from itertools import count
 from pathlib import Path
 from threading import Event
@@ -34,9 +35,10 @@ def test_slow_rewards_say_how_far_they_are(home, monkeypatch, capsys):
     # Nothing here depends on how fast the machine is: each look is told and printed, the console's
     # clock stands still, and the rewards of step 1 wait until one of them has been told as done.
     monkeypatch.setattr("tasks.rewards.LOOK", 0.0)
-    monkeypatch.setattr("grpo.show.activity.FIRST", 0.0)
-    monkeypatch.setattr("grpo.show.activity.EVERY", 0.0)
-    monkeypatch.setattr("grpo.show.activity.time", SimpleNamespace(monotonic=lambda: 0.0))
+    monkeypatch.setattr("grpo.show.console.FIRST", 0.0)
+    monkeypatch.setattr("grpo.show.console.EVERY", 0.0)
+    clock = SimpleNamespace(monotonic=lambda: 0.0, strftime=time.strftime, gmtime=time.gmtime)
+    monkeypatch.setattr("grpo.show.console.time", clock)
     scoring, is_told, number = Console.scoring, Event(), count()
 
     def watched(self, done, total, seconds):

@@ -14,7 +14,7 @@ from grpo.records import CLASSES, WHY
 from grpo.run.logs import MetricsLog
 from grpo.run.reader import load_run
 from grpo.run.rollouts import write_rollouts
-from grpo.show.tables import CLASS_STYLES
+from grpo.show.group import CLASS_STYLES
 from grpo.tools.report import description, program
 from grpo.tools.report import page as report
 from grpo.tools.report.outcome import learning_began

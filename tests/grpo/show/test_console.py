@@ -1,22 +1,17 @@
-"""The console of a run: both screens, plain and terminal."""
+"""The console of a run: both screens, plain and terminal, and the status line of eval.py."""
 
 import io
 import re
 
 import pytest
 from rich.cells import cell_len
-from screens import (
-    ESCAPE_CODE,
-    evaluation,
-    plain,
-    rendered,
-    report,
-    steps,
-    written,
-)
+from screens import ESCAPE_CODE, evaluation, plain, rendered, report, written
 
+from grpo.evaluate import EvaluationSettings, evaluate
 from grpo.records import Ending
-from grpo.show.console import Console, RunFormat
+from grpo.show.console import Console, StatusLine
+from tasks.interleave import Interleave
+from tasks.supply import problem_at
 
 COMMAND = (
     "python eval.py --model runs/interleave-25 --task interleave --words 10,25,50,100 "
@@ -33,6 +28,14 @@ def eighty_columns(monkeypatch):
     monkeypatch.delenv("NO_COLOR", raising=False)
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """The seconds of the monotonic clock, in a list."""
+    now = [100.0]
+    monkeypatch.setattr("grpo.show.console.time.monotonic", lambda: now[0])
+    return now
+
+
 def everything(console):
     console.settings(
         {"task": "interleave, 25 words, ramp 10 → 25", "reward": "clipped " + "and long " * 30}
@@ -46,8 +49,11 @@ def everything(console):
     console.summary(Ending(files, [COMMAND], [evaluation()], [evaluation(mean=0.97)]))
 
 
+# --- lines ------------------------------------------------------------------------------------
+
+
 def test_plain_lines_are_whole_and_hold_no_control_character():
-    lines = plain(everything)
+    lines = plain(everything, metric="similarity")
     assert all(line.isprintable() for line in lines)
     assert f"promoted {HARMLESS}" in lines
     assert f"warning: {'a long warning ' * 10}{HARMLESS}" in lines
@@ -56,6 +62,7 @@ def test_plain_lines_are_whole_and_hold_no_control_character():
         "task    interleave, 25 words, ramp 10 → 25",
         "reward  clipped " + "and long " * 30,
     ]
+    assert "held-out similarity" in lines[4] and "similarity 0.531" in lines[5]
 
 
 def test_terminal_shows_hostile_text_harmlessly_within_80_columns():
@@ -67,29 +74,15 @@ def test_terminal_shows_hostile_text_harmlessly_within_80_columns():
     assert f"  {COMMAND}\n" in text  # left to the terminal to wrap, to be copied whole
     assert all(cell_len(line) <= 80 for line in re.split(r"[\r\n]+", text.replace(COMMAND, "")))
     panel_row = next(line for line in text.splitlines() if "reward 0.500" in line)
-    assert (
-        "{+[bold]one[/bold]+}" in panel_row
-        and r"{+\x1b[31mred\x1b[2J+}" in text
-        and "{+</script>+}" in text
-        and ":smile:" in text
-    )
+    assert "{+[bold]one[/bold]+}" in panel_row
+    assert r"{+\x1b[31mred\x1b[2J+}" in text and "{+</script>+}" in text and ":smile:" in text
 
 
 def test_summary_ends_the_panel_and_names_files_and_commands():
-    lines = plain(
-        lambda console: console.summary(
-            Ending({"run": "runs/x", "metrics": "runs/x/m"}, ["python a.py"])
-        )
-    )
-    assert lines == [
-        "",
-        "files",
-        "  run      runs/x",
-        "  metrics  runs/x/m",
-        "",
-        "next",
-        "  python a.py",
-    ]
+    ending = Ending({"run": "runs/x", "metrics": "runs/x/m"}, ["python a.py"])
+    lines = plain(lambda console: console.summary(ending))
+    files = ["files", "  run      runs/x", "  metrics  runs/x/m"]
+    assert lines == ["", *files, "", "next", "  python a.py"]
     output = written(everything, force_terminal=True)
     assert output.index("\x1b[?25h", output.index("step 12 of 300")) < output.index("95 % interval")
 
@@ -100,59 +93,44 @@ def test_lines_carry_the_time_of_the_settings_clock(monkeypatch):
     assert output.splitlines() == ["batch  8 × 16", "clock  UTC", "14:03:21  saved"]
 
 
-def test_time_left_follows_the_exponential_mean_of_the_step_time():
-    reports = [
-        report(step, {"step_time": seconds}) for step, seconds in ((1, 10.0), (2, 20.0), (3, 12.0))
-    ]
-    # means: 10; 10 + 0.2 * 10 = 12; 12 + 0.2 * 0 = 12. Left of 103 steps: 102 * 10, 101 * 12, 100
-    # * 12 seconds.
-    assert [line.split()[-1] for line in plain(steps(*reports), total_steps=103)] == [
-        "17:00",
-        "20:12",
-        "20:00",
-    ]
+def test_the_end_has_no_time_left_and_a_verdict_that_is_wrapped_between_words():
+    line = "77% of the sampled tokens were in groups that taught nothing"
+
+    def use(console):
+        console._rich.width = 40
+        console.step(report())
+        assert "ETA" in rendered(console._live.renderable)
+        console.summary(Ending({"run": "runs/x"}, verdict=["LEARNED", line]))
+        assert "ETA" not in rendered(console._live.renderable)
+
+    shown = ESCAPE_CODE.sub("", written(use, force_terminal=True)).replace(" \n", "\n")
+    assert "77% of the sampled tokens were in groups\nthat taught nothing" in shown
 
 
-def test_log_every_thins_step_lines_but_not_events_nor_the_last_step():
-    reports = [report(step, {}, events=["promoted"] if step == 4 else []) for step in range(1, 8)]
-    assert plain(steps(*reports), total_steps=7, log_every=3) == [
-        "step 3/7",
-        "promoted",
-        "step 6/7",
-        "step 7/7",
-    ]
+@pytest.mark.parametrize("is_expected", [True, False])
+def test_an_unexpected_verdict_is_red(is_expected):
+    ending = Ending({"run": "x"}, verdict=["NOT LEARNED: 0.2"], is_expected=is_expected)
+    colour = "" if is_expected else ";31"
+    output = written(lambda console: console.summary(ending), force_terminal=True)
+    assert f"\x1b[1{colour}mNOT LEARNED: 0.2" in output
 
 
-def test_the_score_goes_by_the_name_that_the_console_was_given():
-    lines = plain(
-        lambda console: (
-            console.step(report()),
-            console.evaluation(evaluation()),
-            console.summary(Ending({"run": "runs/x"}, before=[evaluation()])),
-        ),
-        metric="similarity",
-    )
-    assert (
-        "similarity 0.531" in lines[0]
-        and "held-out similarity" in lines[1]
-        and "held-out similarity" in lines[3]
-    )
+# --- the terminal -----------------------------------------------------------------------------
 
 
 def test_an_interrupt_gives_the_terminal_back():
     file = io.StringIO()
     with (
         pytest.raises(KeyboardInterrupt),
-        Console(RunFormat(300), file=file, force_terminal=True) as console,
+        Console(300, file=file, force_terminal=True) as console,
     ):
         console.step(report())
         with console.loading("builtin"):
             raise KeyboardInterrupt
     shown = file.getvalue()
-    assert shown.rindex("\x1b[?25h") > shown.rindex(
-        "\x1b[?25l"
-    )  # the cursor, hidden by the live, is visible again
-    assert "..." not in shown  # an interrupted load is not said to be done
+    # The cursor, hidden by the panel, is visible again.
+    assert shown.rindex("\x1b[?25h") > shown.rindex("\x1b[?25l")
+    assert "..." not in shown  # nothing says that the load is done
 
 
 class Tty(io.StringIO):
@@ -174,44 +152,35 @@ class Tty(io.StringIO):
 def test_only_a_capable_terminal_gets_the_panel(monkeypatch, file, term, live):
     monkeypatch.setenv("TERM", term)
     monkeypatch.setenv("FORCE_COLOR", "1")
-    assert Console(RunFormat(300), file=file()).terminal is live
+    assert Console(300, file=file()).terminal is live
 
 
 def test_a_pipe_of_another_encoding_does_not_stop_the_run():
     pipe = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    with Console(RunFormat(300), file=pipe) as console:
+    with Console(300, file=pipe) as console:
         console.say("10 → 25")
     assert pipe.buffer.getvalue().endswith(b"  10 \\u2192 25\n")
 
 
-class Clock:
-    """A clock that the test sets."""
-
-    def __init__(self, monkeypatch):
-        self.now = 100.0
-        monkeypatch.setattr("grpo.show.activity.time.monotonic", lambda: self.now)
+# --- what is being done -----------------------------------------------------------------------
 
 
-def wait_for_scores(clock):
-    """Return a use of a console: two waits for scores, of 75 seconds and of 3."""
-
+def test_slow_scoring_is_a_line_now_and_then(clock):
     def use(console):
         for seconds in range(1, 75):
-            clock.now += 1
+            clock[0] += 1
             console.scoring(seconds * 3, 256, seconds)
         console.scoring(256, 256, 75.5)
         console.scoring(1, 256, 3.0)
         console.scoring(256, 256, 3.5)
 
-    return use
-
-
-def test_slow_scoring_is_a_line_now_and_then(monkeypatch):
-    assert plain(wait_for_scores(Clock(monkeypatch))) == [
+    assert plain(use) == [
         "scoring 30/256, 10 s",
         "scoring 120/256, 40 s",
         "scoring 210/256, 70 s",
     ]
+    output = written(use, force_terminal=True)  # before the first step, without a panel
+    assert "scoring 3/256, 1 s" in ESCAPE_CODE.sub("", output)
 
 
 def test_slow_scoring_is_shown_below_the_panel_until_it_ends():
@@ -230,79 +199,52 @@ def test_slow_scoring_is_shown_below_the_panel_until_it_ends():
     assert "scoring 12/256, 3 s" in ESCAPE_CODE.sub("", written(use, force_terminal=True))
 
 
-def test_scoring_before_the_first_step_needs_no_panel(monkeypatch):
-    output = written(wait_for_scores(Clock(monkeypatch)), force_terminal=True)
-    assert "scoring 3/256, 1 s" in ESCAPE_CODE.sub("", output)
-
-
-def evaluate_slowly(clock):
-    """Return a use of a console: an evaluation of 64 problems, one a second."""
-
+def test_a_long_activity_is_a_line_now_and_then(clock):
     def use(console):
         with console.working("evaluating at 10 words") as progress:
             for done in range(64):
                 progress("sampling", done, 64)
-                clock.now += 1
+                clock[0] += 1
 
-    return use
-
-
-def test_a_long_activity_is_a_line_now_and_then(monkeypatch):
-    assert plain(evaluate_slowly(Clock(monkeypatch))) == [
+    assert plain(use) == [
         "evaluating at 10 words: sampling 10/64, 10 s",
         "evaluating at 10 words: sampling 40/64, 40 s",
     ]
 
 
-def test_a_terminal_shows_what_is_done_below_the_panel_until_it_ends(monkeypatch):
-    clock = Clock(monkeypatch)
-
-    def use(console):
-        console.step(report())
-        with console.working("step 13"), console.working("evaluating") as progress:
-            progress("scoring", 12, 32)
-            clock.now += 5
-            shown = rendered(console._live.renderable)
-            assert "step 12 of 300" in shown and "evaluating: scoring 12/32, 5 s" in shown
-        assert "evaluating" not in rendered(console._live.renderable)
-
-    written(use, force_terminal=True)
+def test_eval_says_on_standard_error_how_far_it_is(clock, capsys):
+    status = StatusLine("eval.py")
+    with status.working("runs/a, level 10") as progress:
+        for done in range(50):
+            progress("sampling", done, 64)
+            clock[0] += 1
+        status.scoring(3, 8, 1.0)
+    assert capsys.readouterr().err.splitlines() == [
+        "eval.py: runs/a, level 10: sampling 10/64, 10 s",
+        "eval.py: runs/a, level 10: sampling 40/64, 40 s",
+    ]
 
 
-def test_the_panel_has_the_last_held_out_score():
-    """The final evaluation comes after the last step."""
-
-    def use(console):
-        console.step(report())
-        console.evaluation(evaluation(mean=0.25))
-        console.evaluation(evaluation(mean=0.975))
-        assert "held out 0.975" in rendered(console._live.renderable)
-
-    written(use, force_terminal=True)
-
-
-def test_the_end_has_no_time_left_and_a_verdict_that_is_wrapped_between_words():
-    line = "77% of the sampled tokens were in groups that taught nothing"
-
-    def use(console):
-        console._rich.width = 40
-        console.step(report())
-        assert "ETA" in rendered(console._live.renderable)
-        console.summary(Ending({"run": "runs/x"}, verdict=["LEARNED", line]))
-        assert "ETA" not in rendered(console._live.renderable)
-
-    shown = ESCAPE_CODE.sub("", written(use, force_terminal=True))
-    assert "77% of the sampled tokens were in groups\nthat taught nothing" in shown.replace(
-        " \n", "\n"
-    )
+def test_a_terminal_shows_the_status_on_one_line_that_disappears(monkeypatch, capsys):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    status = StatusLine("eval.py")
+    with status.working("runs/a") as progress:
+        progress("scoring", 3, 8)
+    shown = capsys.readouterr()
+    assert "runs/a: scoring 3/8" in shown.err and shown.out == ""
+    assert shown.err.rindex("\x1b[2K") > shown.err.rindex("runs/a")
 
 
-@pytest.mark.parametrize("is_expected", [True, False])
-def test_an_unexpected_verdict_is_red(is_expected):
-    def use(console):
-        files = {"run": "runs/x"}
-        verdict = ["NOT LEARNED: 0.2"]
-        console.summary(Ending(files, verdict=verdict, is_expected=is_expected))
-
-    colour = "" if is_expected else ";31"
-    assert f"\x1b[1{colour}mNOT LEARNED: 0.2" in written(use, force_terminal=True)
+def test_an_evaluation_says_how_far_sampling_and_scoring_are(tiny_policy):
+    calls = []
+    task = Interleave()
+    problems = [problem_at(task, seed=0, split="validation", level=2, index=i) for i in range(3)]
+    settings = EvaluationSettings(batch=2)
+    evaluate(tiny_policy, task, problems, settings, lambda *call: calls.append(call))
+    assert calls == [
+        ("sampling", 0, 3),
+        ("scoring", 0, 3),
+        ("sampling", 2, 3),
+        ("scoring", 2, 3),
+    ]

@@ -1,23 +1,25 @@
-"""What the console prints, as text: the pure lines."""
+"""Steps and evaluations as lines, and tables that fit the screen."""
 
+import io
 import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from screens import METRICS, evaluation, rendered, report
+from rich.console import Console
+from screens import ESCAPE_CODE, METRICS, evaluation, rendered, report
 
 from data.text import escape_control
 from grpo.show.lines import (
     clock_time,
     evaluation_line,
-    held_out_line,
-    last_held_out,
+    note_left_out,
+    show_table,
     sparkline,
     step_line,
     summary_table,
 )
-from grpo.show.panel import RunView, panel
+from grpo.show.panel import History, panel
 
 
 @given(st.text(st.characters(exclude_categories=())))
@@ -68,10 +70,8 @@ def test_what_a_step_lacks_is_left_out():
         step_line(report(metrics={"reward": 0.5, "value": None}), 300)
         == "step  12/300  reward 0.500"
     )
-    assert re.findall(r"[a-z]+", rendered(panel(report(metrics={}), RunView(300)))) == [
-        "step",
-        "of",
-    ]
+    words = re.findall(r"[a-z]+", rendered(panel(report(metrics={}), History(300))))
+    assert words == ["step", "of"]
 
 
 def test_step_lines_stand_in_columns():
@@ -130,19 +130,26 @@ def test_summary_table():
     ]
 
 
-def test_held_out_line_has_the_first_and_the_last_of_each_level():
-    lines = [
-        evaluation(25, 0.25),
-        evaluation(10, 0.5),
-        evaluation(25, 0.3),
-        evaluation(25, 0.75),
-        evaluation(25, 0.9, temperature=0),
-        evaluation(25, 0.9, split="train"),
-    ]
-    assert held_out_line(lines) == "held out  10: 0.500  25: 0.250 → 0.750"
-    assert held_out_line([]) == ""
+FIGURES = {f"figure {i}": (f"figure {i}", ".5f") for i in range(9)}
 
 
-def test_the_last_held_out_score():
-    lines = [evaluation(25, 0.25), evaluation(25, 0.75), evaluation(25, 0.9, split="train")]
-    assert last_held_out(lines) == 0.75 and last_held_out([]) is None
+@pytest.mark.parametrize("width, columns", [(200, 9), (80, 4), (20, 1)])
+def test_a_number_is_never_cut(width, columns):
+    """Columns that do not fit are left out, and named."""
+    console = Console(width=width, file=io.StringIO(), highlight=False)
+    line = {head: 0.12345 for head in FIGURES} | {"text": "word " * 20}
+    optional = [head for head in reversed(FIGURES) if head != "figure 0"]
+    show_table(console, [line], FIGURES, {"text": lambda line: line["text"]}, optional)
+    heading, row, *note = console.file.getvalue().splitlines()
+    assert row.count("0.12345") == columns
+    assert heading.count("figure") == row.count("0.12345")
+    assert all(f"figure {i}" in note[0] for i in range(columns, 9)) and bool(note) == (columns < 9)
+
+
+def test_a_terminal_breaks_notes_between_words():
+    console = Console(width=40, file=io.StringIO(), force_terminal=True, highlight=False)
+    note_left_out(["distinct", "gradient", "entropy"], console)
+    lines = ESCAPE_CODE.sub("", console.file.getvalue()).splitlines()
+    assert max(map(len, lines)) <= 40 and len(lines) == 2
+    words = "left out at 40 columns: distinct, gradient, entropy (--json has all)"
+    assert " ".join(line.strip() for line in lines) == words

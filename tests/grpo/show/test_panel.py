@@ -4,16 +4,9 @@ import re
 
 import pytest
 from rich.cells import cell_len
-from screens import ESCAPE_CODE, METRICS, evaluation, rendered, report, steps, written
+from screens import METRICS, evaluation, rendered, report
 
-from grpo.show.panel import RunView, panel
-
-
-@pytest.fixture(autouse=True)
-def eighty_columns(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setenv("TERM", "xterm-256color")
-    monkeypatch.delenv("NO_COLOR", raising=False)
+from grpo.show.panel import History, panel
 
 
 def test_panel_shows_progress_figures_and_a_completion():
@@ -25,26 +18,12 @@ def test_panel_shows_progress_figures_and_a_completion():
         "num_tokens": 1000,
         "wasted_tokens_total": 800,
     }
-    text = rendered(
-        panel(
-            report(
-                step=75,
-                metrics=METRICS | more,
-                texts=["[b]target[/b]", "target of all"],
-                rewards=[0.1, 0.9],
-            ),
-            RunView(
-                300,
-                seconds_left=572,
-                rewards=[0.0, 0.5, 1.0],
-                best=1.25,
-                evaluations=[evaluation(25, 0.25)],
-                metric="similarity",
-                steps=75,
-                updated=41,
-            ),
-        )
-    )
+    step = report(75, METRICS | more, ["[b]target[/b]", "target of all"], [0.1, 0.9])
+    history = History(300, "similarity", evaluations=[evaluation(25, 0.25)])
+    history.rewards.extend([0.0, 0.5, 1.0])
+    history.best, history.steps, history.updated = 1.25, 75, 41
+    history.report, history.pace = step, 572 / 225
+    text = rendered(panel(step, history))
     for part in (
         "step 75 of 300",
         "25%",
@@ -62,16 +41,33 @@ def test_panel_shows_progress_figures_and_a_completion():
         assert part in text
 
 
-def test_the_panel_of_a_run_knows_its_history():
-    def run(console):
-        console.evaluation(evaluation(25, 0.25))
-        for step, reward in enumerate(
-            [0.9] + [0.1] * 30, 1
-        ):  # the mean is of the last 30, the best of all
-            console.step(report(step, METRICS | {"reward": reward}))
+def test_history_of_a_run():
+    history = History(100)
+    for number, reward in enumerate([0.9] + [0.1] * 30, 1):
+        history.add(report(number, METRICS | {"reward": reward}))
+    text = rendered(panel(history.report, history))
+    assert "mean 0.100  best 0.900" in text  # the mean is of the last 30 steps
+    assert history.steps == history.updated == 31
+    lines = [
+        evaluation(25, 0.25),
+        evaluation(10, 0.5),
+        evaluation(25, 0.3),
+        evaluation(25, 0.75),
+        evaluation(25, 0.9, temperature=0),
+        evaluation(25, 0.9, split="train"),
+    ]
+    history.evaluations = lines
+    text = rendered(panel(history.report, history))
+    assert "held out  10: 0.500  25: 0.250 → 0.750" in text and "held out 0.750" in text
 
-    shown = ESCAPE_CODE.sub("", written(run, force_terminal=True)).split("step 31 of")[-1]
-    assert "held out  25: 0.250" in shown and "mean 0.100  best 0.900" in shown
+
+def test_time_left_follows_the_exponential_mean_of_the_step_time():
+    history, left = History(103), []
+    for step, seconds in ((1, 10.0), (2, 20.0), (3, 12.0)):
+        history.add(report(step, {"step_time": seconds}))
+        left.append(history.seconds_left)
+    # means: 10; 10 + 0.2 * 10 = 12; 12 + 0.2 * 0 = 12
+    assert left == pytest.approx([102 * 10, 101 * 12, 100 * 12])
 
 
 def test_panel_shows_one_completion_after_the_other():
@@ -79,47 +75,25 @@ def test_panel_shows_one_completion_after_the_other():
     shown = [
         re.search(
             r"reward (\d\.\d+) +\[-target-\]\{\+(word\d)",
-            rendered(panel(report(step, texts=texts, rewards=[0.0, 0.1, 0.2, 0.3]), RunView(9))),
+            rendered(panel(report(step, texts=texts, rewards=[0.0, 0.1, 0.2, 0.3]), History(9))),
         ).groups()
         for step in range(1, 5)
     ]
     assert sorted(shown) == [(f"0.{i}00", f"word{i}") for i in range(4)]
 
 
-@pytest.mark.parametrize("width", [200, 80, 40, 12])
-def test_panel_never_leaves_the_screen(width):
-    text = rendered(
-        panel(
-            report(texts=["語" * 500], rewards=[0.5]),
-            RunView(300, seconds_left=1e6, rewards=[0.5] * 40),
-        ),
-        width,
-    )
+@pytest.mark.parametrize("width", [160, 80, 12])
+def test_panel_is_as_wide_as_the_screen(width):
+    step = report(texts=["語" * 500], rewards=[0.5])
+    text = rendered(panel(step, History(300, pace=1e6, report=step)), width)
     assert all(cell_len(line) == width for line in text.splitlines())
 
 
 def test_panel_cuts_the_completion_to_three_lines():
-    short = rendered(panel(report(texts=["word"], rewards=[0.5]), RunView(300)))
-    long = rendered(panel(report(texts=["word " * 5000], rewards=[0.5]), RunView(300)))
+    short = rendered(panel(report(texts=["word"], rewards=[0.5]), History(300)))
+    long = rendered(panel(report(texts=["word " * 5000], rewards=[0.5]), History(300)))
     assert len(long.splitlines()) == len(short.splitlines()) + 2
     assert "{+word+} …" in long and "…" not in short
-
-
-def test_sparkline_of_the_panel_spans_the_last_30_steps():
-    reports = [report(step, {"reward": float(step > 21)}) for step in range(1, 51)]
-    output = written(steps(*reports), force_terminal=True)
-    last = ESCAPE_CODE.sub("", output).rsplit("step 50 of 300", 1)[1]
-    assert "▁" + "█" * 29 + " " in last and "▁▁" not in last  # steps 21 to 50
-
-
-def styles_of(metrics):
-    """Return the colours of the first row of the panel, by the text that has them."""
-    drawn = panel(report(metrics=METRICS | metrics), RunView(300)).renderable.renderables[0]
-    return {
-        drawn.plain[span.start : span.end]: span.style
-        for span in drawn.spans
-        if span.style in ("yellow", "bold red")
-    }
 
 
 @pytest.mark.parametrize(
@@ -134,10 +108,10 @@ def styles_of(metrics):
     ],
 )
 def test_only_what_is_abnormal_is_in_colour(metrics, colours):
-    assert styles_of(metrics) == colours
-
-
-def test_the_panel_is_as_wide_as_the_terminal():
-    for width in (80, 160):
-        first, *_ = rendered(panel(report(), RunView(300)), width).splitlines()
-        assert cell_len(first) == width
+    first_row = panel(report(metrics=METRICS | metrics), History(300)).renderable.renderables[0]
+    styles = {
+        first_row.plain[span.start : span.end]: span.style
+        for span in first_row.spans
+        if span.style in ("yellow", "bold red")
+    }
+    assert styles == colours

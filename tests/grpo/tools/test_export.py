@@ -17,24 +17,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo.model.load import BUILTIN
 from grpo.run.reader import load_run
 from grpo.tools import export, train
-from grpo.tools.model_card import card
+from grpo.tools.export import card
 
-FLAGS = [
-    "--words",
-    "10",
-    "--steps",
-    "2",
-    "--prompts",
-    "2",
-    "--group-size",
-    "4",
-    "--preflight",
-    "off",
-    "--eval-problems",
-    "2",
-    "--device",
-    "cpu",
-]
+FLAGS = (
+    "--words 10 --steps 2 --prompts 2 --group-size 4 --preflight off --eval-problems 2 --device cpu"
+).split()
+LORA = (
+    "--lora-rank 4 --learning-rate 0.01 --scale none --on-degenerate keep --reward similarity "
+    "--seed 2 --prompts 48"  # few random words are right, and without any the group does not vary
+).split()
 TEXT = "Copy text A.\nA: the owl saw"
 VLLM = """
 import json, os, sys
@@ -57,32 +48,8 @@ def runs(tmp_path_factory, tiny_model):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         assert train.main([*FLAGS, "--name", "full"]) == 0
-        assert (
-            train.main(
-                [
-                    *FLAGS,
-                    "--name",
-                    "lora",
-                    "--model",
-                    str(tiny_model),
-                    "--lora-rank",
-                    "4",
-                    "--learning-rate",
-                    "0.01",
-                    "--prompts",
-                    "48",  # few random words are right, and without any the group does not vary
-                    "--scale",
-                    "none",
-                    "--on-degenerate",
-                    "keep",
-                    "--reward",
-                    "similarity",
-                    "--seed",
-                    "2",
-                ]
-            )
-            == 0
-        )
+        lora = [*FLAGS, *LORA, "--name", "lora", "--model", str(tiny_model)]
+        assert train.main(lora) == 0
     return home / "runs"
 
 
@@ -198,28 +165,14 @@ def test_the_card_has_the_verdict_and_the_learning_curve(runs):
     text = card(run, 2, adapter=True)
     assert "\n**TOO SHORT TO TELL: held-out similarity at 10 words " in text
     assert "steps updated the weights" in text
-    first, second = run.metrics
-    for line in (first, second):
-        shown = (
-            f"| {line['step']} to {line['step']} | 10 | {line['reward']:.3f} | {line['value']:.3f}"
-        )
-        assert text.count(shown) == 1
-    assert text.count(f"{run.reports[-1]['mean']:.3f} at 10 |") == 1
-
-
-def test_a_long_learning_curve_is_short(runs, monkeypatch):
-    run = load_run(runs / "lora")
-    line = run.metrics[0]
-    run.metrics = [{**line, "step": step, "reward": step / 137} for step in range(1, 138)]
-    rows = [row for row in card(run, 137, adapter=True).splitlines() if " to " in row[:12]]
-    assert [row.split(" | ")[0] for row in rows[:2]] == ["| 1 to 13", "| 14 to 27"]
-    assert len(rows) == 10 and rows[-1].startswith("| 124 to 137 | 10 | 0.953 |")
+    run.metrics = [{"step": step, "reward": step / 137} for step in range(1, 138)]
+    assert "Mean reward of a step, from 0.011 to 0.993: `▁" in card(run, 137, adapter=True)
 
 
 def test_the_card_of_an_earlier_checkpoint_has_no_later_figures(runs):
     text = card(load_run(runs / "lora"), 1, adapter=True)
     (row,) = [line for line in text.splitlines() if line.startswith("| 10 words")]
-    assert " | - | " in row and "TOO SHORT" not in text and "| 2 to 2 |" not in text
+    assert " | - | " in row and "TOO SHORT" not in text
 
 
 def test_the_card_names_no_folder_of_this_machine(runs):

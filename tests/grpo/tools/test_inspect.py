@@ -1,7 +1,6 @@
 """A run read back: load_run, and every command of grpo.inspect."""
 
 import csv
-import importlib.util
 import json
 import shutil
 import subprocess
@@ -11,13 +10,13 @@ from pathlib import Path
 
 import numpy
 import pytest
-from small_runs import BY_PLACE
 
 from data.errors import UserError
 from grpo import load_run
 from grpo.records import Completion, Group
 from grpo.run.logs import MetricsLog, read_metrics
-from grpo.run.rollouts import groups_of, summaries, write_rollouts
+from grpo.run.rollouts import groups_of, write_rollouts
+from grpo.show.group import summaries
 from grpo.tools import inspect, train
 from tasks.base import Problem, Score
 
@@ -30,37 +29,16 @@ def run(tmp_path_factory):
     and after.
     """
     home = tmp_path_factory.mktemp("inspect")
+    flags = (
+        f"--words 10 --steps {STEPS} --prompts {PROMPTS} --group-size {SIZE} --save-every 2 "
+        "--preflight off --eval-problems 4 --device cpu --name r"
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
-        assert (
-            train.main(
-                [
-                    "--words",
-                    "10",
-                    "--steps",
-                    str(STEPS),
-                    "--prompts",
-                    str(PROMPTS),
-                    "--group-size",
-                    str(SIZE),
-                    "--save-every",
-                    "2",
-                    "--config",
-                    "{best_margin: 1}",
-                    "--config",
-                    "{save_threshold: 1}",
-                    "--preflight",
-                    "off",
-                    "--eval-problems",
-                    "4",
-                    "--device",
-                    "cpu",
-                    "--name",
-                    "r",
-                ]
-            )
-            == 0
-        )
+        assert train.main(flags.split()) == 0
+    for path in (home / "runs" / "r" / "checkpoints").iterdir():
+        if path.name[-1] not in "245":  # saved for its reward
+            shutil.rmtree(path)
     return home / "runs" / "r"
 
 
@@ -243,8 +221,6 @@ def test_tokens(run, made, capsys):
     assert (
         "-2.5000" in said(capsys, made, "tokens", 1, 0, 1).out
     )  # a run without a checkpoint has no tokenizer
-    with_policy = json.loads(said(capsys, run, "tokens", 4, 1, 0, "--policy", "--json").out)
-    assert all(abs(line["parity"]) < 1e-3 and -1e-4 < line["entropy"] < 9 for line in with_policy)
 
 
 def test_credits_of_tokens_are_shown(made, capsys):
@@ -314,7 +290,7 @@ def test_an_evaluation_that_was_not_made_is_not_compared(run, copied, capsys):
         assert last.startswith("held-out score after ") and last.split()[-1] == "-"
 
 
-def test_export(run, tmp_path, capsys, monkeypatch):
+def test_export(run, tmp_path, capsys):
     records = load_run(run).rollouts(step=[4, 5])
     said(capsys, run, "export", tmp_path / "a.jsonl", "--last", 2)
     assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()] == records
@@ -325,24 +301,8 @@ def test_export(run, tmp_path, capsys, monkeypatch):
         rows[0]["logprobs"]
     ) == records[0]["logprobs"]
     assert "0 completions" in said(capsys, run, "export", tmp_path / "none.csv", "--from", 99).out
-    assert (
-        "ends in .csv, .jsonl, .parquet"
-        in said(capsys, run, "export", tmp_path / "a.xls", status=2).err
-    )
-    if importlib.util.find_spec("pyarrow"):
-        said(capsys, run, "export", tmp_path / "a.parquet", "--last", 2)
-        import pyarrow.parquet
-
-        rows = pyarrow.parquet.read_table(tmp_path / "a.parquet").to_pylist()
-        assert [(row["text"], row["advantage"], row["logprobs"]) for row in rows] == [
-            (r["text"], r["advantage"], r["logprobs"]) for r in records
-        ]
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    assert (
-        "pyarrow is not installed"
-        in said(capsys, run, "export", tmp_path / "a.parquet", status=2).err
-    )
-    assert "No such file" in said(capsys, run, "export", tmp_path / "no" / "a.csv", status=2).err
+    err = said(capsys, run, "export", tmp_path / "a.xls", status=2).err
+    assert "ends in .csv or .jsonl" in err
 
 
 def test_an_export_that_fails_leaves_the_older_file(run, tmp_path, capsys):
@@ -363,9 +323,7 @@ def test_an_export_does_not_replace_a_file_of_the_run(copied, capsys):
     assert (copied / "metrics.jsonl").read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    "step", [1, 3, 4]
-)  # from the first model; from the checkpoint before; from one two steps before
+@pytest.mark.parametrize("step", [1, 4])  # from the first model; from a checkpoint two steps before
 def test_replay_makes_a_step_again_to_the_bit(run, step, capsys):
     text = said(capsys, run, "replay", step).out
     assert "identical to the last bit" in text and "no" not in text.split()
@@ -382,11 +340,6 @@ def test_only_groups_of_training_have_a_class(run, capsys):
     assert "kept" not in said(capsys, run, "step", 0, "--kind", "eval").out
 
 
-def test_the_tokens_that_differ_most_are_in_groups_of_their_step(run):
-    for line in load_run(run).metrics[1:]:
-        assert {token["group"] for token in line["parity/worst"]} <= set(range(PROMPTS))
-
-
 def test_the_steps_of_other_rollouts_are_listed(run, capsys):
     err = said(capsys, run, "step", 2, "--kind", "eval", status=2).err
     assert err.endswith("no rollouts of eval 2 are stored; it has 0, 5\n")
@@ -399,30 +352,6 @@ def test_a_run_without_steps_is_one_line(copied, capsys):
     for command in (["steps"], ["degenerate"], ["compare", copied]):
         err = said(capsys, copied, *command, status=2).err
         assert err == f"grpo.inspect: {copied}: the run has made no step yet\n"
-
-
-def test_replay_takes_the_learning_rate_that_a_ladder_led_to(
-    quick_flags, tmp_path, monkeypatch, capsys
-):
-    """The cosine begins when the ladder reaches its last level."""
-    monkeypatch.chdir(tmp_path)
-    ladder = [
-        "--curriculum",
-        "1,2",
-        "--promote-at",
-        "0",
-        "--config",
-        "{promote_every: 1, warmup: 0}",
-    ]
-    schedule = "--schedule cosine --learning-rate 1e-2".split()
-    sizes = "--steps 5 --prompts 2 --group-size 4 --preflight off --no-ramp".split()
-    assert train.main([*quick_flags, *ladder, *schedule, *sizes, "--name", "r"]) in (0, 3)
-    run = load_run("runs/r")
-    rates = [line["learning_rate"] for line in run.metrics]
-    assert rates[0] == 1e-2 and rates[-1] < rates[-2] < 1e-2
-    assert (
-        said(capsys, Path("runs/r"), "replay", 5, *BY_PLACE).out.count("identical to the last") == 1
-    )
 
 
 def test_replay_sees_a_changed_reward_and_a_changed_figure(copied, capsys):
@@ -466,10 +395,6 @@ def test_what_is_not_there_is_said_in_one_line(run, copied, tmp_path, capsys):
         ((run, "replay", 99), "step 99 is not in metrics.jsonl"),
         ((run, "look"), "invalid choice"),
         ((run, "step", "x"), "invalid int"),
-        (
-            (run, "tokens", 0, 0, 0, "--kind", "eval", "--policy"),
-            "--policy: only the policy of a training step",
-        ),
         ((run, "step", 1, "--kind", "failed"), "no rollouts of failed 1 are stored; it has none"),
     ]:
         found = said(capsys, *argv, status=2)

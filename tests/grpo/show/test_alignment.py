@@ -33,7 +33,7 @@ def test_up_to_the_first_divergence_all_is_right(target, text):
         assert wanted[:at] == written[:at] and wanted[at : at + 1] != written[at : at + 1]
 
 
-def test_what_is_said_of_a_divergence():
+def test_a_divergence_in_words():
     assert first_divergence("a b c", "a x c") == "word 2: wrote 'x' for 'b'"
     assert first_divergence("a b c", "a b") == "word 3: ended before 'c'"
     assert first_divergence("a b", "a b c") == "word 3: wrote 'c' after the end"
@@ -44,11 +44,9 @@ def test_a_text_without_a_target_is_plain():
     assert counts(columns) == "3 words" and counts(columns[:1]) == "1 word"
     assert counts(aligned("", "")) == "0 words"
     assert rendered(columns).plain == "the owl saw"
-    long = aligned("", " ".join("x" * 40))
-    assert f"… {40 - 2 * CONTEXT} more …" in rendered(long).plain
 
 
-def test_marks_do_not_hang_on_colour():
+def test_marks_do_not_depend_on_colour():
     columns = aligned("the old owl saw", "the owl ran saw fast")
     assert rendered(columns).plain == "the [-old-] owl {+ran+} saw {+fast+}"
     assert counts(columns) == "3 right, 1 missing, 2 added"
@@ -60,13 +58,10 @@ def test_the_middle_of_a_long_run_of_right_words_is_counted():
     words = [f"w{i}" for i in range(40)]
     columns = aligned(" ".join(words), " ".join(words[:-1]))
     shown = rendered(columns).plain
-    assert (
-        f"… {39 - 2 * CONTEXT} right …" in shown
-        and "w5" in shown
-        and "w6 " not in shown
-        and shown.endswith("w38 [-w39-]")
-    )
+    assert f"w5 … {39 - 2 * CONTEXT} right … w33" in shown and shown.endswith("w38 [-w39-]")
     assert rendered(columns, whole=True).plain.startswith(" ".join(words[:-1]))
+    long = aligned("", " ".join("x" * 40))
+    assert f"… {40 - 2 * CONTEXT} more …" in rendered(long).plain
 
 
 def test_texts_cannot_colour_or_move_the_screen():

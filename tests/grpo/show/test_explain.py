@@ -1,6 +1,5 @@
-"""`grpo.inspect why`, whose sentences have the numbers of the update, and tables that fit."""
+"""The sentences of `grpo.inspect why`, which have the numbers of the update."""
 
-import io
 import json
 import re
 from decimal import Decimal
@@ -9,8 +8,6 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from rich.console import Console
-from screens import ESCAPE_CODE
 
 from grpo.config import LOSSES, SCALES
 from grpo.learn.advantages import advantages
@@ -18,9 +15,8 @@ from grpo.learn.loss import token_weights
 from grpo.records import Completion, Group
 from grpo.run.reader import load_run
 from grpo.run.rollouts import file_of, write_rollouts
-from grpo.show.tables import note_left_out, show_table
+from grpo.show.explain import advantage_in_words
 from grpo.tools import inspect
-from grpo.tools.inspect_why import advantage_in_words
 from grpo.tools.report.page import shown_of
 from grpo.tools.report.samples import packed
 from tasks.base import Problem, Score
@@ -178,28 +174,3 @@ def test_why_as_text_leads_on_to_the_tokens(tmp_path, capsys):
     assert text.strip().endswith("tokens 1 0 2")
     assert inspect.main([str(run), "why", "1", "0", "9"]) == 2
     assert "no completion 9" in capsys.readouterr().err
-
-
-FIGURES = {f"figure {i}": (f"figure {i}", ".5f") for i in range(9)}
-
-
-@pytest.mark.parametrize("width, columns", [(200, 9), (80, 4), (20, 1)])
-def test_a_number_is_never_cut(width, columns):
-    """Columns that do not fit are left out, and named."""
-    console = Console(width=width, file=io.StringIO(), highlight=False)
-    line = {head: 0.12345 for head in FIGURES} | {"text": "word " * 20}
-    optional = [head for head in reversed(FIGURES) if head != "figure 0"]
-    show_table(console, [line], FIGURES, {"text": lambda line: line["text"]}, optional)
-    heading, row, *note = console.file.getvalue().splitlines()
-    assert row.count("0.12345") == columns
-    assert heading.count("figure") == row.count("0.12345")
-    assert all(f"figure {i}" in note[0] for i in range(columns, 9)) and bool(note) == (columns < 9)
-
-
-def test_a_terminal_breaks_notes_between_words():
-    console = Console(width=40, file=io.StringIO(), force_terminal=True, highlight=False)
-    note_left_out(["distinct", "gradient", "entropy"], console)
-    lines = ESCAPE_CODE.sub("", console.file.getvalue()).splitlines()
-    assert max(map(len, lines)) <= 40 and len(lines) == 2
-    words = "left out at 40 columns: distinct, gradient, entropy (--json has all)"
-    assert " ".join(line.strip() for line in lines) == words

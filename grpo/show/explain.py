@@ -1,78 +1,80 @@
-"""The view `why` of `python -m grpo.inspect`: one completion's reward and advantage, in words.
+"""Why a completion has its reward and its advantage, in sentences.
 
-Each sentence has the numbers that it is made of, so that a reader can repeat the computation.
+`python -m grpo.inspect` and the report take them from here. A task says how it computes a reward
+(`tasks.registry.explain`), and `grpo.records.WHY` what a class of groups means. Each sentence has
+the numbers that it is made of, so that a reader can repeat the computation.
 """
 
-import argparse
 from collections.abc import Mapping, Sequence
 from itertools import chain
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
-from data.text import escape_control
 from grpo.config import WEIGHT_WORDS, WEIGHTED_BY
-from grpo.learn.advantages import EPS, divisors
 from grpo.records import WHY, Group
-from grpo.run.reader import RunData
-from grpo.show.tables import DONE_TO, advantage_of
-from grpo.tools.inspect_common import as_json, check_sample, show_next
-from grpo.tools.reward_words import reward_in_words
+from grpo.show.group import DONE_TO, advantage_of
+from tasks.registry import explain
+from tasks.scoring import explain_parts, reward_weights
 
-# Of completions that no step sampled to train on.
-UNTRAINED = "none: the completion was not sampled for training"
+NOT_FOR_TRAINING = "none: the completion was not sampled for training"
 
 
-def show_why(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
-    """Say in words why a completion earned its reward and advantage, and what it taught."""
-    groups = run.groups(arguments.step, arguments.kind)
-    group = run.group(arguments.step, arguments.group, arguments.kind)
-    check_sample(run, group, arguments.sample)
-    record = {
-        "step": arguments.step,
-        "group": arguments.group,
-        "sample": arguments.sample,
-        "reward": reward_in_words(
-            run.config,
-            group,
-            arguments.sample,
-            is_of_step=arguments.kind in ("step", "failed"),
-        ),
-        "advantage": UNTRAINED,
-        "training": UNTRAINED,
+def why(
+    config: Mapping[str, Any], groups: Sequence[Group], number: int, sample: int, kind: str = "step"
+) -> dict[str, str]:
+    """Return the sentences on "reward", "advantage" and "training" of a completion.
+
+    It is completion `sample` of group `number`, in `groups` of a step's rollouts of a `kind`.
+    """
+    group = groups[number]
+    is_of_step = kind in ("step", "failed")
+    sentences = {
+        "reward": reward_in_words(config, group, sample, is_of_step=is_of_step),
+        "advantage": NOT_FOR_TRAINING,
+        "training": NOT_FOR_TRAINING,
     }
-    if arguments.kind == "step":
-        record |= {
-            "advantage": advantage_in_words(run.config, groups, group, arguments.sample),
-            "training": training_in_words(run.config, groups, group, arguments.sample),
-        }
-    if as_json([record], arguments, console):
-        return
+    if kind == "step":
+        sentences["advantage"] = advantage_in_words(config, groups, group, sample)
+        sentences["training"] = training_in_words(config, groups, group, sample)
+    return sentences
 
-    for name in ("reward", "advantage", "training"):
-        line = Text.assemble((f"{name:<9}  ", "bold"), escape_control(str(record[name])))
-        console.print(line, soft_wrap=not console.is_terminal)
-    number = f"{arguments.step} {arguments.group}"
-    kind = "" if arguments.kind == "step" else f" --kind {arguments.kind}"
-    show_next(run, f"tokens {number} {arguments.sample}{kind}", console)
+
+def reward_in_words(
+    config: Mapping[str, Any], group: Group, sample: int, *, is_of_step: bool = True
+) -> str:
+    """Return how a completion earned its reward.
+
+    E.g. "0.190 = 4 right before the first error / 21 written". Of the run's `config`, the keys
+    `task`, `task_options`, `reward` and `control` are read. A control experiment changes only the
+    rewards of steps (`is_of_step`).
+    """
+    control = config.get("control") or "none"
+    score = group.scores[sample]
+    if is_of_step and control != "none":
+        return f"{score.reward:.3f}, set by the control experiment {control}; not earned"
+
+    if weights := reward_weights(config.get("task_options")):  # of a user's own rewards
+        return explain_parts(score, weights)
+    task = config.get("task", group.problem.task)
+    return explain(task, group.problem, group.texts[sample], score, config.get("reward"))
 
 
 def advantage_in_words(
     config: Mapping[str, Any], groups: Sequence[Group], group: Group, sample: int
 ) -> str:
     """Return how the reward became the advantage, e.g. "-0.523 = (0.190 - 0.471) / 0.537, ..."."""
+    from grpo.learn.advantages import EPS, divisors  # imports torch, which takes seconds
+
     rewards = group.rewards
     mean = fmean(rewards)
     if not group.advantages:
-        why = WHY.get(group.class_name, "its rewards vary")
         done = DONE_TO.get(group.action, "not trained on")
         if group.action in ("resample", "demonstrate"):
             done += ", see its next try"
         return (
-            f"none: the group was {done} ({group.class_name}: {why}); the mean of its "
-            f"{len(rewards)} rewards is {mean:.3f}"
+            f"none: the group was {done} ({group.class_name}: "
+            f"{WHY.get(group.class_name, 'its rewards vary')}); the mean of its {len(rewards)} "
+            f"rewards is {mean:.3f}"
         )
 
     advantage = advantage_of(group, sample)
@@ -127,11 +129,11 @@ def training_in_words(
         for each in chain.from_iterable(one.completions for one in groups if one.advantages)
         if not (masks and each.is_truncated)
     ]
-    length, kind = len(completion.tokens), str(config.get("loss", "dapo"))
+    length, loss = len(completion.tokens), str(config.get("loss", "dapo"))
     weight = "weighted by the run's own loss"
-    if kind in WEIGHTED_BY:
+    if loss in WEIGHTED_BY:
         numbers = {"rows": len(trained), "length": length, "tokens": sum(trained)}
-        weight = f"each with weight 1 / {WEIGHT_WORDS[WEIGHTED_BY[kind]].format(**numbers)}"
+        weight = f"each with weight 1 / {WEIGHT_WORDS[WEIGHTED_BY[loss]].format(**numbers)}"
     return f"yes, on its {length} tokens, {weight}{_effect(group.advantages[sample])}"
 
 
@@ -141,6 +143,5 @@ def _effect(advantage: float | list[float]) -> str:
         return ""
     if advantage == 0:
         return "; its advantage is 0, so it taught nothing"
-    verb = "raises" if advantage > 0 else "lowers"
-    sign = "positive" if advantage > 0 else "negative"
+    sign, verb = ("positive", "raises") if advantage > 0 else ("negative", "lowers")
     return f"; its advantage is {sign}, so the update {verb} its probability"
