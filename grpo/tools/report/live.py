@@ -2,13 +2,14 @@
 
 The server only reads. It listens on 127.0.0.1, and its address holds a random token, so that
 neither another machine nor another user of this one can read a run. A page of a web site cannot
-either: requests for another host, which DNS rebinding sends, are refused, and so are all methods
-but GET. `/TOKEN/` is the page, `/TOKEN/data` what is new in the runs, `/TOKEN/samples` a step,
-`/TOKEN/group` one group of a step, and `/TOKEN/search` the matches of a search.
+either: requests for another host, which DNS rebinding sends, are refused. `/TOKEN/` is the page,
+`/TOKEN/data` what is new in the runs, `/TOKEN/samples` a step, and `/TOKEN/search` the matches of a
+search.
 """
 
 import hmac
 import json
+import re
 import secrets
 import sys
 import threading
@@ -21,11 +22,9 @@ from urllib.parse import parse_qs, urlsplit
 
 from data.errors import UserError
 from data.text import escape_control, printable
-from grpo.run.reader import RunData, load_run
-from grpo.tools.report.description import described
-from grpo.tools.report.page import assembled, packed_step, shown_of
-from grpo.tools.report.samples import packed
-from grpo.tools.report.search import search
+from grpo.run.reader import load_run
+from grpo.tools.report.page import assembled, described, packed_step
+from grpo.tools.report.samples import pieces_of, search
 
 HOST = "127.0.0.1"
 HOSTS = (HOST, "localhost")
@@ -36,8 +35,8 @@ LOGS = ("config.yaml", "metrics.jsonl", "eval.jsonl", "curriculum.jsonl")
 # Seconds after which a client that sends nothing is left.
 TIMEOUT = 30
 
-# The bytes of the completions of one step.
-STEP_BYTES = 4_000_000
+# The place of a run, or a step.
+NUMBER = re.compile("[0-9]{1,9}")
 
 # The characters of a query. The page's field takes fewer, but a letter may become several in lower
 # case.
@@ -101,17 +100,12 @@ class LiveServer(ThreadingHTTPServer):
             return self._version, self._descriptions
 
     def samples(self, number: int, step: int) -> str:
-        """Return the groups of a step of a run as JSON, as many as fit into STEP_BYTES."""
-        run: RunData = load_run(self.folders[number])
-        return packed_step(run.groups(step), shown_of(run), STEP_BYTES)
-
-    def group(self, number: int, step: int, group: int) -> str:
-        """Return one group of a step of a run as JSON."""
-        run: RunData = load_run(self.folders[number])
-        return json.dumps(packed(run.group(step, group), group, shown_of(run)))
+        """Return the groups of a step of a run as JSON."""
+        run = load_run(self.folders[number])
+        return packed_step(run.groups(step), run.config, pieces_of(run.path))
 
     def search(self, number: int, query: str, after: int, until: int) -> str:
-        """Return matches in a run as JSON, see `grpo.tools.report.search`.
+        """Return matches in a run as JSON, see `grpo.tools.report.samples.search`.
 
         One search runs at a time, so that many of them cannot take the cores from the training.
         """
@@ -164,28 +158,17 @@ class Handler(BaseHTTPRequestHandler):
 
     def _found(self, name: str, query: dict[str, str]) -> str | None:
         """Return the completions or the matches that are asked for; None if none are."""
-        number = _number(query, "run")
-        if number is None or number >= len(self.server.folders):
+        numbers = {key: int(text) for key, text in query.items() if NUMBER.fullmatch(text)}
+        number = numbers.get("run", -1)
+        if not 0 <= number < len(self.server.folders):
             return None
 
-        step, group = _number(query, "step"), _number(query, "group")
-        if name == "samples" and step is not None:
-            return self.server.samples(number, step)
-        if name == "group" and step is not None and group is not None:
-            return self.server.group(number, step, group)
-
-        after, until = _number(query, "after"), _number(query, "until")
+        if name == "samples" and "step" in numbers:
+            return self.server.samples(number, numbers["step"])
         text = query.get("query", "")
-        if name == "search" and after is not None and until is not None:
-            is_short = 0 < len(text) <= MAX_QUERY
-            return self.server.search(number, text, after, until) if is_short else None
+        if name == "search" and {"after", "until"} <= numbers.keys() and 0 < len(text) <= MAX_QUERY:
+            return self.server.search(number, text, numbers["after"], numbers["until"])
         return None
-
-    def _refuse(self) -> None:
-        self.close_connection = True  # a body that is not read would be taken for a request
-        self._send(HTTPStatus.METHOD_NOT_ALLOWED, "text/plain", "only GET\n")
-
-    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_CONNECT = _refuse
 
     def _is_allowed(self, token: str) -> bool:
         """Return whether a request has the token and is meant for this machine.
@@ -208,17 +191,10 @@ class Handler(BaseHTTPRequestHandler):
         self.send_header("X-Frame-Options", "DENY")
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(content)
+        self.wfile.write(content)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Say nothing: a request holds the token."""
-
-
-def _number(query: dict[str, str], name: str) -> int | None:
-    """Return a number of a query: the place of a run, a step or a group; None if it is none."""
-    text = query.get(name, "")
-    return int(text) if text.isascii() and text.isdecimal() and len(text) < 10 else None
 
 
 def _version(folder: Path) -> str:

@@ -1,38 +1,35 @@
-"""The page of `grpo.report`: its parts, and the completions that fit into it."""
+"""The page of `grpo.report`: what it shows of a run, and the completions that fit into it."""
 
 import hashlib
 import html
 import json
+import math
 import re
 from base64 import b64encode
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, fields
+from itertools import accumulate, takewhile
 from pathlib import Path
 from typing import Any
 
 from data.files import write_whole
-from grpo.records import WHY, Group
+from data.text import escape_control
+from grpo.config import Config
+from grpo.ending import HeldOut, reach_verdict
+from grpo.records import WHY, Group, level_name
+from grpo.run.folders import checkpoint_folders, step_of
 from grpo.run.reader import RunData
-from grpo.tools.report.description import described, warnings_of
-from grpo.tools.report.samples import Shown, packed, pieces_of
+from grpo.show.lines import clock_time, counted, interval
+from grpo.tools.report.samples import Pieces, packed, pieces_of
+from grpo.variance import COLLAPSED
 
-# The folder of report.html and its parts.
+Record = Mapping[str, Any]
+
+# The folder of page.html and its parts.
 FOLDER = Path(__file__).parent
-SCRIPTS = (
-    "report_base.js",
-    "report_head.js",
-    "report_metrics.js",
-    "report_charts.js",
-    "report_plots.js",
-    "report_tables.js",
-    "report_samples.js",
-    "report_filter.js",
-    "report_words.js",
-    "report_search.js",
-    "report_live.js",
-    "report.js",
-)
-STYLES = ("report.css", "report_charts.css", "report_samples.css", "report_narrow.css")
+SCRIPTS = ("base.js", "charts.js", "samples.js", "page.js")
+STYLES = ("page.css", "samples.css")
 
 # The Content-Security-Policy of the page: no script but its own, and no network.
 POLICY = "default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
@@ -44,6 +41,31 @@ MEGABYTES = 3.0
 # with decisions and warnings may take.
 STEP_SHARE = 1 / 8
 NOTABLE_SHARE = 1 / 2
+
+# The most points of a curve. Of a longer run only every second, third ... step is shown.
+MAX_POINTS = 2000
+
+# The keys of an evaluation that the page uses.
+EVALUATION = ("step", "purpose", "level", "mean", "ci_low", "ci_high")
+
+# Learning begins where the running mean of this many steps has risen, for good, by this share of
+# its whole rise. A smaller rise than MIN_RISE is not told from noise.
+WINDOW = 3
+SHARE = 0.2
+MIN_RISE = 0.05
+
+# What the page says of each kind of verdict, and whether it is good news.
+KINDS = {
+    "learned": ("Learned", "good"),
+    "already solved": ("Already solved before training", "good"),
+    "not learned": ("Not learned", "bad"),
+    "too short to tell": ("Too short to tell", "open"),
+    "not measured": ("Not measured", "open"),
+    "collapsed": ("Collapsed", "bad"),
+    "got worse": ("Got worse", "bad"),
+    "no signal": ("No signal", "bad"),
+    "unfinished": ("No verdict yet", "open"),
+}
 
 
 def write_report(
@@ -63,12 +85,13 @@ def page(runs: Sequence[RunData], budget: int) -> str:
     """Return the page as HTML, with at most `budget` bytes of completions for each run."""
     samples = [kept_samples(run, budget) for run in runs]
     descriptions = [described(run, kept) for run, kept in zip(runs, samples)]
-    return assembled(descriptions, [joined(kept) for kept in samples], is_live=False)
+    blocks = [
+        "{" + ",".join(f'"{step}":{text}' for step, text in kept.items()) + "}" for kept in samples
+    ]
+    return assembled(descriptions, blocks, is_live=False)
 
 
-def assembled(
-    descriptions: Sequence[Mapping[str, Any]], samples: Sequence[str], *, is_live: bool
-) -> str:
+def assembled(descriptions: Sequence[Record], samples: Sequence[str], *, is_live: bool) -> str:
     """Return the page of runs, from their descriptions and their completions as JSON.
 
     A live page may ask its own server, and nobody else, for what is new.
@@ -77,14 +100,16 @@ def assembled(
 
     names = ", ".join(description["name"] for description in descriptions)
     values = {"runs": descriptions, "classes": WHY, "live": is_live}
-    blocks = [data_block("data", json.dumps(values, separators=(",", ":")))]
-    blocks += [data_block(f"samples-{number}", text) for number, text in enumerate(samples)]
+    blocks = [_data_block("data", json.dumps(values, separators=(",", ":")))]
+    blocks += [_data_block(f"samples-{number}", text) for number, text in enumerate(samples)]
 
     scripts = {
         "plotly": get_plotlyjs(),
         "script": "".join((FOLDER / name).read_text("utf-8") for name in SCRIPTS),
     }
-    hashes = " ".join(script_hash(script) for script in scripts.values())
+    # The page allows these scripts and no others.
+    digests = [hashlib.sha256(script.encode()).digest() for script in scripts.values()]
+    hashes = " ".join(f"'sha256-{b64encode(digest).decode()}'" for digest in digests)
     parts = {
         **scripts,
         "title": html.escape(f"{names} · report"),
@@ -94,31 +119,282 @@ def assembled(
     }
 
     # All parts are inserted in one pass, so that marks within a part stay as they are.
-    frame = (FOLDER / "report.html").read_text("utf-8")
+    frame = (FOLDER / "page.html").read_text("utf-8")
     return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], frame)
 
 
-def script_hash(script: str) -> str:
-    """Return what the page's Content-Security-Policy says to allow this script and no other."""
-    digest = hashlib.sha256(script.encode()).digest()
-    return f"'sha256-{b64encode(digest).decode()}'"
-
-
-def data_block(name: str, text: str) -> str:
+def _data_block(name: str, text: str) -> str:
     """Return JSON as an element of the page that is not executed.
 
     It contains no "<", so nothing in it can end the element.
     """
-    return f'<script type="application/json" id="{name}">{harmless_json(text)}</script>'
+    return f'<script type="application/json" id="{name}">{_harmless(text)}</script>'
 
 
-def harmless_json(text: str) -> str:
-    """Return JSON with each "<" escaped; it occurs in strings only.
-
-    >>> harmless_json('["</script>"]')
-    '["\\\\u003c/script>"]'
-    """
+def _harmless(text: str) -> str:
+    """Return JSON with each "<" escaped; it occurs in strings only."""
     return text.replace("<", "\\u003c")
+
+
+# ---- what the page shows of a run, except for its completions
+
+
+def described(run: RunData, kept: Iterable[int]) -> dict[str, Any]:
+    """Return the verdict, metrics, evaluations, decisions, warnings, checkpoints and settings.
+
+    The page has the completions of the steps in `kept`.
+    """
+    config = {name: value for name, value in run.config.items() if name != "facts"}
+    control = config.get("control") or "none"
+    every = max(1, math.ceil(len(run.metrics) / MAX_POINTS))
+    lines = run.metrics[::every]
+    seconds = accumulate(line.get("step_time") or 0.0 for line in run.metrics)
+    return _harmless_values(
+        {
+            "name": run.path.resolve().name,
+            "path": str(run.path),
+            "control": None if control == "none" else str(control),
+            "outcome": outcome(run),
+            "headline": headline(run),
+            "heldout": heldout(run),
+            # The curves, the time trained after each step, and how many steps the run has made.
+            "metrics": curves(lines),
+            "minutes": [value / 60 for value in seconds][::every],
+            "made": len(run.metrics),
+            # What happened, by step.
+            "evals": [{key: line.get(key) for key in EVALUATION} for line in run.evals],
+            "decisions": [
+                {key: line[key] for key in ("step", "kind", "from", "to", "why")}
+                for line in run.decisions
+            ],
+            "warnings": warnings_of(run.metrics),
+            "checkpoints": [step_of(path) for path in checkpoint_folders(run.path)],
+            # The settings, and which steps have completions.
+            "config": _listed(config),
+            "changed": changed_settings(config),
+            "facts": _listed(run.config.get("facts") or {}),
+            "stored": len(run.steps()),
+            "kept": sorted(kept),
+        }
+    )
+
+
+def _harmless_values(value: Any) -> Any:
+    """Return JSON values with texts escaped, and floats rounded to six significant digits."""
+    if isinstance(value, str):
+        return escape_control(value)
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {_harmless_values(key): _harmless_values(each) for key, each in value.items()}
+    return [_harmless_values(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def curves(lines: Sequence[Record]) -> dict[str, list[Any]]:
+    """Return the values of each metric that is a number, one for each line."""
+    names = dict.fromkeys(
+        name for line in lines for name, value in line.items() if isinstance(value, (int, float))
+    )
+    return {name: [line.get(name) for line in lines] for name in names}
+
+
+def headline(run: RunData) -> list[tuple[str, str]]:
+    """Return the facts at the head of the page, as (name, text)."""
+    config, facts = run.config, run.config.get("facts") or {}
+    unit = next((line.get("unit") or "" for line in run.evals), "")
+
+    model = config.get("model")
+    if config.get("start") not in (None, model):
+        model = f"{model}, started from {config['start']}"
+
+    last = run.metrics[-1] if run.metrics else {}
+    time = clock_time(sum(line.get("step_time") or 0 for line in run.metrics))
+    time += " h" if time.count(":") > 1 else " min"
+
+    hardware = facts.get("device", "unknown")
+    if facts.get("threads"):
+        hardware = f"{hardware}, {facts['threads']} threads"
+
+    return [
+        ("task", str(config.get("task"))),
+        ("level", f"{config.get('level', '')} {unit}".strip()),
+        ("model", str(model)),
+        ("reward", str(config.get("reward") or "the task's own reward")),
+        ("steps", f"{len(run.metrics):,}"),
+        ("tokens", f"{last.get('num_tokens', 0):,}"),
+        ("time", time),
+        ("hardware", str(hardware)),
+    ]
+
+
+def heldout(run: RunData) -> list[dict[str, Any]]:
+    """Return the first and the last reported score for each level and temperature.
+
+    Those of the run's own level come first.
+    """
+    series: dict[tuple, list[Record]] = {}
+    for line in run.reports:
+        series.setdefault((line["level"], line.get("temperature", 1.0)), []).append(line)
+
+    own_level = run.config.get("level")
+    found = []
+    for level, temperature in sorted(series, key=lambda key: (key[0] != own_level, key)):
+        lines = series[level, temperature]
+        last = lines[-1]
+        ends = [lines[0], last] if len(lines) > 1 else [last]
+        metric, at = last.get("metric"), level_name(level, last.get("unit") or "")
+        sampling = f"temperature {temperature:g}" if temperature else "greedy"
+        exact = " → ".join(f"{line['exact']:.2f}" for line in ends)
+        found.append(
+            {
+                "what": f"{metric or 'score'} at {at}".strip(),
+                "how": f"{counted(last)}, {sampling}",
+                "scores": [interval(line) for line in ends],
+                # An exact match is the score itself, so it is not repeated.
+                "exact": None if metric == "exact match" else exact,
+            }
+        )
+    return found
+
+
+def warnings_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
+    """Return the steps at which something went wrong, and what: a trap, collapsed groups, alarms.
+
+    What holds for several steps in a row is listed at the first of them.
+    """
+    found = []
+    before: set[str] = set()
+    for line in lines:
+        now = _troubles(line)
+        found += [{"step": line["step"], "why": why} for why in sorted(now - before)]
+        before = now
+    return found
+
+
+def _troubles(line: Record) -> set[str]:
+    """Return what went wrong at a step.
+
+    A trap counts if it has at least half of the completions, a collapse if at least half of the
+    groups collapsed.
+    """
+    troubles = {each for each in line.get("events", ()) if each.startswith("ALARM")}
+    for name, share in line.items():
+        if name.startswith("traps/") and (share or 0) >= 0.5:
+            trap = name.removeprefix("traps/")
+            troubles.add(f"at least half of the completions are in a trap: {trap}")
+
+    collapsed = sum(line.get(f"groups/class/{name}") or 0 for name in COLLAPSED)
+    if collapsed >= 0.5 * (line.get("groups/count") or math.inf):
+        troubles.add("at least half of the groups collapsed")
+    if line.get("stopped"):
+        troubles.add(f"stopped: {line['stopped']}")
+    return troubles
+
+
+def changed_settings(config: Record) -> list[str]:
+    """Return the names of the settings that are not at their default."""
+    defaults = {
+        field.name: field.default if field.default is not MISSING else {}
+        for field in fields(Config)
+    }
+    return [name for name, value in config.items() if name in defaults and value != defaults[name]]
+
+
+def _listed(values: Record) -> list[tuple[str, str]]:
+    """Return names and values as the page shows them, e.g. ("level", "25")."""
+    found = []
+    for name, value in values.items():
+        if value in (None, "", {}):
+            value = "–"
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        found.append((str(name), text))
+    return found
+
+
+# ---- the verdict
+
+
+def outcome(run: RunData) -> dict[str, Any]:
+    """Return the verdict: a title, a sentence, figures (name, text, step or None), and a command.
+
+    A run that is still training, or was interrupted, has no verdict line. Its figures are those of
+    the steps so far.
+    """
+    line = run.verdict or {}
+    kind = line.get("verdict", "unfinished")
+    title, tone = KINDS.get(kind, (kind, "open"))
+    return {
+        "title": title,
+        "tone": tone,
+        "text": _comparison(line),
+        "why": [line[name] for name in ("cause", "remedy") if line.get(name)],
+        "figures": _figures(run, line),
+        "next": str(line.get("next_command") or ""),
+    }
+
+
+def _comparison(line: Record) -> str:
+    """Return what reinforcement added to the held-out score, in words; "" if that is unknown."""
+    if line.get("difference") is None:
+        return ""
+    text = f"{line['difference']:+.3f} on held-out problems"
+    if line.get("low") is not None and line.get("high") is not None:
+        interval = f"95 % interval {line['low']:+.3f} to {line['high']:+.3f}"
+        text += f" ({interval}, n = {line.get('n')}, paired)"
+    if line.get("imitated") is not None:
+        text += f", of which imitation does not count: it had reached {line['imitated']:.3f}"
+    return text
+
+
+def _figures(run: RunData, line: Record) -> list[tuple[str, str, int | None]]:
+    """Return what the run did with its steps and tokens, and where it began to learn."""
+    counted = reach_verdict(0, HeldOut(), run.metrics, was_solved=False)
+    found: list[tuple[str, str, int | None]] = [
+        ("steps that updated the weights", f"{counted.updated} of {counted.steps}", None),
+        ("sampled tokens that taught nothing", f"{counted.untaught:.0%}", None),
+        ("completions truncated", f"{counted.truncated:.0%}", None),
+    ]
+    if counted.demonstrated:
+        shown = f"{counted.demonstrated:.0%} of the groups trained on"
+        found.append(("right answers shown", shown, None))
+
+    began = learning_began(run.metrics) if line.get("verdict") == "learned" else None
+    if began is not None:
+        found.append(("learning began", f"step {began}", began))
+    if line.get("solved_step") is not None:
+        found.append(("solved for good", f"step {line['solved_step']}", line["solved_step"]))
+    if line.get("mistake"):
+        found.append(("most common mistake", str(line["mistake"]), None))
+    if line.get("stopped"):
+        found.append(("stopped", str(line["stopped"]), None))
+    return found
+
+
+def learning_began(metrics: Sequence[Record]) -> int | None:
+    """Return the first step from which the score has risen for good; None if it does not rise.
+
+    It is looked for at the run's first level, because a step up to a harder level lowers the score.
+
+    >>> lines = [{"step": n + 1, "level": 1, "value": 0.0 if n < 9 else 1.0} for n in range(20)]
+    >>> learning_began(lines)
+    10
+    """
+    first = metrics[0].get("level") if metrics else None
+    lines = list(takewhile(lambda line: line.get("level") == first, metrics))
+    scores = [line["value"] for line in lines if line.get("value") is not None]
+    if len(scores) < max(len(lines), 2 * WINDOW):
+        return None
+
+    running = [sum(scores[at : at + WINDOW]) / WINDOW for at in range(len(scores) - WINDOW + 1)]
+    rise = max(running) - running[0]
+    if rise < MIN_RISE:
+        return None
+    low = [at for at, mean in enumerate(running) if mean < running[0] + SHARE * rise]
+    begins = low[-1] + WINDOW
+    return int(lines[begins]["step"]) if begins < len(lines) else None
+
+
+# ---- the completions that fit
 
 
 def kept_samples(run: RunData, budget: int) -> dict[int, str]:
@@ -127,7 +403,7 @@ def kept_samples(run: RunData, budget: int) -> dict[int, str]:
     Notable steps (with decisions and warnings) come first, then evenly spaced ones.
     """
     steps = run.steps()
-    shown = shown_of(run)
+    pieces = pieces_of(run.path)
 
     marked = {line["step"] for line in run.decisions if line["kind"] != "stay"}
     marked |= {line["step"] for line in warnings_of(run.metrics)}
@@ -141,7 +417,7 @@ def kept_samples(run: RunData, budget: int) -> dict[int, str]:
             step = wanted[place]
             if step in kept:
                 continue
-            text = packed_step(run.groups(step), shown, STEP_SHARE * budget)
+            text = packed_step(run.groups(step), run.config, pieces, STEP_SHARE * budget)
             if used + len(text) > most:
                 break
             kept[step] = text
@@ -149,26 +425,15 @@ def kept_samples(run: RunData, budget: int) -> dict[int, str]:
     return dict(sorted(kept.items()))
 
 
-def shown_of(run: RunData) -> Shown:
-    """Return what is known of a run when its completions are shown."""
-    config = run.config
-    return Shown(
-        str(config.get("task")),
-        config.get("reward"),
-        pieces_of(run.path),
-        control=config.get("control"),
-        truncated=config.get("truncated"),
-        task_options=config.get("task_options"),
-    )
-
-
-def packed_step(groups: Sequence[Group], shown: Shown, budget: float) -> str:
+def packed_step(
+    groups: Sequence[Group], config: Record, pieces: Pieces | None, budget: float = math.inf
+) -> str:
     """Return the groups of a step as JSON; evenly spaced ones, if `budget` bytes are too few."""
     chosen = {}
     used = 40  # the bytes around the groups
     for number in evenly_spaced(len(groups)):
-        values = packed(groups[number], number, shown)
-        text = harmless_json(json.dumps(values, separators=(",", ":")))
+        values = packed(groups[number], number, config, pieces)
+        text = _harmless(json.dumps(values, separators=(",", ":")))
         if used + len(text) + 1 > budget:
             break
         chosen[number] = text
@@ -194,8 +459,3 @@ def evenly_spaced(count: int) -> Iterator[int]:
             middle = (low + high) // 2
             yield middle
             gaps += [(low, middle), (middle, high)]
-
-
-def joined(samples: Mapping[int, str]) -> str:
-    """Return the samples (step -> JSON) as one JSON object."""
-    return "{" + ",".join(f'"{step}":{text}' for step, text in samples.items()) + "}"

@@ -1,14 +1,14 @@
-"""The groups of a step as compact JSON, for the page that shows them.
+"""The groups of a step as compact JSON, for the page that shows them; the search in them.
 
 Every text is escaped here (`data.text.escape_control`). Every completion is aligned with its target
 here, too, so that the page needs no aligner of its own. A text that several completions of a group
 share is stored once.
 """
 
+import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate, groupby
 from pathlib import Path
 from statistics import fmean
@@ -17,6 +17,7 @@ from typing import Any
 from align.words import split_words, word_ends
 from data.text import escape_control, printable
 from grpo.records import Completion, Group
+from grpo.run.reader import RunData
 from grpo.run.tokenizer import MOST_TOKENS, tokenizer_of
 from grpo.show.alignment import aligned, first_divergence
 from grpo.show.explain import reward_in_words
@@ -25,32 +26,26 @@ from grpo.show.group import summaries
 # The kinds of columns in run lengths.
 MARKS = {"match": "=", "plain": "=", "substitute": "x", "delete": "-", "insert": "+"}
 
+# An answer of the search covers whole steps. It ends after the step in which it has this many
+# matches, or has taken this many seconds; the page asks for the rest when it needs it.
+ENOUGH = 40
+SECONDS = 0.5
+
+# The characters that are shown of a text: before a match, and from its beginning.
+BEFORE = 40
+FROM = 60
+
 # Token ids -> the text that each token adds, None if it comes with a later one.
 Pieces = Callable[[Sequence[int]], list[str | None]]
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What is known of a run when its completions are shown, e.g. Shown("interleave", "prefix").
+def packed(
+    group: Group, number: int, config: Mapping[str, Any], pieces: Pieces | None
+) -> dict[str, Any]:
+    """Return group `number` of a step as JSON values; `config` is that of the run.
 
-    All fields but `pieces` are those of config.yaml. Without `pieces` there are no
-    log-probabilities of words and no chat template, because the run has no checkpoint with a
-    tokenizer.
-    """
-
-    task: str = ""
-    reward: str | None = None
-    pieces: Pieces | None = None
-    control: str | None = None
-    truncated: str | None = None
-    task_options: Any = None
-
-
-def packed(group: Group, number: int, shown: Shown) -> dict[str, Any]:
-    """Return group `number` of a step as JSON values.
-
-    It has the group's summary, "key" (of the problem), "view" (see `view_of`), "prompt", "around"
-    (what the chat template puts before and after it), "target" (words) and:
+    It has the group's summary, "view" (see `view_of`), "prompt", "around" (what the chat template
+    puts before and after it), "target" (words) and:
 
     - "texts": the distinct texts, each with "words", "formula" (how it earned its reward), "parts"
       of the score and, with pieces, "logprobs": one for each word, in hundredths of a nat. For the
@@ -58,11 +53,13 @@ def packed(group: Group, number: int, shown: Shown) -> dict[str, Any]:
       the others "breaks" (the words that begin a line) and "answer" (its words);
     - "rows": a list for each column, with an entry for each completion: the number of its text, its
       reward and so on.
+
+    Without `pieces` there are no log-probabilities of words and no chat template, because the run
+    has no checkpoint with a tokenizer.
     """
     view = view_of(group)
     firsts = first_samples(group)
     distinct = list(dict.fromkeys(firsts))
-    pieces = shown.pieces
 
     # The word that each token of a text belongs to.
     numbers = {
@@ -72,7 +69,7 @@ def packed(group: Group, number: int, shown: Shown) -> dict[str, Any]:
     texts = [
         {
             **_packed_text(group, sample, view, numbers[sample]),
-            "formula": _formula(group, sample, shown),
+            "formula": escape_control(reward_in_words(config, group, sample)),
         }
         for sample in distinct
     ]
@@ -87,10 +84,9 @@ def packed(group: Group, number: int, shown: Shown) -> dict[str, Any]:
     return {
         **summary,
         "group": number,
-        "key": escape_control(group.problem.key),
         "view": view,
         "prompt": printable(group.problem.prompt),
-        "around": _around(group, shown.pieces),
+        "around": _around(group, pieces),
         "target": escape_words(group.problem.target),
         "texts": texts,
         "rows": rows,
@@ -122,11 +118,6 @@ def view_of(group: Group) -> str:
     if "answer" in names:
         return "reasoning"
     return "alignment" if split_words(group.problem.target) else "plain"
-
-
-def _formula(group: Group, sample: int, shown: Shown) -> str:
-    """Return how a completion earned its reward."""
-    return escape_control(reward_in_words(vars(shown), group, sample))
 
 
 def _around(group: Group, pieces: Pieces | None) -> list[str] | None:
@@ -266,11 +257,6 @@ def pieces_of(run: Path) -> Pieces | None:
     return pieces
 
 
-def short(value: Any) -> Any:
-    """Return a float rounded to six significant digits, and anything else unchanged."""
-    return float(f"{value:.6g}") if isinstance(value, float) else value
-
-
 def rounded(value: Any) -> Any:
     """Return a float rounded to three decimals, as the page shows it; anything else unchanged.
 
@@ -282,9 +268,60 @@ def rounded(value: Any) -> Any:
 
 def _parts(parts: Mapping[str, Any]) -> dict[str, Any]:
     """Return the parts of a score that are not None, with texts escaped."""
-    shown = {}
-    for name, value in parts.items():
-        if value is not None:
-            is_number = isinstance(value, (int, float))
-            shown[escape_control(name)] = short(value) if is_number else escape_control(str(value))
-    return shown
+    return {
+        escape_control(name): rounded(value)
+        if isinstance(value, (int, float))
+        else escape_control(str(value))
+        for name, value in parts.items()
+        if value is not None
+    }
+
+
+# ---- the search of a live page, whose server answers it
+
+
+def search(run: RunData, query: str, after: int, until: int) -> dict[str, Any]:
+    """Return the matches in the steps from `after` + 1 to `until`, as far as the answer goes.
+
+    A text matches if it contains the query, in upper or lower case alike: the prompt of each group,
+    and each distinct text of its completions, with its words separated by single spaces. The page's
+    own scripts search the completions in a file by the same rule.
+
+    "finds" holds the matches in the order of the steps, "searched" is the last step that was
+    searched. The `query` is in lower case, with single spaces. Raises UserError if a file is
+    damaged.
+    """
+    end = time.monotonic() + SECONDS
+    finds: list[dict[str, Any]] = []
+    for step in run.steps():
+        if not after < step <= until:
+            continue
+        for number, group in enumerate(run.groups(step)):
+            finds += [{"step": step, "group": number, **find} for find in _finds(group, query)]
+        after = step
+        if len(finds) >= ENOUGH or time.monotonic() > end:
+            break
+    else:
+        after = until
+    return {"finds": finds, "searched": after}
+
+
+def _finds(group: Group, query: str) -> Iterator[dict[str, Any]]:
+    """Yield the matches in a group: its prompt (completion None), then completions."""
+    texts: dict[int | None, str] = {None: printable(group.problem.prompt)}
+    for sample in dict.fromkeys(first_samples(group)):
+        texts[sample] = escape_words(group.texts[sample])
+    for completion, text in texts.items():
+        if query in text.lower():
+            yield {"completion": completion, "text": excerpt(text, query)}
+
+
+def excerpt(text: str, query: str) -> str:
+    """Return the part of `text` around the first match of `query`.
+
+    >>> excerpt("one two three four five six seven eight nine ten eleven", "ten")
+    '… three four five six seven eight nine ten eleven'
+    """
+    at = text.lower().index(query)
+    start = max(0, at - BEFORE)
+    return ("… " if start else "") + text[start : at + FROM]

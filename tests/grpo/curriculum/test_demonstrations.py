@@ -27,8 +27,8 @@ from grpo.run.rollouts import groups_of, write_rollouts
 from grpo.run.trackers import histograms, samples
 from grpo.show.panel import sample_row
 from grpo.tools import inspect, train
-from grpo.tools.report.outcome import outcome
-from grpo.tools.report.samples import Shown, packed, pieces_of
+from grpo.tools.report.page import outcome
+from grpo.tools.report.samples import packed, pieces_of
 from grpo.trainer import has_right_targets, step_summary
 from grpo.variance import common_trap
 from tasks import audit
@@ -380,8 +380,7 @@ def test_a_run_says_what_it_was_shown_and_survives_a_kill(
     assert "100% of the groups trained on showed the right answer" in out
     run = load_run("runs/whole")
     assert run.verdict["demonstrated"] == 1.0
-    known = Shown("interleave", "prefix", pieces_of(run.path))
-    texts = packed(run.groups(1)[2], 2, known)["texts"]
+    texts = packed(run.groups(1)[2], 2, run.config, pieces_of(run.path))["texts"]
     assert "logprobs" in texts[0] and "logprobs" not in texts[-1]
     figures = outcome(load_run("runs/whole"))["figures"]
     assert ("right answers shown", "100% of the groups trained on", None) in figures

@@ -17,7 +17,6 @@ from grpo.run.reader import load_run
 from grpo.run.rollouts import file_of, write_rollouts
 from grpo.show.explain import advantage_in_words
 from grpo.tools import inspect
-from grpo.tools.report.page import shown_of
 from grpo.tools.report.samples import packed
 from tasks.base import Problem, Score
 
@@ -134,8 +133,8 @@ def test_weights_of_a_reward_are_multiplied_out(tmp_path, capsys):
         "1.250 = 0.5 × 1.000 words + 1 × 1.000 place − 0.25 × 1.000 late",
     ]
     assert [why(capsys, run, 1, 0, sample)["reward"] for sample in (0, 1)] == said
-    shown = shown_of(load_run(run))
-    assert [text["formula"] for text in packed(one, 0, shown)["texts"]] == said
+    texts = packed(one, 0, load_run(run).config, None)["texts"]
+    assert [text["formula"] for text in texts] == said
 
 
 def test_what_was_not_trained_on(tmp_path, capsys):

@@ -12,8 +12,6 @@ from grpo.run.logs import MetricsLog
 from grpo.run.rollouts import write_rollouts
 from grpo.tools.report import program as report
 
-pytestmark = pytest.mark.browser
-
 # axe-core is a package of npm: `npm pack axe-core`, and the path of its axe.min.js.
 AXE = os.environ.get("GRPO_AXE")
 
@@ -71,12 +69,6 @@ def test_a_step_without_an_update_is_a_gap(opened):
     )
 
 
-def test_the_band_stays_within_the_range_of_the_reward(opened):
-    opened.execute_script("RUNS[0].range = [0, 1]; drawCharts(); drawAll()")
-    edges = [trace["y"] for trace in traces(opened, "Reward") if trace["name"] == ""]
-    assert max(max(edge) for edge in edges) == 1 and min(min(edge) for edge in edges) == 0
-
-
 def test_a_change_of_level_is_marked(opened):
     layout = opened.execute_script("drawAll(); return CHARTS[0].plot.layout")
     assert [note["text"] for note in layout["annotations"]] == ["level 4", "level 5"]
@@ -96,20 +88,13 @@ def test_axes_smoothing_and_log_scale(opened):
     assert opened.execute_script("drawAll(); return CHARTS[0].plot.layout.yaxis.type") == "log"
 
 
-def test_charts_are_linked(opened):
-    opened.execute_script("showCross(3, CHARTS[0])")
-    crosses = opened.execute_script(
-        "return CHARTS.filter((one) => one.cross).map((one) => one.cross.hidden)"
-    )
-    assert crosses[0] is True and not any(crosses[1:])
+def test_charts_are_zoomed_together(opened):
     opened.execute_script(
         "Plotly.relayout(CHARTS[0].plot, {'xaxis.range[0]': 2, 'xaxis.range[1]': 5})"
     )
     wait(opened, lambda: opened.execute_script("return state.range?.join()") == "2,5")
     opened.execute_script("drawAll()")
-    ranges = opened.execute_script(
-        "return CHARTS.filter((one) => one.plot).map((one) => one.plot.layout.xaxis.range.join())"
-    )
+    ranges = opened.execute_script("return CHARTS.map((one) => one.plot.layout.xaxis.range.join())")
     assert set(ranges) == {"2,5"}
     opened.execute_script("document.getElementById('unzoom').click()")
     assert opened.execute_script("return state.range") is None
@@ -117,7 +102,7 @@ def test_charts_are_linked(opened):
 
 def test_charts_are_drawn_when_they_come_near(browser, url):
     open_page(browser, url)
-    drawn = "return CHARTS.filter((one) => one.plot).map((one) => !one.isStale)"
+    drawn = "return CHARTS.map((one) => !one.isStale)"
     wait(browser, lambda: browser.execute_script(drawn)[0])
     assert not all(browser.execute_script(drawn))
     browser.execute_script("document.getElementById('system').scrollIntoView()")
@@ -162,13 +147,7 @@ def test_a_completion_without_a_target_is_not_called_wrong(opened):
     open_page(opened, opened.current_url.partition("#")[0] + "#run=one&step=4&group=0&completion=0")
     assert texts(opened, ".row ins, .row del") == []
     assert "1.000, as the task scored it" in texts(opened, ".row .formula")[0]
-    assert texts(opened, ".row .pay b") == ["1.000", "0.062"]  # 0.0625, as Python rounds it
-
-
-def test_the_same_problem_in_other_places(opened):
-    opened.execute_script("document.getElementById('elsewhere').open = true")
-    wait(opened, lambda: texts(opened, ".places .find"))
-    assert any("two · step 1 · group 0" in text for text in texts(opened, ".places .find"))
+    assert texts(opened, ".row .pay b") == ["1.000", "0.062"]
 
 
 def test_a_match_in_a_prompt_opens_it(opened):
@@ -178,16 +157,11 @@ def test_a_match_in_a_prompt_opens_it(opened):
     assert texts(opened, "#prompt mark") == ["Do <b>it"]
 
 
-def test_charts_have_words_and_tables(opened):
+def test_charts_have_words(opened):
     label = opened.execute_script(
         "return CHARTS.find((one) => one.title === 'Loss').plot.getAttribute('aria-label')"
     )
     assert "Loss" in label and "from 0.5 to 0.5, lowest 0.5" in label
-    opened.execute_script(
-        "document.querySelectorAll('figure details').forEach((d) => d.open = true)"
-    )
-    wait(opened, lambda: len(texts(opened, "figure table")) == len(texts(opened, "figure")))
-    assert "40.40.4" in texts(opened, "figure tbody tr")[3]
     assert EVIL in texts(opened, "figure h3")
 
 
@@ -205,15 +179,6 @@ def test_the_data_are_exported(opened):
     ]
 
 
-def test_numbers_are_rounded_as_python_rounds(opened):
-    values = [0.0625, 0.1875, 4 / 21, 1.0005, -0.0625, 2.5, 1e-9, 0.5]
-    for digits in (0, 1, 2, 3):
-        shown = opened.execute_script(
-            "return arguments[0].map((value) => fixed(value, arguments[1]))", values, digits
-        )
-        assert shown == [f"{value:.{digits}f}" for value in values]
-
-
 def test_targets_are_large_enough_to_touch(opened):
     small = opened.execute_script(
         "return [...document.querySelectorAll('button, summary, select, input')]"
@@ -224,33 +189,14 @@ def test_targets_are_large_enough_to_touch(opened):
     assert small == []
 
 
-def test_paper_shows_whole_charts(opened):
-    opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
-    opened.execute_cdp_cmd(
-        "Emulation.setDeviceMetricsOverride",
-        {"width": 720, "height": 1000, "deviceScaleFactor": 1, "mobile": False},
-    )
-    try:
-        cut = opened.execute_script(
-            "return [...document.querySelectorAll('.plot')].filter((plot) => "
-            "plot.querySelector('.main-svg').getBoundingClientRect().right > "
-            "plot.parentElement.getBoundingClientRect().right + 1).length"
-        )
-        assert cut == 0
-    finally:
-        opened.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
-        opened.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
-
-
 @pytest.mark.skipif(not AXE, reason="GRPO_AXE does not name axe.min.js: npm pack axe-core")
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_axe_finds_nothing(opened, theme):
     opened.execute_script(
-        "document.documentElement.dataset.theme = arguments[0]; themeChanged();"
+        "setTheme(arguments[0] === 'dark');"
         "document.querySelectorAll('details').forEach((details) => { details.open = true; })",
         theme,
     )
-    wait(opened, lambda: texts(opened, "figure table"))
     opened.execute_script(Path(AXE).read_text())
     found = opened.execute_async_script(
         "const done = arguments[0];"

@@ -5,36 +5,36 @@ from report_runs import group
 
 from grpo.records import Completion, Group
 from grpo.tools.report import samples
-from grpo.tools.report.samples import Shown
 from tasks.base import Problem, Score
 
 
-def shown_by(pieces):
-    return Shown(pieces=lambda tokens: [pieces[token] for token in tokens])
+def packed(one, number=0, config=None, pieces=None):
+    """Pack a group; `pieces` maps tokens to texts."""
+    read = (lambda tokens: [pieces[token] for token in tokens]) if pieces else None
+    return samples.packed(one, number, config or {}, read)
 
 
 def test_a_group_packed():
-    packed = samples.packed(
-        group(("a x c d", 0.25), ("a b c d", 1.0), ("a x c d", 0.25), advantages=[-0.5, 1.0, -0.5]),
-        3,
-        Shown("t"),
+    one = group(
+        ("a x c d", 0.25), ("a b c d", 1.0), ("a x c d", 0.25), advantages=[-0.5, 1.0, -0.5]
     )
-    assert (packed["group"], packed["target"], packed["class"], packed["distinct"]) == (
+    found = packed(one, 3)
+    assert (found["group"], found["target"], found["class"], found["distinct"]) == (
         3,
         "a b c d",
         "varied",
         2,
     )
-    assert [(text["words"], text["ops"], text["divergence"]) for text in packed["texts"]] == [
+    assert [(text["words"], text["ops"], text["divergence"]) for text in found["texts"]] == [
         ("a x c d", "1=1x2=", "word 2: wrote 'x' for 'b'"),
         ("a b c d", "4=", ""),
     ]
     assert (
-        packed["rows"]["text"] == [0, 1, 0]
-        and packed["rows"]["advantage"] == [-0.5, 1.0, -0.5]
-        and packed["texts"][0]["parts"] == {"matches": 4}
+        found["rows"]["text"] == [0, 1, 0]
+        and found["rows"]["advantage"] == [-0.5, 1.0, -0.5]
+        and found["texts"][0]["parts"] == {"matches": 4}
     )
-    assert samples.packed(group(("a", 0.5)), 0, Shown())["rows"]["advantage"] == [None]
+    assert packed(group(("a", 0.5)))["rows"]["advantage"] == [None]
 
 
 @pytest.mark.parametrize(
@@ -48,15 +48,8 @@ def test_run_lengths(target, text, ops):
 def test_log_probabilities_and_credits_by_word():
     pieces = {1: " ow", 2: "l", 3: " ", 4: "“", 5: "it”", 6: None}
     numbers = samples.word_numbers([pieces[i] for i in (1, 2, 3, 6, 4, 5, 6)], " owl “it”")
-    assert numbers == [
-        0,
-        0,
-        1,
-        1,
-        1,
-        1,
-        2,
-    ]  # the blank and the first byte of the quotation mark belong to the word after them
+    # The blank and the first byte of the quotation mark belong to the word after them.
+    assert numbers == [0, 0, 1, 1, 1, 1, 2]
     assert samples.word_numbers([" ow"], " owl") is None
     one = Group(
         0,
@@ -67,8 +60,8 @@ def test_log_probabilities_and_credits_by_word():
         scores=[Score(0.5)],
         advantages=[[0.5, 0.25, 9.0]],
     )
-    packed = samples.packed(one, 0, shown_by(pieces))
-    assert packed["texts"][0]["logprobs"] == [-75] and packed["rows"]["credits"] == [
+    found = packed(one, pieces=pieces)
+    assert found["texts"][0]["logprobs"] == [-75] and found["rows"]["credits"] == [
         [0.375]
     ]  # -0.5 - 0.25; (0.5 + 0.25) / 2
     assert samples.by_word([1.0, 2.0], [0, 1], "a b") == [
@@ -107,8 +100,8 @@ def test_control_tokens_inside_a_text_are_words_of_it_and_the_last_one_is_not():
         [Completion((1, 2, 3, 9), (-0.5, -0.25, -0.125, -9.0), " owl<|pad|> saw", "stop")],
         scores=[Score(0.5)],
     )
-    packed = samples.packed(one, 0, shown_by(pieces))
-    assert packed["texts"][0]["logprobs"] == [-75, -12]  # -0.5 - 0.25; -0.125, rounded to even
+    found = packed(one, pieces=pieces)
+    assert found["texts"][0]["logprobs"] == [-75, -12]  # -0.5 - 0.25; -0.125, rounded to even
 
 
 def scored_group(target, *rows):
@@ -133,42 +126,42 @@ def test_a_group_is_shown_by_what_its_scores_hold(target, parts, view):
 
 
 def test_a_text_without_a_target_has_no_mistakes():
-    (text,) = samples.packed(scored_group("", ("one\ntwo three\n\nfour", {})), 0, Shown())["texts"]
+    (text,) = packed(scored_group("", ("one\ntwo three\n\nfour", {})))["texts"]
     assert "ops" not in text and "divergence" not in text
     assert text["breaks"] == [1, 3, 3] and text["answer"] is None
 
 
 def test_the_answer_that_was_read_is_marked():
     one = scored_group("Answer: 18", ("18 or\nso. Answer: **18**", {"answer": "18"}))
-    assert samples.packed(one, 0, Shown())["texts"][0]["answer"] == [4, 5]
+    assert packed(one)["texts"][0]["answer"] == [4, 5]
 
 
 def test_each_text_says_how_it_earned_its_reward():
     parts = {"reward/place": 0.1, "reward/all": 0.0}
-    packed = samples.packed(scored_group("", ("a", parts)), 0, Shown("data"))
-    assert packed["texts"][0]["formula"] == "0.100 = 0.100 place + 0.000 all"
+    found = packed(scored_group("", ("a", parts)), config={"task": "data"})
+    assert found["texts"][0]["formula"] == "0.100 = 0.100 place + 0.000 all"
 
 
 def test_the_rewards_of_a_control_experiment_have_no_formula():
-    shown = Shown("interleave", "prefix", control="shuffled-rewards")
-    packed = samples.packed(group(("a b", 0.25)), 0, shown)
-    assert "not earned" in packed["texts"][0]["formula"]
+    config = {"task": "interleave", "reward": "prefix", "control": "shuffled-rewards"}
+    found = packed(group(("a b", 0.25)), config=config)
+    assert "not earned" in found["texts"][0]["formula"]
 
 
 def test_a_text_that_a_judge_scored_in_two_ways_is_shown_twice():
-    packed = samples.packed(group(("a b", 0.25), ("a b", 0.5), ("a b", 0.25)), 0, Shown())
-    assert packed["rows"]["text"] == [0, 1, 0]
-    assert [text["formula"][:5] for text in packed["texts"]] == ["0.250", "0.500"]
+    found = packed(group(("a b", 0.25), ("a b", 0.5), ("a b", 0.25)))
+    assert found["rows"]["text"] == [0, 1, 0]
+    assert [text["formula"][:5] for text in found["texts"]] == ["0.250", "0.500"]
 
 
 def test_a_reward_is_rounded_once():
-    packed = samples.packed(group(("a", 4 / 21), ("b", 0.0625)), 0, Shown())
-    assert packed["rows"]["reward"] == [0.19, 0.062]  # not 0.191 by way of 0.1905
+    found = packed(group(("a", 4 / 21), ("b", 0.0625)))
+    assert found["rows"]["reward"] == [0.19, 0.062]  # not 0.191 by way of 0.1905
 
 
 def test_the_prompt_is_shown_within_its_template():
     one = group(("a", 0.5))
     prompt = one.problem.prompt
-    template = Shown(pieces=lambda tokens: [f"<|user|>{prompt}", "<|end|>"][: len(tokens)])
-    assert samples.packed(one, 0, template)["around"] == ["<|user|>", "<|end|>"]
-    assert samples.packed(one, 0, Shown(pieces=lambda tokens: ["other"]))["around"] is None
+    pieces = {1: f"<|user|>{prompt}", 2: "<|end|>", 7: "", 8: ""}
+    assert packed(one, pieces=pieces)["around"] == ["<|user|>", "<|end|>"]
+    assert packed(one, pieces={**pieces, 1: "other"})["around"] is None

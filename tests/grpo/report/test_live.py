@@ -6,6 +6,8 @@ import shutil
 import socket
 import struct
 import threading
+from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 from driven import assert_quiet, open_page, texts, wait
@@ -14,14 +16,15 @@ from report_runs import EVIL, STEPS, data_of, group, make_run, metrics_of
 
 from data.errors import UserError
 from grpo.run.logs import MetricsLog
+from grpo.run.reader import load_run
 from grpo.run.rollouts import write_rollouts
+from grpo.tools.report import live, samples
 from grpo.tools.report import program as report
 from grpo.tools.report.live import LiveServer
 
 # What the server answers of a run's completions.
 ANSWERS = (
     "samples?run=0&step=1",
-    "group?run=0&step=1&group=0",
     "search?run=0&after=0&until=9&query=owl",
 )
 
@@ -88,9 +91,9 @@ def test_tokens_are_random(run):
     assert len(tokens) == 3 and min(map(len, tokens)) >= 32
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "HEAD"])
+@pytest.mark.parametrize("method", ["POST", "PUT", "HEAD"])
 def test_only_get_is_answered(server, method):
-    assert ask(server, method=method)[0] == 405
+    assert ask(server, method=method)[0] == 501
 
 
 @pytest.mark.parametrize(
@@ -173,6 +176,94 @@ def test_mistakes_are_said_in_one_line(run, tmp_path, capsys):
     assert "writes no file" in capsys.readouterr().err
 
 
+# ---- the search
+
+# What is searched for, and what it finds in step 2: (group, completion; None: the prompt).
+MATCHES = {
+    "the owl": [(0, 0), (1, 1)],
+    "do <b>it</b>": [(0, None), (1, None)],
+    "straße": [(0, 1)],
+    "οδος": [(0, 1)],
+    "i̇stanbul": [(0, 1)],
+    "😀 été": [(1, 0)],
+    "\\u202e": [(1, 0)],
+    EVIL: [(1, 0)],
+    ".*": [],
+    "nowhere": [],
+}
+
+
+@pytest.fixture
+def searched(run):
+    """The run, with other texts in step 2."""
+    groups = [
+        group(("The  Owl\nsaw", 0.5), ("STRAßE ΟΔΟΣ İstanbul", 0.25), ("The  Owl\nsaw", 0.5)),
+        group((f"😀 été \u202e {EVIL}", 0.0), ("see the owl", 1.0)),
+    ]
+    write_rollouts(run / "rollouts" / "step-000002.jsonl.zst", groups, step=2)
+    return load_run(run)
+
+
+@pytest.mark.parametrize(("query", "places"), MATCHES.items())
+def test_upper_case_and_spaces_do_not_matter(searched, query, places):
+    finds = samples.search(searched, query, 0, STEPS)["finds"]
+    assert [(one["group"], one["completion"]) for one in finds if one["step"] == 2] == places
+
+
+def test_an_answer_of_the_search_ends_when_it_has_enough(searched, monkeypatch):
+    answer = samples.search(searched, "a b c d", 0, STEPS)
+    places = [(one["step"], one["group"], one["completion"]) for one in answer["finds"]]
+    assert places == [(step, number, 0) for step in (1, 3, 4, 5, 6) for number in (0, 1)]
+    assert answer["searched"] == STEPS
+    between = samples.search(searched, "a b c d", 3, 5)["finds"]
+    assert [one["step"] for one in between] == [4, 4, 5, 5]
+
+    monkeypatch.setattr(samples, "ENOUGH", 3)
+    answer = samples.search(searched, "a b c d", 0, STEPS)
+    assert answer["searched"] == 3 and len(answer["finds"]) == 4
+    monkeypatch.setattr(samples, "SECONDS", -1.0)
+    assert samples.search(searched, "nowhere", 1, STEPS) == {"finds": [], "searched": 2}
+    assert samples.search(searched, "nowhere", STEPS, STEPS + 4)["searched"] == STEPS + 4
+
+
+def test_an_excerpt_is_short():
+    text = "one " * 20_000 + "owl " + "two " * 20_000
+    assert samples.excerpt(text, "owl") == "… " + "one " * 10 + "owl " + "two " * 14
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        {"run": 1},
+        {"run": "-1"},
+        {"after": "x"},
+        {"until": "9" * 10},
+        {"query": ""},
+        {"query": "a" * (live.MAX_QUERY + 1)},
+    ],
+)
+def test_a_question_that_is_none_is_refused(server, question):
+    whole = {"run": 0, "query": "owl", "after": 0, "until": 9}
+    assert ask(server, f"search?{urlencode({**whole, **question})}")[0] == 404
+
+
+@pytest.mark.parametrize("query", ["\0", "\udcff", "(a+)+$" * 100, "../../etc", "a&run=1"])
+def test_a_hostile_query_finds_nothing(server, query):
+    text = query.encode("utf-8", "surrogateescape")
+    question = f"{urlencode({'run': 0, 'after': 0, 'until': 9})}&{urlencode({'query': text})}"
+    status, _, body = ask(server, f"search?{question}")
+    assert status == 200 and json.loads(body) == {"finds": [], "searched": 9}
+
+
+def test_damage_is_said(server, run):
+    (run / "rollouts" / "step-000004.jsonl.zst").write_bytes(b"damage")
+    status, _, body = ask(server, "search?run=0&after=0&until=6&query=nowhere")
+    assert status == 503 and "not a whole rollout file" in json.loads(body)["error"]
+
+
+# ---- in a browser
+
+
 @pytest.mark.browser
 def test_the_page_follows_the_run(browser, server, run):
     open_page(browser, server.url)
@@ -206,3 +297,57 @@ def test_the_page_says_that_it_is_no_longer_live(browser, server, run):
     wait(browser, lambda: "not live" in texts(browser, "#live")[0])
     assert "not a run" in texts(browser, "#live")[0]
     browser.get_log("browser")  # the refused request is on the console
+
+
+def set_field(browser, text):
+    browser.execute_script(
+        "const field = document.getElementById('search'); field.value = arguments[0];"
+        "field.dispatchEvent(new Event('input'))",
+        text,
+    )
+
+
+def found_on(browser, text):
+    """Return the matches on a page: all of them, and those of step 2 without excerpts."""
+    set_field(browser, text)
+    wait(browser, lambda: browser.execute_script("return hunt.after === lastStep(0)"))
+    finds = browser.execute_script("return hunt.finds")
+    return finds, [(one["group"], one["completion"]) for one in finds if one["step"] == 2]
+
+
+@pytest.mark.browser
+def test_a_file_and_a_live_page_find_the_same(browser, server, searched):
+    run = searched.path
+    assert report.main([str(run)]) == 0
+    found = {}
+    for name, url in (("file", Path(run / "report.html").as_uri()), ("live", server.url)):
+        open_page(browser, url)
+        found[name] = {query: found_on(browser, query) for query in MATCHES}
+        assert_quiet(browser, url)
+    assert {query: places for query, (_, places) in found["live"].items()} == MATCHES
+    assert found["live"] == found["file"]
+
+
+@pytest.mark.browser
+def test_a_match_in_a_step_that_was_not_opened_is_opened(browser, server, searched):
+    run = searched.path
+    open_page(browser, server.url)
+    browser.execute_script("window.alert = () => { window.alerted = true; }")
+    set_field(browser, EVIL)
+    wait(browser, lambda: texts(browser, "#found p") == [f"{STEPS} matches"])
+    assert texts(browser, ".find b")[1] == "step 2 · group 1 · completion 0"
+    browser.execute_script("document.querySelectorAll('.find')[1].click()")
+    wait(browser, lambda: texts(browser, "#step b") == ["Step 2"])
+    assert texts(browser, "#group h3")[0].startswith("Group 1")
+    assert "Completion 0" in texts(browser, ".row.here")[0] and EVIL in texts(browser, ".hit")[0]
+    assert browser.execute_script("return location.hash").endswith("step=2&group=1&completion=0")
+
+    # Steps that are written while the search is open are searched as well.
+    step = STEPS + 1
+    path = run / "rollouts" / f"step-{step:06d}.jsonl.zst"
+    write_rollouts(path, [group((f"again {EVIL}", 0.5))], step=step)
+    MetricsLog(run).append(metrics_of(step))
+    wait(browser, lambda: texts(browser, "#found p") == [f"{STEPS + 1} matches"])
+    assert texts(browser, ".find b")[-1] == f"step {step} · group 0 · completion 0"
+    assert texts(browser, "#step b") == ["Step 2"]
+    assert_quiet(browser, server.url)

@@ -112,10 +112,6 @@ def test_keyboard(opened):
     assert texts(opened, "#group h3")[0].startswith("Group 0") and texts(
         opened, ".row.here .pay b"
     ) == ["0.250"]
-    press(opened, "?")
-    assert opened.execute_script("return document.getElementById('help').open")
-    press(opened, Keys.ESCAPE)
-    assert not opened.execute_script("return document.getElementById('help').open")
 
 
 @pytest.mark.browser
