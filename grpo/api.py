@@ -28,8 +28,7 @@ from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import PromptFormat, template_arguments
 from grpo.records import Completion, StepReport
-from grpo.rollout.generate import generate
-from grpo.rollout.request import RolloutRequest
+from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.run.folders import HOME, check_output
 from grpo.run.opening import saved_options
@@ -117,7 +116,7 @@ def make_trainer(
     config, parts = load_parts(config, values)
     for text in (*warned, *notes_of(parts.task)):
         warnings.warn(text, stacklevel=2)
-    policy = load_policy(config.model, device=config.device, options=config.loading)
+    policy = load_policy(config.model, device=config.device, **config.loading)
     trainer = build_trainer(config, parts, policy)
 
     def warn_of_problems(report: StepReport) -> None:

@@ -24,7 +24,6 @@ import yaml
 
 from data.errors import Parser, UserError
 from data.files import load_yaml, read_yaml, write_whole
-from grpo.model.options import AdapterSettings, LoadOptions
 from grpo.model.prompts import (
     PromptFormat,
     format_of,
@@ -563,18 +562,16 @@ class Config:
         return promote_by, promote_at
 
     @property
-    def loading(self) -> LoadOptions:
-        """How the policy is loaded, besides its device."""
-        adapter = None
-        if self.lora_rank:
-            adapter = AdapterSettings(self.lora_rank, self.lora_alpha, self.seed)
-        return LoadOptions(
-            dtype=self.dtype,
-            adapter=adapter,
-            quantise=self.quantise,
-            start=self.start,
-            keep_reference=self.beta > 0,
-        )
+    def loading(self) -> dict[str, Any]:
+        """How the policy is loaded, besides its device: keywords of `load_policy`."""
+        return {
+            "dtype": self.dtype,
+            "lora_rank": self.lora_rank,
+            "seed": self.seed,
+            "quantise": self.quantise,
+            "start": self.start,
+            "keep_reference": self.beta > 0,
+        }
 
     def prompt_format(self, task: Task) -> PromptFormat:
         """Return how the prompts of the `task` are presented."""

@@ -11,12 +11,10 @@ from typing import Any
 from grpo.model.policy import Policy
 from grpo.records import Group
 from grpo.rollout.budget import budget_for, fitting, room_warning
-from grpo.rollout.generate import generate
-from grpo.rollout.request import RolloutRequest
+from grpo.rollout.generate import new_drafting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
-from grpo.rollout.speculative import AcceptanceModel
 from grpo.statistics import mean_interval, rate_interval
-from tasks.base import Problem, Task, declared_budget, draft_of, drafts_leave_data
+from tasks.base import Problem, Task, declared_budget
 from tasks.scoring import scores_of_groups, without_end
 from tasks.supply import DistinctProblems, family_size, first_distinct, patience, problem_stream
 
@@ -115,36 +113,22 @@ def evaluate(
     """
     sampling = settings.sampling
     groups: list[Group] = []
-    draft = draft_of(task)
-    drafting = AcceptanceModel(settings.draft)
+    drafting = new_drafting(policy, settings.draft)
 
     for start in range(0, len(problems), settings.batch):
         part = problems[start : start + settings.batch]
-        prompts = [policy.encode(problem) for problem in part]
         progress("sampling", start, len(problems))
-        with drafts_leave_data(task, part):
-            request = RolloutRequest(
-                prompts,
-                keys=[_keys(settings.seed, problem, settings.samples) for problem in part],
-                temperatures=[sampling.temperature] * len(part),
-                truncate=truncation(sampling.top_k, sampling.top_p),
-                guesses=[draft(problem) for problem in part] if draft else None,
-                budgets=budgets(policy, task, part, sampling),
-            )
-            answers = generate(policy, request, drafting)
-
-        found = [
-            Group(
-                start + i,
-                problem,
-                prompts[i],
-                sampling.temperature,
-                answers[i],
-                shots=policy.shots(problem),
-                opened=policy.opened(problem),
-            )
-            for i, problem in enumerate(part)
-        ]
+        found = sample_groups(
+            policy,
+            task,
+            part,
+            indices=range(start, start + len(part)),
+            keys=[_keys(settings.seed, problem, settings.samples) for problem in part],
+            temperatures=[sampling.temperature] * len(part),
+            budgets=budgets(policy, task, part, sampling),
+            truncate=truncation(sampling.top_k, sampling.top_p),
+            drafting=drafting,
+        )
         progress("scoring", start, len(problems))
         score_groups(task, found)
         groups += found

@@ -43,15 +43,11 @@ from grpo.learn.advantages import advantages, token_advantages
 from grpo.learn.loss import OwnLoss, load_loss
 from grpo.learn.optimizer import Optimizer, adamw, default_rate, lr_factor
 from grpo.learn.update import PARITY, FirstPass, UpdateMemory, UpdateSettings, imitate, update
-from grpo.model.context import text_config
-from grpo.model.memory import optimizer_bytes
 from grpo.model.policy import Policy
+from grpo.model.sizes import optimizer_bytes, text_config
 from grpo.records import Group, StepReport, StepSummary, first_tries, truncated_share
-from grpo.rollout.generate import generate
-from grpo.rollout.memory import rollout_memory
-from grpo.rollout.request import RolloutRequest
+from grpo.rollout.generate import new_drafting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
-from grpo.rollout.speculative import AcceptanceModel
 from grpo.stream import Indexed, ProblemStream
 from grpo.variance import COLLAPSED, ClassRule, VarianceMonitor, VarianceSettings
 from tasks.base import (
@@ -62,8 +58,6 @@ from tasks.base import (
     calling,
     compares,
     credits_of,
-    draft_of,
-    drafts_leave_data,
 )
 from tasks.scoring import range_of, scores_of
 from tasks.supply import Supply
@@ -234,8 +228,8 @@ class GroupRequest:
 class GroupSampler:
     """Samples a group of completions for each problem.
 
-    `truncate` is the truncation by top-k and top-p, which the loss shares. `draft` is the task's
-    guess at completions, None if it has none; `acceptance` decides how much is drafted.
+    `truncate` is the truncation by top-k and top-p, which the loss shares; `drafting` decides how
+    much is drafted.
     """
 
     def __init__(self, config: Config, task: Task, policy: Policy, stream: ProblemStream):
@@ -244,8 +238,7 @@ class GroupSampler:
         self.policy = policy
         self.stream = stream
         self.truncate = truncation(config.top_k, config.top_p)
-        self.draft = draft_of(task)
-        self.acceptance = AcceptanceModel(config.draft)
+        self.drafting = new_drafting(policy, config.draft)
 
     def sample(self, step: int, requests: Sequence[GroupRequest], attempt: int) -> list[Group]:
         """Return an unscored group for each request. `attempt` counts the tries, from 0."""
@@ -253,34 +246,20 @@ class GroupSampler:
             return []
 
         problems = [request.problem for request in requests]
-        prompts = [self.policy.encode(problem) for problem in problems]
-
-        with drafts_leave_data(self.task, problems):
-            rollout = RolloutRequest(
-                prompts,
-                keys=[self._keys(step, request.index, attempt) for request in requests],
-                temperatures=[request.temperature for request in requests],
-                budgets=[
-                    self.stream.budget(prompt, problem)
-                    for prompt, problem in zip(prompts, problems)
-                ],
-                truncate=self.truncate,
-                guesses=[self.draft(problem) for problem in problems] if self.draft else None,
-            )
-            completions = generate(self.policy, rollout, self.acceptance)
-        return [
-            Group(
-                request.index,
-                request.problem,
-                prompt,
-                request.temperature,
-                answers,
-                attempt,
-                shots=self.policy.shots(request.problem),
-                opened=self.policy.opened(request.problem),
-            )
-            for request, prompt, answers in zip(requests, prompts, completions)
-        ]
+        return sample_groups(
+            self.policy,
+            self.task,
+            problems,
+            indices=[request.index for request in requests],
+            keys=[self._keys(step, request.index, attempt) for request in requests],
+            temperatures=[request.temperature for request in requests],
+            budgets=[
+                self.stream.budget(self.policy.encode(problem), problem) for problem in problems
+            ],
+            truncate=self.truncate,
+            drafting=self.drafting,
+            attempt=attempt,
+        )
 
     def _keys(self, step: int, index: int, attempt: int) -> list[int]:
         """Return a key for each completion of a group: its random numbers follow from that."""
@@ -466,8 +445,8 @@ class Trainer:
 
         The groups are those of every try, discarded ones included.
         """
-        acceptance = self.sampler.acceptance
-        acceptance.begin()
+        drafting = self.sampler.drafting
+        drafting.begin()
         problems: list[Indexed] = []
         groups = self.current = []
         wanted = missing = self.config.dynamic_sampling or 0
@@ -481,7 +460,7 @@ class Trainer:
             if missing <= 0 or len(problems) >= MAX_BATCHES * self.prompts:
                 break
 
-        acceptance.take_mean(self.ranks.gather([acceptance.counts]))
+        drafting.take_mean(self.ranks.gather([drafting.counts]))
         return problems, groups
 
     def batches(self, missing: int, drawn: int) -> int:
@@ -644,7 +623,7 @@ class Trainer:
         self._number_worst_tokens(learned, groups)
         self.tokens += sum(group.tokens for group in groups)
         metrics = self.metrics(step, groups, learned, timer)
-        events = rollout_memory(self.policy).take_notes() + self.update_memory.take_notes()
+        events = self.policy.take_memory_notes() + self.update_memory.take_notes()
         # In a mixed data set every group counts, on a ladder those of its level.
         level = self.curriculum.level
         events += self.monitor.observe(groups, None if self.config.mixed else level)
@@ -684,7 +663,7 @@ class Trainer:
             **reward_metrics(first),
             **self.monitor.metrics(groups),
             **learned,
-            **self.sampler.acceptance.metrics(),
+            **self.sampler.drafting.metrics(),
             **self.stream.metrics(first, self.curriculum.level),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             **length_metrics(first),
@@ -774,7 +753,7 @@ class Trainer:
             "monitor": self.monitor.state_dict(),
             "progress": self.early_stop.state_dict(),
             "solved": self.solved_reason,
-            "drafting": self.sampler.acceptance.state_dict(),
+            "drafting": self.sampler.drafting.state_dict(),
             "imitation": self.imitation.to_json() if self.imitation else None,
         }
 
@@ -791,7 +770,7 @@ class Trainer:
         self.monitor.load_state_dict(state["monitor"])
         self.early_stop.load_state_dict(state["progress"])
         self.solved_reason = state["solved"]
-        self.sampler.acceptance.load_state_dict(state["drafting"])
+        self.sampler.drafting.load_state_dict(state["drafting"])
         if state["imitation"]:
             self.imitation = WarmStart(**state["imitation"])
 

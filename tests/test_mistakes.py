@@ -17,7 +17,7 @@ from small_runs import BY_PLACE, whole_run
 from grpo.tools import export, inspect, train
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.report import program as report_program
-from tasks import audit
+from tasks.audit import audit
 
 TOP = Path(__file__).resolve().parents[1]
 SMALL = (
@@ -135,9 +135,7 @@ def test_an_adapter_is_described_alike_in_each_process(run, tiny_model):
     for seed in ("1", "2"):  # two orders of a set
         code = (
             "from pathlib import Path; from grpo.model.load import load_policy\n"
-            "from grpo.model.options import AdapterSettings, LoadOptions\n"
-            "options = LoadOptions(adapter=AdapterSettings(rank=2))\n"
-            f"policy = load_policy({str(tiny_model)!r}, device='cpu', options=options)\n"
+            f"policy = load_policy({str(tiny_model)!r}, device='cpu', lora_rank=2)\n"
             f"policy.save(Path('adapter-{seed}'))"
         )
         environment = {"PYTHONHASHSEED": seed, "PYTHONPATH": str(TOP), "PATH": "/usr/bin"}

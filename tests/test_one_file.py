@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny_models import loading
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from updates import loss_and_gradients
 
@@ -73,9 +72,7 @@ def trained(sampler_and_groups):
     """The policy some updates later, as a plain model and as the trainer's policy."""
     sampler, _ = sampler_and_groups
     model = moved(sampler, seed=5, share=0.04)
-    policy = load_policy(
-        "builtin", device="cpu", options=loading(dtype="float32", keep_reference=True)
-    )
+    policy = load_policy("builtin", device="cpu", dtype="float32", keep_reference=True)
     policy.model.load_state_dict(model.state_dict())
     return model, policy
 

@@ -14,14 +14,12 @@ import pytest
 import torch
 from compare_runs import assert_same_run
 from peft import PeftModel
-from tiny_models import loading
 from transformers import AutoModelForCausalLM
 
 from grpo.learn.logprobs import Distribution, token_logprobs
-from grpo.model.endings import end_of_turn
+from grpo.model.encoding import end_of_turn
 from grpo.model.load import load_policy
-from grpo.rollout.generate import generate
-from grpo.rollout.request import RolloutRequest
+from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key
 from grpo.run.logs import read_metrics
 from grpo.run.session import Run
@@ -60,7 +58,7 @@ def plain_logprobs(model, prompt, completion) -> torch.Tensor:
 def test_log_probabilities_are_those_of_transformers():
     task = load_task("interleave")
     problems = [problem_at(task, seed=0, split="train", level=5, index=i) for i in range(3)]
-    policy = load_policy(MODEL, device="cpu", options=loading(dtype="float32"))
+    policy = load_policy(MODEL, device="cpu", dtype="float32")
     prompts = [policy.encode(problem.prompt) for problem in problems]
     keys = [[sample_key(i, j) for j in range(4)] for i in range(3)]
     start = time.perf_counter()
@@ -103,7 +101,7 @@ def test_log_probabilities_are_those_of_transformers():
 
 
 def test_the_chat_template_ends_answers_with_a_stop_token():
-    policy = load_policy(MODEL, device="cpu", options=loading(dtype="float32"))
+    policy = load_policy(MODEL, device="cpu", dtype="float32")
     assert policy.end in policy.stops
     assert end_of_turn(policy.tokenizer) in (policy.end, None)
 
@@ -152,7 +150,7 @@ def test_what_is_exported_is_the_checkpoint(whole, monkeypatch):
     assert export.main(["runs/whole", "merged"]) == 0
     assert export.main(["runs/whole", "adapter", "--adapter"]) == 0
     checkpoint = Path("runs/whole/checkpoints/step-000003")
-    policy = load_policy(MODEL, device="cpu", weights=checkpoint, options=loading(dtype="float32"))
+    policy = load_policy(MODEL, device="cpu", weights=checkpoint, dtype="float32")
     prompt, completion = policy.encode("Name three towns."), (500, 600, 700, policy.end)
 
     def logprobs(model):

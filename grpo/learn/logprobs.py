@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from grpo.model.matmul import bf16_matmul, linear_no_grad
+from grpo.model.forward import linear_no_grad
 
 # Hidden states (n, E) -> logits (n, V).
 Head = Callable[[Tensor], Tensor]
@@ -58,6 +58,7 @@ def token_logprobs(
     targets_N: Tensor,
     distribution: Distribution,
     *,
+    kernels: Any = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return log softmax(head(hidden) / temperature) at `targets_N`, and the entropy in nats, (N,)
@@ -68,7 +69,8 @@ def token_logprobs(
     is detached, unless it `has_entropy_gradient`. `head` acts on each token by itself, as a linear
     layer does, with LoRA or without.
 
-    `chunk` is a number of tokens; None: see `_chunk_size`.
+    `kernels` are those of the policy, for a GPU. `chunk` is a number of tokens; None: see
+    `_chunk_size`.
     """
     chunk = chunk or _chunk_size(hidden_NE, head)
     if distribution.truncate is not None or type(head) is not nn.Linear:
@@ -81,6 +83,7 @@ def token_logprobs(
         targets_N,
         distribution.temperature_N,
         chunk,
+        kernels,
         torch.is_grad_enabled(),
         distribution.has_entropy_gradient,
     )
@@ -137,6 +140,7 @@ class _LinearLogprobs(torch.autograd.Function):
         targets_N: Tensor,
         temperature_N: Tensor,
         chunk: int,
+        kernels: Any,
         is_learning: bool,
         has_entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
@@ -146,7 +150,7 @@ class _LinearLogprobs(torch.autograd.Function):
         logprobs_N, entropies_N, lse_N = (hidden_NE.new_empty(N, dtype=dtype) for _ in range(3))
 
         # A CPU keeps the probabilities for the backward pass; a GPU computes them again.
-        is_fused = hidden_NE.is_cuda and dtype == torch.float32
+        is_fused = kernels is not None and dtype == torch.float32
         is_kept = is_learning and not hidden_NE.is_cuda and N * V * dtype.itemsize <= KEPT
         probability_NV = hidden_NE.new_empty(N, V, dtype=dtype) if is_kept else None
 
@@ -156,7 +160,7 @@ class _LinearLogprobs(torch.autograd.Function):
 
             if is_fused:
                 outputs = (logprobs_N[part], entropies_N[part], lse_N[part])
-                _fused_logprobs(logits_nV, targets_n, temperature_n, outputs)
+                _fused_logprobs(kernels, logits_nV, targets_n, temperature_n, outputs)
                 continue
 
             logits_nV = logits_nV.to(dtype).div_(temperature_n[:, None])
@@ -177,6 +181,7 @@ class _LinearLogprobs(torch.autograd.Function):
             entropies_N if has_entropy_gradient else None,
         )
         ctx.chunk = chunk
+        ctx.kernels = kernels
         ctx.set_materialize_grads(False)
         if not has_entropy_gradient:
             ctx.mark_non_differentiable(entropies_N)
@@ -201,7 +206,9 @@ class _LinearLogprobs(torch.autograd.Function):
             # The gradient of the logits. The kernel knows none of the entropy.
             if lse_N is not None and dH_N is None:
                 d_logits_nV = linear_no_grad(hidden_nE, weight_VE, bias_V)  # still the logits
-                _fused_backward(d_logits_nV, targets_n, temperature_n, lse_N[part], d_n)
+                _fused_backward(
+                    ctx.kernels, d_logits_nV, targets_n, temperature_n, lse_N[part], d_n
+                )
             else:
                 if probability_NV is not None:
                     probability_nV = probability_NV[part]
@@ -223,14 +230,13 @@ class _LinearLogprobs(torch.autograd.Function):
                 d_logits_nV = d_logits_nV.to(hidden_nE.dtype)
 
             # The gradients of the linear layer: dX = dY W, and dW = dY' X summed over the chunks.
-            with bf16_matmul(d_logits_nV):
-                torch.mm(d_logits_nV, weight_VE, out=d_hidden_NE[part])
-                if d_weight_VE is not None:
-                    d_weight_VE.addmm_(d_logits_nV.t(), hidden_nE)
+            torch.mm(d_logits_nV, weight_VE, out=d_hidden_NE[part])
+            if d_weight_VE is not None:
+                d_weight_VE.addmm_(d_logits_nV.t(), hidden_nE)
             if d_bias_V is not None:
                 d_bias_V += d_logits_nV.sum(0)
 
-        return d_hidden_NE, d_weight_VE, d_bias_V, *5 * (None,)
+        return d_hidden_NE, d_weight_VE, d_bias_V, *6 * (None,)
 
 
 def _slices(N: int, chunk: int) -> list[slice]:
@@ -239,6 +245,7 @@ def _slices(N: int, chunk: int) -> list[slice]:
 
 
 def _fused_logprobs(
+    kernels: Any,
     logits_nV: Tensor,
     targets_n: Tensor,
     temperature_n: Tensor,
@@ -248,8 +255,6 @@ def _fused_logprobs(
 
     They go to the `outputs`, (n,) each.
     """
-    from grpo.model import kernels
-
     n, V = logits_nV.shape
     kernels.logprobs[(n,)](
         logits_nV,
@@ -263,11 +268,14 @@ def _fused_logprobs(
 
 
 def _fused_backward(
-    logits_nV: Tensor, targets_n: Tensor, temperature_n: Tensor, lse_n: Tensor, d_n: Tensor
+    kernels: Any,
+    logits_nV: Tensor,
+    targets_n: Tensor,
+    temperature_n: Tensor,
+    lse_n: Tensor,
+    d_n: Tensor,
 ) -> None:
     """Overwrite the logits of a chunk by their gradient, on the GPU."""
-    from grpo.model import kernels
-
     n, V = logits_nV.shape
     kernels.logprobs_backward[(n, -(-V // BLOCK))](
         logits_nV, targets_n, temperature_n, lse_n, d_n.contiguous(), V, BLOCK=BLOCK, num_warps=8

@@ -4,7 +4,7 @@ For each micro-batch: log-probabilities under the policy (and the reference), th
 gradient. Then one step of the optimizer. `imitate` is the same for right answers, by cross-entropy.
 
 Shapes: R rows (completions), T tokens of a row, M tokens of all rows without padding, U of them
-after leaving out what rows have in common (see `Packing.distinct`).
+after leaving out what rows have in common (see `Batch.distinct`).
 """
 
 import math
@@ -24,10 +24,9 @@ from grpo.learn.batch import MicroBatch, micro_batches
 from grpo.learn.logprobs import Distribution, Truncate, token_logprobs
 from grpo.learn.loss import LossInputs, LossSettings, kl_k3, step_loss, zero_padding
 from grpo.learn.optimizer import Optimizer
-from grpo.model.finite import check_step
-from grpo.model.matmul import low_precision_backward
-from grpo.model.packed_attention import Packing, PaddedBatch
+from grpo.model.forward import Batch
 from grpo.model.policy import Policy
+from grpo.model.weights import check_step
 from grpo.records import Group
 
 # How the names of metrics begin that compare the trainer's log-probabilities with the sampler's.
@@ -226,7 +225,7 @@ def completion_logprobs(
     policy: Policy,
     batch: MicroBatch,
     truncate: Truncate | None = None,
-    packing: Packing | PaddedBatch | None = None,
+    packing: Batch | None = None,
     has_entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies (nats) of the completions' tokens, (R, T) each, 0 at
@@ -248,6 +247,7 @@ def completion_logprobs(
         Distribution(
             packing.distinct(batch.temperatures_R[places_M // T]), truncate, has_entropy_gradient
         ),
+        kernels=policy.kernels,
     )
     logp_M, entropy_M = packing.of_tokens(logp_U), packing.of_tokens(entropy_U)
 
@@ -315,8 +315,7 @@ def _backward(
         importance_RT=importance_RT,
     )
     loss, sums = step_loss(inputs, settings, batch.sampled_R)
-    with low_precision_backward(policy.low_precision_backward):
-        optimizer.backward(loss)
+    optimizer.backward(loss)
     return _BackwardPass(batch, loss.detach(), sums, logp_RT.detach())
 
 
@@ -466,8 +465,7 @@ def imitate(
         ):
             logp_RT, _ = completion_logprobs(policy, batch)
             loss = -(batch.weights_R[:, None] * logp_RT).sum()
-            with low_precision_backward(policy.low_precision_backward):
-                optimizer.backward(loss)
+            optimizer.backward(loss)
             losses.append(loss.detach())
         grad_norm = optimizer.collect(max_grad_norm)
         if not optimizer.must_repeat(grad_norm):

@@ -1,46 +1,48 @@
-"""LoRA adapters (arXiv:2106.09685): a new one, or the one of a checkpoint."""
+"""LoRA adapters (arXiv:2106.09685): a new one, that of a checkpoint, and how either is saved."""
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from data.errors import UserError
 from data.files import kind_of, read_json
-from grpo.model.context import text_config
-from grpo.model.finite import check_names
-from grpo.model.interfaces import Model
-from grpo.model.options import AdapterSettings
+from grpo.model.forward import Model
+from grpo.model.sizes import text_config
+from grpo.model.weights import check_names
+
+ALPHA = 32  # an adapter adds ALPHA / rank times its product
 
 # The files of a whole model's weights.
 WHOLE_WEIGHTS = ("model*.safetensors", "pytorch_model*.bin")
 
 
-def adapter_of(settings: AdapterSettings, left_out: Sequence[str] = ()) -> LoraConfig:
+def adapter_of(rank: int, left_out: Sequence[str] = ()) -> LoraConfig:
     """Return the configuration of a new adapter: on all linear layers except the head.
 
     Those whose names are `left_out` get none.
     """
     return LoraConfig(
-        r=settings.rank,
-        lora_alpha=settings.alpha,  # type: ignore[arg-type]  # declared as int, used as a factor
+        r=rank,
+        lora_alpha=ALPHA,
         target_modules="all-linear",
         exclude_modules=list(left_out) or None,
         task_type="CAUSAL_LM",
     )
 
 
-def new_adapter(model: Model, settings: AdapterSettings) -> PeftModel:
+def new_adapter(model: Model, rank: int, seed: int) -> PeftModel:
     """Return `model` with a new adapter. Raises UserError if the model cannot have one."""
-    torch.manual_seed(settings.seed)  # the adapter's A is random
+    torch.manual_seed(seed)  # the adapter's A is random
     try:
-        return get_peft_model(model, adapter_of(settings, _beside_the_text(model)))
+        return get_peft_model(model, adapter_of(rank, _beside_the_text(model)))
     except ValueError as error:
         raise UserError(
-            f"--lora-rank {settings.rank}: {str(error).splitlines()[0]}; give --lora-rank 0"
+            f"--lora-rank {rank}: {str(error).splitlines()[0]}; give --lora-rank 0"
         ) from error
 
 
@@ -104,16 +106,6 @@ def merged(model: Model, folder: Path) -> Model:
     return whole.requires_grad_(True)
 
 
-def first_adapter(start: str) -> Path:
-    """Return the checkpoint whose adapter a run started from. Raises UserError if it is gone."""
-    if not kind_of(Path(start) / "adapter_config.json"):
-        raise UserError(
-            f"{start}: the adapter that the run started from is not there any more; put the "
-            "checkpoint back"
-        )
-    return Path(start)
-
-
 def load_adapter(model: Model, folder: Path) -> PeftModel:
     """Return `model` with the adapter of a checkpoint, to be trained further.
 
@@ -143,3 +135,16 @@ def load_adapter(model: Model, folder: Path) -> PeftModel:
     expected = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
     check_names(str(folder), "its adapter", missing=expected - found, unexpected=found - expected)
     return adapted
+
+
+def save_model(model: Model, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
+    """Write a model, or only its adapter if it has one; `tensors`, if given, replace its own."""
+    # `peft` writes sets in an order that changes from process to process.
+    for config in getattr(model, "peft_config", {}).values():
+        for name in ("target_modules", "exclude_modules"):
+            if isinstance(getattr(config, name), set):
+                setattr(config, name, sorted(getattr(config, name)))
+
+    # Embeddings are never trained with an adapter. Without this option `peft` asks the hub.
+    options = {"save_embedding_layers": False} if isinstance(model, PeftModel) else {}
+    model.save_pretrained(folder, state_dict=None if tensors is None else dict(tensors), **options)

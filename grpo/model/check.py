@@ -1,83 +1,106 @@
-"""Compare our forward passes with the unmodified model's, and choose the fastest that agrees.
+"""Compare a way to run a model with the unmodified model.
 
-A `transformers` model can run in three ways, called paths here; the fastest comes first:
+The name of an architecture does not tell which ways are right. So when a model is loaded, a few
+short sequences are run both by the model alone, one at a time and without padding, and in a
+micro-batch; `grpo.fast` compares its rollout as well. A model whose own forward pass disagrees
+depends on more than the tokens before, and is refused.
 
-- *fast*: our own forward pass (`model.llama`);
-- *shared*: the model's, with prompts shared between completions (`model.prefix_cache` in the
-  rollout, `model.packed_attention` in the update);
-- *plain*: the model's, with every token run again at each step (`model.fallback`).
-
-The name of an architecture does not tell which paths are right: some layers keep a state other than
-keys and values, and some attention functions take arguments that change the result. So when a model
-is loaded, each path runs a few short sequences, both as the rollout and as the update would run
-them. Its log-probabilities are compared with those of the model's own forward pass, with its own
-attention, one sequence at a time and without padding. If no path is right, the model is refused.
+Shapes: T tokens of a completion, N tokens of all completions, V vocabulary.
 """
 
-import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from data.errors import UserError
-from grpo.model.context import text_config
-from grpo.model.distance import distance, has_low_precision, tolerance
-from grpo.model.interfaces import Model
-from grpo.model.llama import build_fast_llama
-from grpo.model.prefix_cache import ATTENTION_NAME
-from grpo.model.probe import Probe, probe_of
-from grpo.model.probe_runs import attends_once, own_logprobs, rollout_logprobs, update_logprobs
-from grpo.model.runner import ForwardPath, Runner
-from grpo.model.unsupported import cause_of, refusal, unsupported_mechanism
+from data.text import shortened
+from grpo.model.forward import Model
+from grpo.model.sizes import text_config
 
-# In the order in which they are tried: the fastest first.
-PATHS: tuple[ForwardPath, ...] = get_args(ForwardPath)
+# The largest distance that is accepted in float32, in nats. In a model of 30 layers rounding comes
+# to 1e-5 at most, and a missing mechanism to 1e-3 or more (runs/LOG.md, 2026-11-23).
+FLOAT32_TOLERANCE = 1e-4
 
-# In a model of random weights rounding grows with depth and width. So a difference larger than
-# LOW_PRECISION_TOLERANCE is compared with the model's own rounding: the difference between two of
-# its attention implementations. It may be larger by this factor.
-OWN_ROUNDINGS = 2.0
-
-# A difference that is never accepted as rounding. Missing mechanisms come to 0.142 or more
-# (tests/support/tiny_architectures.py, in bfloat16).
-MISSING = 0.14
+# The largest relative distance that is accepted in bfloat16, float16 and quantised models. Rounding
+# comes to 0.03 in a trained model of 30 layers (SmolLM2), to 0.04 in a random one (the shape of
+# Llama-3.2-3B), and a missing mechanism to 0.142 or more (tests/support/tiny_architectures.py).
+LOW_PRECISION_TOLERANCE = 0.07
 
 # Standard deviation of the adapters' second matrices during the comparison. In bfloat16, an ignored
 # scale of 1/2 then makes a difference of 0.10 (SmolLM2), and rounding one of 0.03.
 ADAPTER_STD = 0.03
 
+CAPPED = (
+    "its logits are more than its output layer on its last hidden state (capped or transformed)"
+)
+
+# The settings of caps on the logits. A cap changes little as long as the logits are small, so the
+# comparison can miss it.
+CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+
 
 @dataclass(frozen=True)
-class _Expected:
-    """What a path is compared with."""
+class Probe:
+    """Token ids of the test sequences, and the unmodified model's log-probabilities.
 
-    probe: Probe
-    logprobs: list[Tensor]  # of the unmodified model, see `own_logprobs`
-    own_attention: str  # the name of the model's own attention implementation
+    There are two prompts of different lengths. Each has two completions that begin with the same
+    token. Of each completion `expected` (T + 1, V) predicts its tokens and what follows its end.
+    """
+
+    prompts: list[tuple[int, ...]]
+    completions: list[tuple[int, ...]]
+    expected: list[Tensor]
+
+
+def probe_tokens(vocabulary: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+    """Return prompts and completions of random tokens, the same at every call."""
+    generator = torch.Generator().manual_seed(25)
+
+    def random_tokens(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(vocabulary, (count,), generator=generator).tolist())
+
+    prompts = [random_tokens(11), random_tokens(6)]
+    completions = []
+    for lengths in ((8, 6), (4, 7)):
+        first = random_tokens(1)
+        completions += [first + random_tokens(length - 1) for length in lengths]
+    return prompts, completions
 
 
 @torch.no_grad()
-def choose_path(policy: Runner) -> None:
-    """Set `policy` to the fastest path that agrees with the model itself.
+def check_model(policy: Any) -> None:
+    """Set the factor `logit_scale` of a policy.
 
-    Raises UserError if none does; the message names the mechanism that is not supported.
+    Raises UserError if its micro-batches disagree with the model itself.
     """
     with probe_adapters(policy.causal):
-        _choose_path(policy)
+        probe = probe_of(policy)
+        try:
+            difference = update_distance(policy, policy.forward, probe)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # an architecture may raise anything
+            raise refusal(policy, f"it cannot be run on a batch ({cause_of(error)})") from error
+    if not difference <= tolerance(policy.causal):
+        raise refusal(
+            policy,
+            "a token's probabilities depend on more than the tokens before it: they differ by "
+            f"{difference:.1g} in a batch",
+        )
 
 
 @contextmanager
 def probe_adapters(model: Model) -> Iterator[None]:
-    """Give each LoRA adapter a small random second matrix (B) while the paths are compared.
+    """Give each LoRA adapter a small random second matrix (B) while ways are compared.
 
     In a new adapter B is 0, which would hide a mistake in the merging of adapters. In a trained
     one the difference can exceed the tolerance: it was 0.09 after 975 steps at a rate of 1e-3, in
-    bfloat16, and 0.44 between the two decoders after 1,300. So without this the path would depend
-    on the length of the training, and a resumed run could take another path than it began with.
+    bfloat16. So without this the way would depend on the length of the training, and a resumed run
+    could take another way than it began with.
     """
     adapters = [weight for name, weight in model.named_parameters() if ".lora_B." in name]
     kept = [weight.data for weight in adapters]
@@ -92,117 +115,141 @@ def probe_adapters(model: Model) -> Iterator[None]:
             weight.data = data
 
 
-def _choose_path(policy: Runner) -> None:
-    """Do the work of `choose_path`, after the adapters have been given values other than 0."""
-    model = policy.causal
-    own_attention = model.config._attn_implementation
-    if own_attention == ATTENTION_NAME:  # it was set for another policy
-        own_attention = "eager"
-        model.set_attn_implementation(own_attention)
+def probe_of(policy: Any) -> Probe:
+    """Return the test sequences with the unmodified model's log-probabilities.
 
-    probe = probe_of(model.get_input_embeddings().weight.shape[0])
-    expected = _Expected(probe, own_logprobs(policy, probe), own_attention)
-
-    problem = ""
-    for path in PATHS:
-        try:
-            if not _set_path(policy, path, own_attention):
-                continue
-            if path == "shared" and not attends_once(policy, probe):
-                continue
-            difference = _difference(policy, expected)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # an architecture may raise anything: try the next path
-            problem = f"it cannot be run this way ({cause_of(error)})"
-        else:
-            if _is_rounding(policy, path, difference, expected):
-                return
-            problem = f"its log-probabilities differ from ours by {difference:.1g}"
-
-        if path == "fast":
-            warnings.warn(
-                f"the fast forward pass disagrees with the model and is not used: {problem}",
-                stacklevel=3,
-            )
-    raise refusal(policy, unsupported_mechanism(policy, probe) or problem)
-
-
-def _is_rounding(policy: Runner, path: ForwardPath, difference: float, expected: _Expected) -> bool:
-    """Return whether rounding explains the `difference` between the policy's path and its model."""
-    model = policy.causal
-    if difference <= tolerance(model):
-        return True
-    if not (difference < MISSING and has_low_precision(model)):
-        return False
-
-    rounding = _own_rounding(policy, expected)
-    _set_path(policy, path, expected.own_attention)  # the comparison has changed it
-    return difference <= OWN_ROUNDINGS * rounding
-
-
-def _own_rounding(policy: Runner, expected: _Expected) -> float:
-    """Return how much another attention implementation of the model differs; 0 if it has none.
-
-    The model is left with the other implementation.
+    Sets the policy's `logit_scale`. Raises UserError if the model cannot be run on token ids, if
+    its logits are not finite, or if they are capped.
     """
-    scale = policy.logit_scale
+    model = policy.causal
+    prompts, completions = probe_tokens(model.get_input_embeddings().weight.shape[0])
+    seen: dict[str, Any] = {}
+
+    def see_hidden(module: nn.Module, inputs: Any, output: Any) -> None:
+        seen["hidden"] = getattr(output, "last_hidden_state", None)
+
+    def see_head(module: nn.Module, inputs: Any, output: Any) -> None:
+        seen["input"] = inputs[0]
+        seen["output"] = output
+
+    expected = []
+    hooks = []
     try:
-        is_eager = expected.own_attention == "eager"
-        policy.causal.set_attn_implementation("sdpa" if is_eager else "eager")
-        other = own_logprobs(policy, expected.probe)
-    except (ValueError, UserError):
-        return 0.0
+        hooks.append(policy.inner.register_forward_hook(see_hidden))
+        hooks.append(policy.head.register_forward_hook(see_head))
+        for c, completion in enumerate(completions):
+            prompt = prompts[c // 2]
+            tokens = torch.tensor([[*prompt, *completion]], device=policy.device)
+            logits = model(input_ids=tokens, use_cache=False).logits
+            expected.append(logprobs_of(logits[0, len(prompt) - 1 :]))
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise refusal(policy, f"it cannot be run on token ids alone ({cause_of(error)})") from error
     finally:
-        policy.logit_scale = scale
-    return distance(torch.cat(other), torch.cat(expected.logprobs), low_precision=True)
+        for hook in hooks:
+            hook.remove()
 
-
-def _set_path(policy: Runner, path: ForwardPath, own_attention: str) -> bool:
-    """Set `policy` to this path; return whether the model has it.
-
-    `own_attention` is the name of the model's own attention implementation.
-    """
-    model = policy.causal
-    policy.path = path
-    policy.fast_model = None
-
-    if path != "plain" and _needs_plain(model):
-        return False
-    if path == "plain":
-        with suppress(ValueError):  # a part of the model may support no other attention
-            model.set_attn_implementation(own_attention)
-        return True
-
-    model.set_attn_implementation(ATTENTION_NAME)
-    if path == "fast":
-        policy.fast_model = build_fast_llama(model)
-        return policy.fast_model is not None
-    return model.config._attn_implementation == ATTENTION_NAME
-
-
-def _needs_plain(model: Model) -> bool:
-    """Return whether the model has what the comparison cannot see, because it shows later.
-
-    - Layers without rotary embedding of Llama 4 scale queries by the index of a token in the
-      tensor, from `floor_scale` tokens on, instead of by its position.
-    - Modules that an adapter replaces (PEFT's `modules_to_save`) are like the model's own until
-      they have been trained. The fast path would use them for the reference, too.
-    """
+    if any(each.isnan().any() for each in expected):
+        raise UserError(
+            f"--model {policy.name}: its logits are not finite: the weights are damaged; give "
+            "those of an earlier checkpoint, or a fresh copy"
+        )
     config = text_config(model.config)
-    counts = getattr(config, "attn_temperature_tuning", False)
-    without_rotary = not all(getattr(config, "no_rope_layers", None) or [1])
-    replaces = any(type(module).__name__ == "ModulesToSaveWrapper" for module in model.modules())
-    return (bool(counts) and without_rotary) or replaces
+    if any(getattr(config, name, None) for name in CAPS):
+        raise refusal(policy, CAPPED)
+
+    # Some models scale the hidden state before the head, or the logits after it.
+    if seen.get("hidden") is not None and "input" in seen:
+        before = constant_factor(seen["input"], seen["hidden"], has_low_precision(model))
+        after = constant_factor(logits, seen["output"], has_low_precision(model))
+        if before is None or after is None:
+            raise refusal(policy, CAPPED)
+        policy.logit_scale = before * after
+    return Probe(prompts, completions, expected)
 
 
-def _difference(policy: Runner, expected: _Expected) -> float:
-    """Return the distance between the policy's log-probabilities and the model's.
+def update_distance(policy: Any, forward: Any, probe: Probe) -> float:
+    """Return the distance of a micro-batch's log-probabilities from those expected.
 
-    It is the larger of the rollout's and the update's.
+    All sequences are in the one micro-batch, as `forward` packs and predicts it.
     """
-    probe, logprobs = expected.probe, expected.logprobs
-    low_precision = has_low_precision(policy.causal)
-    in_rollout = distance(*rollout_logprobs(policy, probe, logprobs), low_precision)
-    in_update = distance(*update_logprobs(policy, probe, logprobs), low_precision)
-    return torch.tensor([in_rollout, in_update]).max().item()  # NaN if either is
+    batch = forward.pack(probe.prompts, probe.completions)
+    found = logprobs_of(policy.head(batch.of_tokens(forward.predict(batch))))
+    wanted = torch.cat([each[:-1] for each in probe.expected])
+    return distance(found, wanted, has_low_precision(policy.causal))
+
+
+def tolerance(model: Model) -> float:
+    """Return the largest `distance` between two ways to run `model` that rounding explains."""
+    return LOW_PRECISION_TOLERANCE if has_low_precision(model) else FLOAT32_TOLERANCE
+
+
+def has_low_precision(model: Model) -> bool:
+    """Return whether the model rounds more than float32 does."""
+    is_quantised = bool(getattr(model, "is_quantized", False))
+    return model.dtype not in (torch.float32, torch.float64) or is_quantised
+
+
+def logprobs_of(logits: Tensor) -> Tensor:
+    """Return the log-softmax of logits (..., V), in float32 at least."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
+
+
+def distance(found_NV: Tensor, expected_NV: Tensor, low_precision: bool) -> float:
+    """Return the distance between two sets of log-probabilities.
+
+    In float32 it is the mean absolute difference over the vocabulary, in nats, at the worst token.
+    In `low_precision` it is the mean absolute deviation of the differences over the vocabulary,
+    divided by that of the expected log-probabilities, at the median token: a single token may
+    differ by more, where rounding makes a router choose another expert.
+    """
+    difference_NV = found_NV - expected_NV
+
+    # An impossible token has -inf on both sides: no difference, where inf - inf would be NaN.
+    is_impossible_NV = expected_NV.isinf()
+    counts_NV = ~(is_impossible_NV & (found_NV == expected_NV))
+    if not low_precision:
+        return difference_NV.where(counts_NV, 0.0).abs().mean(-1).max().item()
+
+    # Rounding of the largest logit (from 16 on bfloat16 has only multiples of 1/8) moves the
+    # normaliser, and so all log-probabilities by the same amount. The deviation leaves that out.
+    deviation_N = _deviation(difference_NV, counts_NV)
+    return (deviation_N / _deviation(expected_NV, ~is_impossible_NV).mean()).median().item()
+
+
+def _deviation(x_NV: Tensor, counts_NV: Tensor) -> Tensor:
+    """Return the mean absolute deviation (N,) of the values that count from their mean."""
+    count_N1 = counts_NV.sum(-1, keepdim=True)
+    mean_N1 = x_NV.where(counts_NV, 0.0).sum(-1, keepdim=True) / count_N1
+    return ((x_NV - mean_N1).where(counts_NV, 0.0).abs().sum(-1, keepdim=True) / count_N1)[:, 0]
+
+
+def constant_factor(whole: Tensor, part: Tensor, low_precision: bool) -> float | None:
+    """Return the constant c with whole = c * part, or None if there is none."""
+    if whole is part:
+        return 1.0
+    if whole.shape != part.shape:
+        return None
+
+    # The least-squares solution.
+    whole, part = whole.double(), part.double()
+    factor = ((whole * part).sum() / part.square().sum()).item()
+    residual = (whole - factor * part).norm() / whole.norm()
+    if residual > (1e-2 if low_precision else 1e-5):
+        return None
+    return factor if abs(factor - 1) > 1e-3 else 1.0
+
+
+def refusal(policy: Any, reason: str) -> UserError:
+    """Return the error that refuses a model for this reason."""
+    return UserError(
+        f"--model {policy.name}: {type(policy.causal).__name__} is not supported: {reason}; give a "
+        "model of another architecture"
+    )
+
+
+def cause_of(error: Exception) -> str:
+    """Return the type and the first line of an error."""
+    lines = str(error).strip().splitlines() or [""]
+    return shortened(f"{type(error).__name__}: {lines[0]}", 300)

@@ -5,16 +5,13 @@ template alone. What stands in a turn is text, even "<|end|>". It is encoded as 
 it consists of, as the policy would have to write it.
 """
 
-import json
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import lru_cache
-from itertools import groupby, product
+from itertools import groupby
 from types import MappingProxyType
 from typing import Any, NamedTuple
-
-from tokenizers import Tokenizer as Backend
 
 from data.errors import UserError
 from data.text import shortened
@@ -41,21 +38,6 @@ TEMPLATE_FIX = (
 
 # What may come before a run of plain text, see `_plain_run`.
 ANCHORS = ("", "\n", "a", ".")
-
-# Texts that show how much longer a normaliser makes a text: ASCII, and all characters of two bytes
-# in UTF-16. Most letters of these become at most three (one for each byte).
-PROBES = (
-    "".join(map(chr, range(32, 127))),
-    "".join(map(chr, [*range(0xD800), *range(0xE000, 0x10000)])),
-)
-MOST_GROWTH = 10
-
-# A tokenizer without rules.
-EMPTY = {
-    "version": "1.0",
-    "added_tokens": [],
-    "model": {"type": "BPE", "vocab": {}, "merges": []},
-}
 
 # Characters for private use, which ordinary texts do not contain.
 MARKS = tuple(map(chr, range(0xE000, 0xE010)))
@@ -105,34 +87,6 @@ def encode(tokenizer: Tokenizer, text: str | list[str], **options: Any) -> Any:
             f"the model's tokenizer fails on it ({shortened(str(error), 200)}); correct "
             "tokenizer.json in the model's folder, or give another --model"
         ) from error
-
-
-def check_growth(tokenizer: Any, source: str) -> None:
-    """Raise UserError if the normaliser or decoder of a tokenizer makes texts many times as long.
-
-    They are programs of the model's makers. Their steps are run one by one, because a few that
-    double a letter would fill any memory.
-    """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    for kind, probe in product(("normalizer", "decoder"), PROBES):
-        text = probe
-        for step in _steps(getattr(backend, kind, None)):
-            rule = getattr(Backend.from_str(json.dumps(EMPTY | {kind: step})), kind)
-            text = rule.decode([text]) if kind == "decoder" else rule.normalize_str(text)
-            if len(text) > MOST_GROWTH * len(probe):
-                raise UserError(
-                    f"--model {source}: the {kind} in its tokenizer.json makes a text more than "
-                    f"{MOST_GROWTH} times as long; correct it, or give another model"
-                )
-
-
-def _steps(rule: Any) -> list[dict[str, Any]]:
-    """Return the steps of a normaliser or decoder as JSON; a sequence may hold sequences."""
-    steps = [json.loads(rule.__getstate__())] if rule else []
-    while any(step["type"] == "Sequence" for step in steps):
-        inner = [step.get("normalizers", step.get("decoders", [step])) for step in steps]
-        steps = [step for several in inner for step in several]
-    return steps
 
 
 def plain_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
@@ -320,3 +274,38 @@ def _plain_run(tokenizer: Tokenizer, run: str, like: str, like_ids: list[int]) -
         if same == before + like_ids and wanted[:n] == before:
             return wanted[n:]
     return plain_tokens(tokenizer, [run])[0]
+
+
+# Which token ends an answer. A model's files declare its end tokens, and its chat template shows
+# one: the control token that it writes after an assistant's turn. The two may differ. Base models
+# with a chat template declare the end of a document, and the GGUF reader of `transformers` takes
+# the first token of a turn for the last one. The template is right: the model was trained on it.
+
+QUESTION = "Which?"
+ANSWER = "This"  # one plain word, which no template changes
+
+
+def end_of_turn(tokenizer: Tokenizer) -> int | None:
+    """Return the token that the chat template writes after an assistant's answer.
+
+    It is a token that was added to the vocabulary, "special" or not. Returns None if there is no
+    template, if it takes no assistant's turn, or if plain text follows the answer.
+    """
+    added = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    if not tokenizer.chat_template or not added:
+        return None
+
+    turns = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+    except Exception:  # the template may raise anything
+        return None
+
+    _, answer, rest = text.rpartition(ANSWER)
+    found = one_of(added).match(rest.lstrip()) if answer else None
+    return tokenizer.convert_tokens_to_ids(found[0]) if found else None
+
+
+def name_of(tokenizer: Tokenizer, token: int | None) -> str:
+    """Return a token as messages show it, e.g. "<|im_end|>"."""
+    return "no token" if token is None else str(tokenizer.convert_ids_to_tokens(token))

@@ -5,11 +5,9 @@ and checkpoints of them.
 import copy
 import re
 import socket
-import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,23 +32,27 @@ from data.errors import UserError, needs
 from data.files import kind_of
 from data.text import shortened, shown
 from grpo.model import gguf
-from grpo.model.adapter import (
-    first_adapter,
-    is_adapter,
-    layers_of,
-    load_adapter,
-    merged,
-    new_adapter,
-)
-from grpo.model.encoding import Tokenizer, check_growth, encode
-from grpo.model.files import TOKENIZERS, check_files, why_unreadable
-from grpo.model.finite import check_loaded, check_names
-from grpo.model.gguf_vocabulary import correct_vocabulary
-from grpo.model.interfaces import Model
-from grpo.model.matmul import has_fast_bf16_matmul
-from grpo.model.options import LoadOptions
+from grpo.model.adapter import is_adapter, layers_of, load_adapter, merged, new_adapter
+from grpo.model.encoding import Tokenizer, encode
+from grpo.model.forward import Model
 from grpo.model.policy import Policy
-from grpo.model.precision import TEXT, default_dtype, fits_float16
+from grpo.model.weights import (
+    TEXT,
+    TOKENIZERS,
+    check_files,
+    check_loaded,
+    check_names,
+    default_dtype,
+    fits_float16,
+    why_unreadable,
+)
+
+try:
+    from grpo.fast.accelerate import accelerate
+except ModuleNotFoundError as missing:  # `grpo/fast/` may be deleted: all else runs without it
+    if missing.name not in ("grpo.fast", "grpo.fast.accelerate"):
+        raise
+    accelerate = None  # type: ignore[assignment]
 
 # A model's files are data: none of them is executed or unpickled.
 SAFE_FILES = {"trust_remote_code": False, "use_safetensors": True}
@@ -61,125 +63,109 @@ BITS_OPTIONS: dict[str, dict[str, Any] | None] = {
     "int8": dict(load_in_8bit=True),
     "nf4": dict(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True),
 }
-# More than any model has; a wrong number would be built for hours.
-MAX_LAYERS = 2_000
-
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 KINDS_OF_MODELS = "give builtin, a directory in Hugging Face layout, a GGUF file, or a hub id"
 BUILTIN = Path(__file__).resolve().parents[2] / "data" / "base_model"
 
-# While `transformers` loads a model, it patches torch and changes the default precision.
-_LOCK = threading.RLock()
 
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Within this context, other threads wait to enter it."""
-    with _LOCK:
-        yield
-
-
-@_one_thread()
 def load_policy(
     spec: str,
     *,
     device: str = "auto",
     weights: Path | None = None,
-    options: LoadOptions | None = None,
+    dtype: str = "auto",
+    lora_rank: int = 0,
+    seed: int = 0,
+    quantise: str = "none",
+    start: str | None = None,
+    keep_reference: bool = False,
 ) -> Policy:
     """Return the policy of `spec`: "builtin", a directory, a GGUF file, or a hub id.
 
-    `weights` is a checkpoint to continue: an adapter on top of `spec`, or a whole model. Raises
-    UserError if the policy cannot be loaded.
+    - `weights`: a checkpoint to continue: an adapter on top of `spec`, or a whole model;
+    - `dtype`: torch's name of the precision; auto: see `dtype_on`;
+    - `lora_rank`: that of a new adapter, whose random weights follow from `seed`; 0: none, for full
+      fine-tuning and for weights that have an adapter already;
+    - `quantise` (with LoRA): one of BITS_OPTIONS;
+    - `start`: the checkpoint from which the run started, if that holds an adapter on top of `spec`;
+    - `keep_reference`: keep the policy as it was at the start, for the KL term.
+
+    Raises UserError if the policy cannot be loaded.
     """
-    options = options or LoadOptions()
     _configure_libraries()
     device = _device(device)
 
-    files = _find_files(spec, weights, options.start, options.keep_reference)
-    is_lora = bool(options.adapter or files.adapter)
-    _check_quantise(options.quantise, device, files.source)
-    model, tokenizer, notes = _load_base(files, spec, device, options)
+    # A run that started from an adapter needs it to begin with, and as its reference.
+    first = None
+    if start not in (None, spec) and (weights is None or keep_reference):
+        first = Path(start)
+        if not kind_of(first / "adapter_config.json"):
+            raise UserError(
+                f"{first}: the adapter that the run started from is not there any more; put the "
+                "checkpoint back"
+            )
+    source, name, adapter = _weights(spec, weights or first)
+    is_lora = bool(lora_rank or adapter)
+    is_whole_checkpoint = source == str(weights)
+
+    _check_quantise(quantise, device, source)
+    if dtype != "auto":
+        precision = getattr(torch, dtype)
+    else:
+        precision = dtype_on(device, spec, source, is_lora, is_whole_checkpoint)
+    model = _load_model(source, device, precision, quantise)
+    tokenizer, notes = _read_tokenizer(source)
+    if is_adapter(Path(source)):
+        base, _ = layers_of(source)
+        notes.append(f"{name}: an adapter; it is merged into its base model, {base}")
+
+    is_chosen = dtype == "auto" and precision == torch.float16 and not is_whole_checkpoint
+    if is_chosen and not fits_float16(model, encode(tokenizer, TEXT).input_ids):
+        del model
+        model = _load_model(source, device, torch.bfloat16, quantise)
+        notes.append(f"{name}: its hidden states are too large for float16; in bfloat16 now")
+    check_loaded(dict(model.named_parameters()), name)
 
     # The reference is the policy as it was at the start, which need not be its base.
     frozen = None
-    if options.keep_reference and not is_lora:
+    if keep_reference and not is_lora:
         is_new = weights is None
         frozen = copy.deepcopy(model) if is_new else _load_model(resolve(spec), device, model.dtype)
-    elif options.keep_reference and files.start_adapter:
-        frozen = load_adapter(copy.deepcopy(model), files.start_adapter)
+    elif keep_reference and first:
+        frozen = load_adapter(copy.deepcopy(model), first)
 
-    if files.adapter:
-        model = load_adapter(model, files.adapter)
-        check_loaded(dict(model.named_parameters()), str(files.adapter))
-    elif options.adapter:
-        model = new_adapter(model, options.adapter)
+    if adapter:
+        model = load_adapter(model, adapter)
+        check_loaded(dict(model.named_parameters()), str(adapter))
+    elif lora_rank:
+        model = new_adapter(model, lora_rank, seed)
 
-    policy = Policy(
-        model,
-        tokenizer,
-        name=spec,
-        frozen=frozen,
-        low_precision_backward=options.dtype == "auto" and has_fast_bf16_matmul(),
-    )
+    reference = None
+    if frozen is not None:
+        reference = _accelerated(Policy(frozen.requires_grad_(False), tokenizer, name=spec))
+    policy = _accelerated(Policy(model, tokenizer, name=spec, frozen=reference))
     policy.notes = notes + policy.notes
     return policy
 
 
-@dataclass(frozen=True)
-class _Files:
-    """Where a policy's weights are."""
-
-    source: str  # the whole model: a directory, a GGUF file or a hub id
-    name: str  # what messages call it
-    adapter: Path | None  # the adapter on top of it
-    start_adapter: Path | None  # the adapter from which training started, if it is needed
-    is_continued: bool = False  # `source` is a checkpoint of a run that trained all weights
+def _accelerated(policy: Policy) -> Policy:
+    """Return the policy with the fastest forward pass and decoder that agree with its model."""
+    if accelerate is not None:
+        accelerate(policy)
+    return policy
 
 
-def _find_files(spec: str, weights: Path | None, start: str | None, keep_reference: bool) -> _Files:
-    """Return where the weights are that `load_policy` is asked for.
+def _weights(spec: str, weights: Path | None) -> tuple[str, str, Path | None]:
+    """Return where the whole model is, what messages call it, and the adapter on top of it.
 
     Raises UserError if they are not there.
     """
-    # A run that started from an adapter needs it to begin with, and as its reference.
-    start_adapter = None
-    if start is not None and start != spec and (weights is None or keep_reference):
-        start_adapter = first_adapter(start)
-
-    weights = weights or start_adapter
     if weights is None:
-        return _Files(resolve(spec), f"--model {spec}", None, None)
+        return resolve(spec), f"--model {spec}", None
     if (weights / "adapter_config.json").exists():
-        return _Files(resolve(spec), f"--model {spec}", weights, start_adapter)
+        return resolve(spec), f"--model {spec}", weights
     check_files(weights)
-    return _Files(str(weights), str(weights), None, start_adapter, is_continued=True)
-
-
-def _load_base(
-    files: _Files, spec: str, device: str, options: LoadOptions
-) -> tuple[Model, Tokenizer, list[str]]:
-    """Return the whole model without an adapter, its tokenizer, and warnings about them."""
-    is_automatic = options.dtype == "auto"
-    if is_automatic:
-        is_lora = bool(options.adapter or files.adapter)
-        dtype = dtype_on(device, spec, files.source, is_lora, files.is_continued)
-    else:
-        dtype = getattr(torch, options.dtype)
-
-    model = _load_model(files.source, device, dtype, options.quantise)
-    tokenizer, notes = _read_tokenizer(files.source)
-    if is_adapter(Path(files.source)):
-        base, _ = layers_of(files.source)
-        notes.append(f"{files.name}: an adapter; it is merged into its base model, {base}")
-
-    is_asked = is_automatic and dtype == torch.float16 and not files.is_continued
-    if is_asked and not fits_float16(model, encode(tokenizer, TEXT).input_ids):
-        del model
-        model = _load_model(files.source, device, torch.bfloat16, options.quantise)
-        notes.append(f"{files.name}: its hidden states are too large for float16; in bfloat16 now")
-    check_loaded(dict(model.named_parameters()), files.name)
-    return model, tokenizer, notes
+    return str(weights), str(weights), None
 
 
 def _configure_libraries() -> None:
@@ -232,7 +218,7 @@ def dtype_on(
 ) -> torch.dtype:
     """Return the default precision of a model: `source`, which the user named `spec`.
 
-    float32 on a CPU; on a GPU see `grpo.model.precision.default_dtype`. Whether the model fits
+    float32 on a CPU; on a GPU see `grpo.model.weights.default_dtype`. Whether the model fits
     float16 is not known yet.
     """
     if not device.startswith("cuda"):
@@ -340,8 +326,6 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
     source, adapters = _layers(source)
     place, options = gguf.place_of(source)
     extra = gguf.dequantised() if options else _quantisation(quantise, dtype)
-    if kind_of(source) == "folder":
-        _check_layers(source)
     with _loading(source):
         try:
             loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -385,12 +369,6 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
     return model.eval()
 
 
-def _check_layers(source: str) -> None:
-    layers = getattr(load_shape(source), "num_hidden_layers", 0) or 0
-    if layers > MAX_LAYERS:
-        raise UserError(f"--model {source}: its config.json asks for {layers:,} layers")
-
-
 def _check_kind(source: str) -> None:
     """Raise UserError unless `transformers` has a causal language model of this architecture."""
     config = load_shape(source)
@@ -415,7 +393,6 @@ def _quantisation(name: str, dtype: torch.dtype) -> dict[str, BitsAndBytesConfig
     return {"quantization_config": BitsAndBytesConfig(bnb_4bit_compute_dtype=dtype, **options)}
 
 
-@_one_thread()
 def load_shape(spec: str) -> Any:
     """Return the model's configuration, without its weights.
 
@@ -427,7 +404,6 @@ def load_shape(spec: str) -> Any:
         return AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
 
 
-@_one_thread()
 def load_tokenizer(spec: str) -> Tokenizer:
     """Return the tokenizer of a model. Raises UserError if it cannot be loaded."""
     return _read_tokenizer(resolve(spec))[0]
@@ -442,10 +418,9 @@ def _read_tokenizer(source: str) -> tuple[Tokenizer, list[str]]:
     place, options = gguf.place_of(source)
     with _loading(source):
         tokenizer: Any = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
-        check_growth(tokenizer, source)
         notes: list[str] = []
         if options:
-            tokenizer, note = correct_vocabulary(tokenizer, source)
+            tokenizer, note = gguf.correct_vocabulary(tokenizer, source)
             notes = list(filter(None, (note, gguf.correct_end(tokenizer, source))))
     if isinstance(tokenizer.chat_template, dict):  # several, by name
         if "default" not in tokenizer.chat_template:

@@ -1,16 +1,13 @@
 """The policy: a causal language model, its tokenizer, its LoRA adapter if it has one, and the
 reference.
 
-The trainer uses a model through these calls:
-
-- rollout: `prefill` runs the prompts, each once; `extend` runs the tokens that follow them;
-- update: `pack` arranges prompts and completions; `predict` runs them all at once;
-- both: `head` and `logits` turn hidden states into logits;
-- KL: `reference` gives the model as it was at the start.
+`ForwardPass` and `Decoder` are how an update and a rollout run the model. Here they are the plain
+ones; `grpo.model.load` puts those of `grpo.fast` in their place.
 """
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,28 +17,28 @@ from peft import PeftModel
 from torch import Tensor
 
 from data.errors import UserError
-from grpo.model.check import choose_path
-from grpo.model.context import context_of
+from grpo.model.adapter import save_model
+from grpo.model.check import check_model
 from grpo.model.encoding import (
     Tokenizer,
+    end_of_turn,
+    name_of,
     plain_tokens,
     prompt_tokens,
     target_length,
     text_of,
 )
-from grpo.model.endings import end_of_turn, name_of
-from grpo.model.fallback import FallbackCache
-from grpo.model.gradient_checkpointing import checkpoint_layers
-from grpo.model.interfaces import Model, RolloutCache, SharedAttention
-from grpo.model.llama import FastLlama
-from grpo.model.matmul import linear_no_grad
-from grpo.model.memory import DeviceMemory, Shape, prompts_at_once, shape_of, update_tokens
-from grpo.model.packed_attention import Packing, PaddedBatch
-from grpo.model.prefill import prefill
-from grpo.model.prefix_cache import PrefixCache
+from grpo.model.forward import (
+    Batch,
+    Decoder,
+    ForwardPass,
+    Model,
+    PaddedBatch,
+    checkpoint_layers,
+    linear_no_grad,
+)
 from grpo.model.prompts import PromptFormat, check_format, opened_reasoning
-from grpo.model.runner import ForwardPath
-from grpo.model.save import save_model
+from grpo.model.sizes import CACHE_SHARE, Shape, context_of, shape_of, update_tokens
 from tasks.base import Problem
 
 # The number of prompts, and of targets, whose tokens are kept. A step asks for the same ones to
@@ -60,66 +57,62 @@ class Policy:
     - `model`: the `transformers` or `peft` model, always in eval mode.
     - `stops`: the token ids that end a completion; `end`: the one that ends a right answer.
     - `context`: the largest number of tokens of prompt and completion together.
-    - `low_precision_backward`: see `model.matmul`.
     - `notes`: warnings for the user.
     - `reserved_bytes`: memory that is not free for caches and activations: the weights, and what a
       trainer adds.
-    - `decoder_cache`: what the rollout keeps for this policy.
+    - `rollout_tokens`: the most tokens that the completions of a rollout may have at a time, after
+      memory ran out; `memory_notes`: lines that say so, for the console.
+    - `frozen`: the reference, if that is a separate model.
+    - `logit_scale`: the factor by which the model multiplies the logits of its output layer.
+    - `path`: how the model is run: "plain", or one of `grpo.fast.accelerate.PATHS`.
+    - `kernels`: `grpo.fast.update_kernels` on a GPU.
 
-    `frozen` is the reference if that is a separate model. `path`, `fast_model` and `logit_scale`
-    are set by `choose_path`; `logit_scale` is the factor by which the model multiplies the logits
-    of its output layer. Raises UserError for a model that is not supported (see `model.check`).
+    Raises UserError for a model that is not supported (see `grpo.model.check`).
     """
 
     def __init__(
-        self,
-        model: Model,
-        tokenizer: Tokenizer,
-        *,
-        name: str,
-        frozen: Model = None,
-        low_precision_backward: bool = False,
+        self, model: Model, tokenizer: Tokenizer, *, name: str, frozen: "Policy | None" = None
     ):
         self.model = model.eval()
         self.tokenizer = tokenizer
         self.name = name
+        self.frozen = frozen
         self.is_lora = isinstance(model, PeftModel)
-        self.low_precision_backward = low_precision_backward
         self.gradient_checkpointing = False
-        self.decoder_cache: dict[str, Any] = {}
 
         self._target_length = lru_cache(CACHED_ENCODINGS)(partial(target_length, tokenizer))
         self.use(PromptFormat())
 
-        self._frozen: Policy | None = None
-        if frozen is not None:
-            self._frozen = Policy(frozen.requires_grad_(False), tokenizer, name=name)
-
         self.stops, self.end, warning = _stop_ids(model, tokenizer)
         self.notes = [f"--model {name}: {warning}"] if warning else []
-        self.context, _ = context_of(self.causal.config, supports_windows=True)
+        self.context, reason = context_of(self.causal.config)
+        if reason:
+            self.notes.append(_context_note(name, reason, self.context))
 
         self.vocabulary: int = len(model.get_input_embeddings().weight)
-        weights = [*model.parameters(), *(frozen.parameters() if frozen else ())]
+        weights = [*model.parameters(), *(frozen.model.parameters() if frozen else ())]
         self.weight_bytes: int = sum(p.numel() * p.element_size() for p in weights)
         self.reserved_bytes = self.weight_bytes
+        self.rollout_tokens = math.inf
+        self.memory_notes: list[str] = []
 
-        self.path: ForwardPath = "plain"
-        self.fast_model: FastLlama | None = None
         self.logit_scale = 1.0
-        choose_path(self)
+        self.path = "plain"
+        self.forward: ForwardPass = PlainForward(self)
+        self.decoder: Decoder | None = None  # None: `grpo.rollout.generate.PlainDecoder`
+        self.kernels: Any = None
+        check_model(self)
 
-        self.context, reason = context_of(self.causal.config, supports_windows=self.is_plain)
-        if reason:
-            self.notes.append(
-                f"--model {name}: {reason}; prompt and completion may have {self.context:,} tokens "
-                "together, and longer ones are not supported"
-            )
+    def limit_context(self, context: int, reason: str) -> None:
+        """Note that a way to run the model supports only so many tokens."""
+        if context < self.context:
+            self.context = context
+            self.notes.append(_context_note(self.name, reason, context))
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether completions cannot share their prompts: see `model.fallback`."""
-        return self.path == "plain"
+    def take_memory_notes(self) -> list[str]:
+        """Return the `memory_notes` since the last call."""
+        notes, self.memory_notes = self.memory_notes, []
+        return notes
 
     @property
     def causal(self) -> Model:
@@ -212,85 +205,31 @@ class Policy:
         written = tokens[:-1] if len(tokens) and tokens[-1] in self.stops else tokens
         return text_of(self.tokenizer, written)
 
-    # The forward pass of the rollout
+    # The forward pass
 
-    def prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, RolloutCache]:
-        """Run the model on each prompt once, see `model.prefill`.
+    def hidden_states(self, tokens_BT: Tensor) -> Tensor:
+        """Return the last hidden states (B, T, E), scaled so that `head` gives the model's logits.
 
-        Returns the hidden state of each prompt's last token (P, E), and the cache to `extend`.
+        This is the model's own forward pass; the tokens are padded on the right.
         """
-        return prefill(self, prompts)
-
-    def extend(self, tokens_RT: Tensor, cache: RolloutCache) -> Tensor:
-        """Run the model on the next tokens of each row; return their hidden states (R, T, E)."""
-        if isinstance(cache, FallbackCache):
-            whole_RX, indices_RT = cache.append(tokens_RT)
-            # Drafts may reach beyond the context; there they are never accepted.
-            hidden_RXE = self.hidden_states(whole_RX[:, : self.context])
-            indices_RT = indices_RT.clamp(max=hidden_RXE.shape[1] - 1)
-            return hidden_RXE.gather(1, indices_RT[:, :, None].expand(-1, -1, hidden_RXE.shape[2]))
-
-        assert isinstance(cache, PrefixCache) and cache.filled_R is not None
-        offsets_T = torch.arange(tokens_RT.shape[1], device=self.device)
-        positions_RT = (cache.lengths_P + cache.filled_R)[:, None] + offsets_T
-        # As above, for drafts beyond the context.
-        positions_RT = positions_RT.clamp(max=self.context - 1)
-        return self.hidden_states(tokens_RT, position_ids=positions_RT, shared=cache)
-
-    # The forward pass of the update
+        hidden = self.inner(input_ids=tokens_BT, use_cache=False).last_hidden_state
+        return hidden if self.logit_scale == 1.0 else self.logit_scale * hidden
 
     def pack(
         self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]
-    ) -> Packing | PaddedBatch:
+    ) -> Batch:
         """Return the micro-batch that `predict` takes.
 
-        Each prompt has equally many completions, in order. On a CPU these share their beginnings.
+        Each prompt has equally many completions, in order.
         """
-        if self.is_plain:
-            return PaddedBatch(prompts, completions, self.device)
-        is_cpu = self.device.type == "cpu"
-        return Packing(prompts, completions, self.device, shares_beginnings=is_cpu)
+        return self.forward.pack(prompts, completions)
 
-    def predict(self, packing: Packing | PaddedBatch) -> Tensor:
+    def predict(self, batch: Batch) -> Tensor:
         """Return the hidden states that predict the completions' tokens (U, E).
 
-        U counts what is `distinct` in the packing; its `of_tokens` gives the values of all tokens.
+        U counts what is `distinct` in the batch; its `of_tokens` gives the values of all tokens.
         """
-        if self.fast_model and self.fast_model.use_lora:
-            self.fast_model.refresh()
-
-        if isinstance(packing, Packing):
-            hidden_1NE = self.hidden_states(
-                packing.tokens_N[None], position_ids=packing.positions_N[None], shared=packing
-            )
-            return hidden_1NE[0].index_select(0, packing.predictors_U)
-
-        # The prompt's last token predicts the first token, and each token the next.
-        last_PE, cache = self.prefill(packing.prompts)
-        hidden_RTE = self.extend(packing.tokens_RT, cache)
-        rows = len(hidden_RTE) // len(last_PE)
-        last_R1E = last_PE.repeat_interleave(rows, 0)[:, None]
-        before_RTE = torch.cat([last_R1E, hidden_RTE[:, :-1]], 1)
-        return before_RTE[packing.mask_RT]
-
-    def hidden_states(
-        self,
-        tokens_BT: Tensor,
-        position_ids: Tensor | None = None,
-        shared: SharedAttention | None = None,
-    ) -> Tensor:
-        """Return the last hidden states (B, T, E), scaled so that `head` gives the model's logits.
-
-        On the plain path there are no `position_ids`, and no `shared` attention.
-        """
-        if self.fast_model:
-            assert position_ids is not None and shared is not None
-            return self.fast_model(tokens_BT, position_ids, shared)
-
-        arguments = {} if shared is None else {"position_ids": position_ids, "shared": shared}
-        output = self.inner(input_ids=tokens_BT, use_cache=False, **arguments)
-        hidden = output.last_hidden_state
-        return hidden if self.logit_scale == 1.0 else self.logit_scale * hidden
+        return self.forward.predict(batch)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (..., V) of hidden states (..., E). They have no gradient."""
@@ -306,31 +245,27 @@ class Policy:
 
         That takes a third more time in the update, for a fraction of its memory.
         """
-        if self.fast_model:
-            self.fast_model.gradient_checkpointing = True
-        elif not self.gradient_checkpointing:
-            checkpoint_layers(self.model)
+        if not self.gradient_checkpointing:
+            self.forward.checkpoint_gradients()
         self.gradient_checkpointing = True
 
     def free_decoder(self) -> bool:
         """Free the decoder's GPU memory, which the next rollout takes again, and unused memory.
 
-        Returns whether there is a decoder.
+        Returns whether there is any.
         """
-        step = self.decoder_cache.get("cuda")  # None if there is none, or none yet
-        if step is not None:
-            step.free()
+        has_memory = self.decoder is not None and self.decoder.free()
         torch.cuda.empty_cache()
-        return step is not None
+        return has_memory
 
     @property
     def tokens_at_once(self) -> int:
         """How many tokens of an update fit into the GPU's free memory; a constant on a CPU."""
         if self.device.type != "cuda":
             return CPU_TOKENS_AT_ONCE
-        return update_tokens(
-            self._shape, self._memory, gradient_checkpointing=self.gradient_checkpointing
-        )
+        shape, total = self._shape, self._total_bytes
+        token_bytes = shape.activations(self.path == "fast", self.gradient_checkpointing)
+        return update_tokens(shape, total, max(0.0, total - self.reserved_bytes), token_bytes)
 
     def prompts_at_once(self, completions: int, prompt: int, room: int) -> int:
         """Return for how many prompts a rollout has memory; on a CPU, any number.
@@ -339,24 +274,19 @@ class Policy:
         """
         if self.device.type != "cuda":
             return 1 << 30
-        return prompts_at_once(
-            self._shape, self._memory, completions=completions, prompt=prompt, room=room
-        )
+        prompt_bytes = self._shape.cache * (prompt + completions * room)
+        left = max(0.0, self._total_bytes - self.reserved_bytes)
+        return max(1, int(CACHE_SHARE * left / prompt_bytes))
 
     @property
     def _shape(self) -> Shape:
-        return shape_of(
-            self.causal.config,
-            next(self.model.parameters()).element_size(),
-            self.fast_model is not None,
-        )
+        return shape_of(self.causal.config, next(self.model.parameters()).element_size())
 
     @property
-    def _memory(self) -> DeviceMemory:
+    def _total_bytes(self) -> float:
         """The GPU's memory that this process may use."""
         total = torch.cuda.get_device_properties(self.device).total_memory
-        share = torch.cuda.get_per_process_memory_fraction(self.device)
-        return DeviceMemory(total * share, self.reserved_bytes)
+        return total * torch.cuda.get_per_process_memory_fraction(self.device)
 
     # The reference, and files
 
@@ -366,19 +296,9 @@ class Policy:
 
         It is the frozen model, or this one with the adapter switched off.
         """
-        with torch.no_grad():
-            if self._frozen is not None:
-                yield self._frozen
-            elif self.is_lora and self.fast_model:
-                self.fast_model.use_lora = False
-                try:
-                    yield self
-                finally:
-                    self.fast_model.use_lora = True
-            else:
-                assert self.is_lora, "there is no reference when beta is 0"
-                with self.model.disable_adapter():
-                    yield self
+        assert self.frozen or self.is_lora, "there is no reference when beta is 0"
+        with torch.no_grad(), nullcontext() if self.frozen else self.forward.without_adapter():
+            yield self.frozen or self
 
     def saved_tensors(self) -> dict[str, Tensor]:
         """Return the tensors that `save` writes, by name: the adapter's, or all."""
@@ -396,6 +316,41 @@ class Policy:
         """
         save_model(self.model, folder, tensors)
         self.tokenizer.save_pretrained(folder)
+
+
+class PlainForward:
+    """The model's own forward pass over whole sequences; see `grpo.model.forward`."""
+
+    def __init__(self, policy: Policy):
+        self.policy = policy
+
+    def pack(
+        self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]
+    ) -> Batch:
+        """Return the micro-batch of equally many completions for each prompt, in order."""
+        return PaddedBatch(prompts, completions, self.policy.device)
+
+    def predict(self, batch: Any) -> Tensor:
+        """Return the hidden states that predict the tokens of a micro-batch (M, E)."""
+        hidden_RXE = self.policy.hidden_states(batch.tokens_RX)
+        return hidden_RXE.flatten(0, 1).index_select(0, batch.predictors_M)
+
+    def checkpoint_gradients(self) -> None:
+        """From now on, compute activations again in the backward pass."""
+        checkpoint_layers(self.policy.model)
+
+    @contextmanager
+    def without_adapter(self) -> Iterator[None]:
+        """Within this context, the model runs without its adapter."""
+        with self.policy.model.disable_adapter():
+            yield
+
+
+def _context_note(name: str, reason: str, context: int) -> str:
+    return (
+        f"--model {name}: {reason}; prompt and completion may have {context:,} tokens together, "
+        "and longer ones are not supported"
+    )
 
 
 def _stop_ids(model: Model, tokenizer: Tokenizer) -> tuple[tuple[int, ...], int, str]:

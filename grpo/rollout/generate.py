@@ -1,73 +1,214 @@
 """The rollout: sample many completions of each prompt.
 
-Each prompt is processed once. Then every forward pass writes one token of each completion, or
-several with speculative decoding. The forward passes are made by a decoder: `cuda_decoder` if
-device and model allow it, otherwise `eager_decoder`.
-
 A sample depends neither on the layout of the batch, nor on the other prompts in it, nor on drafts:
-see `grpo.rollout.sampling`.
+see `grpo.rollout.sampling`. So every decoder writes the same completions, up to rounding.
 
-Shapes: P prompts, G completions each, C completions that are still being written (P * G at first),
-k drafted tokens, T = 1 + k.
+Shapes: P prompts, G completions each, C completions that are still being written (P * G at first).
 """
 
 import math
-import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from data.errors import UserError
 from grpo.model.policy import Policy
-from grpo.records import Completion
-from grpo.rollout.cuda_decoder import CudaDecoder, cuda_step
-from grpo.rollout.eager_decoder import EagerDecoder
-from grpo.rollout.memory import rollout_memory
-from grpo.rollout.request import DecodeRequest, RolloutRequest
-from grpo.rollout.speculative import (
-    LENGTHS,
-    SHORT,
-    AcceptanceModel,
-    Costs,
-    DraftPlans,
-    DraftRequest,
-    Observation,
-    RowRecord,
-)
+from grpo.records import Completion, Group
+from grpo.rollout.sampling import choose, uniform
+from tasks.base import Problem, Task, draft_of, drafts_leave_data
+
+# A guess takes the text so far and returns how it may continue. Each completion has its own copy,
+# so a guess may remember what it has seen.
+Guess = Callable[[str], str]
 
 
-class Decoder(Protocol):
-    """Runs the forward passes of one rollout: `EagerDecoder`, or `CudaDecoder` on a GPU."""
+@dataclass(frozen=True)
+class RolloutRequest:
+    """P prompts to be answered, with the same number G of completions each.
+
+    E.g. two greedy completions of a prompt: ``RolloutRequest([(5, 8)], [[1, 2]], [0.0], [32])``.
+
+    - `prompts` (P,): token ids;
+    - `keys` (P, G): 64-bit sample keys, see `sampling.sample_key`;
+    - `temperatures` (P,): one for all completions of a prompt; 0 is greedy;
+    - `budgets` (P,): the most new tokens of a completion;
+    - `truncate`: cuts the distribution, see `sampling.truncation`;
+    - `guesses` (P,): what speculative decoding drafts from; None for no drafts.
+    """
+
+    prompts: Sequence[tuple[int, ...]]
+    keys: Sequence[Sequence[int]]
+    temperatures: Sequence[float]
+    budgets: Sequence[int]
+    truncate: Callable | None = None
+    guesses: Sequence[Guess] | None = None
 
     @property
-    def costs(self) -> Costs:
-        """How long its passes take, and plans for them."""
+    def group_size(self) -> int:
+        """The number of completions of each prompt, G."""
+        return len(self.keys[0])
 
     @property
-    def lengths(self) -> Sequence[int]:
-        """The lengths of drafts, in tokens, that the decoder can verify."""
+    def flat(self) -> tuple[Tensor, Tensor, Tensor]:
+        """The sample keys, temperatures and budgets of all completions, (P * G,) each."""
+        G = self.group_size
+        return (
+            torch.tensor([key for group in self.keys for key in group]),
+            torch.tensor(self.temperatures).float().repeat_interleave(G),
+            torch.tensor(self.budgets).repeat_interleave(G),
+        )
+
+    def of(self, prompts: slice) -> "RolloutRequest":
+        """Return the request for some of the prompts."""
+        return replace(
+            self,
+            prompts=self.prompts[prompts],
+            keys=self.keys[prompts],
+            temperatures=self.temperatures[prompts],
+            budgets=self.budgets[prompts],
+            guesses=self.guesses[prompts] if self.guesses else None,
+        )
+
+
+class Drafting:
+    """How much is drafted, and what came of it. Without `grpo.fast.speculative`: nothing.
+
+    `matched` and `rejected` are recent counts of drafted tokens that were accepted, or were not.
+    """
+
+    matched, rejected = 8.0, 2.0  # assumed until something is observed
+
+    def begin(self) -> None:
+        """Begin a step."""
 
     @property
-    def live(self) -> Tensor:
-        """A mask (C,) of the completions that need a draft: one of each set of identical ones."""
+    def counts(self) -> tuple[float, float]:
+        """The recent counts of accepted and of rejected tokens."""
+        return self.matched, self.rejected
 
-    def start(self, drafts_Ck: Tensor) -> None:
-        """Start a pass, which verifies the drafts and draws one more token."""
+    def take_mean(self, counts: Sequence[tuple[float, float]]) -> None:
+        """Go on from the mean `counts` of all ranks.
 
-    def finish(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Wait for the pass.
-
-        Returns tokens (C, T), their log-probabilities (C, T), and how many of them count (C,).
+        One checkpoint serves all ranks, so they must resume with the counts that they had: the
+        length of the drafts decides how sums are rounded.
         """
+        self.matched, self.rejected = (sum(each) / len(each) for each in zip(*counts, strict=True))
 
-    def retire(self) -> Tensor:
-        """Drop finished completions; return the indices of the others, in order."""
+    def metrics(self) -> dict[str, float]:
+        """Return the step's figures."""
+        return {}
+
+    def state_dict(self) -> dict[str, float]:
+        """Return the state as JSON types."""
+        return {"matched": self.matched, "rejected": self.rejected}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Take over a state of `state_dict`."""
+        self.matched, self.rejected = state["matched"], state["rejected"]
+
+
+class PlainDecoder:
+    """The decoder for every model and device: each token is drawn after a run of all before it."""
+
+    def __init__(self, policy: Policy):
+        self.policy = policy
+
+    @torch.no_grad()
+    def decode(
+        self, request: RolloutRequest, drafting: Drafting | None = None
+    ) -> list[tuple[list[int], list[float]]]:
+        """Return the tokens of each completion, and their log-probabilities."""
+        policy, G = self.policy, request.group_size
+        keys_C, temperatures_C, budgets_C = request.flat
+        sequences = [torch.tensor(prompt) for prompt in request.prompts for _ in range(G)]
+        written: list[tuple[list[int], list[float]]] = [([], []) for _ in sequences]
+
+        live_C = torch.arange(len(sequences))
+        while len(live_C):
+            # The distribution after the last token of each completion.
+            rows = [sequences[c] for c in live_C]
+            ends_C = torch.tensor([len(row) - 1 for row in rows])
+            hidden_CXE = policy.hidden_states(pad_sequence(rows, True).to(policy.device))
+            hidden_C1E = hidden_CXE[torch.arange(len(rows)), ends_C, None]
+
+            place = len(written[live_C[0]][0])  # the same for all
+            token_C1, logprob_C1 = choose(
+                policy.logits(hidden_C1E),
+                temperatures_C[live_C].to(policy.device),
+                uniform(keys_C[live_C], place)[:, None].to(policy.device),
+                torch.arange(len(rows), device=policy.device),
+                request.truncate,
+            )
+            tokens, logprobs = token_C1[:, 0].tolist(), logprob_C1[:, 0].tolist()
+            for c, token, logprob in zip(live_C.tolist(), tokens, logprobs):
+                written[c][0].append(token)
+                written[c][1].append(logprob)
+                sequences[c] = torch.cat([sequences[c], torch.tensor([token])])
+
+            goes_on = [token not in policy.stops for token in tokens]
+            live_C = live_C[torch.tensor(goes_on) & (place + 1 < budgets_C[live_C])]
+        return written
+
+    def room(self, request: RolloutRequest, drafting: Drafting | None) -> int:
+        """Return for how many tokens of a completion there must be memory."""
+        return max(request.budgets)
+
+    def new_drafting(self, mode: str) -> Drafting:
+        """Return what decides how much is drafted: nothing, whatever the `mode`."""
+        return Drafting()
+
+    def free(self) -> bool:
+        """Free nothing: there are no buffers."""
+        return False
+
+
+def new_drafting(policy: Policy, mode: str) -> Drafting:
+    """Return what decides how much rollouts of `policy` draft, by the setting `draft`."""
+    return (policy.decoder or PlainDecoder(policy)).new_drafting(mode)
+
+
+def sample_groups(
+    policy: Policy,
+    task: Task,
+    problems: Sequence[Problem],
+    *,
+    indices: Sequence[int],
+    keys: Sequence[Sequence[int]],
+    temperatures: Sequence[float],
+    budgets: Sequence[int],
+    truncate: Callable | None = None,
+    drafting: Drafting | None = None,
+    attempt: int = 0,
+) -> list[Group]:
+    """Return an unscored group of completions for each problem; see `RolloutRequest`."""
+    prompts = [policy.encode(problem) for problem in problems]
+    draft = draft_of(task)
+    with drafts_leave_data(task, problems):
+        guesses = [draft(problem) for problem in problems] if draft else None
+        request = RolloutRequest(prompts, keys, temperatures, budgets, truncate, guesses)
+        answers = generate(policy, request, drafting)
+    return [
+        Group(
+            index,
+            problem,
+            prompt,
+            temperature,
+            completions,
+            attempt,
+            shots=policy.shots(problem),
+            opened=policy.opened(problem),
+        )
+        for index, problem, prompt, temperature, completions in zip(
+            indices, problems, prompts, temperatures, answers, strict=True
+        )
+    ]
 
 
 def generate(
-    policy: Policy, request: RolloutRequest, drafting: AcceptanceModel | None = None
+    policy: Policy, request: RolloutRequest, drafting: Drafting | None = None
 ) -> list[list[Completion]]:
     """Return the completions of each prompt, in order.
 
@@ -79,191 +220,40 @@ def generate(
     Raises FloatingPointError if a token was drawn from a distribution that is not finite, and
     UserError if memory runs out for a single prompt.
     """
-    longest = max(map(len, request.prompts))
-    room = _room(request, drafting)
-    memory = rollout_memory(policy)
+    decoder = policy.decoder or PlainDecoder(policy)
+    longest, room = max(map(len, request.prompts)), decoder.room(request, drafting)
+    G = request.group_size
 
     answers: list[list[Completion]] = []
     while (start := len(answers)) < len(request.prompts):
-        at_once = memory.prompts(request.group_size, longest, room)
+        # The policy knows its own sizes, but not what other programs on the GPU take.
+        at_once = policy.prompts_at_once(G, longest, room)
+        at_once = max(1, int(min(at_once, policy.rollout_tokens / (G * room))))
         batch = request.of(slice(start, start + at_once))
         try:
-            answers += _generate(policy, batch, drafting)
-            continue
+            written = decoder.decode(batch, drafting)
         except torch.OutOfMemoryError as error:
             if len(batch.prompts) == 1:
                 raise UserError(
-                    f"out of memory in the rollout of {batch.group_size} completions of up to "
+                    f"out of memory in the rollout of {G} completions of up to "
                     f"{max(batch.budgets)} tokens; give a smaller --group-size, a lower level, or "
                     "a smaller model"
                 ) from error
+            written = None
 
         # Not in the except block: there the exception keeps the tensors of the failed rollout.
-        memory.halve(len(batch.prompts), request.group_size, room)
-    return answers
-
-
-def _is_drafted(request: RolloutRequest, drafting: AcceptanceModel | None) -> bool:
-    return request.guesses is not None and drafting is not None and drafting.fixed != 0
-
-
-def _longest_draft(request: RolloutRequest, drafting: AcceptanceModel | None) -> int:
-    """Return the largest number of tokens that one pass may draft."""
-    most = max(request.budgets) if _is_drafted(request, drafting) else 0
-    return max(k for k in LENGTHS if k <= max(SHORT, most))
-
-
-def _room(request: RolloutRequest, drafting: AcceptanceModel | None) -> int:
-    """Return for how many tokens of a completion there must be memory.
-
-    Drafts may reach beyond the budget, where they never count.
-    """
-    return max(request.budgets) + _longest_draft(request, drafting) + 1
-
-
-@torch.no_grad()
-def _generate(
-    policy: Policy, request: RolloutRequest, drafting: AcceptanceModel | None
-) -> list[list[Completion]]:
-    """Answer prompts that fit in memory together; see `generate`."""
-    P, G = len(request.prompts), request.group_size
-    longest = _longest_draft(request, drafting)
-    room = _room(request, drafting)
-
-    decoder = _make_decoder(policy, request, room)
-    drafter = None
-    if _is_drafted(request, drafting):
-        assert request.guesses is not None and drafting is not None
-        plans = DraftPlans(policy, [guess for guess in request.guesses for _ in range(G)], room)
-        drafter = _Drafter(decoder, plans, drafting, longest, distinct=P * G)
-
-    tokens = torch.zeros(P * G, room, dtype=torch.long)
-    logprobs = torch.zeros(tokens.shape)
-    lengths = torch.zeros(P * G, dtype=torch.long)
-    rows = torch.arange(P * G)  # the completion that each row of the decoder is writing
-    drafts = torch.empty(P * G, 0, dtype=torch.long)
-
-    while len(rows):
-        # One forward pass: the drafts are verified, and one more token is drawn.
-        start = time.perf_counter()
-        decoder.start(drafts)
-        if drafter is not None:
-            drafter.plan_meanwhile(tokens)
-        chosen, chosen_logprobs, count = decoder.finish()
-        written = lengths[rows]
-        if drafter is not None:
-            drafter.observe(rows, written, chosen, count, start)
-
-        # Tokens after a rejected draft are overwritten later, or cut off at the end.
-        positions = written[:, None] + torch.arange(chosen.shape[1])
-        tokens[rows[:, None], positions] = chosen
-        logprobs[rows[:, None], positions] = chosen_logprobs
-        lengths[rows] = written + count
-
-        rows = rows[decoder.retire()]
-        drafts = torch.empty(len(rows), 0, dtype=torch.long)
-        if drafter is not None and len(rows):
-            drafts = drafter.propose(rows, tokens, lengths)
-
-    completions = [
-        _completion(policy, ids[:n], values[:n])
-        for ids, values, n in zip(tokens.tolist(), logprobs.tolist(), lengths.tolist())
-    ]
-    return [completions[p * G : (p + 1) * G] for p in range(P)]
-
-
-def _make_decoder(policy: Policy, request: RolloutRequest, room: int) -> Decoder:
-    """Return a decoder with `room` tokens for each completion: on a GPU the CUDA decoder."""
-    G = request.group_size
-    decoded = DecodeRequest(
-        request.prompts,
-        keys=torch.tensor([key for group in request.keys for key in group]),
-        temperatures=torch.tensor(request.temperatures).float().repeat_interleave(G),
-        budgets=torch.tensor(request.budgets).repeat_interleave(G),
-        truncate=request.truncate,
-        room=room,
-    )
-    step = cuda_step(policy)
-    return CudaDecoder(step, decoded) if step else EagerDecoder(policy, decoded)
-
-
-class _Drafter:
-    """Speculative decoding within one rollout: what to draft, and how well it went.
-
-    - `longest`: the most tokens of a draft; `request`: that of the last drafts, None before any;
-    - `distinct`: rows that differ, which decide what a pass costs;
-    - `has_first_tokens`: whether each row has written its first token. It is drawn without a draft,
-      and it says little about the rest: SmolLM2 begins its answers with a space that the guess does
-      not have. So a different first token is not counted as a rejection, and the rest is planned
-      again from there.
-    """
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        plans: DraftPlans,
-        drafting: AcceptanceModel,
-        longest: int,
-        distinct: int,
-    ):
-        self.decoder = decoder
-        self.plans = plans
-        self.drafting = drafting
-        self.longest = longest
-        self.distinct = distinct
-        self.request: DraftRequest | None = None
-        self.has_first_tokens = False
-
-    def observe(
-        self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor, start: float
-    ) -> None:
-        """Record which drafts a pass accepted, and what it cost. The pass began at `start`."""
-        matched, rejected = self.plans.observe(rows, written, chosen, count)
-        if not self.has_first_tokens:
-            matched = rejected = 0
-        self.drafting.observe(
-            Observation(
-                draft_length=self.request.length if self.request else 0,
-                rows=self.distinct,
-                fixed_cost=self.decoder.costs.fixed,
-                matched=matched,
-                rejected=rejected,
-                completions=int((count > 0).sum()),
-                tokens=int(count.sum()),
-                seconds=time.perf_counter() - start,
+        if written is None:
+            policy.free_decoder()
+            policy.rollout_tokens = len(batch.prompts) * G * room / 2
+            policy.memory_notes.append(
+                f"out of memory: rollouts of at most {max(1, len(batch.prompts) // 2) * G} "
+                f"completions of {room} tokens at a time from now on"
             )
-        )
+            continue
 
-    def propose(self, rows: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Return the next drafts (C, k), of the length with the highest expected gain."""
-        live = self.decoder.live
-        if not self.has_first_tokens:
-            self.plans.begin(rows, live, tokens, lengths[rows])
-            self.has_first_tokens = True
-
-        self.distinct = int(live.sum())
-        record = RowRecord(
-            self.distinct,
-            self.plans.matched[rows[live]].sum().item(),
-            self.plans.rejected[rows[live]].sum().item(),
-        )
-        k = self.drafting.length(
-            record,
-            self.decoder.costs,
-            [k for k in self.decoder.lengths if k <= self.longest],
-        )
-        # Plans that are made while a pass runs must also last for the pass after it.
-        meanwhile = self.decoder.costs.meanwhile
-        needed = 2 * k + 1 if meanwhile else k
-        self.request = DraftRequest(rows, lengths[rows], live, length=k, needed=needed)
-        if not meanwhile:
-            self.plans.make(self.request, tokens)
-        return self.plans.drafts(self.request)
-
-    def plan_meanwhile(self, tokens: Tensor) -> None:
-        """Make the plans that are missing while the device runs the pass, if its costs say so."""
-        if self.request and self.decoder.costs.meanwhile:
-            self.plans.make(self.request, tokens)
+        completions = [_completion(policy, tokens, logprobs) for tokens, logprobs in written]
+        answers += [completions[i : i + G] for i in range(0, len(completions), G)]
+    return answers
 
 
 def _completion(policy: Policy, tokens: list[int], logprobs: list[float]) -> Completion:

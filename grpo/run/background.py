@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.model.memory import free_host_memory
 from grpo.run.checkpoint import prune, save_checkpoint
 from grpo.run.checkpoint_rules import spacing_for
 from grpo.run.interrupt import WRITER
@@ -212,3 +212,29 @@ def _write(save: Save, saved: Future[Saved]) -> None:
         saved.set_result(save())
     except BaseException as error:
         saved.set_exception(error)
+
+
+def free_host_memory(system: Path = Path("/")) -> float:
+    """Return how many bytes of the host's memory are still available.
+
+    The kernel's figure counts, and the limit of the control group (version 2) if a container sets
+    one. Infinite where neither is known, as on systems other than Linux. `system` is the root of
+    the file system.
+    """
+    free = float("inf")
+    with suppress(OSError):
+        for line in (system / "proc/meminfo").read_text("utf-8").splitlines():
+            if line.startswith("MemAvailable:"):
+                free = 1024 * int(line.split()[1])
+
+    group = system / "sys/fs/cgroup"
+    with suppress(OSError, ValueError):  # ValueError: the limit is "max", which is none
+        limit = int((group / "memory.max").read_text("utf-8"))
+        used = int((group / "memory.current").read_text("utf-8"))
+        figures = dict(
+            line.split() for line in (group / "memory.stat").read_text("utf-8").splitlines()
+        )
+        # The kernel drops cached files when it needs their memory.
+        cached = int(figures["inactive_file"]) + int(figures["active_file"])
+        free = min(free, limit - used + cached)
+    return free

@@ -16,7 +16,7 @@ import torch
 from data.errors import blaming
 from data.files import read_json
 from grpo.learn.update import named_tensors
-from grpo.model.finite import check_loaded
+from grpo.model.weights import check_loaded
 from grpo.run.background import HostMemory, Save, Saved, Writer
 from grpo.run.checkpoint import (
     load_optimizer,

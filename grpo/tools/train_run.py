@@ -92,7 +92,7 @@ def start_run(
                         config.model,
                         device=config.device,
                         weights=opened.checkpoint,
-                        options=config.loading,
+                        **config.loading,
                     )
                 trainer = build_trainer(config, parts, policy, ranks)
                 run = Run(opened, trainer, dependencies, Output(console, lost_streams), locks)

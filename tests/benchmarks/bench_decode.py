@@ -26,15 +26,14 @@ from bench_model import SHAPES
 from rates import copy_rate, product_rate
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
+from grpo.fast import decoder as fast_decoder
+from grpo.fast.cuda_decoder import CudaRows
+from grpo.fast.cuda_memory import bucket
+from grpo.fast.prefix_cache import ATTENTION_NAME
+from grpo.fast.speculative import AcceptanceModel, DraftPlans
 from grpo.model.load import BUILTIN
 from grpo.model.policy import Policy
-from grpo.model.prefix_cache import ATTENTION_NAME
-from grpo.rollout import cuda_decoder as fused
-from grpo.rollout import generate as engine
-from grpo.rollout.cuda_decoder import cuda_step
-from grpo.rollout.cuda_memory import bucket
-from grpo.rollout.request import DecodeRequest, RolloutRequest
-from grpo.rollout.speculative import AcceptanceModel, DraftPlans
+from grpo.rollout.generate import RolloutRequest, generate
 from tasks.interleave import Interleave
 from tasks.supply import problem_at
 
@@ -95,14 +94,14 @@ def time_of(work, repeats: int = 20) -> float:
 @torch.no_grad()
 def step_time(policy: Policy, rows: int, context: int) -> tuple[float, int, int]:
     """Return the seconds of one step, the bytes that it must read, and its operations."""
-    model = cuda_step(policy)
+    model = policy.decoder.cuda_step()
     prompt = context // 2
     prompts = [tuple(random.choices(range(1000), k=prompt)) for _ in range(rows // 16)]
     room = context - prompt + 64
-    ones = torch.ones(rows, dtype=torch.int64)
-    keys = torch.randint(1 << 60, (rows,))
-    request = DecodeRequest(prompts, keys, ones.float(), ones * room, None, room)
-    decoder = fused.CudaDecoder(model, request)
+    P = len(prompts)
+    keys = torch.randint(1 << 60, (P, 16)).tolist()
+    request = RolloutRequest(prompts, keys, [1.0] * P, [room] * P)
+    decoder = CudaRows(model, request, room)
     model.memory.row_cache.normal_()
     written = model.memory.state.written
     written[:rows] = context - prompt
@@ -114,7 +113,7 @@ def step_time(policy: Policy, rows: int, context: int) -> tuple[float, int, int]
         model.run(bucket(rows), 1, tiles, None)
 
     seconds = time_of(run)
-    fast, size = policy.fast_model, model.memory.row_cache.element_size()
+    fast, size = policy.forward.llama, model.memory.row_cache.element_size()
     weights = sum(p.numel() for p in policy.causal.parameters())
     of_token = 2 * len(fast.blocks) * fast.K * fast.D  # numbers in the cache
     read = weights + of_token * (len(prompts) * prompt + rows * (context - prompt))
@@ -143,7 +142,7 @@ def rollout(policy: Policy, size: Size, repeats: int = 2, guesses=None, drafting
     for _ in range(repeats + 1):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        answers = engine.generate(policy, request, drafting)
+        answers = generate(policy, request, drafting)
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     return times[0], min(times[1:]), answers
@@ -157,7 +156,7 @@ def drafted(policy: Policy, size: Size, right: float):
     P, G, new = size.P, size.G, size.new
     task = Interleave()
     rng = random.Random(1)
-    model = cuda_step(policy)
+    model = policy.decoder.cuda_step()
     problem = problem_at(task, level=WORDS[new], split="train", seed=0, index=0)
     ids = torch.tensor(policy.tokenizer(problem.target, add_special_tokens=False).input_ids)
     vocabulary = len(policy.head.weight)
@@ -183,7 +182,7 @@ def drafted(policy: Policy, size: Size, right: float):
         logits_MV.scatter_(1, wanted.view(-1, 1), 60.0)
         type(model).sample(model, logits_MV, R, T, truncate)
 
-    engine.DraftPlans, model.sample = Simulated, sample
+    fast_decoder.DraftPlans, model.sample = Simulated, sample
     model.free()
     try:
         drafting = AcceptanceModel("auto")
@@ -194,7 +193,7 @@ def drafted(policy: Policy, size: Size, right: float):
             drafting=drafting,
         )
     finally:
-        engine.DraftPlans = DraftPlans
+        fast_decoder.DraftPlans = DraftPlans
         del model.sample
         model.free()
     assert [list(answer.tokens) for group in found for answer in group] == truth
@@ -247,7 +246,7 @@ def step_table(policy, bandwidth: float, rate: float) -> list[dict]:
                 seconds, read, operations = step_time(policy, batch, context)
             except torch.OutOfMemoryError:
                 print(f"{batch:>7}{context:>9}   not enough memory", flush=True)
-                cuda_step(policy).free()
+                policy.decoder.cuda_step().free()
                 continue
             times = {"memory": read / bandwidth, "products": operations / rate}
             bound = max(times, key=times.__getitem__)
@@ -267,7 +266,7 @@ def step_table(policy, bandwidth: float, rate: float) -> list[dict]:
                 f"{seconds / floor:>10.2f}   {bound}",
                 flush=True,
             )
-            cuda_step(policy).free()  # the next case makes its own caches
+            policy.decoder.cuda_step().free()  # the next case makes its own caches
     return rows
 
 

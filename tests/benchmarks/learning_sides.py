@@ -56,7 +56,7 @@ def run_job(job: Job, path: Path):
     """Do the run and write its lines to `path`."""
     start, task = time.perf_counter(), job.make_task()
     cudnn = torch.backends.cuda.cudnn_sdp_enabled()
-    policy = load_policy(job.model, options=job.config.loading)
+    policy = load_policy(job.model, **job.config.loading)
     if job.trainer == "trl":
         # Our loader turns this kind of attention off for the whole process; TRL's model keeps it.
         torch.backends.cuda.enable_cudnn_sdp(cudnn)

@@ -80,7 +80,7 @@ def run_ranks(
     from grpo.trainer import Trainer
 
     task, config = RandomRewards(), config_of(arguments, folder)
-    policy = load_policy(config.model, device=config.device, options=config.loading)
+    policy = load_policy(config.model, device=config.device, **config.loading)
     policy.stops = ()  # no token ends a completion, so all have the full length
     trainer, steps = Trainer(config, Parts(task), policy, ranks=ranks), []
     for _ in range(config.steps):

@@ -8,7 +8,7 @@ from small_train import SMALL, fails, make_set, run
 from tiny_models import make_tiny_model
 
 from grpo.tools.evaluation import program as evaluation
-from tasks import generate
+from tasks.generate import generate
 from tasks.registry import load_task
 from tasks.supply import problem_at, write_problems
 

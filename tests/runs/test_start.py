@@ -13,7 +13,6 @@ import torch
 import yaml
 from compare_runs import assert_same_run
 from small_runs import OWN
-from tiny_models import loading
 from transformers import AutoModelForCausalLM
 
 from grpo.config import parse
@@ -143,7 +142,7 @@ def test_an_adapter_over_a_model_fine_tuned_in_full_has_a_learning_rate_of_its_o
 def test_the_policy_and_its_reference_are_those_of_the_start(here):
     start = "runs/lora/checkpoints/step-000002"
     wanted = hidden(load_policy("model", device="cpu", weights=Path(start)))
-    policy = load_policy("model", device="cpu", options=loading(start=start, keep_reference=True))
+    policy = load_policy("model", device="cpu", start=start, keep_reference=True)
     assert policy.path == "fast" and torch.equal(hidden(policy), wanted)
     with torch.no_grad():
         for weight in policy.parameters:

@@ -25,11 +25,9 @@ from data.errors import UserError  # noqa: E402
 from grpo.learn.batch import micro_batches  # noqa: E402
 from grpo.learn.update import completion_logprobs  # noqa: E402
 from grpo.model.load import BUILTIN, load_policy  # noqa: E402
-from grpo.model.options import LoadOptions  # noqa: E402
 from grpo.model.policy import Policy  # noqa: E402
 from grpo.records import Group  # noqa: E402
-from grpo.rollout.generate import generate  # noqa: E402
-from grpo.rollout.request import RolloutRequest  # noqa: E402
+from grpo.rollout.generate import RolloutRequest, generate  # noqa: E402
 from grpo.rollout.sampling import sample_key  # noqa: E402
 from tasks.base import Problem  # noqa: E402
 
@@ -174,7 +172,7 @@ ARCHITECTURES = [
     ),
     # Refused
     *_all("capped", "gemma2 recurrent_gemma vaultgemma nanochat modernbert-decoder"),
-    *_all("not causal", "doge"),
+    *_all("depend on more than the tokens before", "doge"),
     Architecture("xlstm", "capped", {"v_head_dim": OWN}),
     Architecture(
         "gemma3n_text",
@@ -233,7 +231,7 @@ def compare(architecture: Architecture, folder: Path) -> Comparison:
     """
     write(architecture, folder)
     try:
-        policy = load_policy(str(folder), device="cpu", options=LoadOptions("float32"))
+        policy = load_policy(str(folder), device="cpu", dtype="float32")
     except UserError as error:
         return Comparison("refused", reason=str(error))
     policy.stops = tuple(range(0, 4096, 12))  # so that completions end at different places

@@ -8,11 +8,13 @@ import torch
 from transformers import (
     AutoConfig,
     AutoTokenizer,
+    BloomConfig,
     GemmaConfig,
     GPT2Config,
     GPTNeoXConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    MambaConfig,
     MistralConfig,
     OPTConfig,
     Qwen2Config,
@@ -20,9 +22,7 @@ from transformers import (
 )
 
 from grpo.model.load import BUILTIN
-from grpo.model.options import AdapterSettings, LoadOptions
-from grpo.rollout.generate import generate
-from grpo.rollout.request import RolloutRequest
+from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, uniform
 
 VOCABULARY = AutoConfig.from_pretrained(BUILTIN).vocab_size
@@ -58,12 +58,6 @@ def make_tiny_model(folder, *, layers=2, heads=(4, 2), context=1024, seed=0):
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def loading(lora_rank=0, **others):
-    """Return the options of `load_policy`, with a new adapter unless its rank is 0."""
-    adapter = AdapterSettings(lora_rank) if lora_rank else None
-    return LoadOptions(adapter=adapter, **others)
 
 
 def rollout(policy, prompts=PROMPTS, samples=4, budget=24, temperature=1.0, **settings):
@@ -135,6 +129,26 @@ FAMILIES = {
         initializer_range=0.15,
     ),
     "gpt-neox": lambda: GPTNeoXConfig(**{**SHAPE, "num_key_value_heads": 4}),
+}
+
+
+OTHERS = {  # they do not pass attention arguments on
+    "bloom": lambda: BloomConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        n_layer=2,
+        n_head=2,
+        eos_token_id=3,
+        initializer_range=0.3,
+    ),
+    "mamba": lambda: MambaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=32,
+        num_hidden_layers=2,
+        state_size=4,
+        eos_token_id=3,
+        initializer_range=0.3,
+    ),
 }
 
 

@@ -27,7 +27,6 @@ from grpo.evaluate import (
     summarise,
 )
 from grpo.model.load import load_policy
-from grpo.model.options import LoadOptions
 from grpo.model.policy import Policy
 from grpo.model.prompts import format_of, middle_left_out, sent_lines, wording_text
 from grpo.records import Group, truncated_share
@@ -340,7 +339,8 @@ def load_run_policy(checkpoint: Path, config: Config, device: str) -> tuple[Poli
         config.model,
         device=device,
         weights=checkpoint,
-        options=LoadOptions(config.dtype, quantise=config.quantise),
+        dtype=config.dtype,
+        quantise=config.quantise,
     )
     # Again, because loading may have downloaded a model of the hub.
     check_base(checkpoint, config.model, ())

@@ -21,9 +21,9 @@ from grpo.config import (
     spelled,
 )
 from grpo.evaluate import summarise
+from grpo.fast.speculative import LENGTHS
 from grpo.model.load import BITS_OPTIONS
 from grpo.records import Group
-from grpo.rollout.speculative import LENGTHS
 from tasks.arithmetic import Arithmetic
 from tasks.base import Problem, Score
 from tasks.interleave import Interleave

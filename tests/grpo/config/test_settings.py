@@ -22,7 +22,7 @@ def said(model, **flags):
         learning_rate=1e-5,
         **{"lora_rank": 0, "prompts": 16} | flags,
     )
-    policy = load_policy(config.model, device="cpu", options=config.loading)
+    policy = load_policy(config.model, device="cpu", **config.loading)
     return settings(Path("runs/x"), config, Trainer(config, Parts(load_task("interleave")), policy))
 
 

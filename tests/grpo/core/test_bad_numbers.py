@@ -11,14 +11,14 @@ import torch
 from copying import SMALL, trainer_for
 from safetensors.torch import load_file, save_file
 from small_runs import BY_PLACE
-from tiny_models import loading, make_tiny_model
+from tiny_models import make_tiny_model
 
 from data.errors import UserError
 from grpo.distributed import Ranks
-from grpo.model.finite import check_loaded, check_step
 from grpo.model.load import load_policy
+from grpo.model.weights import check_loaded, check_step
 from grpo.rollout import generate as engine
-from grpo.rollout.request import RolloutRequest
+from grpo.rollout.generate import RolloutRequest
 from grpo.run import checkpoint as store
 from grpo.run.logs import read_metrics
 from grpo.tools import train
@@ -113,9 +113,7 @@ def test_a_step_of_the_optimizer_that_is_not_finite_is_named(tiny_policy, name, 
 
 
 def test_a_master_that_is_not_finite_is_named_by_its_weight(tiny_model):
-    trainer = trainer_for(
-        load_policy(str(tiny_model), device="cpu", options=loading(dtype="bfloat16"))
-    )
+    trainer = trainer_for(load_policy(str(tiny_model), device="cpu", dtype="bfloat16"))
     trainer.step()
     step, masters = trainer.optimizer.inner.step, trainer.optimizer.masters
     names = [name for name, _ in trainer.policy.model.named_parameters()]

@@ -127,7 +127,7 @@ def test_completions_of_no_text_are_scored_and_learned_from(tiny_policy, monkeyp
         groups = original(*arguments)
         return [[Completion((stop,), (-1.0,), "", "stop"), *group[1:]] for group in groups]
 
-    monkeypatch.setattr("grpo.trainer.generate", empty)
+    monkeypatch.setattr("grpo.rollout.generate.generate", empty)
     report = trainer_for(tiny_policy).step()
     assert math.isfinite(report.metrics["loss"]) and report.metrics["groups/kept"] == 2
     assert all(group.texts[0] == "" for group in report.groups)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from forced import Forced, trainer_for, weights
-from tiny_models import loading
 
 from grpo import trainer as trainer_module
 from grpo.learn.loss import LOSSES
@@ -50,7 +49,7 @@ def test_credit_by_alignment_reaches_tokens_and_scores(tiny_policy):
 
 @pytest.mark.parametrize("loss", LOSSES)
 def test_every_loss_takes_a_finite_step(tiny_model, loss):
-    policy = load_policy(str(tiny_model), device="cpu", options=loading(keep_reference=True))
+    policy = load_policy(str(tiny_model), device="cpu", keep_reference=True)
     before = weights(policy)
     metrics = trainer_for(policy, loss=loss, beta=0.1).step().metrics
     assert math.isfinite(metrics["loss"]) and metrics["grad_norm"] > 0
@@ -239,5 +238,5 @@ def test_repeated_problems_are_counted(tiny_policy):
 def test_the_decoder_is_freed_if_there_is_one(tiny_policy):
     freed = []
     assert not tiny_policy.free_decoder()
-    tiny_policy.decoder_cache["cuda"] = SimpleNamespace(free=lambda: freed.append(1))
+    tiny_policy.decoder.step = SimpleNamespace(free=lambda: freed.append(1))
     assert tiny_policy.free_decoder() and freed == [1]

@@ -5,7 +5,6 @@ import copy
 import pytest
 import torch
 from forced import trainer_for, weights
-from tiny_models import loading
 
 from grpo import trainer as trainer_module
 from grpo.model.load import load_policy
@@ -19,7 +18,7 @@ def test_skipped_groups_change_nothing_by_one_bit(tiny_model, beta):
     """
     with_them, without = (
         trainer_for(
-            load_policy(str(tiny_model), device="cpu", options=loading(keep_reference=True)),
+            load_policy(str(tiny_model), device="cpu", keep_reference=True),
             beta=beta,
         )
         for _ in range(2)

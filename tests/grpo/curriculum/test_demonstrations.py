@@ -9,7 +9,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from forced import trainer_for, weights
-from tiny_models import loading
 from updates import SETTINGS, sgd, update
 
 from data.errors import UserError
@@ -31,7 +30,7 @@ from grpo.tools.report.page import outcome
 from grpo.tools.report.samples import packed, pieces_of
 from grpo.trainer import has_right_targets, step_summary
 from grpo.variance import common_trap
-from tasks import audit
+from tasks.audit import audit
 from tasks.base import Score
 from tasks.interleave import Interleave
 from tasks.scoring import scores_of
@@ -236,7 +235,7 @@ def test_a_demonstration_is_not_compared_with_a_sampler(tiny_policy, limit):
 
 def test_no_metric_counts_the_tokens_of_a_demonstration(tiny_model):
     """In the second pass the ratio of the demonstration is clipped, and its KL is not 0."""
-    policy = load_policy(str(tiny_model), device="cpu", options=loading(keep_reference=True))
+    policy = load_policy(str(tiny_model), device="cpu", keep_reference=True)
     both = with_advantages(policy)
     sampled = replace(both, completions=both.completions[:1], advantages=[-0.7])
     settings = SETTINGS | {"kind": "dapo", "beta": 0.1}

@@ -6,7 +6,6 @@ import shutil
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, PolyConfig, PromptTuningConfig, get_peft_model
-from tiny_models import loading
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data.errors import UserError
@@ -69,7 +68,7 @@ def test_its_base_with_it_merged_is_the_policy_of_every_program(
 ):
     monkeypatch.chdir(tmp_path)
     name = str(adapter)
-    policy = load_policy(name, device="cpu", options=loading(keep_reference=True))
+    policy = load_policy(name, device="cpu", keep_reference=True)
     (note,) = policy.notes
     assert note.startswith(f"--model {name}: an adapter; it is merged into its base model, ")
     loaded = load_model(name, device="cpu")._policy
@@ -91,7 +90,7 @@ def test_its_base_with_it_merged_is_the_policy_of_every_program(
 @pytest.mark.parametrize("kind", ["use_dora", "use_rslora"])
 def test_kinds_that_are_not_trained_here_are_merged_too(tiny_model, tmp_path, kind):
     make_adapter(tiny_model, tmp_path, **{kind: True})
-    policy = load_policy(str(tmp_path), device="cpu", options=loading(lora_rank=2))
+    policy = load_policy(str(tmp_path), device="cpu", lora_rank=2)
     wanted = peft_logits(tiny_model, tmp_path)
     torch.testing.assert_close(logits(policy), wanted, atol=1e-4, rtol=1e-4)
 
@@ -115,7 +114,7 @@ def test_a_run_starts_from_it_is_resumed_and_exported(
 def test_a_copied_checkpoint_of_a_run_that_began_with_it_has_both(
     adapter, wanted, tiny_model, tmp_path
 ):
-    policy = load_policy(str(adapter), device="cpu", options=loading(lora_rank=2))
+    policy = load_policy(str(adapter), device="cpu", lora_rank=2)
     policy.save(tmp_path)
     named = json.loads((tmp_path / "adapter_config.json").read_text())
     assert named["base_model_name_or_path"] == str(adapter)
@@ -196,7 +195,7 @@ def test_what_cannot_be_merged_is_one_line(adapter, tiny_model, tmp_path, capsys
 def test_fewer_bits_under_it_are_refused(adapter, monkeypatch):
     monkeypatch.setattr("grpo.model.load._device", lambda _: "cuda:0")
     with pytest.raises(UserError, match="--quantise nf4: does not apply to an adapter"):
-        load_policy(str(adapter), options=loading(lora_rank=2, quantise="nf4"))
+        load_policy(str(adapter), lora_rank=2, quantise="nf4")
 
 
 def test_an_adapter_of_the_hub_is_to_be_fetched(tiny_model, adapter, monkeypatch):

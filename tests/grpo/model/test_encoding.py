@@ -1,6 +1,7 @@
 """Texts and tokens: what a problem says is text, what control tokens a policy writes is seen."""
 
 import json
+import shutil
 from functools import cache
 from types import SimpleNamespace
 
@@ -20,10 +21,16 @@ from tokenizers import (
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from data.errors import UserError
-from grpo.model.encoding import controls_of, plain_tokens, prompt_tokens, target_length
-from grpo.model.load import BUILTIN
+from grpo.fast.speculative import DraftPlans
+from grpo.model.encoding import (
+    controls_of,
+    end_of_turn,
+    plain_tokens,
+    prompt_tokens,
+    target_length,
+)
+from grpo.model.load import BUILTIN, load_policy
 from grpo.model.policy import Policy
-from grpo.rollout.speculative import DraftPlans
 from tasks.registry import load_task
 from tasks.supply import problem_at
 
@@ -353,3 +360,55 @@ def test_no_end_token_stands_between_a_prompt_and_its_answer():
     assert tokenizer("hello").input_ids[-1] == end
     assert prompt_tokens(tokenizer, [("user", "hello </s>")], None) == usual
     assert usual[0] == begin and end not in usual
+
+
+# Which token ends an answer
+
+
+USER = "{% for m in messages %}<|user|>{{ m['content'] }}"
+
+
+@pytest.mark.parametrize(
+    "template, end",
+    [
+        (USER + "<|end|>{% endfor %}", 3),
+        (USER + "\n<|pad|>\n{% endfor %}", 0),  # white space before it, and another token
+        (USER + "<|end|>{% endfor %}<|assistant|>This is how it goes on", None),
+        (USER + "\n{% endfor %}", None),  # an answer ends with its line
+        (USER + "<|end|>{% break %}{% endfor %}", None),  # the user's turn alone
+        ("{{ raise_exception('only a user speaks') }}", None),
+        (None, None),
+    ],
+)
+def test_the_control_token_after_the_answer(template, end):
+    tokenizer = AutoTokenizer.from_pretrained(BUILTIN)
+    tokenizer.chat_template = template
+    assert end_of_turn(tokenizer) == end
+
+
+def test_an_added_token_ends_an_answer_even_if_it_is_not_special():
+    tokenizer = AutoTokenizer.from_pretrained(BUILTIN)
+    for name in ("<turn>", "<turn>over"):
+        tokenizer.add_tokens([AddedToken(name, special=False)])
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }} <turn>over{% endfor %}"
+    assert end_of_turn(tokenizer) == tokenizer.convert_tokens_to_ids("<turn>over")
+
+
+def test_a_directory_that_names_another_end_has_both(tiny_model, tmp_path):
+    folder = shutil.copytree(tiny_model, tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [0, 11]}))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<|pad|>"}))
+
+    policy = load_policy(str(folder), device="cpu")
+    assert policy.stops == (0, 3, 11) and policy.end == 3
+    assert policy.decode([40, 3]) == policy.decode([40])
+    (note,) = policy.notes
+    assert note.startswith(
+        f"--model {folder}: its chat template ends an answer with <|end|>, but its files name "
+        "<|pad|>, "
+    )
+
+
+def test_a_directory_whose_files_agree_has_no_note(tiny_policy):
+    assert tiny_policy.stops == (tiny_policy.end,) == (3,) and tiny_policy.notes == []

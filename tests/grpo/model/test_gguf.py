@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from tiny_models import loading
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from data.errors import UserError
 from grpo.model.encoding import text_of
-from grpo.model.gguf_vocabulary import correct_vocabulary
+from grpo.model.gguf import correct_vocabulary
 from grpo.model.load import load_policy, load_tokenizer
 from grpo.run.sources import base_sources
 from grpo.tools import export, train
@@ -89,7 +88,7 @@ def test_without_a_template_the_files_own_end_token_counts(tiny_model, tmp_path)
 
 @pytest.mark.parametrize("rank", [2, 0])
 def test_what_is_saved_is_loaded_again(model, tmp_path, rank):
-    policy = load_policy(model, device="cpu", options=loading(lora_rank=rank))
+    policy = load_policy(model, device="cpu", lora_rank=rank)
     with torch.no_grad():
         for weight in policy.parameters:
             weight.add_(0.01)
@@ -171,7 +170,7 @@ def test_what_is_missing_is_named(model, monkeypatch):
 
 def test_fewer_bits_on_a_gpu_are_refused(model, monkeypatch):
     with pytest.raises(UserError, match="--quantise"):
-        load_policy(model, device="cpu", options=loading(lora_rank=2, quantise="nf4"))
+        load_policy(model, device="cpu", lora_rank=2, quantise="nf4")
 
 
 def test_a_vocabulary_of_byte_pairs_is_merged_by_rank(tmp_path):

@@ -13,13 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 from small_runs import OWN
-from tiny_models import loading
 
 from data.errors import UserError
 from grpo.model.load import load_policy
-from grpo.model.memory import free_host_memory
 from grpo.run import background, checkpoint
-from grpo.run.background import HostMemory, Save, Writer
+from grpo.run.background import HostMemory, Save, Writer, free_host_memory
 from grpo.run.checkpoint import checkpoints, verify
 from grpo.run.logs import read_metrics
 from grpo.tools import train
@@ -119,7 +117,7 @@ def test_free_memory_is_the_system_s_or_the_control_group_s(tmp_path):
 
 @pytest.mark.parametrize("lora", [{}, {"lora_rank": 2}], ids=str)
 def test_what_is_written_of_a_copy_is_what_was_written_of_the_model(tiny_model, tmp_path, lora):
-    policy = load_policy(str(tiny_model), device="cpu", options=loading(**lora))
+    policy = load_policy(str(tiny_model), device="cpu", **lora)
     policy.save(tmp_path / "live")
     copy = HostMemory().copy(policy.saved_tensors())
     with torch.no_grad():

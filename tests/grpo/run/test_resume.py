@@ -17,7 +17,7 @@ from grpo.run import sources
 from grpo.run.reader import load_run
 from grpo.tools import export, train
 from grpo.tools.evaluation import program as evaluation
-from tasks import audit
+from tasks.audit import audit
 from tasks.registry import load_task
 from tasks.supply import problem_at, write_problems
 

@@ -10,8 +10,7 @@ from updates import HEATS, PROMPTS
 
 from grpo.learn.advantages import advantages
 from grpo.records import Group
-from grpo.rollout.generate import generate
-from grpo.rollout.request import RolloutRequest
+from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key
 from tasks.base import Problem, Score
 

@@ -10,12 +10,11 @@ from losses import step_loss
 from transformers import AutoModelForCausalLM
 from updates import HEATS, loss_and_gradients
 
+from grpo.fast.packing import Packing
 from grpo.learn.batch import micro_batches
 from grpo.learn.loss import LOSSES, from_python, token_weights
 from grpo.learn.update import completion_logprobs
-from grpo.model.packed_attention import Packing
-from grpo.rollout.generate import generate
-from grpo.rollout.request import RolloutRequest
+from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, truncation
 
 

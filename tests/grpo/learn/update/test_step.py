@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_models import loading
 from updates import SETTINGS, loss_and_gradients, sgd, update
 
 import grpo.learn.optimizer as optimizer_module
@@ -18,7 +17,7 @@ from grpo.rollout.sampling import truncation
 
 
 def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(tiny_model, groups):
-    policy = load_policy(str(tiny_model), device="cpu", options=loading(keep_reference=True))
+    policy = load_policy(str(tiny_model), device="cpu", keep_reference=True)
     step = dict(kind="grpo", micro_tokens=0, **SETTINGS | dict(beta=0.5))
     first = update(policy, sgd(policy, 0.05), groups, **step)
     assert first["kl"] == pytest.approx(0, abs=1e-9)
@@ -27,7 +26,7 @@ def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(tiny_model, groups):
 
 def test_the_reference_is_whole_where_sampling_is_cut(tiny_model, groups):
     """A reference that is cut as well would be no distribution beside the policy's."""
-    policy = load_policy(str(tiny_model), device="cpu", options=loading(keep_reference=True))
+    policy = load_policy(str(tiny_model), device="cpu", keep_reference=True)
     cut = truncation(top_k=20)
     (batch,) = micro_batches(groups, "dapo", max_length=24, device=torch.device("cpu"))
     with torch.no_grad():
@@ -43,7 +42,7 @@ def test_the_reference_is_whole_where_sampling_is_cut(tiny_model, groups):
 
 
 def test_lora_trains_the_adapter_alone_and_its_reference_is_the_base(tiny_model, groups):
-    policy = load_policy(str(tiny_model), device="cpu", options=loading(lora_rank=4))
+    policy = load_policy(str(tiny_model), device="cpu", lora_rank=4)
     frozen = {name: p.clone() for name, p in policy.model.named_parameters() if not p.requires_grad}
     assert all("lora_" in name for name, p in policy.model.named_parameters() if p.requires_grad)
     (batch,) = micro_batches(groups, "dapo", max_length=24, device=torch.device("cpu"))
@@ -193,8 +192,7 @@ def test_updates_and_imitation_survive_an_overflow(tiny_model, groups, monkeypat
     norms = []
     for largest in (2.0**16, 2.0**40):
         monkeypatch.setattr(optimizer_module, "LARGEST", largest)
-        options = loading(dtype="float16", lora_rank=lora)
-        policy = load_policy(str(tiny_model), device="cpu", options=options)
+        policy = load_policy(str(tiny_model), device="cpu", dtype="float16", lora_rank=lora)
         optimizer = sgd(policy, 0.0)
         metrics = update(policy, optimizer, groups, kind="dapo", micro_tokens=60, **SETTINGS)
         assert metrics["loss_scale"] == optimizer.loss_scale.factor

@@ -1,0 +1,183 @@
+"""Choose the fastest way to run a model that agrees with the model itself.
+
+Some layers keep a state other than keys and values, and some attention functions take arguments
+that change the result. So each path of `grpo.fast.forward` runs the test sequences of
+`grpo.model.check`, both as the rollout and as the update would run them, and the fastest path whose
+log-probabilities are the model's own is taken.
+"""
+
+import warnings
+from contextlib import suppress
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from grpo.fast.decoder import FastDecoder
+from grpo.fast.forward import FastForward, Path
+from grpo.fast.llama import build_fast_llama
+from grpo.fast.packing import Packing
+from grpo.fast.prefix_cache import ATTENTION_NAME
+from grpo.model.check import (
+    Probe,
+    cause_of,
+    distance,
+    has_low_precision,
+    logprobs_of,
+    probe_adapters,
+    probe_of,
+    tolerance,
+    update_distance,
+)
+from grpo.model.forward import Model
+from grpo.model.policy import Policy
+from grpo.model.sizes import context_of, text_config
+
+# In the order in which they are tried.
+PATHS: tuple[Path, ...] = get_args(Path)
+
+# The forward passes of a rollout, as (completions, sources, filled, length, accepted): `length` new
+# tokens for each of these completions. Row i was row `sources[i]` of the pass before, and
+# `filled[i]` of its tokens are cached. The first `accepted[i]` of its new tokens are right; the
+# others are rejected drafts. At first each prompt has one row. Then its completions diverge, drafts
+# are accepted in part, and completion 2 ends, so that its row is dropped.
+ROLLOUT = (
+    ((0, 2), (0, 1), (0, 0), 1, (1, 1)),
+    ((0, 1, 2, 3), (0, 0, 1, 1), (1, 1, 1, 1), 3, (3, 2, 1, 3)),
+    ((0, 1, 2, 3), (0, 1, 2, 3), (4, 3, 2, 4), 2, (2, 2, 2, 1)),
+    ((0, 3, 1), (0, 3, 1), (6, 5, 5), 1, (1, 1, 1)),
+)
+
+
+@torch.no_grad()
+def accelerate(policy: Policy) -> None:
+    """Give `policy` the fastest forward pass that agrees with its model, and the decoder for it."""
+    with probe_adapters(policy.causal):
+        forward = _fastest(policy)
+
+    policy.path = forward.path
+    policy.forward = forward
+    policy.decoder = FastDecoder(policy, forward)
+    if policy.device.type == "cuda":
+        from grpo.fast import update_kernels  # they need Triton, which only comes with CUDA
+
+        policy.kernels = update_kernels
+    if forward.path != "plain":
+        policy.limit_context(*context_of(policy.causal.config, supports_windows=False))
+
+
+def _fastest(policy: Policy) -> FastForward:
+    """Return the fastest forward pass that agrees with the model's own."""
+    model = policy.causal
+    own_attention = model.config._attn_implementation
+    probe = probe_of(policy)
+    if not _needs_plain(model):
+        for path in ("fast", "shared"):
+            forward = _forward(policy, path, probe)
+            if forward is not None:
+                return forward
+
+    with suppress(ValueError):  # a part of the model may support no other attention
+        model.set_attn_implementation(own_attention)
+    return FastForward(policy, "plain")
+
+
+def _forward(policy: Policy, path: Path, probe: Probe) -> FastForward | None:
+    """Return the forward pass of this path, or None if the model has none that agrees with it."""
+    model = policy.causal
+    try:
+        model.set_attn_implementation(ATTENTION_NAME)
+        llama = build_fast_llama(model) if path == "fast" else None
+        if path == "fast" and llama is None:
+            return None
+        forward = FastForward(policy, path, llama)
+        if path == "shared" and not attends_once(policy, forward, probe):
+            return None
+
+        differences = (
+            rollout_distance(policy, forward, probe),
+            update_distance(policy, forward, probe),
+        )
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # an architecture may raise anything: try the next path
+        problem = f"it cannot be run this way ({cause_of(error)})"
+    else:
+        if all(difference <= tolerance(model) for difference in differences):  # not if it is NaN
+            return forward
+        problem = f"its log-probabilities differ from ours by {max(differences):.1g}"
+
+    if path == "fast":
+        warnings.warn(
+            f"the fast forward pass disagrees with the model and is not used: {problem}",
+            stacklevel=3,
+        )
+    return None
+
+
+def _needs_plain(model: Model) -> bool:
+    """Return whether the model has what the comparison cannot see, because it shows later.
+
+    - Layers without rotary embedding of Llama 4 scale queries by the index of a token in the
+      tensor, from `floor_scale` tokens on, instead of by its position.
+    - Modules that an adapter replaces (PEFT's `modules_to_save`) are like the model's own until
+      they have been trained. The fast path would use them for the reference, too.
+    """
+    config = text_config(model.config)
+    counts = getattr(config, "attn_temperature_tuning", False)
+    without_rotary = not all(getattr(config, "no_rope_layers", None) or [1])
+    replaces = any(type(module).__name__ == "ModulesToSaveWrapper" for module in model.modules())
+    return (bool(counts) and without_rotary) or replaces
+
+
+def attends_once(policy: Policy, forward: FastForward, probe: Probe) -> bool:
+    """Return whether each layer calls our attention exactly once, and the model has no convolution.
+
+    A layer with a state of another kind (recurrent, or of a convolution) fails this test. While its
+    weights are small, the comparison of log-probabilities can miss it.
+    """
+    packing = _NotingPacking(probe.prompts, probe.completions, policy.device)
+    forward.predict(packing)
+
+    modules = list(policy.inner.modules())
+    numbers = (getattr(module, "layer_idx", None) for module in modules)
+    layers = {number for number in numbers if isinstance(number, int)}
+    has_convolution = any(isinstance(module, nn.Conv1d) for module in modules)
+    return sorted(packing.layers) == sorted(layers) and not has_convolution
+
+
+class _NotingPacking(Packing):
+    """Notes in `layers` which layers call it."""
+
+    def __init__(self, *arguments: Any):
+        super().__init__(*arguments)
+        self.layers: list[int] = []
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
+        self.layers.append(layer)
+        return super().attend(layer, query, key, value, scale)
+
+
+def rollout_distance(policy: Policy, forward: FastForward, probe: Probe) -> float:
+    """Return the distance of a rollout's log-probabilities from those expected; see ROLLOUT."""
+    expected, device = probe.expected, policy.device
+    hidden_PE, cache = forward.prefill(probe.prompts)
+    cache.allocate(len(probe.prompts), max(map(len, probe.completions)) + 2)
+
+    # Both completions of a prompt begin with the same token, so the first of each pair will do.
+    found = [hidden_PE]
+    wanted = [expected[0][0], expected[2][0]]
+
+    for number, (rows, sources, filled, length, accepted) in enumerate(ROLLOUT):
+        if number:
+            cache.reorder(torch.tensor(sources, device=device), torch.tensor(filled, device=device))
+        tokens_RT = torch.zeros(len(rows), length, dtype=torch.long)
+        for row, (c, begin, count) in enumerate(zip(rows, filled, accepted)):
+            tokens_RT[row, :count] = torch.tensor(probe.completions[c][begin : begin + count])
+            wanted += expected[c][begin + 1 : begin + 1 + count]
+
+        hidden_RTE = forward.extend(tokens_RT.to(device), cache)
+        found += [hidden_RTE[row, :count] for row, count in enumerate(accepted)]
+
+    logprobs = logprobs_of(policy.logits(torch.cat(found)))
+    return distance(logprobs, torch.stack(wanted), has_low_precision(policy.causal))

@@ -1,0 +1,292 @@
+"""The forward pass of a decode step on a GPU, for models of the Llama family.
+
+The weights are the merged ones of `grpo.fast.llama`, the first matrices of a LoRA adapter among
+them. Matrix products go to the vendor's library, or on a Hopper GPU, if they are of few tokens, to
+a kernel of our own; everything between them is five kernels a layer (`grpo.fast.kernels`).
+The keys and values of a prompt are kept, and read, once for all its rows.
+
+Shapes: R rows, T tokens of each, M = R * T; E hidden size, H query heads, K key heads, Q = H / K, D
+head size, S parts of a product.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from grpo.fast.cuda_memory import DecodeMemory
+from grpo.fast.llama import Block, FastLlama
+from grpo.fast.merged_linear import MergedLinear
+
+# Tokens and columns that a program handles.
+BLOCK_M = 16
+BLOCK = 128
+
+# Up to this many tokens, products on a Hopper GPU are computed by `kernels.multiply`.
+FEW_TOKENS = 64
+
+
+class Product(NamedTuple):
+    """A matrix product (S, M, X) in S parts whose adapter, bias and norm are still to be applied,
+    and the layer it belongs to.
+    """
+
+    parts: Tensor
+    linear: MergedLinear
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """How the attention of one pass is divided among programs (see `kernels.attend`)."""
+
+    tiles: int
+    prompt_split: int  # keys of a prompt that a program reads
+    row_split: int  # keys of a row that a program reads
+    prompt_splits: int
+    splits: int  # of prompt and row together
+    prompt_queries: int  # of a program
+    row_queries: int
+    programs: int
+
+
+class PassBuffers(NamedTuple):
+    """Intermediate results of one pass, which all layers use in turn."""
+
+    residual_ME: Tensor
+    weighted_ME: Tensor  # the residual stream times the weight of the next norm
+    squares_MB: Tensor  # its sums of squares
+    query_MHD: Tensor
+    attended: Tensor  # (M, H * D)
+    maxima: Tensor  # partial results of the attention, see `kernels.attention`
+    sums: Tensor
+    outputs: Tensor
+
+
+class CudaLayers:
+    """The layers of one policy's model, as the decode step runs them."""
+
+    def __init__(self, fast: FastLlama):
+        from grpo.fast import kernels  # they need Triton, which only comes with CUDA
+
+        self.kernels = kernels
+        self.fast = fast
+        self.D, self.K, self.H = fast.D, fast.K, fast.H
+        self.Q = fast.H // fast.K
+        weight = fast.embedding.weight
+        self.E = weight.shape[1]
+
+        # How many programs run at once in products of our own; 0 without such products.
+        self.processors = 0
+        if kernels.IS_HOPPER and weight.dtype.itemsize == 2:
+            properties = torch.cuda.get_device_properties(weight.device)
+            self.processors = properties.multi_processor_count
+
+    def tile_tokens(self, T: int) -> int:
+        """Return how many tokens that share a prompt read its keys together.
+
+        They have 32 queries together, or 64 if a single row has as many.
+        """
+        return max(1, 64 // self.Q if T * self.Q >= 64 else min(16, 32 // self.Q))
+
+    def forward(self, R: int, T: int, tiles: int, memory: DecodeMemory) -> Tensor:
+        """Return the last hidden states (M, E) of the first T tokens to be fed in each of R rows.
+
+        Their keys and values are appended to the rows' caches.
+        """
+        plan = self._attention_plan(R, T, tiles, memory)
+        tokens_M = memory.feed[:R, :T].reshape(R * T)
+        x_ME = functional.embedding(tokens_M, self.fast.embedding.weight)
+        buffers = self._buffers(x_ME, plan)
+
+        product = None  # of the layer before, which the next norm's kernel adds to x
+        for i, block in enumerate(self.fast.blocks):
+            self._add(product, block.input_norm, buffers)
+            self._attention(i, T, plan, memory, buffers)
+            product = self._multiply(buffers.attended, block.out)
+
+            self._add(product, block.post_attention_norm, buffers)
+            product = self._mlp(block, buffers)
+
+        norm = self.fast.final_norm
+        self._add(product, norm, buffers)
+        return functional.rms_norm(x_ME, (self.E,), norm.weight, norm.variance_epsilon)
+
+    def _attention_plan(self, R: int, T: int, tiles: int, memory: DecodeMemory) -> AttentionPlan:
+        """Return how the keys are divided into splits, and the tokens into programs."""
+        # Many splits take long to combine, but few tokens make few programs, and the GPU has
+        # processors to fill. Measured on an H100 and an H200.
+        M = R * T
+        if M <= 16:
+            prompt_split, row_split = 128, 256
+        elif M < 64:
+            prompt_split, row_split = 256, 256
+        else:
+            prompt_split, row_split = 512, 1024
+        if memory.capacity.prompt_room <= 128:
+            prompt_split = 64
+        prompt_splits = -(-memory.capacity.prompt_room // prompt_split)
+        row_splits = -(-memory.capacity.row_room // row_split)
+
+        # A program's queries are a power of two, and at least 16 for the tensor cores.
+        def queries(tokens: int) -> int:
+            return max(16, 1 << (tokens * self.Q - 1).bit_length())
+
+        row_queries = queries(min(T, max(1, 64 // self.Q)))
+        parts_of_row = -(-T // (row_queries // self.Q))
+        return AttentionPlan(
+            tiles=tiles,
+            prompt_split=prompt_split,
+            row_split=row_split,
+            prompt_splits=prompt_splits,
+            splits=prompt_splits + row_splits,
+            prompt_queries=queries(self.tile_tokens(T)),
+            row_queries=row_queries,
+            programs=self.K * (tiles * prompt_splits + R * row_splits * parts_of_row),
+        )
+
+    def _buffers(self, x_ME: Tensor, plan: AttentionPlan) -> PassBuffers:
+        """Return the tensors that the kernels of a forward pass write."""
+        M, H, D = len(x_ME), self.H, self.D
+
+        def floats(*size: int) -> Tensor:
+            return torch.empty(size, dtype=torch.float32, device=x_ME.device)
+
+        return PassBuffers(
+            residual_ME=x_ME,
+            weighted_ME=torch.empty_like(x_ME),
+            squares_MB=floats(M, -(-self.E // BLOCK)),
+            query_MHD=x_ME.new_empty(M, H, D),
+            attended=x_ME.new_empty(M, H * D),
+            maxima=floats(M, H, plan.splits),
+            sums=floats(M, H, plan.splits),
+            outputs=floats(M, H, plan.splits, D),
+        )
+
+    def _add(self, product: Product | None, norm: nn.Module, buffers: PassBuffers) -> None:
+        """Add a product to the residual stream, and begin the norm of the sum."""
+        x_ME = buffers.residual_ME
+        parts = lora_b = bias = None
+        rank = stride = part_count = 0
+        if product is not None:
+            parts, linear = product
+            lora_b, bias, rank = linear.lora_b, linear.bias, linear.rank
+            stride, part_count = parts.stride(1), len(parts)
+
+        grid = (-(-len(x_ME) // BLOCK_M), buffers.squares_MB.shape[1])
+        self.kernels.add_and_weigh[grid](
+            x_ME, parts, lora_b, bias, norm.weight, buffers.weighted_ME, buffers.squares_MB,
+            stride, len(x_ME), self.E,
+            RANK=rank, PARTS=part_count, BLOCK_M=BLOCK_M, BLOCK=BLOCK,
+            **self.kernels.LAUNCH,
+        )  # fmt: skip
+
+    def _multiply(self, x_MI: Tensor, linear: MergedLinear) -> Product:
+        """Multiply x with the weights of `linear`, adapters' first matrices included."""
+        (M, I), O = x_MI.shape, len(linear.weight)  # noqa: E741
+        if not self.processors or M > FEW_TOKENS or I % 128 > 0:
+            return Product((x_MI @ linear.padded.t())[None], linear)
+
+        # Columns and inputs that a program takes at once, and the stages of its pipeline; measured
+        # on an H200.
+        if M <= 32:
+            columns, inputs, stages = 64, 128, 6
+        elif O > 32 * self.processors:
+            columns, inputs, stages = 128, 64, 5
+        else:
+            columns, inputs, stages = 64, 64, 8
+        blocks = -(-O // columns)
+        part_count = max(1, min(self.processors // blocks, I // inputs // 4))
+
+        parts = x_MI.new_empty(part_count, M, O, dtype=torch.float32)
+        self.kernels.multiply[(blocks, part_count)](
+            x_MI, linear.weight, parts,
+            M, O, I,
+            PARTS=part_count,
+            BLOCK_M=max(16, 1 << (M - 1).bit_length()), BLOCK_O=columns, BLOCK_I=inputs,
+            STAGES=stages, num_warps=4,
+            **self.kernels.LAUNCH,
+        )  # fmt: skip
+        return Product(parts, linear)
+
+    def _attention(
+        self,
+        i: int,
+        T: int,
+        plan: AttentionPlan,
+        memory: DecodeMemory,
+        buffers: PassBuffers,
+    ) -> None:
+        """Compute the attention of layer `i`, up to its output projection, into `attended`."""
+        self._rotate_and_store(i, T, memory, buffers)
+        keys, values = memory.row_cache[i]
+        state = memory.state
+        H, K, D = self.H, self.K, self.D
+        partial = (buffers.maxima, buffers.sums, buffers.outputs)
+
+        # With 96 registers a thread, five programs run on a processor at once instead of four.
+        registers = {"maxnreg": 96} if T == 1 and self.processors else {}
+        self.kernels.attend[(plan.programs,)](
+            buffers.query_MHD, *memory.prompt_cache[i], keys, values,
+            *memory.tiles,
+            memory.prompt_lengths, state.written, state.slot, state.live,
+            *partial,
+            self.fast.scale, memory.capacity.prompt_room, memory.capacity.row_room,
+            plan.tiles, len(buffers.query_MHD) // T, T,
+            plan.prompt_split, plan.row_split, plan.prompt_splits, plan.splits,
+            H=H, K=K, D=D,
+            PROMPT_QUERIES=plan.prompt_queries, ROW_QUERIES=plan.row_queries, BLOCK_KEYS=64,
+            num_warps=4, num_stages=2,
+            **self.kernels.LAUNCH, **registers,
+        )  # fmt: skip
+
+        M = len(buffers.attended)
+        self.kernels.combine_splits[(-(-M * H // 4),)](
+            buffers.attended, state.start, state.written, state.live, *partial,
+            M, T, plan.prompt_split, plan.row_split, plan.prompt_splits, plan.splits,
+            H=H, D=D,
+            PAIRS=4, TOGETHER=4, num_warps=1,
+            **self.kernels.LAUNCH,
+        )  # fmt: skip
+
+    def _rotate_and_store(self, i: int, T: int, memory: DecodeMemory, buffers: PassBuffers) -> None:
+        """Compute queries, keys and values; keys and values go into the rows' caches."""
+        block = self.fast.blocks[i]
+        parts, qkv = self._multiply(buffers.weighted_ME, block.qkv)
+        state = memory.state
+        M, H, K = len(buffers.weighted_ME), self.H, self.K
+
+        q_weight = k_weight = None
+        head_eps = 0.0
+        if block.has_qk_norm:
+            q_weight = block.attention.q_norm.weight
+            k_weight = block.attention.k_norm.weight
+            head_eps = block.attention.q_norm.variance_epsilon
+
+        self.kernels.rotate_and_store[(-(-M // BLOCK_M), H + 2 * K)](
+            parts, qkv.lora_b, qkv.bias, buffers.squares_MB, buffers.query_MHD,
+            *memory.row_cache[i],
+            memory.cos, memory.sin, q_weight, k_weight,
+            state.start, state.written, state.slot, state.live,
+            parts.stride(1), M, memory.capacity.row_room, self.E,
+            block.input_norm.variance_epsilon, head_eps, T,
+            H=H, K=K, D=self.D,
+            RANK=qkv.rank, PARTS=len(parts), BLOCKS=buffers.squares_MB.shape[1], BLOCK_M=BLOCK_M,
+            **self.kernels.LAUNCH,
+        )  # fmt: skip
+
+    def _mlp(self, block: Block, buffers: PassBuffers) -> Product:
+        """Return the output of the MLP."""
+        parts, gate_up = self._multiply(buffers.weighted_ME, block.gate_up)
+        M, F = len(buffers.weighted_ME), gate_up.out_features // 2
+        gated_MF = buffers.weighted_ME.new_empty(M, F)
+
+        self.kernels.silu_mul[(-(-M // BLOCK_M), -(-F // BLOCK))](
+            parts, gate_up.lora_b, gate_up.bias, buffers.squares_MB, gated_MF,
+            parts.stride(1), M, F, self.E, block.post_attention_norm.variance_epsilon,
+            RANK=gate_up.rank, PARTS=len(parts), BLOCKS=buffers.squares_MB.shape[1],
+            BLOCK_M=BLOCK_M, BLOCK=BLOCK,
+            **self.kernels.LAUNCH,
+        )  # fmt: skip
+        return self._multiply(gated_MF, block.down)

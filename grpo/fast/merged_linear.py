@@ -1,0 +1,325 @@
+"""Linear layers that read the same input, merged into one matrix product, with their adapters.
+
+Queries, keys and values are one product instead of three, and so are gate and up. A LoRA adapter
+(arXiv:2106.09685) adds s B A x to a layer's output W x. Its A stands below W in the same matrix,
+so that W x and A x come out of one product.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from grpo.model.forward import Model, linear_no_grad
+
+ROW_MULTIPLE = 128  # some products are faster if the number of rows is a multiple of this
+MIN_RANK = 16  # the least number of rows that the kernels' products take
+
+
+@dataclass(frozen=True)
+class LoraWeights:
+    """The adapter of one layer: A (r, I), B (O, r) and the factor s."""
+
+    a: nn.Parameter
+    b: nn.Parameter
+    scaling: float
+
+
+class WeightCopy(NamedTuple):
+    """A tensor that follows another one: `target` = `factor` * `source`."""
+
+    target: Tensor
+    source: Tensor
+    factor: float
+
+
+@dataclass
+class LayerGrads:
+    """The gradients of one layer's parameters; None where none is needed."""
+
+    weight: Tensor | None = None
+    bias: Tensor | None = None
+    lora_a: Tensor | None = None
+    lora_b: Tensor | None = None
+
+
+class NeededGrads(NamedTuple):
+    """Which gradients of one layer autograd asks for."""
+
+    weight: bool
+    bias: bool
+    lora_a: bool
+    lora_b: bool
+
+
+class Copies:
+    """The copies that bring merged layers up to date with their modules.
+
+    They are listed once, because listing those of 30 layers takes as long as making them.
+    """
+
+    def __init__(self, layers: Sequence["MergedLinear"]):
+        self.layers = layers
+        self._by_factor: dict[float, tuple[list[Tensor], list[Tensor]]] | None = None
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Make the copies.
+
+        Weights are shared with the modules, so an optimizer's step needs no copy. Adapters and
+        biases are copied each time. Where a module has been given other weights, all is merged
+        again.
+        """
+        for layer in self.layers:
+            if layer.is_stale():
+                layer.merge()
+                self._by_factor = None  # the buffers may be others
+
+        # One kernel for all copies with the same factor, instead of one for each.
+        if self._by_factor is None:
+            self._by_factor = self._list()
+        for factor, (targets, sources) in self._by_factor.items():
+            torch._foreach_copy_(
+                targets, sources if factor == 1 else torch._foreach_mul(sources, factor)
+            )
+
+    def _list(self) -> dict[float, tuple[list[Tensor], list[Tensor]]]:
+        """Return targets and sources by the factor of the copy."""
+        found: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
+        for copy in (copy for layer in self.layers for copy in layer.copies()):
+            targets, sources = found.setdefault(copy.factor, ([], []))
+            targets.append(copy.target)
+            sources.append(copy.source)
+        return found
+
+
+def base_layer(module: Model) -> Model:
+    """Return a linear layer without its adapter's wrapper."""
+    return module.base_layer if hasattr(module, "base_layer") else module
+
+
+def is_plain_lora(module: Model) -> bool:
+    """Return whether `module` is a linear layer with one adapter, W x + s B A x, and no more.
+
+    Dropout, DoRA, an adapter with a bias and a quantised layer are more than that.
+    """
+    if (
+        not hasattr(module, "lora_A")
+        or len(module.active_adapters) != 1
+        or type(module.base_layer) is not nn.Linear
+    ):
+        return False
+
+    name = module.active_adapters[0]
+    return not (
+        module.use_dora.get(name)
+        or module.lora_bias.get(name)
+        or type(module.lora_dropout[name]) is not nn.Identity
+    )
+
+
+class MergedLinear:
+    """Linear layers merged into one `weight` (out_features + layers * rank, I).
+
+    `out_features` is the sum of the layers' outputs O, and `columns` says which of them belong to
+    each layer. The modules' own weights are views of the first `out_features` rows. The other rows
+    are the A of each adapter, padded to a common `rank`; without adapters `rank` is 0. `lora_b`
+    (rank, out_features) is s B of each adapter, transposed. `lora_blocks` (layers * rank,
+    out_features) has the same blocks on its diagonal and zeros beside them, so that one product
+    applies all adapters. A, B and biases are copies in the layers' precision: see `Copies`.
+
+    `padded` is `weight` with rows of zeros below it, up to a multiple of ROW_MULTIPLE.
+    """
+
+    def __init__(self, modules: Sequence[Model]):
+        self.modules = modules
+        self.layers = [base_layer(module) for module in modules]
+        self.adapters = [_adapter_of(module) for module in modules]
+
+        sizes = [layer.out_features for layer in self.layers]
+        self.out_features = sum(sizes)
+        self.columns = [slice(*ends) for ends in pairwise((0, *accumulate(sizes)))]
+
+        # A power of two, as the kernels' products need it.
+        largest = max((len(adapter.a) for adapter in self.adapters if adapter), default=0)
+        self.rank = max(MIN_RANK, 1 << (largest - 1).bit_length()) if largest else 0
+
+        self._allocate()
+        self.merge()
+
+    def _allocate(self) -> None:
+        """Make the buffers in the precision and on the device of the layers."""
+        like = self.layers[0].weight.data
+        rows = self.out_features + self.rank * len(self.layers)
+        padded_rows = -(-rows // ROW_MULTIPLE) * ROW_MULTIPLE if self.rank else rows
+
+        self.padded = like.new_zeros(padded_rows, like.shape[1])
+        self.weight = self.padded[:rows]
+        # Transposed: column by column in memory.
+        self.lora_b = like.new_zeros(self.out_features, self.rank).t()
+        if len(self.layers) == 1:
+            self.lora_blocks = self.lora_b
+        else:
+            inner = self.rank * len(self.layers)
+            self.lora_blocks = like.new_zeros(self.out_features, inner).t()
+        self.bias = None if self.layers[0].bias is None else like.new_zeros(rows)
+
+    def merge(self) -> None:
+        """Copy the layers' weights into `weight`, and make the modules' weights views of it.
+
+        The buffers stay where they are in memory unless precision or device have changed.
+        """
+        like = self.layers[0].weight.data
+        if (self.weight.dtype, self.weight.device) != (like.dtype, like.device):
+            self._allocate()
+
+        for layer, rows in zip(self.layers, self.columns):
+            self.weight[rows] = layer.weight.data
+            layer.weight.data = self.weight[rows]
+        self.addresses = [layer.weight.data_ptr() for layer in self.layers]
+
+    def is_stale(self) -> bool:
+        """Return whether a module has been given other weights since the last `merge`."""
+        return [layer.weight.data_ptr() for layer in self.layers] != self.addresses
+
+    def copies(self) -> list[WeightCopy]:
+        """Return the tensors that have to be copied whenever the parameters change."""
+        copies = []
+        for i, (layer, adapter) in enumerate(zip(self.layers, self.adapters)):
+            columns = self.columns[i]
+            if self.bias is not None:
+                copies.append(WeightCopy(self.bias[columns], layer.bias, 1.0))
+
+            if adapter:
+                own = self._own_ranks(i, adapter)
+                lora_a = self.weight[self.out_features :][own]
+                lora_b = self.lora_b.t()[columns, : len(adapter.a)]
+                copies.append(WeightCopy(lora_a, adapter.a, 1.0))
+                copies.append(WeightCopy(lora_b, adapter.b, adapter.scaling))
+                if self.lora_blocks is not self.lora_b:
+                    block = self.lora_blocks.t()[columns, own]
+                    copies.append(WeightCopy(block, adapter.b, adapter.scaling))
+        return copies
+
+    def _own_ranks(self, i: int, adapter: LoraWeights) -> slice:
+        """Return which of all layers' ranks are those of layer `i`, whose adapter is given."""
+        return slice(i * self.rank, i * self.rank + len(adapter.a))
+
+    @property
+    def parameters(self) -> list[nn.Parameter | None]:
+        """All layers' weights, then their biases, then their A, then their B; None if absent."""
+        return [
+            *(layer.weight for layer in self.layers),
+            *(layer.bias for layer in self.layers),
+            *(adapter.a if adapter else None for adapter in self.adapters),
+            *(adapter.b if adapter else None for adapter in self.adapters),
+        ]
+
+    def forward(self, x_NI: Tensor, use_lora: bool) -> tuple[Tensor, Tensor | None]:
+        """Return the layers' outputs side by side (N, O), and A x of each layer (N, layers * rank).
+
+        A x is None if there are no adapters, or if `use_lora` is False.
+        """
+        if not (self.rank and use_lora):
+            bias = None if self.bias is None else self.bias[: self.out_features]
+            return linear_no_grad(x_NI, self.weight[: self.out_features], bias), None
+
+        both = linear_no_grad(x_NI, self.weight, self.bias)
+        y_NO = both[:, : self.out_features]
+        # A copy: the backward pass keeps it, and a view would keep all of `both` in memory.
+        lora_hidden = both[:, self.out_features :].clone()
+        return y_NO.addmm_(lora_hidden, self.lora_blocks), lora_hidden
+
+    def gradients(
+        self, dy_NO: Tensor, x_NI: Tensor, lora_hidden: Tensor | None, needed: Sequence[bool]
+    ) -> tuple[Tensor, list[Tensor | None]]:
+        """Return the gradient of x (N, I), and those of `parameters`, in their order.
+
+        `dy_NO` is the gradient of the outputs and `lora_hidden` is what `forward` returned.
+        `needed` says of each parameter whether its gradient is wanted; the others are None.
+        """
+        needs = self._by_layer(needed)
+        grads = [LayerGrads() for _ in self.layers]
+        dy_parts = [dy_NO[:, columns] for columns in self.columns]
+        dx_NI = dy_NO @ self.weight[: self.out_features]
+
+        # One product for the weights of all layers.
+        d_weight = dy_NO.t() @ x_NI if any(need.weight for need in needs) else None
+        for i, (grad, need) in enumerate(zip(grads, needs)):
+            if need.weight:
+                assert d_weight is not None
+                grad.weight = d_weight[self.columns[i]]
+            if need.bias:
+                grad.bias = dy_parts[i].sum(0)
+
+        if lora_hidden is not None:
+            # The gradient of A x, for all layers at once.
+            d_hidden = dy_NO @ self.lora_blocks.t()
+            self._lora_gradients(dy_parts, d_hidden, _LoraInputs(x_NI, lora_hidden), needs, grads)
+            dx_NI.addmm_(d_hidden, self.weight[self.out_features :])
+        return dx_NI, _flatten(grads)
+
+    def _lora_gradients(
+        self,
+        dy_parts: Sequence[Tensor],
+        d_hidden: Tensor,
+        inputs: "_LoraInputs",
+        needs: Sequence[NeededGrads],
+        grads: Sequence[LayerGrads],
+    ) -> None:
+        """Write the gradients of the adapters into `grads`."""
+        wide = next(adapter.a.dtype for adapter in self.adapters if adapter)
+        d_lora_a = None
+        if any(need.lora_a for need in needs):
+            d_lora_a = _product(d_hidden.t(), inputs.x_NI, wide)
+
+        for i, adapter in enumerate(self.adapters):
+            if adapter is None:
+                continue
+            own = self._own_ranks(i, adapter)
+            if needs[i].lora_a:
+                assert d_lora_a is not None
+                grads[i].lora_a = d_lora_a[own].to(adapter.a.dtype)
+            if needs[i].lora_b:
+                d_lora_b = _product(dy_parts[i].t(), inputs.lora_hidden[:, own], adapter.b.dtype)
+                grads[i].lora_b = d_lora_b.mul_(adapter.scaling)
+
+    def _by_layer(self, needed: Sequence[bool]) -> list[NeededGrads]:
+        """Return the flags of `needed`, which has the order of `parameters`, layer by layer."""
+        count = len(self.layers)
+        return [NeededGrads(*needed[i::count]) for i in range(count)]
+
+
+class _LoraInputs(NamedTuple):
+    """What the products of an adapter read: x (N, I), and A x (N, layers * rank)."""
+
+    x_NI: Tensor
+    lora_hidden: Tensor
+
+
+def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return left @ right in `dtype`. Only a GPU can write a wider type than it reads."""
+    if left.is_cuda and dtype == torch.float32 and left.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(left, right, out_dtype=dtype)
+    return (left @ right).to(dtype)
+
+
+def _adapter_of(module: Model) -> LoraWeights | None:
+    """Return the active adapter of a module, or None if it has none."""
+    name = getattr(module, "active_adapters", (None,))[0]
+    if not name:
+        return None
+    return LoraWeights(module.lora_A[name].weight, module.lora_B[name].weight, module.scaling[name])
+
+
+def _flatten(grads: Sequence[LayerGrads]) -> list[Tensor | None]:
+    """Return the gradients of all layers in the order of `MergedLinear.parameters`."""
+    return [
+        *(grad.weight for grad in grads),
+        *(grad.bias for grad in grads),
+        *(grad.lora_a for grad in grads),
+        *(grad.lora_b for grad in grads),
+    ]

@@ -1,0 +1,446 @@
+"""Speculative decoding from the task's own guesses.
+
+The task guesses how a completion continues, and several tokens are verified in one forward pass.
+Each place of a completion has its own uniform number (`sampling.uniform`), so the token drawn there
+depends only on that number and on the policy's distribution. If it is the guessed token, a forward
+pass is saved. The first token that differs is itself the sample, and the task guesses again from
+there. So drafts change how long a rollout takes, and nothing else.
+
+Difference from speculative decoding (arXiv:2211.17192): there the draft is sampled from a second
+model and needs a test of acceptance. Here it is deterministic, as in prompt lookup decoding.
+
+Shapes: C completions, k drafted tokens.
+"""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass
+from itertools import chain
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from grpo.model.encoding import plain_tokens
+from grpo.model.policy import Policy
+from grpo.rollout.generate import Drafting
+
+# The lengths of drafts, in tokens.
+LENGTHS = (0, 1, 3, 7, 15, 31, 63, 127)
+
+# Drafts of more tokens are only for completions whose budget is as large. Plans are made for at
+# least so many tokens.
+SHORT = 31
+
+# A token that is never drawn.
+NO_TOKEN = -1
+
+# Characters of a guess that are tokenized for each token of a draft. Most of a long guess would
+# never be reached.
+CHARACTERS_PER_TOKEN = 10
+
+# Drafts are made only if they are expected to be faster by this factor.
+MIN_GAIN = 1.3
+
+# The general record counts like this many tokens of each row.
+PRIOR_WEIGHT = 4
+
+_PIECE = re.compile(r"\s*\S+|\s+")
+
+
+@dataclass(frozen=True)
+class Costs:
+    """How long the passes and plans of a decoder take, in tokens, e.g. ``Costs(48, plan=3)``.
+
+    A pass over n tokens takes as long as `fixed` + n of them, and a new plan as long as `plan`.
+    If plans are made `meanwhile`, the host makes them while the device runs a pass. That pass has
+    no draft for the rows that are planned.
+    """
+
+    fixed: float
+    plan: float
+    meanwhile: bool = False
+
+
+class AcceptanceModel(Drafting):
+    """How often drafted tokens are accepted, and so how long the next drafts should be.
+
+    `mode` is "auto", "off", or a fixed length (`fixed`). The figures besides `matched` and
+    `rejected` are those of the current step.
+    """
+
+    def __init__(self, mode: str = "auto"):
+        self.fixed = {"auto": None, "off": 0}[mode] if mode.isalpha() else int(mode)
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a step. The counts of earlier steps lose half of their weight."""
+        self.matched, self.rejected = self.matched / 2, self.rejected / 2
+        self.tokens = self.passes = 0  # of all completions
+        self.seconds = self.plain_seconds = 0.0
+
+    @property
+    def acceptance(self) -> float:
+        """The probability that a drafted token is accepted."""
+        return (self.matched + 0.1) / (self.matched + self.rejected + 0.2)
+
+    def length(
+        self,
+        costs: Costs,
+        rows: int,
+        matched: float = 0,
+        rejected: float = 0,
+        lengths: Sequence[int] = LENGTHS,
+    ) -> int:
+        """Return which of the `lengths` promises the most tokens in the same time.
+
+        `rows` counts the rows of a pass that have different tokens; `matched` and `rejected` are
+        the drafted tokens in them.
+
+        At acceptance a, a pass over a draft of k tokens yields (1 - a^(k + 1)) / (1 - a) tokens on
+        average (arXiv:2211.17192, eq. 1), and a row needs a new plan after it with probability
+        1 - a^k.
+
+        The record of the current rows is combined with the general one, because the last rows of a
+        rollout are often those that depart from their plans. Without a gain of MIN_GAIN the
+        length is 0. A fixed length is returned unchanged, or the longest one that is possible.
+        """
+        if self.fixed is not None:
+            return min(self.fixed, lengths[-1])
+
+        # The acceptance of the current rows, with the general record as the prior.
+        prior = PRIOR_WEIGHT * rows
+        a = (matched + prior * self.acceptance) / (matched + rejected + prior)
+
+        def speed(k: int) -> float:
+            tokens, plans = (1 - a ** (k + 1)) / (1 - a), 1 - a**k
+            if not costs.meanwhile:
+                return tokens / (costs.fixed + rows * (k + 1 + plans * costs.plan))
+
+            # A row that needs a plan has no draft in the next pass and writes one token. If that is
+            # the planned one (with probability a), it has a draft again. So the share of rows with
+            # a draft settles where as many lose it as get it: share * plans = (1 - share) * a.
+            share = a / (a + plans)
+            tokens, plans = share * tokens + 1 - share, 1 - share
+            return tokens / max(costs.fixed + rows * (k + 1), rows * plans * costs.plan)
+
+        best = max(lengths, key=speed)
+        return best if speed(best) > MIN_GAIN * speed(0) else 0
+
+    def observe(
+        self,
+        *,
+        draft_length: int,
+        rows: int,
+        fixed_cost: float,
+        matched: int,
+        rejected: int,
+        completions: int,
+        tokens: int,
+        seconds: float,
+    ) -> None:
+        """Learn from one pass, or from any number of passes without drafts (`draft_length` 0).
+
+        - `rows`: rows of the pass with different tokens; `completions`: those they stand for;
+        - `fixed_cost`: that of the decoder, in tokens;
+        - `matched`, `rejected`: tokens that agreed with the plans, and rows in which one did not;
+        - `tokens`: tokens that the completions gained.
+        """
+        self.matched += matched
+        self.rejected += rejected
+        self.tokens += tokens
+        self.passes += completions if draft_length else tokens
+        self.seconds += seconds
+
+        # How long the same tokens would have taken without drafts.
+        slower = 1.0
+        if draft_length:
+            passes = tokens / completions
+            cost = fixed_cost + rows * (draft_length + 1)
+            slower = passes * (fixed_cost + rows) / cost
+        self.plain_seconds += seconds * slower
+
+    def metrics(self) -> dict[str, float]:
+        """Return the step's figures. The time saved is an estimate, based on `length`."""
+        if not self.passes:
+            return {}
+        return {
+            "draft/acceptance": self.acceptance,
+            "draft/tokens_per_forward": self.tokens / self.passes,
+            "time/saved_by_drafts": self.plain_seconds - self.seconds,
+        }
+
+
+@dataclass(frozen=True)
+class DraftRequest:
+    """Which drafts are wanted for the rows of a pass.
+
+    - `rows` (R,): the completions that they write; `written` (R,): the tokens that each has so far;
+    - `live` (R,): which of them a draft is wanted for;
+    - `length`: the tokens of a draft; `needed`: those that the plans must still have.
+    """
+
+    rows: Tensor
+    written: Tensor
+    live: Tensor
+    length: int
+    needed: int
+
+
+class DraftPlans:
+    """What each completion is expected to write, in tokens.
+
+    `guesses[c]` takes the text so far and returns the rest of it. A completion that needs a draft
+    gets a new plan if it has departed from the old one, or reached its end. Completions with the
+    same guess and the same text are planned together.
+
+    `make` makes the plans that a request needs, and `drafts` returns the drafts. Rows that departed
+    from their plan, and have no new one yet, get a draft that will be rejected.
+
+    - `planned` (C, width): the tokens of the plans, NO_TOKEN where there are none;
+    - `until` (C,): where each plan ends;
+    - `is_stale` (C,): whether the completion has departed from its plan;
+    - `matched`, `rejected` (C,): tokens that agreed with the plans, and that did not.
+    """
+
+    def __init__(self, policy: Policy, guesses: Sequence[Callable[[str], str]], width: int):
+        self.policy = policy
+        self.end = [policy.end]
+
+        # Each completion has its own copy of the guess. `first` is the first one with the same.
+        self.guesses = [copy(guess) for guess in guesses]
+        first = {guess: c for c, guess in reversed(list(enumerate(guesses)))}
+        self.first = [first[guess] for guess in guesses]
+
+        # The text of each completion, as far as it was decoded, and the number of tokens it takes.
+        count = len(guesses)
+        self.texts = [""] * count
+        self.decoded = [0] * count
+        self.tokens_of_word: dict[str, list[int]] = {}  # with the white space before it
+
+        self.planned = torch.full((count, width), NO_TOKEN)
+        self.until = torch.zeros(count, dtype=torch.long)
+        self.is_stale = torch.zeros(count, dtype=torch.bool)
+        self.matched = torch.zeros(count, dtype=torch.long)
+        self.rejected = torch.zeros(count, dtype=torch.long)
+        no_tokens = torch.empty(count, 0, dtype=torch.long)
+        self._plan(torch.arange(count), no_tokens, torch.zeros_like(self.until), SHORT)
+
+    def make(self, request: DraftRequest, tokens: Tensor) -> None:
+        """Make the plans that are missing; `tokens` (C, width) are those of all completions."""
+        rows, written = request.rows, request.written
+        needs_plan = self.is_stale[rows] | (self.until[rows] < written + request.needed)
+        chosen = request.live & needs_plan
+        if request.length and chosen.any():
+            self._plan(rows[chosen], tokens, written[chosen], max(request.needed, SHORT))
+
+    def drafts(self, request: DraftRequest) -> Tensor:
+        """Return the drafts (R, length): the tokens expected next."""
+        places = request.written[:, None] + torch.arange(request.length)
+        drafts = self.planned[request.rows[:, None], places]
+        return drafts.masked_fill(self.is_stale[request.rows, None], NO_TOKEN)
+
+    def begin(self, rows: Tensor, live: Tensor, tokens: Tensor, written: Tensor) -> None:
+        """Plan again where the first token was not the planned one, and reset the counts.
+
+        The arguments are named as in `DraftRequest` and `make`.
+        """
+        self.matched.zero_()
+        self.rejected.zero_()
+        chosen = live & self.is_stale[rows]
+        if chosen.any():
+            self._plan(rows[chosen], tokens, written[chosen], SHORT)
+
+    def observe(
+        self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor
+    ) -> tuple[int, int]:
+        """Compare what was written, `count` tokens (R,) from `written` on, with the plans.
+
+        Returns how many tokens matched, and in how many rows one was rejected.
+        """
+        steps = torch.arange(chosen.shape[1])
+        places = written[:, None] + steps
+        is_written = steps < count[:, None]
+        is_planned = ~self.is_stale[rows, None] & (places < self.until[rows, None])
+        is_compared = is_written & is_planned
+        as_planned = chosen == self.planned[rows[:, None], places]
+
+        rejected = (is_compared & ~as_planned).any(1)
+        matched = (is_compared & as_planned).long().cumprod(1).sum(1)
+        self.is_stale[rows[rejected]] = True
+        self.matched[rows] += matched
+        self.rejected[rows] += rejected
+        return int(matched.sum()), int(rejected.sum())
+
+    def _plan(self, rows: Tensor, tokens: Tensor, written: Tensor, k: int) -> None:
+        """Plan how `rows` continue, for at least `k` tokens unless the text ends before."""
+        alike: dict[tuple[int, int, bytes], list[int]] = {}
+        for row, n in zip(rows.tolist(), written.tolist()):
+            key = (self.first[row], n, tokens[row, :n].numpy().tobytes())
+            alike.setdefault(key, []).append(row)
+
+        # Only the beginning of a long guess is tokenized, up to a whole word.
+        most = CHARACTERS_PER_TOKEN * k
+        parts, is_whole = [], []
+        for (_, n, _), (row, *_) in alike.items():
+            rest = self.guesses[row](self._text(row, tokens[row, :n]))
+            cut = rest.rfind(" ", 0, most) if len(rest) > most else -1
+            parts.append(rest[:cut] if cut > 0 else rest)
+            is_whole.append(cut <= 0)
+
+        plans = self._tokens(parts) if tokens.shape[1] else self._encode(parts)
+        for (_, start, _), same, plan, ends in zip(alike, alike.values(), plans, is_whole):
+            if plan and max(plan) >= self.policy.vocabulary:  # some tokenizers have more
+                plan = [token if token < self.policy.vocabulary else NO_TOKEN for token in plan]
+            self._set(same, start, [*plan, *self.end] if ends else plan, ends)
+
+    def _text(self, row: int, tokens: Tensor) -> str:
+        """Return the text of a completion, of which only the new tokens are decoded.
+
+        They are decoded together with the token before them, because some tokenizers drop a space
+        at the beginning. If they end within a character, they are decoded again next time.
+        """
+        before = max(0, self.decoded[row] - 1)
+        new = tokens[before:].tolist()
+        known = self.policy.decode(new[: self.decoded[row] - before])
+        text = self.texts[row] + self.policy.decode(new)[len(known) :]
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
+            self.texts[row] = text
+            self.decoded[row] = len(tokens)
+        return text
+
+    def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the tokens of `texts`, word by word.
+
+        The words of a problem recur, and most tokenizers separate words. Each word is encoded after
+        a line end, because many tokenizers add a space at the beginning of a text.
+        """
+        words = [_PIECE.findall(text) for text in texts]
+        new = [word for word in dict.fromkeys(chain(*words)) if word not in self.tokens_of_word]
+        if new:
+            line_end, *encoded = self._encode(["\n", *("\n" + word for word in new)])
+            for word, tokens in zip(new, encoded):
+                self.tokens_of_word[word] = tokens[len(line_end) :]
+        return [list(chain(*map(self.tokens_of_word.__getitem__, text))) for text in words]
+
+    def _encode(self, texts: list[str]) -> list[list[int]]:
+        return plain_tokens(self.policy.tokenizer, texts)
+
+    def _set(self, rows: Iterable[int], start: int, plan: Sequence[int], is_whole: bool) -> None:
+        """Set the plan of some rows from place `start` on.
+
+        A plan that `is_whole` ends with the completion, so its end is never reached.
+        """
+        rows = list(rows)
+        width = self.planned.shape[1]
+        end = min(start + len(plan), width)
+        planned = self.planned.numpy()  # the same memory: it takes a list in a tenth of the time
+        planned[rows, start:end] = plan[: end - start]
+        if is_whole:
+            planned[rows, end:] = NO_TOKEN
+        self.until[rows] = end + width * is_whole
+        self.is_stale[rows] = False
+
+
+class Rows(Protocol):
+    """The rows of one rollout while they are written: `EagerRows`, or `CudaRows` on a GPU."""
+
+    @property
+    def costs(self) -> Costs:
+        """How long passes take, and plans for them."""
+
+    @property
+    def lengths(self) -> Sequence[int]:
+        """The lengths of drafts, in tokens, that a pass can verify."""
+
+    @property
+    def live(self) -> Tensor:
+        """A mask (C,) of the completions that need a draft: one of each set of identical ones."""
+
+    def start(self, drafts_Ck: Tensor) -> None:
+        """Start a pass, which verifies the drafts and draws one more token."""
+
+    def finish(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Wait for the pass.
+
+        Returns tokens (C, T), their log-probabilities (C, T), and how many of them count (C,).
+        """
+
+    def retire(self) -> Tensor:
+        """Drop finished completions; return the indices of the others, in order."""
+
+
+class Drafter:
+    """Speculative decoding within one rollout: what to draft, and how well it went.
+
+    - `longest`: the most tokens of a draft; `request`: that of the last drafts, None before any;
+    - `distinct`: rows that differ, which decide what a pass costs;
+    - `has_first_tokens`: whether each row has written its first token. It is drawn without a draft,
+      and it says little about the rest: SmolLM2 begins its answers with a space that the guess does
+      not have. So a different first token is not counted as a rejection, and the rest is planned
+      again from there.
+    """
+
+    def __init__(
+        self,
+        decoder: Rows,
+        plans: DraftPlans,
+        drafting: AcceptanceModel,
+        longest: int,
+        distinct: int,
+    ):
+        self.decoder = decoder
+        self.plans = plans
+        self.drafting = drafting
+        self.longest = longest
+        self.distinct = distinct
+        self.request: DraftRequest | None = None
+        self.has_first_tokens = False
+
+    def observe(
+        self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor, start: float
+    ) -> None:
+        """Record which drafts a pass accepted, and what it cost. The pass began at `start`."""
+        matched, rejected = self.plans.observe(rows, written, chosen, count)
+        if not self.has_first_tokens:
+            matched = rejected = 0
+        self.drafting.observe(
+            draft_length=self.request.length if self.request else 0,
+            rows=self.distinct,
+            fixed_cost=self.decoder.costs.fixed,
+            matched=matched,
+            rejected=rejected,
+            completions=int((count > 0).sum()),
+            tokens=int(count.sum()),
+            seconds=time.perf_counter() - start,
+        )
+
+    def propose(self, rows: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
+        """Return the next drafts (C, k), of the length with the highest expected gain."""
+        live = self.decoder.live
+        if not self.has_first_tokens:
+            self.plans.begin(rows, live, tokens, lengths[rows])
+            self.has_first_tokens = True
+
+        self.distinct = int(live.sum())
+        k = self.drafting.length(
+            self.decoder.costs,
+            self.distinct,
+            self.plans.matched[rows[live]].sum().item(),
+            self.plans.rejected[rows[live]].sum().item(),
+            [k for k in self.decoder.lengths if k <= self.longest],
+        )
+        # Plans that are made while a pass runs must also last for the pass after it.
+        meanwhile = self.decoder.costs.meanwhile
+        needed = 2 * k + 1 if meanwhile else k
+        self.request = DraftRequest(rows, lengths[rows], live, length=k, needed=needed)
+        if not meanwhile:
+            self.plans.make(self.request, tokens)
+        return self.plans.drafts(self.request)
+
+    def plan_meanwhile(self, tokens: Tensor) -> None:
+        """Make the plans that are missing while the device runs the pass, if its costs say so."""
+        if self.request and self.decoder.costs.meanwhile:
+            self.plans.make(self.request, tokens)

@@ -1,0 +1,268 @@
+"""The choice of a path: what the comparison lets pass, and what it falls back from."""
+
+import warnings
+from types import SimpleNamespace
+
+import peft
+import pytest
+import torch
+from tiny_architectures import (
+    ARCHITECTURES,
+    CONVOLUTIONS,
+    EVERY_SECOND,
+    Architecture,
+    compare,
+    write,
+)
+from tiny_models import SHAPE, make_tiny_model, rollout
+from transformers import (
+    AttentionInterface,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    MixtralConfig,
+    PhimoeConfig,
+)
+
+from data.errors import UserError
+from grpo.fast import accelerate as fast
+from grpo.fast import prefix_cache
+from grpo.fast.accelerate import accelerate
+from grpo.fast.forward import FastForward
+from grpo.fast.merged_linear import MergedLinear
+from grpo.model.check import LOW_PRECISION_TOLERANCE
+from grpo.model.load import BUILTIN, load_policy
+from grpo.model.policy import Policy
+
+TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN)
+
+
+def policy_of(config, dtype=torch.float32):
+    torch.manual_seed(0)
+    return accelerated(AutoModelForCausalLM.from_config(config).to(dtype))
+
+
+def accelerated(model):
+    policy = Policy(model, TOKENIZER, name="odd")
+    accelerate(policy)
+    return policy
+
+
+def saved(kind, folder):
+    """Write the model that `architectures` has of this kind."""
+    write(next(each for each in ARCHITECTURES if each.kind == kind), folder)
+    return str(folder)
+
+
+def adapters_of(policy):
+    return [weight for name, weight in policy.model.named_parameters() if "lora_B" in name]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_new_adapter_hides_no_mistake_in_how_it_is_merged(monkeypatch, dtype):
+    """Its B is 0: nothing that it is multiplied with would be seen."""
+    copies = MergedLinear.copies
+    monkeypatch.setattr(
+        MergedLinear, "copies", lambda self: [copy._replace(factor=1.0) for copy in copies(self)]
+    )
+    with pytest.warns(UserWarning, match="the fast forward pass disagrees"):
+        policy = load_policy("builtin", device="cpu", dtype=dtype, lora_rank=64)
+    assert policy.path == "shared"
+    assert not any(weight.any() for weight in adapters_of(policy))
+
+
+def test_the_path_does_not_depend_on_how_far_an_adapter_was_trained(monkeypatch):
+    policy = load_policy("builtin", device="cpu", dtype="bfloat16", lora_rank=8)
+    measure, seen = fast.rollout_distance, []
+    monkeypatch.setattr(
+        fast, "rollout_distance", lambda *given: seen.append(measure(*given)) or seen[-1]
+    )
+    for size in (0.0, 30.0):
+        for weight in adapters_of(policy):
+            torch.nn.init.constant_(weight, size)
+        policy.causal.set_attn_implementation("sdpa")
+        accelerate(policy)
+        assert policy.path == "fast"
+        assert all((weight == size).all() for weight in adapters_of(policy))
+    assert seen[0] == seen[1] != 0.0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_the_embedded_model_takes_the_fastest_path(dtype, lora_rank):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        policy = load_policy("builtin", device="cpu", dtype=dtype, lora_rank=lora_rank)
+    assert policy.path == "fast" and policy.forward.llama is not None
+
+
+# What the registered attention function is given
+
+
+def attend(**arguments):
+    """Call it with one token, as a layer does."""
+    shared = SimpleNamespace(longest_sequence=9, attend=lambda *arguments: "attended")
+    heads = torch.zeros(1, 2, 1, 4)
+    module = SimpleNamespace(layer_idx=0, **arguments.pop("module", {}))
+    mask = arguments.pop("mask", None)
+    return prefix_cache.attention(module, heads, heads, heads, mask, shared=shared, **arguments)[0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"scaling": 1.0, "dropout": 0.0, "is_causal": True},
+        {"s_aux": None, "softcap": None, "position_ids": torch.zeros(1), "use_cache": False},
+        {"sliding_window": 9},
+        {"mask": prefix_cache.LocalMask(9)},
+        {"module": {"is_causal": False}, "is_causal": True},
+    ],
+)
+def test_attention_takes_what_does_not_change_it(arguments):
+    assert attend(**arguments) == "attended"
+
+
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        ({"softcap": 50.0, "position_bias": torch.zeros(1)}, "needs position_bias, softcap"),
+        ({"something_new": False}, "needs something_new"),
+        ({"dropout": 0.1}, "needs dropout"),
+        ({"is_causal": False}, "needs is_causal=False"),
+        ({"module": {"is_causal": False}}, "needs is_causal=False"),
+        ({"mask": torch.zeros(1)}, "needs attention_mask"),
+        ({"sliding_window": 8}, "window is 8 tokens, but prompt and completion have 9"),
+        ({"mask": prefix_cache.LocalMask(8), "sliding_window": 20}, "window is 8 tokens"),
+    ],
+)
+def test_attention_refuses_what_would_change_it(arguments, said):
+    with pytest.raises(UserError, match=said):
+        attend(**arguments)
+
+
+def test_a_window_that_only_the_mask_knows_of_is_refused_when_it_is_outgrown():
+    policy = policy_of(PhimoeConfig(**SHAPE, num_local_experts=2, sliding_window=50))
+    assert policy.path == "shared"
+    with pytest.raises(UserError, match="window is 50 tokens, but prompt and completion have 51"):
+        rollout(policy, budget=60)
+
+
+# What is noticed
+
+
+def test_an_attention_that_swallows_an_argument_is_noticed(tmp_path):
+    def swallowing(*arguments, s_aux=None, **others):
+        return prefix_cache.attention(*arguments, **others)
+
+    AttentionInterface.register(prefix_cache.ATTENTION_NAME, swallowing)
+    try:
+        policy = load_policy(saved("gpt_oss", tmp_path), device="cpu")
+    finally:
+        AttentionInterface.register(prefix_cache.ATTENTION_NAME, prefix_cache.attention)
+    assert policy.path == "plain"
+    assert policy.causal.config._attn_implementation != prefix_cache.ATTENTION_NAME
+
+
+@pytest.mark.parametrize("kind", ["falcon_h1", "diffllama", "minimax", "lfm2"])
+def test_a_layer_with_a_state_of_its_own_is_noticed_in_bfloat16(tmp_path, kind):
+    assert load_policy(saved(kind, tmp_path), device="cpu", dtype="bfloat16").path == "plain"
+
+
+@pytest.mark.parametrize("method", ["prefill", "extend", "predict"])
+@pytest.mark.parametrize("size", [1e-2, float("nan")])
+def test_an_error_in_each_call_is_noticed(tmp_path, monkeypatch, method, size):
+    """A thousandth of a hidden state, in the last place of all; or what is not a number."""
+    right = getattr(FastForward, method)
+
+    def wrong(self, *arguments):
+        result = right(self, *arguments)
+        hidden = result[0] if method == "prefill" else result
+        hidden.view(-1, hidden.shape[-1])[-1] *= 1 + size * torch.arange(64)
+        return result
+
+    folder = str(make_tiny_model(tmp_path))
+    monkeypatch.setattr(FastForward, method, wrong)
+    with pytest.warns(UserWarning, match="the fast forward pass disagrees with the model"):
+        assert load_policy(folder, device="cpu").path == "plain"
+
+
+def test_rounding_of_experts_in_bfloat16_passes():
+    """A few places differ by much, as another expert is taken there."""
+    config = MixtralConfig(
+        **(SHAPE | {"num_hidden_layers": 16, "initializer_range": 0.08}), num_local_experts=8
+    )
+    assert policy_of(config, torch.bfloat16).path == "shared"
+
+
+def test_rounding_of_a_large_logit_in_bfloat16_passes(monkeypatch):
+    """Of the logits of a few likely tokens, up to 40, bfloat16 keeps multiples of 1/4."""
+    changes = {"num_hidden_layers": 28, "initializer_range": 0.1, "tie_word_embeddings": True}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**(SHAPE | changes))).bfloat16()
+    with torch.no_grad():
+        model.get_output_embeddings().weight[:20] *= 10
+    measure, seen = fast.rollout_distance, []
+    monkeypatch.setattr(
+        fast, "rollout_distance", lambda *given: seen.append(measure(*given)) or seen[-1]
+    )
+    assert accelerated(model).path == "fast" and seen[0] < LOW_PRECISION_TOLERANCE / 2
+
+
+def test_a_model_that_computes_otherwise_is_noticed(tmp_path):
+    model = AutoModelForCausalLM.from_pretrained(make_tiny_model(tmp_path))
+    model.base_model.layers[0].mlp.register_forward_hook(lambda module, inputs, output: 2 * output)
+    with pytest.warns(UserWarning, match="the fast forward pass disagrees with the model"):
+        assert accelerated(model).path == "shared"
+
+
+def test_no_memory_is_not_taken_for_a_disagreement(tiny_policy, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(fast, "rollout_distance", full)
+    tiny_policy.causal.set_attn_implementation("sdpa")
+    with pytest.raises(torch.OutOfMemoryError):
+        accelerate(tiny_policy)
+
+
+@pytest.mark.parametrize(
+    "kind, options",
+    [
+        ("jamba", {"attn_layer_offset": 1, "attn_layer_period": 2}),
+        ("lfm2", {"layer_types": CONVOLUTIONS}),
+        ("qwen3_next", {"layer_types": EVERY_SECOND}),
+        ("minimax", {"layer_types": EVERY_SECOND}),
+    ],
+)
+def test_a_state_that_hardly_matters_yet_is_not_shared_away(tmp_path, kind, options):
+    """With small weights the state of these layers changes no log-probability noticeably."""
+    write(Architecture(kind, "plain", options | {"initializer_range": 0.006}), tmp_path)
+    assert load_policy(str(tmp_path), device="cpu", dtype="float32").path == "plain"
+
+
+def test_layers_that_count_tokens_by_themselves_run_every_row_alone(tmp_path):
+    """Llama 4 scales queries from `floor_scale` tokens on, by the index in the tensor."""
+    options = {"no_rope_layers": [1, 1, 0], "floor_scale": 8}
+    assert compare(Architecture("llama4_text", "plain", options), tmp_path).path == "plain"
+    few = {"no_rope_layers": [1, 1, 1]}
+    assert compare(Architecture("llama4_text", "shared", few), tmp_path).path == "shared"
+
+
+def test_modules_that_an_adapter_replaces_are_not_the_references(tmp_path):
+    base = AutoModelForCausalLM.from_pretrained(make_tiny_model(tmp_path))
+    config = peft.LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["o_proj"])
+    assert accelerated(peft.get_peft_model(base, config)).path == "plain"
+
+
+def test_the_row_of_the_padding_token_gets_no_gradient_on_any_path(tmp_path):
+    policy = load_policy(str(make_tiny_model(tmp_path)), device="cpu")
+    pad = policy.causal.config.pad_token_id
+    for path in ("fast", "plain"):
+        if path == "plain":
+            policy.forward = FastForward(policy, "plain")
+            policy.causal.set_attn_implementation("eager")
+        weight = policy.causal.get_input_embeddings().weight
+        weight.grad = None
+        packing = policy.pack([(5, pad, 7, pad)], [(9, 11)])
+        policy.predict(packing).square().sum().backward()
+        assert weight.grad[pad].abs().max() == 0 and weight.grad[5].abs().max() > 0

@@ -1,0 +1,160 @@
+"""The rows of a rollout: what is drawn together, what counts of a draft, which decoder is used."""
+
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+from tiny_models import FAMILIES, OTHERS, PROMPTS, VOCABULARY, make_tiny_model, rollout
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from grpo.fast import cuda_decoder
+from grpo.fast.cuda_graph import cublaslt
+from grpo.fast.decoder import EagerRows, accepted
+from grpo.model.load import BUILTIN, load_policy
+from grpo.rollout.generate import RolloutRequest, generate
+from grpo.rollout.sampling import sample_key
+
+
+@pytest.mark.parametrize("family", ["llama-3 rotary scaling", "bloom"])
+def test_completions_that_agree_so_far_are_one_row(tmp_path, family, monkeypatch):
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config((FAMILIES | OTHERS)[family]()).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), device="cpu")
+    policy.stops = tuple(range(0, VOCABULARY, 40))
+    rows, extend = [], policy.forward.extend
+    monkeypatch.setattr(
+        policy.forward,
+        "extend",
+        lambda tokens, shared: rows.append(len(tokens)) or extend(tokens, shared),
+    )
+    _, groups = rollout(policy, samples=8, temperature=0.15)
+    texts = [(p, answer.tokens) for p, group in enumerate(groups) for answer in group]
+    assert rows == [
+        len({(p, tokens[:n]) for p, tokens in texts if len(tokens) > n})
+        for n in range(1, 1 + len(rows))
+    ]
+    assert rows[0] < max(rows) < len(texts) > rows[-1] > 0  # some agree, go apart, and end
+    keys = [[sample_key(0, 1, prompt, sample, 0) for sample in range(8)] for prompt in PROMPTS]
+    for prompt, row, group in zip(PROMPTS, keys, groups):
+        alone = [
+            generate(
+                policy,
+                RolloutRequest(
+                    [policy.encode(prompt)], keys=[[key]], temperatures=[0.15], budgets=[24]
+                ),
+            )[0][0]
+            for key in row
+        ]
+        assert [answer.tokens for answer in alone] == [answer.tokens for answer in group]
+
+
+def test_what_counts_of_a_draft_by_hand():
+    chosen = torch.tensor([[1, 2, 3, 4], [1, 2, 3, 4], [1, 9, 3, 4], [5, 2, 3, 4], [9, 9, 9, 9]])
+    drafts = torch.tensor([[1, 2, 3], [1, 7, 3], [1, 9, 3], [1, 2, 3], [9, 9, 9]])
+    # all as drafted, and the one behind; the first that differs is the sample; 9 ends the text;
+    # the first differs; ended at once
+    assert accepted(chosen, drafts, torch.tensor([9])).tolist() == [4, 2, 2, 1, 1]
+    assert (
+        accepted(chosen[:, :1], drafts[:, :0], torch.tensor([9])).tolist() == [1] * 5
+    )  # without drafts
+
+
+@pytest.mark.parametrize(
+    "row, written, last, sources, row_then, first",
+    [
+        # two go on from row 0 with the same token, but one has read more; row 3 has ended, and
+        # gives its place
+        (
+            [0, 0, 1, 2, 2],
+            [5, 6, 5, 5, 5],
+            [1, 1, 1, 2, 2],
+            [0, 1, 2, 0],
+            [0, 3, 1, 2, 2],
+            [0, 2, 3, 1],
+        ),
+        # row 1 goes on with three tokens; the first part stays
+        (
+            [0, 1, 1, 1, 1],
+            [5, 5, 5, 5, 5],
+            [7, 9, 8, 9, 6],
+            [0, 1, 1, 1],
+            [0, 3, 2, 3, 1],
+            [0, 4, 2, 1],
+        ),
+        # rows 0 and 1 have ended
+        ([2, 3, 3], [5, 5, 5], [1, 1, 1], [2, 3], [0, 1, 1], [0, 1]),
+    ],
+)
+def test_splitting_rows_by_hand(row, written, last, sources, row_then, first):
+    decoder = EagerRows.__new__(EagerRows)
+    decoder.row, decoder.written, decoder.last = (
+        torch.tensor(row),
+        torch.tensor(written),
+        torch.tensor(last),
+    )
+    assert decoder._split_rows().tolist() == sources
+    assert decoder.row.tolist() == row_then and decoder.first.tolist() == first
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_library_of_products_is_chosen_for_a_while_and_in_silence(monkeypatch, capfd, wanted):
+    chosen = ["cublas"]
+
+    def preferred(name=None):  # torch's, which writes to the process's stderr past Python's
+        if name and name != "cublas":
+            os.write(2, b"experimental\n")
+        chosen.append(name or chosen[-1])
+        return chosen[-1]
+
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", preferred)
+    with pytest.raises(ZeroDivisionError), cublaslt(wanted):
+        inside = chosen[-1]
+        os.write(2, b"ours\n")
+        1 / 0  # noqa: B018
+    assert (inside, chosen[-1]) == ("cublaslt" if wanted else "cublas", "cublas")
+    assert capfd.readouterr().err == "ours\n"
+
+
+@pytest.fixture
+def policy(tmp_path):
+    return load_policy(str(make_tiny_model(tmp_path)), device="cpu", lora_rank=4)
+
+
+def b_matrices(policy):
+    return [w for name, w in policy.model.named_parameters() if ".lora_B." in name]
+
+
+@pytest.mark.parametrize(("difference", "is_used"), [(1e-5, True), (0.5, False)])
+def test_the_comparison_does_not_see_what_the_adapters_have_learned(
+    policy, monkeypatch, difference, is_used
+):
+    """It sees the same small adapters in every run; afterwards the policy is as before."""
+    for weight in b_matrices(policy):
+        weight.data.fill_(7.0)
+    policy.forward.llama.refresh()
+    copies = [copy for layer in policy.forward.llama.copies.layers for copy in layer.copies()]
+    merged = [copy.target.clone() for copy in copies]
+    seen = []
+
+    def compare(step):
+        policy.forward.llama.refresh()  # as a rollout does
+        seen.extend(weight.std().item() for weight in b_matrices(policy))
+        return difference
+
+    monkeypatch.setattr(cuda_decoder, "CudaStep", lambda policy, forward: "the step")
+    monkeypatch.setattr(cuda_decoder, "disagreement", compare)
+    on_gpu = SimpleNamespace(device=torch.device("cuda"), causal=policy.causal)
+    monkeypatch.setattr(policy.forward.llama, "D", 32)
+    if is_used:
+        assert cuda_decoder.new_cuda_step(on_gpu, policy.forward) == "the step"
+    else:
+        with pytest.warns(
+            UserWarning, match="the fused decoder disagrees with the model by 5.0e-01"
+        ):
+            assert cuda_decoder.new_cuda_step(on_gpu, policy.forward) is None
+
+    assert len(seen) == len(b_matrices(policy)) and all(0.01 < each < 0.05 for each in seen)
+    assert all((weight == 7.0).all() for weight in b_matrices(policy))
+    assert all(torch.equal(copy.target, old) for copy, old in zip(copies, merged, strict=True))

@@ -1,0 +1,449 @@
+"""Speculative decoding: drafts change no sample, and how long they are."""
+
+import copy
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+from forced import Forced, trainer_for
+from tiny_architectures import Architecture, write
+from tiny_models import FAMILIES, VOCABULARY, make_tiny_model, rollout
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from data.errors import UserError
+from grpo.evaluate import evaluate
+from grpo.fast import decoder as fast_decoder
+from grpo.fast.cuda_decoder import CudaRows
+from grpo.fast.cuda_graph import pass_costs
+from grpo.fast.decoder import EagerRows
+from grpo.fast.speculative import (
+    LENGTHS,
+    AcceptanceModel,
+    Costs,
+    DraftPlans,
+)
+from grpo.model.load import BUILTIN, load_policy
+from grpo.rollout.generate import RolloutRequest, generate
+from grpo.rollout.sampling import sample_key, uniform
+from tasks.interleave import Interleave
+from tasks.supply import problem_at
+
+
+def guess_of(text: str, spoil: int):
+    """A guess at `text` that, wherever it is asked, is wrong in every `spoil`-th character."""
+
+    def guess(written):
+        rest = text[len(written) :] if text.startswith(written) else text[len(written) // 2 :]
+        return "".join(
+            "#" if (len(written) + i) % spoil == spoil - 1 else c for i, c in enumerate(rest)
+        )
+
+    return guess
+
+
+def tokens_of(groups):
+    return [[answer.tokens for answer in group] for group in groups]
+
+
+def first_difference(ours, theirs):
+    """Return the place of the first token that differs, None where none does."""
+    return next(
+        (t for t, pair in enumerate(zip(ours.tokens, theirs.tokens)) if pair[0] != pair[1]), None
+    )
+
+
+@torch.no_grad()
+def border_distance(policy, prompt, sample, ours, theirs, t, temperature):
+    """Return how far the uniform number of place `t` lies from the border between the two tokens
+    drawn there, in probability.
+    """
+    model = copy.deepcopy(policy.model)
+    model.set_attn_implementation("sdpa")
+    logits = model(
+        input_ids=torch.tensor([[*policy.encode(prompt), *ours.tokens[:t]]]), use_cache=False
+    ).logits[0, -1]
+    cdf = (logits.double() / temperature).softmax(-1).cumsum(-1)
+    low, high = sorted((ours.tokens[t], theirs.tokens[t]))
+    u = uniform(torch.tensor(sample_key(0, 1, prompt, sample, 0)), t).item()
+    return max(abs(u - cdf[low].item()), abs(u - cdf[high - 1].item()))
+
+
+@pytest.mark.parametrize(
+    "family, temperature, tail",
+    [
+        ("builtin", 0.7, False),
+        ("builtin", 1.0, True),
+        ("qwen3", 0.15, False),
+        ("gpt2", 0.15, True),
+        ("llama-3 rotary scaling", 0.15, False),
+    ],
+)
+def test_drafted_is_undrafted_token_for_token(tmp_path, family, temperature, tail):
+    # The same wherever the logits are: their last bits depend on how many tokens a product has,
+    # and a uniform number that lies as near to the border between two tokens as these are wide
+    # makes another one. That is the tail of the distribution, thousands of tokens of 1e-7 each, so
+    # random models are cold here, and only where so rare a token was seen to be drawn (`tail`) may
+    # one differ. All cases together: over 20,000 tokens.
+    if family != "builtin":
+        torch.manual_seed(0)
+        AutoModelForCausalLM.from_config(FAMILIES[family]()).save_pretrained(tmp_path)
+        AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
+    policy = load_policy("builtin" if family == "builtin" else str(tmp_path), device="cpu")
+    problems = [
+        problem_at(Interleave(), level=10, split="train", seed=0, index=i) for i in range(9)
+    ]
+    settings = dict(
+        prompts=[problem.prompt for problem in problems],
+        samples=8,
+        budget=64,
+        temperature=temperature,
+    )
+    _, plain = rollout(policy, **settings)
+    compared, others, texts = 0, [], [group[0].text for group in plain]
+    assert len({answer.tokens for group in plain for answer in group}) > 32
+    for length in ("1", "7", "auto"):
+        drafting = AcceptanceModel(length)
+        guesses = (
+            [Interleave().draft(problem) for problem in problems]
+            if family == "builtin"
+            else [guess_of(text, 9) for text in texts]
+        )
+        _, drafted = rollout(policy, guesses=guesses, drafting=drafting, **settings)
+        for problem, group, expected in zip(problems, drafted, plain, strict=True):
+            for sample, (ours, theirs) in enumerate(zip(group, expected, strict=True)):
+                t = first_difference(ours, theirs)
+                if t is not None:
+                    others.append(
+                        border_distance(
+                            policy, problem.prompt, sample, ours, theirs, t, temperature
+                        )
+                    )
+                assert t is not None or len(ours.tokens) == len(theirs.tokens)
+                torch.testing.assert_close(
+                    torch.tensor(ours.logprobs[:t]),
+                    torch.tensor(theirs.logprobs[:t]),
+                    atol=5e-4,
+                    rtol=0,
+                )
+                compared += len(ours.tokens[:t])
+    assert (
+        compared > 4000
+        and max(others, default=0) < 1e-6
+        and (len(others) <= compared / 500 if tail else not others)
+    )
+
+
+def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path, monkeypatch):
+    policy = load_policy(str(make_tiny_model(tmp_path)), device="cpu")
+    policy.stops = tuple(range(0, VOCABULARY, 40))
+    _, plain = rollout(policy, samples=1, temperature=0.0)
+    drafting = AcceptanceModel("7")
+
+    class Known(DraftPlans):  # texts of random models do not survive decoding and encoding
+        def _plan(self, rows, tokens, written, k):
+            for row, n in zip(rows.tolist(), written.tolist()):
+                answer = plain[int(self.guesses[row](""))][0]
+                self._set([row], n, answer.tokens[n:], True)
+
+    monkeypatch.setattr(fast_decoder, "DraftPlans", Known)
+    _, drafted = rollout(
+        policy,
+        samples=1,
+        temperature=0.0,
+        guesses=[lambda text, i=i: str(i) for i in range(3)],
+        drafting=drafting,
+    )
+    assert tokens_of(drafted) == tokens_of(plain)
+    assert drafting.rejected == 1.0 and drafting.metrics()["draft/tokens_per_forward"] > 3
+
+
+def test_what_a_pass_costs_is_counted_by_distinct_rows(tiny_policy, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        AcceptanceModel,
+        "length",
+        lambda self, costs, rows, *others: asked.append((rows, others[-1][-1])) or 0,
+    )
+    _, groups = rollout(
+        tiny_policy,
+        samples=8,
+        temperature=0.0,
+        budget=70,
+        guesses=[str] * 3,
+        drafting=AcceptanceModel("auto"),
+    )
+    assert {rows for rows, _ in asked} <= {1, 2, 3} and asked[0][0] == 3
+    assert {longest for _, longest in asked} == {63}  # of 70 tokens
+    # four completions in one row wrote eight tokens each in a pass over 1 + 7 tokens; without
+    # drafts that were eight passes over one
+    drafting = AcceptanceModel("auto")
+    drafting.observe(
+        draft_length=7,
+        rows=1,
+        fixed_cost=48,
+        matched=28,
+        rejected=0,
+        completions=4,
+        tokens=32,
+        seconds=1.0,
+    )
+    assert drafting.metrics() == {
+        "draft/acceptance": drafting.acceptance,
+        "draft/tokens_per_forward": 8,
+        "time/saved_by_drafts": 8 * 49 / 56 - 1,
+    }
+
+
+def test_a_pass_has_only_as_many_tokens_as_the_decoder_has_room_for(tiny_policy, monkeypatch):
+    decoder, longest = CudaRows.__new__(CudaRows), []
+    for rows in (1, 64, 65, 1024, 9000):  # 65 are computed as 96
+        decoder.written = torch.zeros(rows)
+        longest.append(decoder.lengths[-1])
+    assert longest == [127, 127, 63, 7, 0]
+    widths, start = [], EagerRows.start
+    monkeypatch.setattr(EagerRows, "lengths", (0, 1, 3))
+    monkeypatch.setattr(
+        EagerRows,
+        "start",
+        lambda self, drafts: widths.append(drafts.shape[1]) or start(self, drafts),
+    )
+    rollout(tiny_policy, guesses=[str] * 3, drafting=AcceptanceModel("7"))
+    assert set(widths[1:]) == {3}
+
+
+class Scripted:
+    """A decoder whose rows write given tokens, whatever is drafted."""
+
+    lengths = (0, 3, 7, 15)
+
+    def __init__(self, texts, costs):
+        self.texts, self.places = texts, [0] * len(texts)
+        self.costs, self.runs = costs, False
+        self.passes = self.drafted_passes = 0
+
+    @property
+    def live(self):
+        return torch.tensor([place < len(text) for text, place in zip(self.texts, self.places)])
+
+    def start(self, drafts):
+        self.drafts, self.runs = drafts, True
+
+    def finish(self):
+        """Write what agrees with the draft and one token more, as many as 8 without drafts."""
+        drafts, self.runs = self.drafts, False
+        k = drafts.shape[1]
+        width = k + 1 if k else (8 if self.passes else 1)
+        self.passes += 1
+        self.drafted_passes += k > 0
+        chosen = torch.zeros(len(self.texts), width, dtype=torch.long)
+        count = torch.zeros(len(self.texts), dtype=torch.long)
+        for row, (text, place) in enumerate(zip(self.texts, self.places)):
+            rest = text[place : place + width]
+            agreed = [drafted == token for drafted, token in zip(drafts[row].tolist(), rest)]
+            rest = rest[: agreed.index(False) + 1] if False in agreed else rest
+            chosen[row, : len(rest)] = torch.tensor(rest, dtype=torch.long)
+            count[row] = len(rest)
+            self.places[row] += len(rest)
+        return chosen, torch.zeros(chosen.shape), count
+
+    def retire(self):
+        return torch.arange(len(self.texts)) if self.live.any() else torch.arange(0)
+
+
+@pytest.mark.parametrize("costs", [Costs(8, plan=100), Costs(8, plan=100, meanwhile=True)])
+def test_answers_that_begin_otherwise_than_the_guess_are_drafted_all_the_same(monkeypatch, costs):
+    """As of models that begin with a space, for which once no draft was ever made."""
+    policy = load_policy("builtin", device="cpu")
+    words = " the sea and the owl" * 20
+    text = policy.tokenizer("so" + words, add_special_tokens=False).input_ids + [policy.end]
+
+    def guess(written):
+        return words[len(written.lstrip().removeprefix("so")) :]
+
+    monkeypatch.setattr(policy.decoder, "rows", lambda *_: decoder)
+    drafting = AcceptanceModel()
+    for _ in range(3):
+        decoder = Scripted([text] * 4, costs)
+        request = RolloutRequest([(1, 2)], [[1, 2, 3, 4]], [1.0], [len(text)], guesses=[guess])
+        (answers,) = generate(policy, request, drafting)
+        assert [list(answer.tokens) for answer in answers] == [text] * 4
+    assert drafting.acceptance > 0.995 and decoder.drafted_passes > 5
+
+
+def test_rows_are_planned_again_while_the_next_pass_runs(monkeypatch):
+    """Each row writes a wrong word, is planned again during the next pass, and drafted then."""
+    policy = load_policy("builtin", device="cpu")
+    words = ["the", "sea", "and", "the", "owl"] * 20
+    written = [*words[:40], "cat", *words[40:]]
+    text = policy.tokenizer(" ".join(written), add_special_tokens=False).input_ids + [policy.end]
+
+    decoder = Scripted([text] * 4, Costs(8, plan=1, meanwhile=True))
+    planned_in, plan = [], DraftPlans._plan
+    monkeypatch.setattr(policy.decoder, "rows", lambda *_: decoder)
+    monkeypatch.setattr(
+        DraftPlans, "_plan", lambda *args: planned_in.append(decoder.runs) or plan(*args)
+    )
+
+    def guess(so_far):
+        rest = words[len(so_far.split()) - ("cat" in so_far) :]
+        return " " * bool(so_far) + " ".join(rest)
+
+    drafting = AcceptanceModel("15")
+    request = RolloutRequest([(1, 2)], [[1, 2, 3, 4]], [1.0], [len(text)], guesses=[guess])
+    (answers,) = generate(policy, request, drafting)
+    assert [list(answer.tokens) for answer in answers] == [text] * 4
+    assert planned_in[0] is False and planned_in[-1] is True
+    assert decoder.passes < 16
+
+
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_long_guess_is_drafted_in_every_pass(monkeypatch, meanwhile):
+    policy = load_policy("builtin", device="cpu")
+    words = " the sea and the owl" * 100
+    text = policy.tokenizer(words, add_special_tokens=False).input_ids + [policy.end]
+    decoder = Scripted([text], Costs(8, plan=1, meanwhile=meanwhile))
+    monkeypatch.setattr(policy.decoder, "rows", lambda *_: decoder)
+
+    def guess(written):
+        return words[1 + len(written.lstrip()) :] if written.strip() else words
+
+    request = RolloutRequest([(1, 2)], [[1]], [1.0], [len(text)], guesses=[guess])
+    generate(policy, request, AcceptanceModel("15"))
+    assert decoder.passes == 1 + math.ceil((len(text) - 1) / 16)
+
+
+@pytest.mark.parametrize(
+    "parameters, layers, fixed, plan",
+    [
+        (134_515_008, 30, 630, 150),  # SmolLM2-135M: launching kernels, 1.26 ms of 2 us
+        (3_212_749_824, 28, 213, 30),  # Llama-3.2-3B: reading 6.4 GB at 3 TB/s, 2.1 ms of 10 us
+    ],
+)
+def test_what_passes_and_plans_cost_by_the_size_of_the_model(parameters, layers, fixed, plan):
+    weights = torch.empty(parameters, dtype=torch.bfloat16, device="meta")
+    policy = SimpleNamespace(
+        causal=SimpleNamespace(parameters=lambda: [weights]),
+    )
+    costs = pass_costs(policy, SimpleNamespace(blocks=range(layers)))
+    assert costs.meanwhile
+    assert costs.fixed == pytest.approx(fixed, rel=0.01)
+    assert costs.plan == pytest.approx(plan, rel=0.01)
+
+
+def test_plans_that_are_made_meanwhile_cost_no_time_unless_they_take_longer_than_the_pass():
+    drafting = AcceptanceModel("auto")
+    drafting.matched, drafting.rejected = 985.0, 15.0
+
+    def length(plan, meanwhile):
+        return drafting.length(Costs(630, plan, meanwhile), 256)
+
+    assert length(150, True) > length(150, False) == 0
+    assert length(0.0, True) <= length(0.0, False)  # the pass without a draft is lost
+    assert length(5000, True) == 0
+
+
+def test_lengths_follow_acceptance_and_batch():
+    drafting = AcceptanceModel("auto")
+    lengths = {}
+    for acceptance in (0.05, 0.5, 0.9, 0.99):
+        drafting.matched, drafting.rejected = 1000 * acceptance, 1000 * (1 - acceptance)
+        lengths[acceptance] = [drafting.length(Costs(64, 3), rows) for rows in (1, 16, 256)]
+        assert lengths[acceptance] == sorted(
+            lengths[acceptance], reverse=True
+        )  # the more rows, the shorter
+    assert lengths[0.05] == [0, 0, 0] and lengths[0.9][2] == 0
+    assert drafting.length(Costs(64, 3), 16, 10, 90) < drafting.length(
+        Costs(64, 3), 16
+    )  # the rows' own record
+    assert drafting.length(Costs(64, 400), 16) < drafting.length(
+        Costs(64, 3), 16
+    )  # aiming anew is dear
+    assert (
+        all(a <= b for a, b in zip(lengths[0.5], lengths[0.9])) and lengths[0.99][0] == LENGTHS[-1]
+    )
+
+
+def test_a_fixed_length_and_off():
+    assert (
+        AcceptanceModel("off").length(Costs(64, 3), 1) == 0
+        and AcceptanceModel("5").length(Costs(64, 3), 1000) == 5
+    )
+    assert (
+        AcceptanceModel("127").length(Costs(64, 3), 1) == 127
+        and AcceptanceModel("127").length(Costs(64, 3), 1000, lengths=(0, 1, 3, 7)) == 7
+    )  # as far as there is room
+
+
+def test_evidence_fades_and_is_kept_in_checkpoints():
+    drafting = AcceptanceModel("auto")
+    drafting.observe(
+        draft_length=3,
+        rows=3,
+        fixed_cost=64,
+        matched=12,
+        rejected=4,
+        completions=2,
+        tokens=8,
+        seconds=0.5,
+    )
+    assert drafting.metrics()["draft/tokens_per_forward"] == 4
+    other = AcceptanceModel("auto")
+    other.load_state_dict(drafting.state_dict())
+    assert other.acceptance == drafting.acceptance
+    before = drafting.matched
+    drafting.begin()
+    assert drafting.matched == before / 2 and drafting.metrics() == {}
+
+
+def test_a_guess_of_tokens_that_the_model_lacks_is_rejected(tmp_path):
+    """Some tokenizers have more tokens than their model."""
+    tokenizer = AutoTokenizer.from_pretrained(BUILTIN)
+    texts = [tokenizer.decode([token]) for token in range(VOCABULARY)]
+    lacking, text = max((max(tokenizer.encode(text), default=0), text) for text in texts)
+    model = AutoModelForCausalLM.from_pretrained(make_tiny_model(tmp_path))
+    model.resize_token_embeddings(lacking)
+    model.save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), device="cpu")
+    _, plain = rollout(policy)
+    guesses = [lambda written: text] * 3
+    _, drafted = rollout(policy, guesses=guesses, drafting=AcceptanceModel("7"))
+    assert [[c.tokens for c in group] for group in drafted] == [
+        [c.tokens for c in group] for group in plain
+    ]
+
+
+def test_drafts_may_reach_beyond_the_context_of_a_model_that_runs_each_row(tmp_path):
+    write(
+        Architecture("gptj", "plain", {"n_positions": 64, "max_position_embeddings": 64}), tmp_path
+    )
+    policy = load_policy(str(tmp_path), device="cpu")
+    assert policy.path == "plain" and policy.context == 64
+    prompt = "A: " + "a " * 19
+    budget = 64 - len(policy.encode(prompt))
+    settings = dict(prompts=[prompt], samples=4, budget=budget)
+    _, plain = rollout(policy, **settings)
+    guesses = [lambda text: plain[0][0].text[len(text) :] + "a b c d e f g"]
+    _, drafted = rollout(policy, guesses=guesses, drafting=AcceptanceModel("15"), **settings)
+    assert [c.tokens for c in drafted[0]] == [c.tokens for c in plain[0]]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_drafts_that_change_the_data_of_their_problem_are_refused(tiny_policy, at_once):
+    """When they are made, or when they are asked; in training and in evaluations."""
+
+    def draft(problem):
+        def guess(text):
+            problem.data["seen"] = text
+            return ""
+
+        if at_once:
+            guess("")
+        return guess
+
+    kind = type("Drafting", (Forced,), {"draft": staticmethod(draft)})
+    trainer = trainer_for(tiny_policy, kind=kind)
+    problem = trainer.stream.at(9, 1)[1]
+    for sample in (trainer.step, lambda: evaluate(tiny_policy, trainer.task, [problem])):
+        with pytest.raises(UserError, match=r"^task forced: draft\(\) changed problem\.data; let"):
+            sample()

@@ -1,0 +1,56 @@
+"""Token budgets: what a completion may take, and which problems fit the context."""
+
+from dataclasses import replace
+
+import pytest
+
+from data.errors import UserError
+from grpo.rollout.budget import budget_for, fitting, room_warning
+from tasks.base import Problem
+
+
+def test_budget(tiny_policy):
+    target = "one two three"
+    needed = tiny_policy.target_length(target)
+    assert budget_for(tiny_policy, (1,), target) >= needed * 1.25
+    assert budget_for(tiny_policy, (1,), target, asked=needed) == needed
+    with pytest.raises(UserError, match=f"the right answer takes {needed} tokens"):
+        budget_for(tiny_policy, (1,), target, asked=needed - 1)
+    assert (
+        budget_for(tiny_policy, (1,) * (1024 - needed), target)
+        == needed
+        == budget_for(tiny_policy, (1,) * (1024 - needed), target, asked=99)
+    )
+    assert budget_for(tiny_policy, (1,) * (1023 - needed), target) == needed + 1
+    with pytest.raises(UserError, match="its context of 1024 tokens is too short"):
+        budget_for(tiny_policy, (1,) * (1025 - needed), target)
+
+
+def test_a_prompt_that_leaves_less_than_half_of_the_budget_is_named(tiny_policy):
+    problem = Problem("t", 1, "p", "", "k", {"where": "rows.jsonl, line 3"})
+    prompt = len(tiny_policy.encode(problem))
+    tiny_policy.context = prompt + 32
+    line = room_warning(tiny_policy, problem, declared=65)
+    taken = f"its prompt takes {prompt} of the model's {prompt + 32} tokens"
+    assert line.startswith(f"rows.jsonl, line 3: {taken}")
+    assert "leaves a completion 32 instead of 65, as in every such problem; give shorter" in line
+    assert room_warning(tiny_policy, problem, asked=65, declared=1) == line
+    assert room_warning(tiny_policy, replace(problem, data={}), 65).startswith("problem k: its p")
+
+    # Half of it is left, or the budget is that of the answer alone.
+    assert room_warning(tiny_policy, problem, declared=64) == ""
+    assert room_warning(tiny_policy, problem, asked=64, declared=99) == ""
+    tiny_policy.context = prompt + 1
+    assert room_warning(tiny_policy, problem) == ""
+
+
+def test_problems_too_long_for_the_context_are_passed_over_and_counted(tiny_policy):
+    short, long = Problem("t", 1, "p", "one two", "s"), Problem("t", 1, "p", "one " * 1100, "l")
+    passed = []
+    assert list(fitting(tiny_policy, [short, long, long, short], passed)) == [
+        short,
+        short,
+    ] and passed == [long, long]
+    assert len(list(fitting(tiny_policy, ([long] * 15 + [short]) * 2, []))) == 2
+    with pytest.raises(UserError, match="its context of 1024 tokens is too short"):
+        list(fitting(tiny_policy, [short] + [long] * 16, []))

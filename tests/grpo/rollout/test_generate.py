@@ -1,0 +1,255 @@
+"""The engine against a plain `transformers` forward pass, and against itself in other company."""
+
+import pytest
+import torch
+from forced import trainer_for
+from tiny_models import FAMILIES, OTHERS, PROMPTS, SHAPE, VOCABULARY, make_tiny_model, rollout
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    MistralConfig,
+)
+
+from data.errors import UserError
+from grpo.learn.batch import micro_batches
+from grpo.learn.update import completion_logprobs
+from grpo.model.load import BUILTIN, load_policy
+from grpo.records import Group
+from grpo.rollout.generate import RolloutRequest, generate
+from grpo.rollout.sampling import sample_key, truncation
+from tasks.base import Problem
+
+
+def plain_logprobs(model, prompt, tokens, temperature):
+    logits = model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+    return (logits / temperature).log_softmax(-1)
+
+
+@pytest.mark.parametrize("heads, kv_heads", [(4, 4), (4, 2), (4, 1)])
+def test_sampler_logprobs_are_those_of_a_plain_forward(tmp_path, heads, kv_heads):
+    policy = load_policy(str(make_tiny_model(tmp_path, heads=(heads, kv_heads))), device="cpu")
+    plain = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    )
+    for prompt, answers in zip(*rollout(policy, temperature=0.8)):
+        for answer in answers:
+            every = plain_logprobs(plain, prompt, answer.tokens, 0.8)
+            expected = every.gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+            torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-5, rtol=0)
+
+
+def test_ragged_lengths_are_exercised(tiny_policy):
+    # the tests of this file are only worth something if rows end at different places, by the end
+    # token and by the budget
+    tiny_policy.stops = tuple(range(0, VOCABULARY, 40))
+    lengths = {
+        len(answer.tokens) for group in rollout(tiny_policy, samples=8)[1] for answer in group
+    }
+    assert len(lengths) > 4
+
+
+def test_what_is_sampled_does_not_depend_on_company(tiny_policy):
+    tiny_policy.stops = tuple(
+        range(0, VOCABULARY, 40)
+    )  # early ends, so that rows retire and the batch is compacted
+    _, together = rollout(tiny_policy, samples=8)
+    for prompt, group in zip(PROMPTS, together):
+        _, (alone,) = rollout(tiny_policy, [prompt], samples=8)
+        assert [a.tokens for a in alone] == [a.tokens for a in group]
+
+
+def test_a_completion_ends_with_its_first_end_token_or_its_budget(tiny_policy):
+    tiny_policy.stops = tuple(range(0, VOCABULARY, 40))
+    for group in rollout(tiny_policy, samples=8)[1]:
+        for answer in group:
+            ends = [token in tiny_policy.stops for token in answer.tokens]
+            assert not any(ends[:-1])
+            assert (answer.finish == "stop") == ends[-1]
+            assert ends[-1] or len(answer.tokens) == 24
+            assert len(answer.logprobs) == len(answer.tokens)
+
+
+def test_temperature_zero_is_greedy(tiny_policy, tiny_model):
+    plain = AutoModelForCausalLM.from_pretrained(
+        tiny_model, dtype=torch.float32, attn_implementation="eager"
+    )
+    ids, groups = rollout(tiny_policy, temperature=0.0, samples=1)
+    for prompt, (answer,) in zip(ids, groups):
+        best = plain_logprobs(plain, prompt, answer.tokens, 1.0).argmax(-1)
+        assert best.tolist() == list(answer.tokens)
+
+
+def test_truncated_sampling_stays_inside_and_is_renormalised(tiny_policy, tiny_model):
+    plain = AutoModelForCausalLM.from_pretrained(
+        tiny_model, dtype=torch.float32, attn_implementation="eager"
+    )
+    ids, groups = rollout(tiny_policy, truncate=truncation(top_k=3))
+    for prompt, answers in zip(ids, groups):
+        for answer in answers:
+            every = plain_logprobs(plain, prompt, answer.tokens, 1.0)
+            top = every.topk(3, -1)
+            inside = (top.indices == torch.tensor(answer.tokens)[:, None]).any(-1)
+            assert inside.all()
+            expected = every.gather(1, torch.tensor(answer.tokens)[:, None])[
+                :, 0
+            ] - top.values.logsumexp(-1)
+            torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_other_families_sample_from_their_own_distribution(tmp_path, family):
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(FAMILIES[family]()).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), device="cpu")
+    plain = AutoModelForCausalLM.from_pretrained(
+        tmp_path, dtype=torch.float32, attn_implementation="eager"
+    )
+    for prompt, answers in zip(*rollout(policy)):
+        for answer in answers:
+            expected = plain_logprobs(plain, prompt, answer.tokens, 1.0).gather(
+                1, torch.tensor(answer.tokens)[:, None]
+            )[:, 0]
+            torch.testing.assert_close(
+                torch.tensor(answer.logprobs), expected, atol=1e-5, rtol=2e-6
+            )
+
+
+def test_a_sliding_window_that_is_outgrown_is_refused(tmp_path):
+    AutoModelForCausalLM.from_config(MistralConfig(**SHAPE, sliding_window=50)).save_pretrained(
+        tmp_path
+    )
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
+    with pytest.raises(
+        UserError, match="its attention window is 50 tokens, but prompt and completion have 51"
+    ):
+        rollout(load_policy(str(tmp_path), device="cpu"), budget=60)
+
+
+@pytest.mark.parametrize("family, lora_rank", [("bloom", 0), ("bloom", 4), ("mamba", 0)])
+def test_the_fallback_samples_from_the_models_own_distribution(tmp_path, family, lora_rank):
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(OTHERS[family]()).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), device="cpu", lora_rank=lora_rank)
+    policy.stops = tuple(range(0, VOCABULARY, 10))  # early ends, so that rows retire
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    assert policy.path == "plain"
+    ids, groups = rollout(policy, samples=4, budget=12)
+    assert len({len(answer.tokens) for answers in groups for answer in answers}) > 2
+    for prompt, answers in zip(ids, groups):
+        for answer in answers:
+            expected = plain_logprobs(plain, prompt, answer.tokens, 1.0).gather(
+                1, torch.tensor(answer.tokens)[:, None]
+            )[:, 0]
+            torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-5, rtol=0)
+    for prompt, answers in zip(PROMPTS, groups):
+        assert [a.tokens for a in rollout(policy, [prompt], budget=12)[1][0]] == [
+            a.tokens for a in answers
+        ]
+
+
+def test_the_fallback_learns_with_the_gradient_of_a_plain_forward(tmp_path):
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(OTHERS["bloom"]()).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
+    policy = load_policy(str(tmp_path), device="cpu")
+    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    ids, groups = rollout(policy, samples=2, budget=6)
+    made = [
+        Group(i, Problem("any", 1, "", "", ""), prompt, 1.0, answers, advantages=[1.0, -1.0])
+        for i, (prompt, answers) in enumerate(zip(ids, groups))
+    ]
+    (batch,) = micro_batches(made, "grpo", max_length=6, device=policy.device)
+    logp_RT, _ = completion_logprobs(policy, batch)
+    weights = torch.linspace(1, 2, logp_RT.numel()).view_as(logp_RT)
+    (logp_RT * weights).sum().backward()
+    total = sum(
+        (
+            plain_logprobs(plain, prompt, answer.tokens, 1.0).gather(
+                1, torch.tensor(answer.tokens)[:, None]
+            )[:, 0]
+            * weights[2 * i + j, : len(answer.tokens)]
+        ).sum()
+        for i, (prompt, answers) in enumerate(zip(ids, groups))
+        for j, answer in enumerate(answers)
+    )
+    total.backward()
+    for (name, one), (_, other) in zip(
+        policy.model.named_parameters(), plain.named_parameters(), strict=True
+    ):
+        torch.testing.assert_close(one.grad, other.grad, atol=1e-4, rtol=1e-4, msg=name)
+
+
+def test_a_model_that_takes_no_adapter(tmp_path):
+    AutoModelForCausalLM.from_config(OTHERS["mamba"]()).save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
+    with pytest.raises(
+        UserError, match="--lora-rank 4: .*incompatible with Mamba.*; give --lora-rank 0"
+    ):
+        load_policy(str(tmp_path), device="cpu", lora_rank=4)
+
+
+def test_prompts_in_lots_are_answered_as_all_at_once(tiny_policy, monkeypatch):
+    prompts = [tiny_policy.encode(text) for text in ("A", "Copy B.", "A: one two", "B: three", "C")]
+    settings = dict(
+        keys=[[sample_key(3, p, g) for g in range(3)] for p in range(5)],
+        temperatures=[1.0, 0.7, 1.0, 0.0, 1.2],
+        budgets=[9, 4, 12, 7, 9],
+    )
+    whole = generate(tiny_policy, RolloutRequest(prompts, **settings))
+    asked = []
+    monkeypatch.setattr(tiny_policy, "prompts_at_once", lambda *sizes: asked.append(sizes) or 2)
+    assert [
+        [c.tokens for c in group]
+        for group in generate(tiny_policy, RolloutRequest(prompts, **settings))
+    ] == [[c.tokens for c in group] for group in whole]
+    ((completions, prompt, room),) = set(asked)
+    assert completions == 3 and prompt == max(map(len, prompts)) and room >= 12
+
+
+def short_of_memory(policy, monkeypatch, most):
+    """Let rollouts of more than `most` prompts fail; return the numbers of prompts tried."""
+    plain, tried = policy.decoder.decode, []
+
+    def hungry(request, drafting):
+        tried.append(len(request.prompts))
+        assert len(tried) < 20, "it is tried for ever"
+        if len(request.prompts) > most:
+            raise torch.OutOfMemoryError("no room")
+        return plain(request, drafting)
+
+    monkeypatch.setattr(policy.decoder, "decode", hungry)
+    return tried
+
+
+def tokens_of(groups):
+    return [[completion.tokens for completion in group] for group in groups]
+
+
+def test_out_of_memory_halves_the_prompts_at_a_time_and_changes_no_sample(tiny_policy, monkeypatch):
+    _, expected = rollout(tiny_policy, samples=3)
+    tried = short_of_memory(tiny_policy, monkeypatch, most=1)
+    _, found = rollout(tiny_policy, samples=3)
+    assert tokens_of(found) == tokens_of(expected)
+    assert len(expected) == 3 and tried == [3, 1, 1, 1]
+
+    (note,) = tiny_policy.take_memory_notes()
+    assert note.startswith("out of memory: rollouts of at most 3 completions of ")
+    assert tiny_policy.take_memory_notes() == []
+
+    # The next rollout does not try what failed.
+    _, again = rollout(tiny_policy, samples=3)
+    assert tokens_of(again) == tokens_of(expected) and tried[4:] == [1, 1, 1]
+
+
+def test_a_single_prompt_that_does_not_fit_is_an_error(tiny_policy, monkeypatch):
+    short_of_memory(tiny_policy, monkeypatch, most=0)
+    with pytest.raises(UserError, match="out of memory in the rollout of 3 completions of up to"):
+        rollout(tiny_policy, samples=3)
+
+
+def test_the_console_says_that_memory_ran_out(tiny_policy, monkeypatch):
+    trainer = trainer_for(tiny_policy)
+    short_of_memory(tiny_policy, monkeypatch, most=1)
+    assert trainer.step().events[0].startswith("out of memory: rollouts of at most ")
