@@ -27,7 +27,7 @@ from grpo.learn.loss import from_python
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import PromptFormat, template_arguments
-from grpo.records import Completion, StepReport
+from grpo.records import StepReport
 from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.run.folders import HOME, check_output
@@ -50,7 +50,7 @@ DATA = "data"
 ROW_OPTIONS = [field.name for field in fields(RowOptions)]
 
 # Settings that only a run has.
-OF_RUNS = ("resume", "name", "track", "keep_difficulty")
+OF_RUNS = ("resume", "name", "track")
 
 
 def train(
@@ -136,65 +136,60 @@ def _given(
     """
     if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
         raise UserError(f"{where}: callbacks must be a list of functions")
-    if options.get("resume") is True:
-        options = {**options, "resume": "latest"}
     of_rows = {name: options[name] for name in ROW_OPTIONS if options.get(name) is not None}
     settings = {name: value for name, value in options.items() if name not in ROW_OPTIONS}
+    if settings.get("resume") is True:
+        settings["resume"] = "latest"
 
     own_loss = None
     if callable(settings.get("loss")):
         own_loss = from_python(settings["loss"])
         settings["loss"] = own_loss.spec
-    if data is None and reward is not None:
-        settings["reward"] = _named(where, reward)
-    given = with_texts(checked(settings, where))
 
-    task = None
-    if data is None:
-        if of_rows:
-            name, *_ = of_rows
-            raise UserError(f"{where}: {name} applies only to rows; give data and a reward, too")
-    else:
-        for name in ("task", "task_options"):
-            if settings.get(name):
-                raise UserError(f"{where}: {name} and data; give one of them")
-        if settings.get("resume"):  # what is left out stays as it is
-            saved = saved_options(str(settings["resume"]), HOME)
-            flags = {name: name.replace("_", "-") for name in ROW_OPTIONS}
-            of_rows = {name: saved[flag] for name, flag in flags.items() if flag in saved} | of_rows
-        named, task_options = _task_options(data, reward)
-        functions = () if named else _functions(where, reward)
-        task = Rows(data, named, functions, **of_rows)
+    if data is not None:
+        task, own = _rows(where, data, reward, of_rows, settings)
+        given = with_texts(checked(settings, where))
+        return given | own, FromPython(task, own_loss, callbacks)
 
-        # Recorded in config.yaml, so that the command line can load the task again.
-        task_options |= RowOptions(**of_rows).as_flags()
-        given |= {"task": DATA, "task_options": task_options}
-    return given, FromPython(task, own_loss, callbacks)
-
-
-def _named(where: str, reward: Any) -> str:
-    """Return the name of a task's own reward."""
-    if not isinstance(reward, str) or ":" in reward:
+    if reward is not None and (not isinstance(reward, str) or ":" in reward):
         raise UserError(
             f"{where}: a reward function without data; give the data (again, to resume a run), or "
             "the name of a reward of the task"
         )
-    return reward
+    if of_rows:
+        name, *_ = of_rows
+        raise UserError(f"{where}: {name} applies only to rows; give data and a reward, too")
+    if reward is not None:
+        settings["reward"] = reward
+    return with_texts(checked(settings, where)), FromPython(None, own_loss, callbacks)
 
 
-def _task_options(data: Any, reward: Any) -> tuple[str | None, dict[str, str]]:
-    """Return the spec of the reward function, if it is in a file, and the options to record."""
+def _rows(
+    where: str, data: Any, reward: Any, of_rows: dict[str, Any], settings: Mapping[str, Any]
+) -> tuple[Rows, dict[str, Any]]:
+    """Return the task of rows and reward functions, and the settings that name it.
+
+    They are recorded in config.yaml, so that the command line can load the task again.
+    """
+    for name in ("task", "task_options"):
+        if settings.get(name):
+            raise UserError(f"{where}: {name} and data; give one of them")
+    if settings.get("resume"):  # what is left out stays as it is
+        saved = saved_options(str(settings["resume"]), HOME)
+        flags = {name: name.replace("_", "-") for name in ROW_OPTIONS}
+        of_rows = {name: saved[flag] for name, flag in flags.items() if flag in saved} | of_rows
+
     named = reward if isinstance(reward, str) else None
-    options = {"data": str(data)} if isinstance(data, str | Path) else {}
-    return named, options | ({REWARD_FILE: named} if named else {})
-
-
-def _functions(where: str, reward: Any) -> tuple[Callable, ...]:
-    """Return the reward functions: one or several."""
-    functions = tuple(reward) if isinstance(reward, Sequence) else (reward,)
+    functions = tuple(reward) if isinstance(reward, Sequence) and not named else (reward,)
     if functions in ((), (None,)):
         raise UserError(f"{where}: data without a reward; give reward=FUNCTION")
-    return functions
+
+    task = Rows(data, named, () if named else functions, **of_rows)
+    options = {"data": str(data)} if isinstance(data, str | Path) else {}
+    if named:
+        options[REWARD_FILE] = named
+    options |= RowOptions(**of_rows).as_flags()
+    return task, {"task": DATA, "task_options": options}
 
 
 class Model:
@@ -226,12 +221,12 @@ class Model:
         if not prompts:
             return []
 
+        context = self._policy.context
         encoded = self._encode(prompts)
-        rooms = [self._policy.context - len(prompt) for prompt in encoded]
+        rooms = [context - len(prompt) for prompt in encoded]
         if min(rooms) < 1:
             raise UserError(
-                f"generate: a prompt is longer than the model's context of {self._policy.context} "
-                "tokens"
+                f"generate: a prompt is longer than the model's context of {context} tokens"
             )
 
         request = RolloutRequest(
@@ -242,23 +237,16 @@ class Model:
             truncate=truncation(0, top_p),
         )
         completions = [drawn[0] for drawn in generate(self._policy, request)]
-        if warning := self._context_warning(completions, rooms, max_new_tokens):
-            warnings.warn(warning, stacklevel=2)
-        return [completion.text for completion in completions]
-
-    def _context_warning(
-        self, completions: Sequence[Completion], rooms: Sequence[int], max_new_tokens: int
-    ) -> str:
-        """Return a warning of the first completion that the end of the context cut off, or ""."""
         for number, (completion, room) in enumerate(zip(completions, rooms, strict=True)):
             if completion.is_truncated and room < max_new_tokens:
-                return (
+                warnings.warn(
                     f"generate: the completion of prompts[{number}] was cut off after {room} "
-                    f"tokens instead of {max_new_tokens}, where the model's context of "
-                    f"{self._policy.context} tokens ends; give shorter prompts, or a model with a "
-                    "longer context"
+                    f"tokens instead of {max_new_tokens}, where the model's context of {context} "
+                    "tokens ends; give shorter prompts, or a model with a longer context",
+                    stacklevel=2,
                 )
-        return ""
+                break
+        return [completion.text for completion in completions]
 
     def _encode(self, prompts: Sequence[str]) -> list[tuple[int, ...]]:
         """Return the tokens of each prompt, without the examples of --shots.
@@ -266,8 +254,6 @@ class Model:
         Examples belong to problems, and a plain prompt is none.
         """
         format = self._policy.format
-        if format.examples is None:
-            return [self._policy.encode(prompt) for prompt in prompts]
         self._policy.use(replace(format, examples=None))
         try:
             return [self._policy.encode(prompt) for prompt in prompts]
@@ -280,15 +266,17 @@ def _check_generation(prompts: Any, max_new_tokens: Any, temperature: Any, top_p
     is_list = isinstance(prompts, Sequence) and not isinstance(prompts, str)
     if not (is_list and all(isinstance(prompt, str) for prompt in prompts)):
         raise UserError("generate: give a list of prompts, which are texts")
-    if any(not is_encodable(prompt) for prompt in prompts):
+    if not all(map(is_encodable, prompts)):
         raise UserError("generate: a prompt holds half of a surrogate pair, not a character")
-    if isinstance(max_new_tokens, bool) or not isinstance(max_new_tokens, int):
-        raise UserError(f"generate: max_new_tokens is {max_new_tokens!r}; give a whole number")
-    if max_new_tokens < 1:
-        raise UserError(f"generate: max_new_tokens is {max_new_tokens}; give 1 or more")
-    if not (isinstance(temperature, int | float) and 0 <= temperature < math.inf):
+
+    def is_number(value: Any, kinds: Any = int | float) -> bool:
+        return isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
+
+    if not (is_number(max_new_tokens, int) and max_new_tokens > 0):
+        raise UserError(f"generate: max_new_tokens is {max_new_tokens!r}; give 1 or more")
+    if not (is_number(temperature) and temperature >= 0):
         raise UserError(f"generate: temperature is {temperature!r}; give a number from 0 up")
-    if not (isinstance(top_p, int | float) and 0 < top_p <= 1):
+    if not (is_number(top_p) and 0 < top_p <= 1):
         raise UserError(f"generate: top_p is {top_p!r}; give a number above 0 and up to 1")
 
 

@@ -10,16 +10,14 @@ import argparse
 import dataclasses
 import difflib
 import math
-import re
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_type_hints
 
+import msgspec
 import yaml
 
 from data.errors import Parser, UserError
@@ -51,29 +49,21 @@ WEIGHTED_BY = {
     "gspo": "completion",
     "cispo": "step",
 }
-LOSSES = tuple(WEIGHTED_BY)
-
-# How `inspect why` says it.
 WEIGHT_WORDS = {
     "completion": "({rows} completions × {length} tokens)",
     "budget": "({rows} completions × the token budget)",
     "step": "{tokens:,}, the tokens that the step trained on",
 }
-
-# How far below and above 1 the ratio is clipped, according to each loss's paper. Other losses have
-# 0.2 and 0.2.
-CLIP = {
-    "dapo": (0.2, 0.28),
-    "gspo": (3e-4, 4e-4),
-    "cispo": (1.0, 0.28),
-}
+LOSSES = tuple(WEIGHTED_BY)
 FROM_PYTHON = "python:"  # begins the name of a loss that is a function given in Python
 
+# How far below and above 1 the ratio is clipped, by the loss's paper; by the others 0.2 and 0.2.
+CLIP = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 0.28)}
+
+ALL_LEVELS = ",".join(map(str, LADDER))
 SCALES = ("group", "batch", "none")
-QUANTISED = ("none", "int8", "nf4")
 TRACKERS = ("tensorboard", "wandb", "trackio")
 SOURCES = ("base", "start", "dataset", "corpus", "config", "task", "loss")  # what a run depends on
-MAX_DRAFTED = 127  # tokens
 MAX_SHOTS = 64  # examples before a question; more would fill any context, and each is searched for
 MAX_NUMBER = 10**9  # the upper limit of all counts and weights
 MAX_NAME = 255  # bytes: the longest name of a folder that file systems take
@@ -84,8 +74,7 @@ MAX_NAME = 255  # bytes: the longest name of a folder that file systems take
 # near 1, promotion, step back").
 PROMOTE_AT = {"running": 0.9, "heldout": 0.97}
 
-# Defaults for models other than the embedded one: the rank of the adapter and the number of steps.
-# A run whose last level is solved ends sooner.
+# Defaults for models other than the embedded one. A run whose last level is solved ends sooner.
 LORA_RANK = 64
 STEPS = 800
 
@@ -116,9 +105,9 @@ ON_RESUME = (
 FOUND = ("start", "mixed")
 
 # Keys of a run's config.yaml that another run does not take over.
-OF_ONE_RUN = ("facts", "name", "resume", "accept_changes", "mixed")
+OF_ONE_RUN = ("facts", "name", "resume", "accept_changes")
 
-# Settings whose values may be the words on and off or a number, which YAML does not read as text.
+# Settings whose values may be the words on and off.
 WORDS = ("draft", "preflight", "warm_start")
 
 # What TRL, or the command line, calls a setting that has another name here.
@@ -129,8 +118,7 @@ ELSEWHERE = {
     "num_iterations": "epochs",
     "loss_type": "loss",
     "scale_rewards": "scale",
-    "epsilon": "clip_low",
-    "epsilon_high": "clip_high",
+    "epsilon": "clip",
     "mask_truncated_completions": "truncated",
     "words": "level",
 }
@@ -168,10 +156,7 @@ class Config:
     """
 
     task: str = basic(
-        "interleave",
-        "a task's name, or path/to/file.py:ClassName for your own",
-        metavar="NAME",
-        heading="Run",
+        "interleave", "a task's name, or path/to/file.py:ClassName for your own", heading="Run"
     )
     level: int | None = basic(
         None,
@@ -185,14 +170,10 @@ class Config:
         "earlier run (runs/NAME, or one of its checkpoints)",
     )
     steps: int | None = basic(
-        None,
-        "training steps (default: the task's own for builtin, 800 for other models)",
-        least=1,
+        None, "training steps (default: the task's own for builtin, 800 for other models)", least=1
     )
     seed: int = basic(0, "seed of problems, samples and adapter")
-    name: str | None = basic(
-        None, "write the run to runs/NAME (default: made from task, level and seed)"
-    )
+    name: str | None = basic(None, "write to runs/NAME (default: from task, level and seed)")
     resume: str | None = basic(
         None,
         "continue this run or checkpoint; without a value: the latest run",
@@ -202,10 +183,7 @@ class Config:
     device: str = basic("auto", "cpu, cuda, cuda:N, or auto")
 
     reward: str | None = flag(
-        None,
-        "one of the task's rewards (default: its first)",
-        metavar="NAME",
-        heading="Task and data",
+        None, "one of the task's rewards (default: its first)", heading="Task and data"
     )
     dataset: str | None = flag(
         None,
@@ -214,9 +192,7 @@ class Config:
         metavar="FILE",
     )
     problems: str = flag(
-        "fresh",
-        "fresh: new problems each step; fixed:N: the same N, shuffled each epoch",
-        metavar="KIND",
+        "fresh", "fresh: new problems each step; fixed:N: the same N, shuffled each epoch"
     )
     control: str = flag(
         "none",
@@ -224,17 +200,11 @@ class Config:
         choices=("none", "shuffled-rewards", "constant-reward"),
     )
     wording: str = flag(
-        "",
-        "a text file that replaces the task's prompt, with its placeholders: {a} and {b} for "
-        "interleave, {expression} for arithmetic",
-        metavar="FILE",
+        "", "a text file that replaces the task's prompt, with its placeholders", metavar="FILE"
     )
     system: str = flag("", "text of a system turn before the user's, or @FILE", metavar="TEXT")
     shots: int = flag(
-        0,
-        "solved problems of the training split and the same level, shown before each question",
-        least=0,
-        most=MAX_SHOTS,
+        0, "solved problems of the same level that each prompt shows", least=0, most=MAX_SHOTS
     )
     chat_template_kwargs: str = flag(
         "{}",
@@ -245,9 +215,8 @@ class Config:
 
     dtype: str = flag(
         "auto",
-        "float32; float16 or bfloat16 (with float32 masters of what is trained); auto: float32 on "
-        "a CPU, with a bfloat16 backward pass if it has AMX; on a GPU float16 (bfloat16 if hidden "
-        "states are too large for it), but float32 for all weights of the embedded model",
+        "precision of the weights; float16 and bfloat16 keep float32 masters of what is trained; "
+        "auto: by model and device",
         choices=("auto", "float32", "bfloat16", "float16"),
         heading="Model",
     )
@@ -259,23 +228,17 @@ class Config:
     )
     quantise: str = flag(
         "none",
-        "keep the base model under LoRA in nf4 (4 bits) or int8 (slower; needs bitsandbytes, the "
-        "extra `bits`)",
-        choices=QUANTISED,
+        "keep the base model under LoRA in 8 or 4 bits (slower; needs the extra `bits`)",
+        choices=("none", "int8", "nf4"),
     )
 
     prompts: int | None = basic(
-        None,
-        "prompts a step (default: 8 for the embedded model, else 16)",
-        least=1,
-        heading="Sampling",
+        None, "prompts a step (default: 8 for builtin, else 16)", least=1, heading="Sampling"
     )
     group_size: int = basic(16, "completions of each prompt", least=2)
     temperature: float = flag(1.0, "sampling temperature", above=0)
     max_new_tokens: int | None = flag(
-        None,
-        "completion budget in tokens (default: a quarter more than the target takes)",
-        least=1,
+        None, "completion budget in tokens (default: a quarter more than the target takes)", least=1
     )
     top_k: int = setting(0, "sample from the k likeliest tokens (0: all)", least=0)
     top_p: float = setting(
@@ -283,8 +246,8 @@ class Config:
     )
     draft: str = setting(
         "auto",
-        "speculative decoding, with the task's guess as the draft: auto, off, or a number of "
-        "tokens; changes no sample",
+        "speculative decoding, with the task's guess as the draft; changes no sample",
+        choices=("auto", "off"),
     )
 
     loss: str = basic(
@@ -295,8 +258,7 @@ class Config:
     )
     scale: str = flag(
         "group",
-        "what advantages are divided by: the standard deviation of the group, of the batch, or "
-        "nothing",
+        "the standard deviation that advantages are divided by: of the group, the batch, or none",
         choices=SCALES,
     )
     credit: str = flag(
@@ -308,11 +270,10 @@ class Config:
     beta: float = flag(
         0.0, "weight of the KL divergence from the reference (0: no reference is kept)", least=0
     )
-    clip_low: float | None = setting(
-        None, "lower clip (default: that of the loss's paper)", above=0
-    )
-    clip_high: float | None = setting(
-        None, "upper clip (default: that of the loss's paper)", above=0
+    clip: list | None = setting(
+        None,
+        "how far below and above 1 the ratio is clipped, e.g. [0.2, 0.28] (default: as in the "
+        "loss's paper)",
     )
     truncated: str = setting(
         "learn",
@@ -337,8 +298,7 @@ class Config:
     )
     max_grad_norm: float = setting(1.0, "clip gradients to this norm (0: never)", least=0)
     gradient_checkpointing: bool = flag(
-        False,
-        "recompute activations in the backward pass; enabled automatically when memory runs out",
+        False, "recompute activations in the backward pass; automatic when memory runs out"
     )
     micro_tokens: int | None = setting(
         None,
@@ -349,9 +309,9 @@ class Config:
 
     curriculum: str | None = basic(
         None,
-        "climb these levels, e.g. 10,25,50; without a value: " + ",".join(map(str, LADDER)),
+        f"climb these levels, e.g. 10,25,50; without a value: {ALL_LEVELS}",
         metavar="LEVELS",
-        const=",".join(map(str, LADDER)),
+        const=ALL_LEVELS,
         heading="Curriculum",
     )
     ramp: bool = flag(True, "start at --words instead of easier levels")
@@ -369,9 +329,8 @@ class Config:
     )
     promote_at: float | None = flag(
         None,
-        "climb to the next level at this mean score (default: "
-        f"{PROMOTE_AT['heldout']:g} by heldout problems, {PROMOTE_AT['running']:g} by the running "
-        "mean)",
+        "climb to the next level at this mean score (default: 0.97 of held-out problems with "
+        "--curriculum, else 0.9 of the last steps)",
         least=0,
         most=1,
     )
@@ -384,9 +343,9 @@ class Config:
     )
     dynamic_sampling: int | None = setting(
         None,
-        "dynamic sampling: draw more prompts until this many groups of the step vary, at most four "
-        "times --prompts (0: off; default: 4 for the embedded model unless --prompts is given; "
-        "otherwise half of --prompts, at most 8, if held-out problems promote, else 0)",
+        "draw more prompts, at most four times --prompts, until this many groups of the step vary "
+        "(0: off; default: 4 for builtin unless --prompts is given; else half of --prompts, at "
+        "most 8, with --curriculum, else 0)",
         least=0,
     )
     demonstrate: bool = setting(
@@ -394,8 +353,8 @@ class Config:
     )
     patience: int = flag(
         20,
-        "end the run early: with status 3 after this many steps without a group to train on, with "
-        "status 0 when the last level is solved (0: make all --steps)",
+        "end the run after this many steps without a group to train on (status 3), or when the "
+        "last level is solved (0: make all --steps)",
         least=0,
     )
 
@@ -408,9 +367,7 @@ class Config:
     eval_problems: int = flag(200, "problems of each evaluation", least=1)
     save_every: int = flag(20, "steps between checkpoints", least=1)
     track: str | None = flag(
-        None,
-        f"also send the metrics to {', '.join(TRACKERS)} (separated by commas)",
-        metavar="NAMES",
+        None, f"also send the metrics to {', '.join(TRACKERS)} (separated by commas)"
     )
     keep_best: bool = setting(
         False, "keep the best checkpoint, beside the first, the second to last and the last"
@@ -422,11 +379,6 @@ class Config:
         f"{', '.join(SOURCES)} (separated by commas)",
         metavar="KINDS",
         heading="Rare",
-    )
-    keep_difficulty: list | None = setting(
-        None,
-        "before training, measure the mean score of every problem of --data or --dataset, and "
-        "train on those within this range alone; true stands for [0.2, 0.8]",
     )
     lora_alpha: float = setting(32.0, "the LoRA scale is lora_alpha / lora_rank")
     step_tokens: int = setting(
@@ -442,8 +394,6 @@ class Config:
         least=0,
     )
     warmup: int = setting(5, "steps of linear warm-up", least=0)
-    weight_decay: float = setting(0.0, "weight decay of AdamW", least=0)
-    shard: bool = flag(False, "shard the optimizer's state over the ranks (full fine-tuning)")
     promote_by: str | None = setting(
         None,
         "climb by the running mean of training, or by heldout problems (default: heldout with "
@@ -476,8 +426,7 @@ class Config:
         choices=("say", "stop"),
     )
     save_threshold: float = setting(
-        0.3,
-        "checkpoint when the reward first passes this (0 to 1: its place in the task's range)",
+        0.3, "checkpoint when the reward first passes this (0 to 1: its place in the task's range)"
     )
     best_margin: float = setting(
         0.01, "checkpoint when the reward exceeds the best by this", least=0
@@ -501,10 +450,10 @@ class Config:
 
     def _checks(self) -> Iterator[tuple[str, bool, str]]:
         """Yield the name of each checked setting, whether it is valid, and what to do if not."""
-        for spec in dataclasses.fields(self):
-            value = getattr(self, spec.name)
+        for name, spec in SETTINGS.items():
+            value = getattr(self, name)
             for is_good, fix in _limit_checks(value, spec.metadata):
-                yield spec.name, value is None or is_good, fix
+                yield name, value is None or is_good, fix
 
         is_known = set(names_in(self.track)) <= set(TRACKERS)
         yield "track", is_known, f"give one of {', '.join(TRACKERS)}"
@@ -515,11 +464,10 @@ class Config:
         yield "loss", is_loss(self.loss), fix
         is_device = self.device.split(":")[0] in ("auto", "cpu", "cuda")
         yield "device", is_device, "give one of auto, cpu, cuda"
-        fix = f"give auto, off, or a number of tokens up to {MAX_DRAFTED}"
-        yield "draft", is_draft_mode(self.draft), fix
-        limits = self.keep_difficulty
-        fix = "give the lowest and the highest mean score, e.g. [0.2, 0.8]"
-        yield "keep_difficulty", limits is None or is_score_range(limits), fix
+        fix = "give how far below and above 1, both above 0, e.g. [0.2, 0.28]"
+        bounds = self.clip or (1, 1)
+        is_clip = len(bounds) == 2 and all(type(b) in (int, float) and b > 0 for b in bounds)
+        yield "clip", is_clip, fix
         fix = f"give the plain name of a folder in runs, of up to {MAX_NAME} bytes"
         yield "name", self.name is None or is_folder_name(self.name), fix
 
@@ -537,10 +485,6 @@ class Config:
         fix = "give --lora-rank 16 too: what is quantised cannot be trained"
         yield "quantise", is_trainable, fix
 
-        is_full = not (self.shard and self.lora_rank)
-        fix = "give --lora-rank 0 too; an adapter is small, and each rank holds it whole"
-        yield "shard", is_full, fix
-
         is_cut = self.demonstrate and (self.top_k > 0 or self.top_p < 1)
         fix = "top_k and top_p leave out what a right answer may need; leave out one or the other"
         yield "demonstrate", not is_cut, fix
@@ -551,8 +495,8 @@ class Config:
     @property
     def clips(self) -> tuple[float, float]:
         """How far below and above 1 the ratio is clipped: as set, or as in the loss's paper."""
-        low, high = CLIP.get(self.loss, (0.2, 0.2))
-        return self.clip_low or low, self.clip_high or high
+        low, high = self.clip or CLIP.get(self.loss, (0.2, 0.2))
+        return low, high
 
     @property
     def promotion(self) -> tuple[str, float]:
@@ -603,8 +547,8 @@ class Config:
         write_whole(path, yaml.safe_dump(values, sort_keys=False).encode())
 
 
-FIELDS = Config.__dataclass_fields__
-SETTINGS = {name: spec for name, spec in FIELDS.items() if name not in FOUND}
+SETTINGS = {name: spec for name, spec in Config.__dataclass_fields__.items() if name not in FOUND}
+KINDS = get_type_hints(Config)
 
 
 def _limit_checks(value: Any, limits: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
@@ -627,11 +571,7 @@ def _limit_checks(value: Any, limits: Mapping[str, Any]) -> Iterator[tuple[bool,
 
 
 def names_in(text: str | None) -> list[str]:
-    """Return the names of a list such as "wandb,trackio".
-
-    >>> names_in("wandb, trackio"), names_in(None)
-    (['wandb', 'trackio'], [])
-    """
+    """Return the names of a list such as "wandb,trackio"; [] for None."""
     return [part.strip() for part in text.split(",")] if text else []
 
 
@@ -653,28 +593,14 @@ def program_of(spec: str) -> list[Path]:
     return [Path(spec.rpartition(":")[0])]
 
 
-def is_draft_mode(mode: str) -> bool:
-    """Return whether `mode` is a value of the setting `draft`: auto, off, or a number of tokens."""
-    return mode in ("auto", "off") or (mode.isdecimal() and int(mode) <= MAX_DRAFTED)
-
-
 def is_folder_name(name: str) -> bool:
     """Return whether a folder may have this name.
 
     A name that is not UTF-8 holds halves of surrogate pairs: `open_run` refuses it, and says why.
     """
-    return (
-        re.fullmatch(r"[^/\\\0]+", name) is not None
-        and all(c.isprintable() or "\ud800" <= c <= "\udfff" for c in name)
-        and name.strip(".") != ""
-        and len(name.encode(errors="replace")) <= MAX_NAME
-    )
-
-
-def is_score_range(limits: Sequence[Any]) -> bool:
-    """Return whether `limits` are two scores, from 0 to 1, that do not fall."""
-    are_numbers = all(type(end) in (int, float) for end in limits)
-    return are_numbers and len(limits) == 2 and 0 <= limits[0] <= limits[1] <= 1
+    is_plain = all(c.isprintable() or "\ud800" <= c <= "\udfff" for c in name)
+    is_short = len(name.encode(errors="replace")) <= MAX_NAME
+    return is_plain and is_short and not {*name} & {*"/\\"} and name.strip(".") != ""
 
 
 def spelled(name: str) -> str:
@@ -683,8 +609,8 @@ def spelled(name: str) -> str:
     >>> spelled("group_size"), spelled("level"), spelled("top_p")
     ('--group-size', '--words', '--config: top_p')
     """
-    info = FIELDS[name].metadata
-    if info.get("kind", "setting") == "setting":
+    info = SETTINGS[name].metadata
+    if info["kind"] == "setting":
         return f"--config: {name}"
     return info["flags"][0] if "flags" in info else f"--{name.replace('_', '-')}"
 
@@ -697,11 +623,6 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
 
     `levels` are those of the --dataset. Raises UserError if it lacks a level to be trained on.
     """
-    if config.keep_difficulty and not levels:
-        raise UserError(
-            f"--config: keep_difficulty {config.keep_difficulty}: task {config.task} makes new "
-            "problems without end; give a set of problems by --data or --dataset"
-        )
     if config.problems != "fresh" and levels:
         raise UserError(
             f"--problems {config.problems}: task {config.task} has a set of problems; leave the "
@@ -740,8 +661,13 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
         resume=None,
         accept_changes=None,
     )
-    if levels and not resolved.mixed:
-        _check_levels(resolved, task, levels)
+    missing = {*resolved.levels_for(task)} - {*levels} if levels and not resolved.mixed else ()
+    if missing:
+        flag = "--curriculum" if config.curriculum else "--words"
+        raise UserError(
+            f"{flag} {config.curriculum or level}: {config.dataset or 'the data'} has no problem "
+            f"of level {min(missing)}; it has those of {', '.join(map(str, sorted(levels)))}"
+        )
     return resolved
 
 
@@ -759,18 +685,6 @@ def _least_varied(config: Config) -> int:
     return min(MIN_VARIED, -(-prompts // 2))
 
 
-def _check_levels(config: Config, task: Task, levels: Collection[int]) -> None:
-    """Raise UserError if a level to be trained on is not among the `levels` of the dataset."""
-    missing = [level for level in config.levels_for(task) if level not in levels]
-    if missing:
-        flag = "--curriculum" if config.curriculum else "--words"
-        data = config.dataset or "the data"
-        raise UserError(
-            f"{flag} {config.curriculum or config.level}: {data} has no problem of level "
-            f"{missing[0]}; it has those of {', '.join(map(str, sorted(levels)))}"
-        )
-
-
 # Settings from a file, and from Python
 
 
@@ -781,70 +695,35 @@ def load_config(path: Path) -> Config:
     """
     values = read_yaml(path)
     values.pop("facts", None)
-    return Config(**checked(values, str(path)))
+    return Config(**checked(values, str(path), known=KINDS))
 
 
-def checked(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+def checked(
+    values: Mapping[str, Any], where: str, known: Collection[str] = SETTINGS
+) -> dict[str, Any]:
     """Return the settings `values`, which come from `where`.
 
-    Raises UserError for unknown names and for values of the wrong type.
+    Raises UserError for names that are not `known`, and for values of the wrong type.
     """
     values = dict(values)
-    if isinstance(values.get("keep_difficulty"), bool):
-        values["keep_difficulty"] = [0.2, 0.8] if values["keep_difficulty"] else None
-    kinds = get_type_hints(Config)
     for name, value in values.items():
-        if name not in kinds:
+        if name not in known:
             elsewhere = ELSEWHERE.get(str(name))
-            near = [elsewhere] if elsewhere else difflib.get_close_matches(str(name), kinds, 1)
+            near = [elsewhere] if elsewhere else difflib.get_close_matches(str(name), known, 1)
             hint = f"did you mean {near[0]}?" if near else "this version has no such setting"
             raise UserError(f"{where}: unknown key {name}; {hint}")
 
-        kind = kinds[name]
-        members = get_args(kind) if isinstance(kind, UnionType) else (kind,)
-        allowed = [get_origin(member) or member for member in members]
-        values[name] = value = _as_meant(value, name, allowed)
-        if not any(_is(value, each) for each in allowed):
-            names = " or ".join(each.__name__ for each in allowed if each is not NoneType)
-            raise UserError(f"{where}: {name} is {value!r}, and should be {names}")
-        if name == "task_options":
-            values[name] = _options(value, where)
+        if name in WORDS and isinstance(value, bool):  # YAML 1.1 reads "off" as False
+            value = "on" if value else "off"
+        if name == "task_options" and isinstance(value, dict):
+            value = {str(option): str(text) for option, text in value.items()}
+        try:
+            # Not strict: YAML 1.1 has no "1e-4" among its numbers.
+            values[name] = msgspec.convert(value, KINDS[name], strict=False)
+        except msgspec.ValidationError as error:
+            kind = getattr(KINDS[name], "__name__", KINDS[name])
+            raise UserError(f"{where}: {name} is {value!r}, and should be {kind}") from error
     return values
-
-
-def _as_meant(value: Any, name: str, allowed: Collection[type]) -> Any:
-    """Return what a user means by `value` where YAML 1.1 reads something else.
-
-    It reads "off" as False, and has no "1e-4" among its numbers.
-    """
-    if name in WORDS and isinstance(value, bool):
-        return "on" if value else "off"
-    if name in WORDS and isinstance(value, int):
-        return str(value)
-    if float in allowed and str not in allowed and isinstance(value, str):
-        with suppress(ValueError):
-            return float(value)
-    return value
-
-
-def _is(value: Any, kind: type) -> bool:
-    """Return whether `value` has the type `kind`. An int also passes as a float; a bool never."""
-    if isinstance(value, bool) != (kind is bool):
-        return False
-    return isinstance(value, (int, float) if kind is float else kind)
-
-
-def _options(options: Mapping[Any, Any], where: str) -> dict[str, str]:
-    """Return the options of a task as texts. Raises UserError for values that are no text."""
-    found = {}
-    for name, value in options.items():
-        if isinstance(value, bool) or not isinstance(value, (str, int, float)):
-            raise UserError(
-                f"{where}: task_options has {name}: {value!r}; give it as on the command line, as "
-                "a text"
-            )
-        found[str(name)] = str(value)
-    return found
 
 
 def is_inline(source: str) -> bool:
@@ -859,30 +738,25 @@ def read_settings(source: str) -> dict[str, Any]:
     the same training starts again. Raises UserError if the file cannot be read, a name is unknown,
     or a value has the wrong type.
     """
-    where = f"--config {source}"
-    if not is_inline(source):
-        values = read_yaml(Path(source))
-    else:
+    where = "--config" if is_inline(source) else f"--config {source}"
+    if is_inline(source):
         try:
             values = load_yaml(source)
-        except yaml.MarkedYAMLError as error:
-            raise UserError(f"{where}: not YAML; give '{{name: value, ...}}'") from error
         except (yaml.YAMLError, ValueError, RecursionError) as error:
-            raise UserError(f"--config: {str(error).splitlines()[0]}") from error
-        where = "--config"
+            why = str(error).splitlines()[0]
+            fix = "give '{name: value, ...}'"
+            raise UserError(f"--config {source}: not YAML ({why}); {fix}") from error
+    else:
+        values = read_yaml(Path(source))
 
-    if "facts" not in values:  # not the config.yaml of a run
-        for name in FOUND:
-            if name in values:
-                raise UserError(f"{where}: {name} is filled in by the run; leave it out")
+    if "facts" not in values:
         return with_texts(checked(values, where))
 
-    left_out = (*OF_ONE_RUN, "level") if values.get("mixed") else OF_ONE_RUN  # all levels again
+    # The config.yaml of a run, which has the texts themselves.
+    start, mixed = values.get("start"), values.get("mixed")
+    left_out = {*OF_ONE_RUN, *FOUND, *(["level"] if mixed else [])}  # all levels again
     values = {name: value for name, value in values.items() if name not in left_out}
-    values = checked(values, where)
-    if start := values.pop("start", None):
-        values["model"] = start
-    return values
+    return checked(values | ({"model": start} if start else {}), where)
 
 
 def with_texts(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -1028,7 +902,7 @@ def _add_flag(group: Any, spec: dataclasses.Field, is_listed: bool) -> None:
     text = _help_of(spec) if is_listed else argparse.SUPPRESS
 
     # The type of a setting that may be None is the other member of the union.
-    kind = get_type_hints(Config)[spec.name]
+    kind = KINDS[spec.name]
     kind = get_args(kind)[0] if get_args(kind) else kind
 
     if kind is bool:
@@ -1059,7 +933,10 @@ def _settings_text() -> str:
     lines = ["settings without a flag, given by --config FILE or --config '{top_p: 0.9}':"]
     for name, spec in SETTINGS.items():
         if spec.metadata["kind"] == "setting":
-            lines.append(f"  {name:<22}{_help_of(spec)}")
+            choices = spec.metadata.get("choices", ())
+            lines.append(
+                f"  {name:<24}{', '.join(choices)}{': ' if choices else ''}{_help_of(spec)}"
+            )
     return "\n".join(lines).replace("%%", "%")
 
 

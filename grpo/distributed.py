@@ -31,7 +31,7 @@ BUCKET = 1 << 24  # most numbers that one all-reduce of several tensors sends
 class Ranks:
     """Process number `rank` of `size`.
 
-    All ranks must call every method except `share` and `part`, in the same order.
+    All ranks must call every method except `share`, in the same order.
     """
 
     def __init__(self, rank: int = 0, size: int = 1):
@@ -88,35 +88,6 @@ class Ranks:
                     bucket, [part.view_as(tensor) for part, tensor in zip(sums, bucket)]
                 )
 
-    def part(self, rows: int) -> slice:
-        """Return which of `rows` rows belong to this rank.
-
-        The parts are consecutive and of equal size, except that the last ones may be shorter or
-        empty.
-        """
-        size = -(-rows // self.size)
-        return slice(min(rows, self.rank * size), min(rows, (self.rank + 1) * size))
-
-    def reduce_scatter(self, tensor: Tensor) -> Tensor:
-        """Return this rank's `part` of the rows of `tensor`, summed over the ranks."""
-        rows = len(tensor)
-        size = -(-rows // self.size)
-        local = tensor.new_empty(size, *tensor.shape[1:])
-        with _peer_errors():
-            dist.reduce_scatter_tensor(local, _padded(tensor.contiguous(), size * self.size))
-
-        part = self.part(rows)
-        return local[: part.stop - part.start]
-
-    def all_gather(self, local: Tensor, rows: int) -> Tensor:
-        """Return all `rows` rows of a tensor; each rank holds its `part` of them."""
-        size = -(-rows // self.size)
-        whole = local.new_empty(size * self.size, *local.shape[1:])
-        with _peer_errors():
-            dist.all_gather_into_tensor(whole, _padded(local.contiguous(), size))
-
-        return whole[:rows]
-
 
 SINGLE = Ranks()
 
@@ -131,14 +102,6 @@ def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
         bucket.append(tensor)
     if bucket:
         yield bucket
-
-
-def _padded(tensor: Tensor, rows: int) -> Tensor:
-    """Return `tensor` with zeros appended up to `rows` rows."""
-    missing = rows - len(tensor)
-    if missing == 0:
-        return tensor
-    return torch.cat([tensor, tensor.new_zeros(missing, *tensor.shape[1:])])
 
 
 @contextmanager
@@ -175,20 +138,20 @@ def join_ranks(device: str) -> Ranks:
 
 def _check_environment(uses_gpu: bool) -> None:
     """Raise UserError unless the variables of torchrun are complete, or say that there is none."""
-    way_on = "start with torchrun, or unset WORLD_SIZE, which another job may have left"
+    fix = "start with torchrun, or unset WORLD_SIZE, which another job may have left"
     size = os.environ.get("WORLD_SIZE", "")
     if size and not size.isdecimal():
-        raise UserError(f"WORLD_SIZE is {size!r}, not a number of processes; {way_on}")
+        raise UserError(f"WORLD_SIZE is {size!r}, not a number of processes; {fix}")
     if SIZE <= 1:
         return
 
-    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT", *(["LOCAL_RANK"] if uses_gpu else [])):
-        value = os.environ.get(name, "")
-        if not value or (name != "MASTER_ADDR" and not value.isdecimal()):
-            found = f"is {value!r}" if value else "is not set"
-            raise UserError(f"WORLD_SIZE is {SIZE}, but {name} {found}; {way_on}")
+    for name in ("RANK", "MASTER_PORT", *(["LOCAL_RANK"] if uses_gpu else [])):
+        value = os.environ.get(name)
+        if not (value or "").isdecimal():
+            found = "is not set" if value is None else f"is {value!r}"
+            raise UserError(f"WORLD_SIZE is {SIZE}, but {name} {found}; {fix}")
     if RANK >= SIZE:
-        raise UserError(f"WORLD_SIZE is {SIZE}, but RANK is {RANK}; {way_on}")
+        raise UserError(f"WORLD_SIZE is {SIZE}, but RANK is {RANK}; {fix}")
 
     if uses_gpu and int(os.environ["LOCAL_RANK"]) >= (count := torch.cuda.device_count()):
         raise UserError(
@@ -200,7 +163,7 @@ def _check_environment(uses_gpu: bool) -> None:
 @contextmanager
 def _rendezvous() -> Iterator[None]:
     """Within this block the ranks wait for each other. Say so if that takes long, or fails."""
-    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ['MASTER_PORT']}"
     line = f"train.py, rank {RANK}: waits at {where} for the other ranks (WORLD_SIZE is {SIZE})"
     timer = threading.Timer(PATIENCE, lambda: print(line, file=sys.stderr, flush=True))
     timer.daemon = True

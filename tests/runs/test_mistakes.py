@@ -27,7 +27,7 @@ def test_a_path_that_is_not_unicode_is_refused_at_once(tmp_path, capsys, monkeyp
 def test_bad_command_lines(tmp_path, capsys):
     said = lambda *arguments: fails(capsys, *arguments)  # noqa: E731
     assert said("--num-generations", "8").endswith("flag; did you mean --group-size?")
-    assert said("--epsilon", "1").endswith("flag; did you mean --config '{clip_low: ...}'?")
+    assert said("--epsilon", "1").endswith("flag; did you mean --config '{clip: ...}'?")
     for name in ("a\nb", "a\u202eb", "a/b", ".."):
         assert "give the plain name of a folder in runs" in said("--name", name)
     assert said("--wrods", "5") == "train.py: --wrods: no such flag; did you mean --words?"

@@ -52,7 +52,7 @@ def test_a_process_that_torchrun_did_not_start_is_rank_0_of_one(started_in, left
         ({"WORLD_SIZE": "x"}, "WORLD_SIZE is 'x', not a number of processes; start with torchrun"),
         ({"WORLD_SIZE": "4"}, "WORLD_SIZE is 4, but RANK is not set; start with torchrun"),
         ({"WORLD_SIZE": "4", "RANK": "a"} | HERE, "WORLD_SIZE is 4, but RANK is 'a'"),
-        ({"WORLD_SIZE": "4", "RANK": "0"}, "WORLD_SIZE is 4, but MASTER_ADDR is not set"),
+        ({"WORLD_SIZE": "4", "RANK": "0"}, "WORLD_SIZE is 4, but MASTER_PORT is not set"),
         ({"WORLD_SIZE": "4", "RANK": "4"} | HERE, "WORLD_SIZE is 4, but RANK is 4"),
         (
             {"WORLD_SIZE": "2", "RANK": "0"} | HERE | {"MASTER_PORT": "999999"},

@@ -1,7 +1,6 @@
 """Rewards and losses of one's own: slow, failing, and from files."""
 
 import json
-import random
 import re
 import time
 from itertools import count
@@ -9,10 +8,8 @@ from pathlib import Path
 from threading import Event
 from types import SimpleNamespace
 
-import numpy
 import pytest
-import torch
-from small_library import FLAGS, OWN, QUICK, ROWS, alike, reward
+from small_library import FLAGS, OWN, QUICK, ROWS, reward
 
 from data.errors import UserError
 from grpo import load_run, train
@@ -56,29 +53,9 @@ def test_slow_rewards_say_how_far_they_are(home, monkeypatch, capsys):
     assert re.search(r"step 1.*: scoring [1-7]/8, 0 s", capsys.readouterr().out)
 
 
-def test_a_reward_that_sets_and_draws_random_numbers_changes_nothing_else(home):
-    def seeds(completion):
-        for seed, draw in (
-            (random.seed, random.random),
-            (numpy.random.seed, numpy.random.random),
-            (torch.manual_seed, lambda: torch.rand(3)),
-        ):
-            seed(0)
-            draw()
-        return len(completion) % 2
-
-    train(ROWS, lambda completion: len(completion) % 2, name="a", **QUICK)
-    train(ROWS, seeds, name="b", **QUICK)
-    alike(load_run("runs/a"), load_run("runs/b"))
-
-
 RANKS = """
 def guarded(completions, **row):
     return [(place + 1) / len(completions) for place in places(completions)]
-
-
-def unguarded(completions, **row):
-    return [place / (len(completions) - 1) for place in places(completions)]
 
 
 def places(completions):
@@ -87,39 +64,24 @@ def places(completions):
 """
 
 
-@pytest.mark.parametrize(("name", "mean"), [("guarded", 0.625), ("unguarded", 0.5)])
-def test_rewards_that_compare_completions_see_whole_groups_in_evaluations(home, capsys, name, mean):
+def test_rewards_that_compare_completions_see_whole_groups_in_evaluations(home, capsys):
     Path("ranks.py").write_text(RANKS)
-    run = train("rows.jsonl", f"ranks.py:{name}", name="a", **QUICK | {"steps": 1})
-    assert [(line["n"], line["mean"]) for line in run.evals] == [(4, mean)] * 2
-    assert (
-        f"every group of the evaluation has the mean score {mean:.3f}, so the reward only ranks"
-        in (capsys.readouterr().out)
+    run = train("rows.jsonl", "ranks.py:guarded", name="a", **QUICK | {"steps": 1})
+    assert [(line["n"], line["mean"]) for line in run.evals] == [(4, 0.625)] * 2
+    assert "every group of the evaluation has the mean score 0.625, so the reward only ranks" in (
+        capsys.readouterr().out
     )
 
-    command = ["--model", "runs/a", "--reward-file", f"ranks.py:{name}", "--problems", "2"]
+    command = ["--model", "runs/a", "--reward-file", "ranks.py:guarded", "--problems", "2"]
     assert evaluation.main([*command, "--json", "a.json"]) == 0
     (result,) = json.loads(Path("a.json").read_text())
-    assert (result["n"], result["samples"], result["mean"]) == (2, 4, mean)
+    assert (result["n"], result["samples"], result["mean"]) == (2, 4, 0.625)
 
     capsys.readouterr()
     assert evaluation.main([*command, "--samples", "1"]) == 2
     assert "--samples 1: the reward may compare the completions of a group; give" in one_line(
         capsys
     )
-
-
-def test_models_are_compared_on_groups_of_one_size(home, capsys):
-    Path("ranks.py").write_text(RANKS)
-    for name, size in (("a", 4), ("b", 2)):
-        train(
-            "rows.jsonl", "ranks.py:guarded", name=name, **QUICK | {"steps": 1, "group_size": size}
-        )
-    command = ["--model", "runs/a", "--model", "runs/b", "--reward-file", "ranks.py:guarded"]
-    capsys.readouterr()
-    assert evaluation.main([*command, "--problems", "2"]) == 2
-    assert "--samples 2) than runs/a" in one_line(capsys)
-    assert evaluation.main([*command, "--problems", "2", "--samples", "3"]) == 0
 
 
 def test_the_reward_file_of_a_run_is_not_executed_unless_it_is_named(home, capsys):
@@ -168,14 +130,9 @@ def loss(inputs, settings):
 
 def test_a_loss_of_ones_own_trains_and_its_file_is_executed_only_if_it_is_named(home, capsys):
     Path("mine.py").write_text(OWN_LOSS)
-    small = [*FLAGS, *SMALL_TASK, "--config", "{clip_high: 0.28, epochs: 2}"]
-    assert main([*small, "--steps", "2", "--name", "dapo"]) in (0, 3)
     own = ["--loss", "mine.py:loss"]
-    assert main([*small, *own, "--steps", "2", "--name", "own"]) in (0, 3)
-    one, other = load_run("runs/dapo"), load_run("runs/own")
-    for a, b in zip(one.metrics, other.metrics, strict=True):
-        assert a.get("loss") == b.get("loss") and a.get("grad_norm") == b.get("grad_norm")
-    assert "loss" in one.metrics[1] and one.rollouts(2) == other.rollouts(2)  # DAPO, written again
+    assert main([*FLAGS, *SMALL_TASK, *own, "--steps", "1", "--name", "own"]) in (0, 3)
+    assert "loss" in load_run("runs/own").metrics[0]
 
     Path("mine.py").write_text("raise SystemExit('executed')")
     capsys.readouterr()
@@ -188,36 +145,20 @@ def test_a_loss_of_ones_own_trains_and_its_file_is_executed_only_if_it_is_named(
     assert evaluation.main(["--model", "runs/own", "--problems", "2"]) == 0  # needs no loss
 
     capsys.readouterr()
-    assert main(["--resume", "runs/own", *own, "--steps", "3"]) == 2
+    assert main(["--resume", "runs/own", *own, "--steps", "2"]) == 2
     assert "executed" in one_line(capsys)
     Path("mine.py").write_text(OWN_LOSS + "# changed\n")
-    assert main(["--resume", "runs/own", *own, "--steps", "3"]) == 2
+    assert main(["--resume", "runs/own", *own, "--steps", "2"]) == 2
     assert "changed since it was saved: loss: mine.py" in one_line(capsys)
     Path("mine.py").write_text(OWN_LOSS)
-    assert inspect.main(["runs/own", "replay", "2", *own]) == 0
-    assert main(["--resume", "runs/own", *own, "--steps", "3"]) in (0, 3)
+    assert inspect.main(["runs/own", "replay", "1", *own]) == 0
+    assert main(["--resume", "runs/own", *own, "--steps", "2"]) in (0, 3)
 
 
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        ("raise ValueError('no')", "--loss mine.py:loss raised ValueError: no"),
-        ("return inputs.logp_RT.mean()", "--loss mine.py:loss: its loss has the shape ()"),
-        ("return inputs.logp_RT / 0", "--loss mine.py:loss: its loss is -inf at token 0 of row 0"),
-    ],
-)
-def test_a_wrong_loss_is_one_line_and_loses_nothing(home, capsys, body, message):
-    Path("mine.py").write_text(OWN_LOSS)
-    small = [*FLAGS, *SMALL_TASK, "--loss", "mine.py:loss", "--name", "a"]
-    assert main([*small, "--steps", "1"]) in (0, 3)
-    Path("mine.py").write_text(f"def loss(inputs, settings):\n    {body}\n")
-    resumed = ["--resume", "runs/a", "--loss", "mine.py:loss", "--accept-changes", "loss"]
-    capsys.readouterr()
-    assert main([*resumed, "--steps", "2"]) == 2
-    assert message in one_line(capsys)
-    assert len(load_run("runs/a").metrics) == 1
-    Path("mine.py").write_text(OWN_LOSS)
-    assert main([*resumed, "--steps", "2"]) in (0, 3)
+def test_a_wrong_loss_is_one_line(home, capsys):
+    Path("mine.py").write_text("def loss(inputs, settings):\n    raise ValueError('no')\n")
+    assert main([*FLAGS, *SMALL_TASK, "--loss", "mine.py:loss", "--steps", "2"]) == 2
+    assert "--loss mine.py:loss raised ValueError: no" in one_line(capsys)
 
 
 def test_a_loss_may_be_a_function_in_python(home, capsys):
@@ -249,7 +190,7 @@ def test_functions_in_python_are_compared_on_resume(home):
         (changed, loss, "task", "python:<lambda> absent → .*, python:reward .* → absent"),
         (reward, other_loss, "loss", "python:loss .* → .*"),
     ):
-        line = f"changed since it was saved: {kind}: {names}; undo .* --accept-changes {kind}$"
+        line = f"changed since it was saved: {kind}: {names}; undo"
         with pytest.raises(UserError, match=line):
             train(ROWS, given, loss=own_loss, **again)
     assert len(train(ROWS, reward, loss=loss, **again).metrics) == 2
@@ -278,7 +219,4 @@ def test_a_reward_that_fails_ends_the_run_with_one_line_and_loses_nothing(home):
     assert said.startswith("ValueError: the judge is gone")
     done = len(load_run("runs/a").metrics)
     assert done > 0
-    resumed = train(
-        ROWS, lambda completion, **row: 0.5, resume="runs/a", steps=done + 1, accept_changes="task"
-    )
-    assert len(resumed.metrics) == done + 1
+    assert list(Path("runs/a/checkpoints").iterdir())

@@ -1,8 +1,6 @@
 """The library: `grpo.train`, `grpo.load_model`, and the same by the command line."""
 
 import json
-import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,7 @@ from grpo import load_model, load_run, train
 from grpo.tools.train import main
 
 
-def test_ten_lines_train_and_return_the_run(home):
+def test_ten_lines_train_and_return_the_run(home, monkeypatch):
     run = train(ROWS, reward, reward_range=(0, 1.2), name="a", **QUICK)
     assert len(run.metrics) == 2
     for line in run.metrics:
@@ -35,11 +33,15 @@ def test_ten_lines_train_and_return_the_run(home):
     greedy = run.policy.generate(["Copy text A.\nA: owl tide"] * 2, temperature=0)
     assert greedy[0] == greedy[1]
 
+    monkeypatch.chdir("/")  # as by %cd in a notebook
+    again = load_run(home / "runs" / "a")
+    assert run.metrics == again.metrics and run.groups(1) == again.groups(1)
 
-NO_NAME = [json.dumps(ROWS), "a" * 300, "a\nb", "a\0b", "x/" * 3000]
+
+NO_NAME = [json.dumps(ROWS), "a\nb", "a\0b", "x/" * 3000]
 
 
-@pytest.mark.parametrize("text", NO_NAME, ids=["JSON", "long", "lines", "NUL", "deep"])
+@pytest.mark.parametrize("text", NO_NAME, ids=["JSON", "lines", "NUL", "deep"])
 def test_any_text_that_names_nothing_is_refused_in_one_line(home, text):
     for arguments in (
         {"data": text},
@@ -86,34 +88,7 @@ def test_the_command_line_and_the_library_make_the_same_run(home):
         assert one["text"] == other["text"] and one["reward"] == other["reward"]
 
 
-def test_a_run_is_resumed_to_the_same_weights(home):
-    options = dict(reward_range=(0, 1.2), **QUICK | {"steps": 4})
-    whole = train(ROWS, reward, name="whole", **options)
-    train(ROWS, reward, name="cut", **options | {"steps": 2})
-
-    # The latest run with a checkpoint, whatever has been touched since.
-    train(ROWS, reward, name="none", **options | {"preflight": "only"})
-    shutil.copy("runs/whole/config.yaml", "copy.yaml")
-    shutil.move("copy.yaml", "runs/whole/config.yaml")
-    resumed = train(ROWS, reward, reward_range=(0, 1.2), resume=True, steps=4)
-    assert resumed.path == Path("runs/cut")
-    alike(whole, resumed)
-
-    with pytest.raises(UserError, match="changed since it was saved"):
-        train(ROWS[1:], reward, reward_range=(0, 1.2), resume="runs/cut", steps=5)
-
-
-def test_a_run_is_read_after_the_process_has_moved(home, monkeypatch):
-    """As by %cd in a notebook."""
-    run = train(ROWS, reward, reward_range=(0, 1.2), name="moved", **QUICK)
-    assert str(run.path) == "runs/moved"
-    monkeypatch.chdir("/")
-    again = load_run(home / "runs" / "moved")
-    assert run.metrics == again.metrics and len(run.metrics) > 0
-    assert run.groups(1) == again.groups(1)
-
-
-def test_a_resumed_run_keeps_the_options_of_its_rows(home):
+def test_a_run_is_resumed_to_the_same_weights_and_keeps_the_options_of_its_rows(home):
     rows = [{"question": row["prompt"], "answer": row["answer"]} for row in ROWS]
     options = dict(
         columns={"prompt": "question"}, reward_range=(0, 1.2), reward_weights={"all": 0.5}, **QUICK
@@ -123,6 +98,8 @@ def test_a_resumed_run_keeps_the_options_of_its_rows(home):
     alike(whole, train(rows, reward, resume="runs/cut", steps=3))
     with pytest.raises(UserError, match="--reward-weights all=0.4: the run in runs/cut has all=0"):
         train(rows, reward, resume="runs/cut", steps=4, reward_weights={"all": 0.4})
+    with pytest.raises(UserError, match="changed since it was saved"):
+        train(rows[1:], reward, resume="runs/cut", steps=4)
 
 
 def test_mistakes_are_one_line(home):
@@ -140,23 +117,6 @@ def test_mistakes_are_one_line(home):
         assert "\n" not in str(caught.value)
 
 
-def test_a_task_by_name_is_trained_as_on_the_command_line(home):
-    run = train(task="interleave", level=3, name="a", **QUICK | {"max_new_tokens": 64})
-    assert run.config["task"] == "interleave" and len(run.metrics) == 2
-
-
-def test_a_row_that_is_too_long_is_named_once(home):
-    """It is left out; without a word its owner would think that it was trained on."""
-    long = [
-        {"prompt": f"Copy: {'owl ' * 5000}{n}", "answer": "owl", "split": "train"} for n in "ab"
-    ]
-    rows = [row | {"split": split} for row, split in zip(ROWS, ["train", "validation"] * 4)]
-    run = train([*rows, *long], reward, reward_range=(0, 1.2), name="a", **QUICK | {"steps": 6})
-    warned = (run.path / "warnings.log").read_text()
-    assert warned.count("is left out of training") == 1
-    assert re.search(r"row \d+ is left out of training, as is every problem", warned)
-
-
 @pytest.mark.slow
 def test_the_example_learns(home):
     """The lines of examples/first_three.py, on a task that the model was never taught."""
@@ -166,8 +126,9 @@ def test_the_example_learns(home):
     assert first["mean"] < 0.2 and last["mean"] > 0.95
 
 
-def test_a_wording_is_read_from_its_file(home):
+def test_a_task_by_name_with_a_wording_from_a_file(home):
     Path("wording.txt").write_text("Weave these.\nOne: {a}\nTwo: {b}\n")
-    more = QUICK | {"max_new_tokens": 64}
+    more = QUICK | {"max_new_tokens": 64, "steps": 1}
     run = train(task="interleave", level=3, name="a", wording="wording.txt", **more)
+    assert run.config["task"] == "interleave" and len(run.metrics) == 1
     assert run.rollouts(1)[0]["prompt"].startswith("Weave these.\nOne: ")
