@@ -4,6 +4,7 @@ from functools import partial
 
 import torch
 
+from grpo.learn.batch import micro_batches
 from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import UpdateMemory, UpdateSettings
 from grpo.learn.update import update as update_by
@@ -14,13 +15,8 @@ PROMPTS = [
     "A",
 ]
 
-
-HEATS = [
-    0.75,
-    1.25,
-    0.875,
-]  # a group that is drawn again is hotter; these are the same in float32 and float64
-
+# A group that is drawn again is hotter. These are the same in float32 and float64.
+HEATS = [0.75, 1.25, 0.875]
 
 SETTINGS = dict(beta=0.0, clip_low=0.2, clip_high=0.2, max_length=24, max_grad_norm=0.0)
 
@@ -32,17 +28,17 @@ def update(policy, optimizer, groups, *, micro_tokens=0, before=None, **settings
     return update_by(policy, optimizer, groups, UpdateSettings(**settings), memory, before)
 
 
+def one_batch(groups):
+    """The groups as one micro-batch."""
+    (batch,) = micro_batches(groups, "dapo", max_length=24, device=torch.device("cpu"))
+    return batch
+
+
 def sgd(policy, rate):
     return Optimizer(policy.parameters, partial(torch.optim.SGD, lr=rate), dtype=policy.dtype)
 
 
 def loss_and_gradients(policy, groups, kind="dapo", micro_tokens=0, **settings):
-    metrics = update(
-        policy,
-        sgd(policy, 0.0),
-        groups,
-        kind=kind,
-        micro_tokens=micro_tokens,
-        **SETTINGS | settings,
-    )
+    settings = SETTINGS | dict(kind=kind, micro_tokens=micro_tokens) | settings
+    metrics = update(policy, sgd(policy, 0.0), groups, **settings)
     return metrics["loss"], [p.grad.clone() for p in policy.parameters]

@@ -36,10 +36,8 @@ def test_batch_scale_divides_by_the_std_of_all_rewards():
 
 
 def test_scale_none_only_centres():
-    assert advantages([[0.0, 0.5, 1.0], [3.0, 1.0]], scale="none") == [
-        [-0.5, 0.0, 0.5],
-        [1.0, -1.0],
-    ]
+    found = advantages([[0.0, 0.5, 1.0], [3.0, 1.0]], scale="none")
+    assert found == [[-0.5, 0.0, 0.5], [1.0, -1.0]]
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -50,9 +48,8 @@ def test_without_groups_there_are_no_advantages(scale):
 @given(GROUPS, st.sampled_from(SCALES))
 def test_advantages_of_a_group_sum_to_zero(rewards, scale):
     for group in advantages(rewards, scale=scale):
-        assert math.fsum(group) == pytest.approx(
-            0, abs=1e-11
-        )  # 16 roundings of 1e-16, divided by at least eps = 1e-4
+        # 16 roundings of 1e-16, divided by at least eps = 1e-4.
+        assert math.fsum(group) == pytest.approx(0, abs=1e-11)
 
 
 @given(VARIED, VARIED, st.integers(-8, 8), st.sampled_from(SCALES))
@@ -85,9 +82,7 @@ def test_a_constant_group_gets_exact_zeros(reward, size, other, scale):
     [
         np.array,
         torch.tensor,
-        lambda rows: [np.array(row) for row in rows],
         lambda rows: [[np.int64(reward) for reward in row] for row in rows],
-        lambda rows: np.array(rows, dtype=np.float32),
         lambda rows: torch.tensor(rows, dtype=torch.bfloat16),
         lambda rows: np.array(rows, dtype=bool),
     ],
@@ -98,10 +93,3 @@ def test_arrays_and_tensors_are_centred_as_lists_are(made, scale):
     found = advantages(made(rows), scale=scale)
     assert found == advantages([[float(reward) for reward in row] for row in rows], scale=scale)
     assert all(type(value) is float for group in found for value in group)
-
-
-def test_integers_by_hand():
-    assert advantages(np.array([[0, 1, 1, 1]]), scale="none") == [[-0.75, 0.25, 0.25, 0.25]]
-    # the mean is 3/4, the sample variance (9/16 + 3/16) / 3 = 1/4
-    half = 0.25 / (0.5 + 1e-4)
-    assert advantages(np.array([[0, 1, 1, 1]])) == [pytest.approx([-3 * half, half, half, half])]

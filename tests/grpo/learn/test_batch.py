@@ -69,12 +69,8 @@ def test_cuts_by_hand(micro_tokens, shapes):
 def test_weights_are_those_of_the_step_however_it_is_cut():
     groups = [group_of(1, 1, [1, 4]), group_of(2, 1, [5, 2])]
     weights = torch.cat([batch.weights_R for batch in cut(groups, 1, "grpo")])
-    assert weights.tolist() == [
-        1 / 4,
-        1 / 16,
-        1 / 20,
-        1 / 8,
-    ]  # 1 / (4 rows * length), not 1 / (1 row * length)
+    # 1 / (4 rows * length), not 1 / (1 row * length)
+    assert weights.tolist() == [1 / 4, 1 / 16, 1 / 20, 1 / 8]
 
 
 GROUPS = st.integers(1, 4).flatmap(
@@ -87,9 +83,8 @@ GROUPS = st.integers(1, 4).flatmap(
 
 
 @given(GROUPS, st.integers(0, 60))
-@example(
-    [(1, [9, 1, 1]), (1, [1, 1, 1])], 20
-)  # parts of one row and of three are no grid, though they would fit
+# Parts of one row and of three are no grid, though they would fit.
+@example([(1, [9, 1, 1]), (1, [1, 1, 1])], 20)
 def test_every_row_comes_once_in_order_with_its_prompt_and_within_the_bound(shapes, micro_tokens):
     groups = [group_of(index, *shape) for index, shape in enumerate(shapes)]
     rows = []
@@ -105,54 +100,38 @@ def test_every_row_comes_once_in_order_with_its_prompt_and_within_the_bound(shap
     ]
 
 
-@given(GROUPS, st.integers(0, 60), st.integers(1, 5))
-def test_ranks_share_out_the_rows_of_the_step(shapes, micro_tokens, ranks):
-    groups = [group_of(index, *shape) for index, shape in enumerate(shapes)]
-
-    def rows_of(batches):
-        return sorted(
-            (name, float(weight))
-            for batch in batches
-            for name, weight in zip(batch.row_ids, batch.weights_R)
-        )
-
-    parts = [cut(groups, micro_tokens, "grpo", rank=rank, ranks=ranks) for rank in range(ranks)]
-    assert sorted(row for part in parts for row in rows_of(part)) == rows_of(
-        cut(groups, micro_tokens, "grpo")
+def rows_of(batches):
+    return sorted(
+        (name, float(weight))
+        for batch in batches
+        for name, weight in zip(batch.row_ids, batch.weights_R)
     )
 
 
 @given(GROUPS, st.lists(st.integers(0, 60), min_size=1, max_size=5))
-def test_ranks_whose_memory_differs_share_out_the_rows_all_the_same(shapes, micro_tokens):
-    """As when one of them has run out of memory: no row is left out, and none comes twice."""
+def test_ranks_share_out_the_rows_of_the_step(shapes, micro_tokens):
+    """Their memory may differ, as when one of them has run out of it."""
     groups = [group_of(index, *shape) for index, shape in enumerate(shapes)]
-    names = [
-        name
+    parts = [
+        batch
         for rank, most in enumerate(micro_tokens)
-        for batch in cut(groups, most, rank=rank, ranks=len(micro_tokens))
-        for name in batch.row_ids
+        for batch in cut(groups, most, "grpo", rank=rank, ranks=len(micro_tokens))
     ]
-    assert sorted(names) == sorted(name for batch in cut(groups, 0) for name in batch.row_ids)
+    assert rows_of(parts) == rows_of(cut(groups, 0, "grpo"))
 
 
 def test_ranks_have_about_as_much_to_do():
+    """Groups of 20, 4, 18, 6 and 16 tokens: the largest first, each to the rank with least."""
+    groups = [group_of(i, 2, [n] * 2) for i, n in enumerate([9, 1, 8, 2, 7])]
     loads = [
-        [
+        sum(
             sum(map(len, batch.prompts)) + int(batch.mask_RT.sum())
-            for batch in cut(
-                [group_of(i, 2, [n] * 2) for i, n in enumerate([9, 1, 8, 2, 7])],
-                0,
-                rank=rank,
-                ranks=2,
-            )
-        ]
+            for batch in cut(groups, 0, rank=rank, ranks=2)
+        )
         for rank in range(2)
     ]
-    assert loads == [
-        [20 + 4 + 6],
-        [18 + 16],
-    ]  # groups of 20, 4, 18, 6 and 16 tokens: the largest first, each to who has least
+    assert loads == [20 + 4 + 6, 18 + 16]
+
+    # One group, four ranks: nobody idles.
     alone = [cut([group_of(0, 2, [3] * 8)], 0, rank=rank, ranks=4) for rank in range(4)]
-    assert [[len(batch.tokens_RT) for batch in part] for part in alone] == [
-        [2]
-    ] * 4  # one group, four ranks: nobody idles
+    assert [[len(batch.tokens_RT) for batch in part] for part in alone] == [[2]] * 4

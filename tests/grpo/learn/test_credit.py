@@ -9,13 +9,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from losses import step_loss
 from transformers import AutoTokenizer
 
 from grpo.distributed import Ranks
-from grpo.learn.advantages import SCALES, advantages, token_advantages, token_ends, token_states
+from grpo.learn.advantages import (
+    SCALES,
+    advantages,
+    divisors,
+    token_advantages,
+    token_ends,
+    token_states,
+)
 from grpo.learn.batch import micro_batches
 from grpo.model.encoding import plain_tokens
 from grpo.model.load import BUILTIN
@@ -60,9 +67,8 @@ def group_of(texts, task, problem):
 
 def test_a_group_by_hand():
     task = Interleave("prefix")
-    group = group_of(
-        ["a b|", "a ba|", "b b|", "a b b|"], task, task.problem(["a"], ["b"])
-    )  # the target is "a b"
+    problem = task.problem(["a"], ["b"])  # the target is "a b"
+    group = group_of(["a b|", "a ba|", "b b|", "a b b|"], task, problem)
     rewards = [1, 1 / 2, 0, 2 / 3]
     assert group.rewards == pytest.approx(rewards)
     assert [score.credits for score in group.scores] == [
@@ -89,34 +95,27 @@ def test_a_group_by_hand():
 
 def test_the_same_earned_in_another_way_is_the_same_state():
     task = Interleave("similarity")
-    group = group_of(
-        ["a a b|", "b a |"], task, task.problem(["a", "a"], ["b", "b"])
-    )  # the target is "a b a b"
+    problem = task.problem(["a", "a"], ["b", "b"])  # the target is "a b a b"
+    group = group_of(["a a b|", "b a |"], task, problem)
     # "a a": match, b passed over and match: 1, 0. "b a": b a is the target without its a: 0, 1.
     # Both: 1 of 8 in all
-    assert [score.credits[:2] for score in group.scores] == [
-        ((1, 1 / 8), (3, 0.0)),
-        ((1, 0.0), (3, 1 / 8)),
-    ]
+    first = [score.credits[:2] for score in group.scores]
+    assert first == [((1, 1 / 8), (3, 0.0)), ((1, 0.0), (3, 1 / 8))]
     states = [
         token_states(c, token_ends(c.tokens, c.text, write, lambda t: write([t])), s.credits)
         for c, s in zip(group.completions, group.scores)
     ]
-    assert states[0] == [
-        (0, 0, "", ()),
-        (0, 0, "a", ()),
-        (1, 0.125, "", ()),
-        (1, 0.125, "a", ()),
-        (2, 0.125, "", ()),
-        (2, 0.125, "b", ()),
+    begun = [[state[:3] for state in row] for row in states]
+    assert begun == [
+        [(0, 0, ""), (0, 0, "a"), *[(n, 0.125, x) for n in (1, 2) for x in ("", "ab"[n - 1])]],
+        [(0, 0, ""), (0, 0, "b"), (1, 0, ""), (1, 0, "a"), (2, 0.125, "")],
     ]
-    begun = [(0, 0, ""), (0, 0, "b"), (1, 0, ""), (1, 0, "a"), (2, 0.125, "")]
-    assert states[1] == [(*state, ()) for state in begun]
     (made,) = token_advantages([group], write, scale="none")
     half = (group.rewards[0] - group.rewards[1]) / 2
     assert [pytest.approx([half, 0, 0, 0, half, 0]), pytest.approx([-half, 0, 0, 0, -half])] == made
 
 
+@settings(max_examples=30)
 @given(
     st.lists(st.text("ab ", max_size=6), min_size=2, max_size=6),
     st.sampled_from(SCALES),
@@ -130,15 +129,9 @@ def test_the_first_token_has_the_outcomes_advantage_and_none_is_larger_than_rewa
     (made,) = token_advantages([group], write, scale=scale)
     (outcome,) = advantages([group.rewards], scale=scale)
     assert [row[0] for row in made] == outcome
-    assert [len(row) for row in made] == [
-        len(completion.tokens) for completion in group.completions
-    ]
+    assert list(map(len, made)) == [len(completion.tokens) for completion in group.completions]
     most = max(group.rewards) - min(group.rewards)
-    divisor = (
-        1
-        if scale == "none"
-        else torch.tensor(group.rewards, dtype=torch.float64).std().item() + 1e-4
-    )
+    (divisor,) = divisors([group.rewards], scale=scale)
     assert all(abs(a) <= most / divisor * (1 + 1e-9) for row in made for a in row)
 
 
@@ -156,9 +149,8 @@ def test_tokens_end_where_the_text_before_the_next_one_does(tokens):
         if not so_far.endswith("\ufffd"):
             done = len(so_far)
             assert text.startswith(so_far)
-        assert (
-            end == done
-        )  # what may become another character is not counted yet, whatever becomes of it
+        # What may become another character is not counted yet, whatever becomes of it.
+        assert end == done
     assert len(ends) == len(tokens)
 
 
@@ -170,19 +162,12 @@ def test_words_of_odd_characters_are_mapped_to_tokens():
     completion = Completion(tuple(tokens), (-1.0,) * len(tokens), text, "stop")
     states = token_states(completion, ends_of(tokens), [(7, 0.25), (9, 0.25), (12, 0.5)])
     begun = [(words, earned, letters) for words, earned, letters, _ in states]
-    assert begun[0] == (0, 0, "") and begun[-1] == (
-        2,
-        0.5,
-        "ok",
-    )  # the end token ends the last word
+    assert begun[0] == (0, 0, "") and begun[-1] == (2, 0.5, "ok")  # the end token ends the word
     first = next(t for t, state in enumerate(states) if state[0] == 1)
-    assert (
-        begun[first - 1] == (0, 0, "nai\u0308ve") and decode(tokens[:first]) == " nai\u0308ve "
-    )  # the space, a token of its own
-    assert {state for state in begun if state[0] == 1} == {
-        (1, 0.25, ""),
-        (1, 0.25, "猫"),
-    }  # no thirds of a character among the letters, but each is a state of its own
+    assert begun[first - 1] == (0, 0, "nai\u0308ve")
+    assert decode(tokens[:first]) == " nai\u0308ve "  # the space, a token of its own
+    # No thirds of a character are among the letters, but each is a state of its own.
+    assert {state for state in begun if state[0] == 1} == {(1, 0.25, ""), (1, 0.25, "猫")}
     assert len({state for state in states if state[0] == 1}) == 1 + 3
 
 
@@ -223,24 +208,17 @@ class DropsFirstSpace:
 
 def test_a_tokenizer_that_drops_the_first_space():
     drops = DropsFirstSpace()
-    assert token_ends([0, 1, 2, 3], "the owls saw", drops, lambda token: drops([token])) == [
-        3,
-        7,
-        8,
-        12,
-    ]
+    ends = token_ends([0, 1, 2, 3], "the owls saw", drops, lambda token: drops([token]))
+    assert ends == [3, 7, 8, 12]
 
 
 # The world: every text of at most 4 letters; the logits of a token depend on the two before it.
 
 
 def answers(length):
-    texts = [
-        "".join(letters) for n in range(length) for letters in itertools.product("ab ", repeat=n)
-    ]
-    return [text + "|" for text in texts] + [
-        "".join(letters) for letters in itertools.product("ab ", repeat=length)
-    ]
+    texts = ["".join(each) for n in range(length) for each in itertools.product("ab ", repeat=n)]
+    longest = map("".join, itertools.product("ab ", repeat=length))
+    return [text + "|" for text in texts] + list(longest)
 
 
 @pytest.mark.parametrize("kind", ["dapo", "cispo"])
@@ -250,30 +228,20 @@ def test_the_expected_gradient_is_that_of_the_reward(reward, kind):
     the state depends on no later token.
     """
     task, generator = Interleave(reward), torch.Generator().manual_seed(0)
-    problem, texts = task.problem(["a"], ["b"]), answers(5)
-    logits = torch.randn(5, 5, 4, dtype=torch.float64, generator=generator).requires_grad_()
-    tokens = [[LETTERS.index(letter) for letter in text] for text in texts]
-    pasts = [[4, 4, *row] for row in tokens]
+    problem = task.problem(["a"], ["b"])
+    tokens = [[LETTERS.index(letter) for letter in text] for text in answers(5)]
     T = max(map(len, tokens))
-    logp_RT = torch.stack(
-        [
-            torch.nn.functional.pad(
-                torch.stack(
-                    [
-                        logits[past[t], past[t + 1]].log_softmax(-1)[token]
-                        for t, token in enumerate(row)
-                    ]
-                ),
-                (0, T - len(row)),
-            )
-            for row, past in zip(tokens, pasts)
-        ]
-    )
+
+    logits = torch.randn(5, 5, 4, dtype=torch.float64, generator=generator).requires_grad_()
+    rows = []
+    for row in tokens:
+        past = [4, 4, *row]
+        logp_V = [logits[past[t], past[t + 1]].log_softmax(-1) for t in range(len(row))]
+        rows.append(torch.stack([each[token] for each, token in zip(logp_V, row)]))
+    logp_RT = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
     mask_RT = torch.arange(T) < torch.tensor([len(row) for row in tokens])[:, None]
     probability_R = logp_RT.sum(1).exp()
-    assert probability_R.sum().item() == pytest.approx(
-        1
-    )  # these are all the answers that there are
+    assert probability_R.sum().item() == pytest.approx(1)  # these are all answers that there are
 
     written = [write(row) for row in tokens]
     rewards = [score.reward for score in task.score(problem, written)]
@@ -281,46 +249,28 @@ def test_the_expected_gradient_is_that_of_the_reward(reward, kind):
     for r, (row, text, credits) in enumerate(zip(tokens, written, task.credits(problem, written))):
         ends = token_ends(row, text, write, lambda token: write([token]))
         states = token_states(Completion(tuple(row), (), text, "stop"), ends, credits)
-        to_go = [rewards[r] - earned for _, earned, *_ in states]
-        baseline = [
-            zlib.crc32(repr(state).encode()) / 2**32 for state in states
-        ]  # any number, the same in the same state
-        advantages_RT[r, : len(row)] = torch.tensor(
-            [x - b for x, b in zip(to_go, baseline)], dtype=torch.float64
-        )
-    loss, _ = step_loss(
-        kind,
-        logp_RT,
-        logp_RT.detach(),
-        advantages_RT,
-        mask_RT,
-        probability_R.detach(),
-        clip_low=0.2,
-        clip_high=0.2,
-    )
+        # The baseline is any number, the same in the same state.
+        baseline = [zlib.crc32(repr(state).encode()) / 2**32 for state in states]
+        values = [rewards[r] - state[1] - b for state, b in zip(states, baseline)]
+        advantages_RT[r, : len(row)] = torch.tensor(values, dtype=torch.float64)
+
+    given = logp_RT, logp_RT.detach(), advantages_RT, mask_RT, probability_R.detach()
+    loss, _ = step_loss(kind, *given, clip_low=0.2, clip_high=0.2)
     (ours,) = torch.autograd.grad(-loss, logits, retain_graph=True)
-    (expected,) = torch.autograd.grad(
-        (probability_R * torch.tensor(rewards, dtype=torch.float64)).sum(), logits
-    )
+    mean = (probability_R * torch.tensor(rewards, dtype=torch.float64)).sum()
+    (expected,) = torch.autograd.grad(mean, logits)
     assert expected.abs().max() > 1e-3
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
 
 
 def test_each_token_has_its_own_in_the_tensors_however_they_are_cut():
     rows = [Completion((1,) * n, (-1.0,) * n, "", "stop") for n in (1, 3, 2)]
-    group = Group(
-        0,
-        Problem("t", 1, "p", "x", "k"),
-        (1, 2),
-        1.0,
-        rows,
-        advantages=[[1.0], [2.0, 3.0, 4.0], [5.0, 6.0]],
-    )
-    (whole,) = micro_batches([group], "dapo", max_length=9, device=torch.device("cpu"))
+    own = [[1.0], [2.0, 3.0, 4.0], [5.0, 6.0]]
+    group = Group(0, Problem("t", 1, "p", "x", "k"), (1, 2), 1.0, rows, advantages=own)
+    cut = dict(max_length=9, device=torch.device("cpu"))
+    (whole,) = micro_batches([group], "dapo", **cut)
     assert whole.advantages.tolist() == [[1, 0, 0], [2, 3, 4], [5, 6, 0]]
-    parts = list(
-        micro_batches([group], "dapo", micro_tokens=1, max_length=9, device=torch.device("cpu"))
-    )
+    parts = micro_batches([group], "dapo", micro_tokens=1, **cut)
     assert [part.advantages.tolist() for part in parts] == [[[1]], [[2, 3, 4]], [[5, 6]]]
 
 
