@@ -34,7 +34,7 @@ from grpo.run.folders import HOME, check_output
 from grpo.run.opening import saved_options
 from grpo.run.reader import RunData
 from grpo.run.start import checkpoint_of, config_of, start_from
-from grpo.tools.evaluation.evaluate import load_run_policy
+from grpo.tools.evaluation.models import load_run_policy
 from grpo.tools.report.page import write_report
 from grpo.tools.train import only_rank0_prints
 from grpo.tools.train_run import FromPython, build_trainer, load_parts, start_run

@@ -23,7 +23,6 @@ from itertools import pairwise
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from grpo.learn.advantages import advantages
 from grpo.records import CLASSES, Action, Group, GroupClass, first_tries, truncated_share
 from tasks.base import Score
 
@@ -129,6 +128,8 @@ def _is_masked(group: Group, rule: ClassRule) -> bool:
     """
     if not rule.masks_truncated:
         return False
+
+    from grpo.learn.advantages import advantages  # imports torch, which takes seconds
 
     (values,) = advantages([group.rewards], scale="none")
     return not any(

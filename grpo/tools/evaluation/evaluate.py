@@ -6,7 +6,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -19,24 +19,17 @@ from grpo.config import Config
 from grpo.evaluate import (
     EvaluationSettings,
     Sampling,
-    ShowProgress,
-    budgets,
-    evaluate,
-    first_room_warning,
-    select,
     summarise,
 )
 from grpo.model.load import load_policy
-from grpo.model.policy import Policy
-from grpo.model.prompts import format_of, middle_left_out, sent_lines, wording_text
+from grpo.model.prompts import format_of, middle_left_out, wording_text
 from grpo.records import Group, truncated_share
 from grpo.run.folders import check_output
-from grpo.run.schemas import StartFile, read_checked
-from grpo.run.sources import check_base, read_sources
+from grpo.run.sources import read_sources
 from grpo.run.start import checkpoint_of, config_of
 from grpo.show.console import StatusLine
 from grpo.statistics import mean_interval
-from grpo.tools.evaluation.endpoint import RemoteModel
+from grpo.tools.evaluation.models import LocalModel, RemoteModel, load_run_policy
 from grpo.tools.evaluation.table import ALL_KINDS, repeated_figures, show, write_samples
 from tasks.base import (
     Problem,
@@ -290,66 +283,10 @@ def _task_of_examples(request: Request) -> Task:
 # ---- models and their results
 
 
-class LocalModel:
-    """A policy in this process; `seen` are the keys of problems that it was trained on."""
-
-    def __init__(self, request: Request, policy: Policy, seen: set[str]):
-        self.request = request
-        self.policy = policy
-        self.seen = seen
-
-    def choose(self, problems: Iterable[Problem], size: int, **limits: Any) -> DistinctProblems:
-        """Return distinct problems that training has not seen, and that fit the context."""
-        sampling = self.request.sampling
-        return select(self.policy, problems, size, self.seen, sampling, **limits)
-
-    def warning(self, task: Task, problems: Sequence[Problem]) -> str:
-        """Return a warning if a prompt leaves too little room for completions, else ""."""
-        return first_room_warning(self.policy, task, problems, self.request.sampling)
-
-    def answer(
-        self, task: Task, problems: Sequence[Problem], progress: ShowProgress
-    ) -> list[Group]:
-        """Sample a group of completions for each problem, and score it."""
-        request = self.request
-        settings = EvaluationSettings(request.sampling, request.flags.seed, request.samples)
-        return evaluate(self.policy, task, problems, settings, progress)
-
-    def budget(self, task: Task, problems: Sequence[Problem]) -> int:
-        """Return the most new tokens that a completion of one of the problems may take."""
-        return max(budgets(self.policy, task, problems, self.request.sampling))
-
-    def sent(self, problem: Problem) -> list[str]:
-        """Return the prompt, decoded from its token ids."""
-        return sent_lines(self.policy, problem)
-
-    def figures(self) -> dict[str, Any]:
-        """Return no more figures."""
-        return {}
-
-
-def load_run_policy(checkpoint: Path, config: Config, device: str) -> tuple[Policy, set[str]]:
-    """Return the policy of a checkpoint, and the keys of the problems that it was trained on.
-
-    Raises UserError if its base model has changed since the checkpoint.
-    """
-    check_base(checkpoint, config.model, ())
-    seen = read_checked(checkpoint / "trainer.json", StartFile)["trainer"]["seen"]
-    policy = load_policy(
-        config.model,
-        device=device,
-        weights=checkpoint,
-        dtype=config.dtype,
-        quantise=config.quantise,
-    )
-    # Again, because loading may have downloaded a model of the hub.
-    check_base(checkpoint, config.model, ())
-    return policy, set(seen)
-
-
 def _load(request: Request) -> LocalModel | RemoteModel:
     """Return the model, which presents problems as the request says."""
     settings, flags = request.settings, request.flags
+    answering = EvaluationSettings(request.sampling, flags.seed, request.samples)
     format = format_of(
         _task_of_examples(request),
         system=settings.system,
@@ -358,15 +295,7 @@ def _load(request: Request) -> LocalModel | RemoteModel:
         seed=flags.seed,
     )
     if flags.endpoint:
-        return RemoteModel(
-            flags.endpoint,
-            request.model,
-            format,
-            request.sampling,
-            seed=flags.seed,
-            samples=request.samples,
-            concurrency=flags.concurrency,
-        )
+        return RemoteModel(flags.endpoint, request.model, format, answering, flags.concurrency)
 
     if request.checkpoint is None:
         policy, seen = load_policy(request.model, device=flags.device), set[str]()
@@ -375,7 +304,7 @@ def _load(request: Request) -> LocalModel | RemoteModel:
     for note in policy.notes:
         _say(f"warning: {note}")
     policy.use(format)
-    return LocalModel(request, policy, seen)
+    return LocalModel(policy, seen, answering)
 
 
 def evaluate_model(request: Request, known: set[str]) -> list[dict[str, Any]]:

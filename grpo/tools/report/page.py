@@ -16,7 +16,7 @@ from typing import Any
 from data.files import write_whole
 from data.text import escape_control
 from grpo.config import Config
-from grpo.ending import HeldOut, reach_verdict
+from grpo.ending import FAILED, HeldOut, reach_verdict
 from grpo.records import WHY, Group, level_name
 from grpo.run.folders import checkpoint_folders, step_of
 from grpo.run.reader import RunData
@@ -54,18 +54,9 @@ WINDOW = 3
 SHARE = 0.2
 MIN_RISE = 0.05
 
-# What the page says of each kind of verdict, and whether it is good news.
-KINDS = {
-    "learned": ("Learned", "good"),
-    "already solved": ("Already solved before training", "good"),
-    "not learned": ("Not learned", "bad"),
-    "too short to tell": ("Too short to tell", "open"),
-    "not measured": ("Not measured", "open"),
-    "collapsed": ("Collapsed", "bad"),
-    "got worse": ("Got worse", "bad"),
-    "no signal": ("No signal", "bad"),
-    "unfinished": ("No verdict yet", "open"),
-}
+# The kinds of verdicts that are good and bad news, and the titles that are not their names.
+GOOD = ("learned", "already solved")
+TITLES = {"already solved": "Already solved before training", "unfinished": "No verdict yet"}
 
 
 def write_report(
@@ -322,10 +313,9 @@ def outcome(run: RunData) -> dict[str, Any]:
     """
     line = run.verdict or {}
     kind = line.get("verdict", "unfinished")
-    title, tone = KINDS.get(kind, (kind, "open"))
     return {
-        "title": title,
-        "tone": tone,
+        "title": TITLES.get(kind, kind.capitalize()),
+        "tone": "good" if kind in GOOD else "bad" if kind in FAILED else "open",
         "text": _comparison(line),
         "why": [line[name] for name in ("cause", "remedy") if line.get(name)],
         "figures": _figures(run, line),

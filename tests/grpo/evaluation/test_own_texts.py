@@ -10,7 +10,6 @@ from data import foreign
 from data.corpus import documents_of, load_texts
 from data.files import read_jsonl_zst
 from grpo.config import Config, load_config
-from grpo.run.opening import open_run
 from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.evaluation.evaluate import held_out_texts, known_texts
@@ -74,11 +73,6 @@ def test_a_run_on_own_texts_from_training_to_its_audit(run, notes, capsys):
     assert "0 of the 2 texts that the model was not trained on" in capsys.readouterr().err
 
 
-def test_a_run_is_named_after_the_folder_and_not_its_path():
-    config = Config(level=3, task_options={"texts": "/home/somebody/My Notes/"})
-    assert open_run(config, {}, home=Path("runs"))[0].folder.name == "interleave-mynotes-3-seed0"
-
-
 def test_a_run_whose_texts_have_changed_does_not_go_on_unawares(run, notes, capsys):
     assert run("--texts", str(notes), "--words", "3") == 0
     (notes / "00.md").write_text("another text altogether")
@@ -96,17 +90,6 @@ def test_a_task_without_texts_refuses_them_in_one_line(run, notes, capsys):
     assert capsys.readouterr().err == f"train.py: {fault}"
     assert evaluation.main(flags) == 2
     assert capsys.readouterr().err == f"eval.py: {fault}"
-
-
-def test_too_few_texts_are_one_line_before_anything_is_written(run, notes, capsys):
-    assert run("--texts", str(notes), "--words", "31") == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "0 of its 40 texts have 31 words or more" in error
-    assert not Path("runs").exists()
-    assert run("--texts", "nowhere") == 2
-    assert (
-        capsys.readouterr().err == "train.py: nowhere: cannot be read: No such file or directory\n"
-    )
 
 
 def words_of(file):
@@ -143,11 +126,6 @@ def test_foreign_kinds_are_reported_beside_the_test_split(tiny_model, monkeypatc
     assert every["mean"] == pytest.approx((code["mean"] + tables["mean"]) / 2)
     said = " ".join(capsys.readouterr().out.split())  # a long title is broken into lines
     assert "similarity on foreign kinds of text" in said and "level 2, foreign code, score" in said
-
-
-def test_a_task_without_foreign_kinds_says_so(tiny_model, capsys):
-    assert evaluation.main(["--model", str(tiny_model), "--task", "arithmetic", "--foreign"]) == 2
-    assert "--foreign: task arithmetic has no foreign kinds of text" in capsys.readouterr().err
 
 
 def test_a_foreign_kind_that_does_not_fit_the_model_has_no_line(tiny_model, monkeypatch, capsys):

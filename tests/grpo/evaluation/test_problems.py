@@ -7,7 +7,6 @@ from small_evaluations import CLIMB, PONDER, evaluated
 from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
 from grpo.run.rollouts import groups_of
-from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
 from tasks.audit import audit
 from tasks.base import Problem
@@ -57,16 +56,6 @@ def test_an_evaluation_without_problems_is_skipped_and_the_run_goes_on(run, caps
     assert "no problem is left: all 2 that were found" in capsys.readouterr().err
 
 
-def test_a_split_without_a_problem_ends_no_run(run, capsys):
-    assert run("--task", "few.py:NoValidation") == 0
-    said = capsys.readouterr().out
-    assert said.count("warning: no report evaluation at level 1: --level 1: there is no") == 1
-    assert "python eval.py --model runs/a" in said
-    assert not load_run("runs/a").evals
-    assert train.main(["--resume", "runs/a", "--task", "few.py:NoValidation", "--steps", "3"]) == 0
-    assert len(read_metrics(Path("runs/a/metrics.jsonl"))) == 3
-
-
 def test_a_problem_beyond_the_budget_ends_no_run(run):
     """Where one target takes more than --max-new-tokens it is passed over, in training and in
     evaluations.
@@ -104,8 +93,3 @@ def test_a_prompt_that_leaves_little_room_is_named(run, capsys):
     assert capsys.readouterr().err.count(warning) == 1
     assert evaluation.main([*more, *flags, "40"]) == 0
     assert warning not in capsys.readouterr().err
-
-
-def test_an_empty_task_is_no_task(capsys):
-    assert evaluation.main(["--task", "", "--problems", "2"]) == 2
-    assert "--task : no such task" in capsys.readouterr().err

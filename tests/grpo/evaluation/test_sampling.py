@@ -2,10 +2,8 @@
 
 import json
 import shlex
-from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from small_evaluations import CLIMB, PONDER, evaluated
 
 from data.files import read_jsonl_zst
@@ -15,13 +13,10 @@ from grpo.evaluate import (
     Sampling,
     evaluate,
     find_problems,
-    summarise,
 )
-from grpo.records import Group
 from grpo.run.reader import load_run
 from grpo.run.rollouts import groups_of
 from grpo.tools.evaluation import program as evaluation
-from tasks.base import Score
 from tasks.registry import load_task
 
 
@@ -36,23 +31,16 @@ def longest(name):
     )
 
 
-@pytest.mark.parametrize(
-    ("task", "flags", "budget"),
-    [
-        ("ponder.py:Ponder", ["--max-new-tokens", "40"], 40),
-        ("ponder.py:Declaring", [], 40),
-        ("ponder.py:Declaring", ["--max-new-tokens", "20"], 20),
-    ],
-)
-def test_training_evaluation_and_promotion_have_one_budget(run, capsys, task, flags, budget):
-    assert run("--task", task, *CLIMB, "--promote-at", "0.01", *flags) == 0
+def test_training_evaluation_and_promotion_have_one_budget(run, capsys):
+    task, budget = "ponder.py:Declaring", 40
+    assert run("--task", task, *CLIMB, "--promote-at", "0.01") == 0
     assert {longest(name) for name in ("step-000001", "eval-000000", "promotion-000001")} == {
         budget
     }
     lines = load_run("runs/a").evals
     assert {line["budget"] for line in lines if line["level"] == 1} == {budget}
     said = capsys.readouterr().out
-    assert f"up to {flags[1] if flags else 41} new tokens" in said  # 41: declared for level 2
+    assert "up to 41 new tokens" in said  # declared for level 2
 
     (line,) = evaluated("--model", "runs/a", "--task", task, "--words", "1", "--problems", "3")
     assert line["budget"] == budget and line["truncated"] == 1
@@ -69,25 +57,6 @@ def test_a_wrong_declaration_is_one_line(capsys, run):
     Path("ponder.py").write_text(PONDER.replace("39 + level", "'many'"))
     assert run("--task", "ponder.py:Declaring") == 2
     assert "task ponder: max_new_tokens(1) returned 'many'" in capsys.readouterr().err
-
-
-def test_truncated_completions_are_counted_and_said_once(run, capsys, monkeypatch):
-    """Those of all problems: here all but the first problem's are truncated."""
-
-    def answered(*arguments):
-        first, *others = evaluate(*arguments)
-        first.completions = [replace(each, finish="stop") for each in first.completions]
-        return [first, *others]
-
-    monkeypatch.setattr("grpo.run.heldout.evaluate", answered)
-    assert run("--task", "ponder.py:Ponder") == 0
-    for line in load_run("runs/a").evals:
-        groups = groups_of(Path(f"runs/a/rollouts/eval-{line['step']:06}.jsonl.zst"))
-        cut = [c.finish == "length" for group in groups for c in group.completions]
-        assert line["truncated"] == sum(cut) / len(cut) > 0.5
-    said = capsys.readouterr().out
-    assert said.count("% of the completions were truncated at the budget of") == 1
-    assert "give a larger --max-new-tokens" in said and "truncated 0.667" in said
 
 
 def test_an_evaluation_is_sampled_as_the_run_was(run, capsys):
@@ -167,20 +136,6 @@ def test_samples_of_a_problem_are_independent_draws(tiny_policy):
     assert all(len(group.completions) == 8 == len(set(group.texts)) for group in many)
     other = evaluate(tiny_policy, task, found.problems, EvaluationSettings(seed=1, samples=8))
     assert all(not set(a.texts) & set(b.texts) for a, b in zip(many, other))
-
-
-def test_a_problem_counts_by_the_mean_of_its_samples():
-    values = [[0.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0]]
-    groups = [
-        Group(0, None, (1,), 1.0, [], scores=[Score(v, exact=v == 1) for v in row])
-        for row in values
-    ]
-    line, means = (
-        summarise(groups),
-        summarise([Group(0, None, (1,), 1.0, [], scores=[Score(sum(row) / 4)]) for row in values]),
-    )
-    assert line["n"] == 3 and line["mean"] == line["exact"] == pytest.approx(2 / 3)
-    assert (line["ci_low"], line["ci_high"]) == (means["ci_low"], means["ci_high"])
 
 
 def test_more_samples_are_shown(tiny_model, capsys):

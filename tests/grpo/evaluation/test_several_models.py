@@ -26,13 +26,6 @@ def test_runs_of_different_problems_are_refused_before_one_is_loaded(run, capsys
     assert "other problems (--task interleave --levels 2) than builtin" in capsys.readouterr().err
 
 
-def test_with_the_flags_of_one_run_all_answer_its_problems(run):
-    assert run("--words", "1", "--no-ramp") == 0
-    assert run("--words", "2", "--no-ramp", "--name", "b") == 0
-    a, b = evaluated("--model", "runs/a", "--model", "runs/b", "--levels", "2", "--problems", "3")
-    assert a["level"] == b["level"] == 2 and b["difference"]["n"] == 3
-
-
 def test_remarks_and_the_worst_answers_name_their_model(tiny_model, run, capsys):
     assert run("--words", "2", "--no-ramp") == 0
     models = ["--model", str(tiny_model), "--model", "runs/a"]

@@ -1,9 +1,10 @@
-"""A model behind an OpenAI-compatible server (POST .../chat/completions).
+"""The models that can be evaluated: in this process, or behind an OpenAI-compatible server.
 
-Requests run concurrently in threads. A request that may succeed later (no connection, a timeout, a
-status of 408, 409, 425, 429, or 500 and above) is repeated after a pause that doubles each time,
-with random jitter so that many requests are not repeated at the same time; a Retry-After header is
-honoured. Any other status is the user's mistake, and a one-line message has the server's reason.
+The server is asked by POST .../chat/completions, several requests at a time in threads. A request
+that may succeed later (no connection, a timeout, a status of 408, 409, 425, 429, or 500 and above)
+is repeated after a pause that doubles each time, with random jitter so that many requests are not
+repeated at the same time; a Retry-After header is honoured. Any other status is the user's mistake,
+and a one-line message has the server's reason.
 
 Each answer is written to a file as soon as it arrives, so an evaluation that was killed continues
 without asking twice. The key comes from the environment, and is neither stored nor shown.
@@ -27,9 +28,22 @@ import httpx
 from data.errors import UserError
 from data.files import kind_of, open_own, read_bytes
 from data.text import escape_control, shortened
-from grpo.evaluate import Sampling, ShowProgress, score_groups
-from grpo.model.prompts import PromptFormat
+from grpo.config import Config
+from grpo.evaluate import (
+    EvaluationSettings,
+    ShowProgress,
+    budgets,
+    evaluate,
+    first_room_warning,
+    score_groups,
+    select,
+)
+from grpo.model.load import load_policy
+from grpo.model.policy import Policy
+from grpo.model.prompts import PromptFormat, sent_lines
 from grpo.records import Completion, Group
+from grpo.run.schemas import StartFile, read_checked
+from grpo.run.sources import check_base
 from tasks.base import Problem, Task, declared_budget, key_of
 from tasks.supply import DistinctProblems, first_distinct
 
@@ -49,6 +63,61 @@ MARGIN = 32
 
 # What reading a value raises that is not what it should be.
 WRONG = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
+
+
+def load_run_policy(checkpoint: Path, config: Config, device: str) -> tuple[Policy, set[str]]:
+    """Return the policy of a checkpoint, and the keys of the problems that it was trained on.
+
+    Raises UserError if its base model has changed since the checkpoint.
+    """
+    check_base(checkpoint, config.model, ())
+    seen = read_checked(checkpoint / "trainer.json", StartFile)["trainer"]["seen"]
+    policy = load_policy(
+        config.model,
+        device=device,
+        weights=checkpoint,
+        dtype=config.dtype,
+        quantise=config.quantise,
+    )
+    # Again, because loading may have downloaded a model of the hub.
+    check_base(checkpoint, config.model, ())
+    return policy, set(seen)
+
+
+class LocalModel:
+    """A policy in this process; `seen` are the keys of problems that it was trained on."""
+
+    def __init__(self, policy: Policy, seen: set[str], settings: EvaluationSettings):
+        self.policy = policy
+        self.seen = seen
+        self.settings = settings
+        self.sampling = settings.sampling
+
+    def choose(self, problems: Iterable[Problem], size: int, **limits: Any) -> DistinctProblems:
+        """Return distinct problems that training has not seen, and that fit the context."""
+        return select(self.policy, problems, size, self.seen, self.sampling, **limits)
+
+    def warning(self, task: Task, problems: Sequence[Problem]) -> str:
+        """Return a warning if a prompt leaves too little room for completions, else ""."""
+        return first_room_warning(self.policy, task, problems, self.sampling)
+
+    def answer(
+        self, task: Task, problems: Sequence[Problem], progress: ShowProgress
+    ) -> list[Group]:
+        """Sample a group of completions for each problem, and score it."""
+        return evaluate(self.policy, task, problems, self.settings, progress)
+
+    def budget(self, task: Task, problems: Sequence[Problem]) -> int:
+        """Return the most new tokens that a completion of one of the problems may take."""
+        return max(budgets(self.policy, task, problems, self.sampling))
+
+    def sent(self, problem: Problem) -> list[str]:
+        """Return the prompt, decoded from its token ids."""
+        return sent_lines(self.policy, problem)
+
+    def figures(self) -> dict[str, Any]:
+        """Return no more figures."""
+        return {}
 
 
 class Answer(NamedTuple):
@@ -108,18 +177,15 @@ class RemoteModel:
         url: str,
         model: str,
         format: PromptFormat,
-        sampling: Sampling,
-        *,
-        seed: int,
-        samples: int,
+        settings: EvaluationSettings,
         concurrency: int,
     ):
         self.url = _address(url)
         self.model = model
         self.format = format
-        self.sampling = sampling
-        self.seed = seed
-        self.samples = samples
+        self.sampling = settings.sampling
+        self.seed = settings.seed
+        self.samples = settings.samples
         self.concurrency = concurrency
 
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip(".-")[:100] or "model"
