@@ -158,14 +158,13 @@ def _plain(value: Any) -> Any:
         return value.isoformat() if value == value else None  # pandas' NaT differs from itself
     if isinstance(value, np.ndarray) and value.dtype.kind in "Mm":  # tolist() gives numbers
         return [_plain(inner) for inner in value]
-    if isinstance(value, np.timedelta64):
-        raise TypeError("timedelta64")
-    if hasattr(value, "tolist"):
+    if hasattr(value, "tolist") and not isinstance(value, np.timedelta64):
         value = value.tolist()
-    if isinstance(value, float) and math.isnan(value):
+
+    if isinstance(value, float) and not math.isfinite(value):
+        if math.isinf(value):
+            raise TypeError(str(value))
         return None
-    if isinstance(value, float) and math.isinf(value):
-        raise TypeError(str(value))
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

@@ -159,8 +159,11 @@ class _LinearLogprobs(torch.autograd.Function):
             targets_n, temperature_n = targets_N[part], temperature_N[part]
 
             if is_fused:
-                outputs = (logprobs_N[part], entropies_N[part], lse_N[part])
-                _fused_logprobs(kernels, logits_nV, targets_n, temperature_n, outputs)
+                # Log-probabilities, entropies and log-sum-exps in one pass.
+                outputs = logprobs_N[part], entropies_N[part], lse_N[part]
+                kernels.logprobs[(len(targets_n),)](
+                    logits_nV, targets_n, temperature_n, *outputs, V, BLOCK=BLOCK, num_warps=8
+                )
                 continue
 
             logits_nV = logits_nV.to(dtype).div_(temperature_n[:, None])
@@ -206,9 +209,10 @@ class _LinearLogprobs(torch.autograd.Function):
             # The gradient of the logits. The kernel knows none of the entropy.
             if lse_N is not None and dH_N is None:
                 d_logits_nV = linear_no_grad(hidden_nE, weight_VE, bias_V)  # still the logits
-                _fused_backward(
-                    ctx.kernels, d_logits_nV, targets_n, temperature_n, lse_N[part], d_n
-                )
+                V = d_logits_nV.shape[1]
+                given = d_logits_nV, targets_n, temperature_n, lse_N[part], d_n.contiguous(), V
+                grid = (len(targets_n), -(-V // BLOCK))
+                ctx.kernels.logprobs_backward[grid](*given, BLOCK=BLOCK, num_warps=8)
             else:
                 if probability_NV is not None:
                     probability_nV = probability_NV[part]
@@ -242,44 +246,6 @@ class _LinearLogprobs(torch.autograd.Function):
 def _slices(N: int, chunk: int) -> list[slice]:
     """Return slices of `chunk` tokens that cover N tokens."""
     return [slice(start, start + chunk) for start in range(0, N, chunk)]
-
-
-def _fused_logprobs(
-    kernels: Any,
-    logits_nV: Tensor,
-    targets_n: Tensor,
-    temperature_n: Tensor,
-    outputs: tuple[Tensor, Tensor, Tensor],
-) -> None:
-    """Write log-probabilities, entropies and log-sum-exps of a chunk, in one pass on the GPU.
-
-    They go to the `outputs`, (n,) each.
-    """
-    n, V = logits_nV.shape
-    kernels.logprobs[(n,)](
-        logits_nV,
-        targets_n,
-        temperature_n,
-        *outputs,
-        V,
-        BLOCK=BLOCK,
-        num_warps=8,
-    )
-
-
-def _fused_backward(
-    kernels: Any,
-    logits_nV: Tensor,
-    targets_n: Tensor,
-    temperature_n: Tensor,
-    lse_n: Tensor,
-    d_n: Tensor,
-) -> None:
-    """Overwrite the logits of a chunk by their gradient, on the GPU."""
-    n, V = logits_nV.shape
-    kernels.logprobs_backward[(n, -(-V // BLOCK))](
-        logits_nV, targets_n, temperature_n, lse_n, d_n.contiguous(), V, BLOCK=BLOCK, num_warps=8
-    )
 
 
 def _chunk_logprobs(

@@ -8,7 +8,6 @@ after leaving out what rows have in common (see `Batch.distinct`).
 """
 
 import math
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor
 
 from data.errors import UserError
-from grpo.distributed import Ranks
 from grpo.learn.batch import MicroBatch, micro_batches
 from grpo.learn.logprobs import Distribution, Truncate, token_logprobs
 from grpo.learn.loss import LossInputs, LossSettings, kl_k3, step_loss, zero_padding
@@ -174,9 +172,9 @@ def _try_update(
         if not optimizer.must_repeat(grad_norm):
             break
 
-    figures = _figures(passes)
-    if ranks.size > 1:
-        figures = _of_all_ranks(ranks, figures)
+    # Here the host waits for the device.
+    local = _together([_figures(each) for each in passes])
+    figures = _together(ranks.gather([local]))
 
     is_float16 = policy.dtype == torch.float16
     hint = "; numbers may be too large for float16: give --dtype bfloat16" if is_float16 else ""
@@ -333,7 +331,7 @@ def _logprobs_of_first_pass(first_pass: FirstPass, batch: MicroBatch, logp_RT: T
 
 @dataclass(frozen=True)
 class _Figures:
-    """The figures of a whole step."""
+    """The figures of a micro-batch or of a whole step."""
 
     loss: float
     sums: dict[str, float]  # over its tokens: those of `step_loss`, and KL(sampler || trainer)
@@ -341,46 +339,37 @@ class _Figures:
     worst: list[dict[str, Any]]  # the three tokens that differ most
 
 
-def _figures(passes: Sequence[_BackwardPass]) -> _Figures:
-    """Return the figures of all micro-batches; here the host waits for the device."""
-    total = largest = 0.0
-    sums: defaultdict[str, float] = defaultdict(float)
-    worst: list[dict[str, Any]] = []
+def _figures(each: _BackwardPass) -> _Figures:
+    batch = each.batch
+    is_sampled_RT = batch.mask_RT
+    if batch.sampled_R is not None:
+        is_sampled_RT = is_sampled_RT & batch.sampled_R[:, None]
+    difference_RT = zero_padding(batch.old_RT - each.logp_RT, is_sampled_RT)
 
-    for each in passes:
-        total += each.loss.item()
-        for name, value in each.sums.items():
-            sums[name] += value.item()
-
-        is_sampled_RT = each.batch.mask_RT
-        if each.batch.sampled_R is not None:
-            is_sampled_RT = is_sampled_RT & each.batch.sampled_R[:, None]
-        difference_RT = zero_padding(each.batch.old_RT - each.logp_RT, is_sampled_RT)
-        largest = max(largest, difference_RT.abs().max().item())
-        worst = _worst_three(worst + _worst_tokens(each, difference_RT, is_sampled_RT))
-
-        # k3 is unbiased for the policy that sampled the tokens.
-        kl_RT = zero_padding(kl_k3(each.batch.old_RT, each.logp_RT), is_sampled_RT)
-        sums["sampler_kl"] += kl_RT.sum().item()
-
-    return _Figures(total, sums, largest, worst)
-
-
-def _of_all_ranks(ranks: Ranks, local: _Figures) -> _Figures:
-    """Return the figures of all ranks together."""
-    every = ranks.gather([local])
-    names = {name for each in every for name in each.sums}
+    sums = {name: value.item() for name, value in each.sums.items()}
+    # k3 is unbiased for the policy that sampled the tokens.
+    kl_RT = zero_padding(kl_k3(batch.old_RT, each.logp_RT), is_sampled_RT)
+    sums["sampler_kl"] = kl_RT.sum().item()
     return _Figures(
-        loss=sum(each.loss for each in every),
-        sums={name: sum(each.sums.get(name, 0.0) for each in every) for name in names},
-        difference=max(each.difference for each in every),
-        worst=_worst_three([token for each in every for token in each.worst]),
+        each.loss.item(),
+        sums,
+        difference_RT.abs().max().item(),
+        _worst_tokens(each, difference_RT, is_sampled_RT),
     )
 
 
-def _worst_three(tokens: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the three tokens on which sampler and trainer differ most."""
-    return sorted(tokens, key=lambda token: -abs(token["sampler"] - token["trainer"]))[:3]
+def _together(every: Sequence[_Figures]) -> _Figures:
+    """Return the figures of several micro-batches, or of all ranks."""
+    worst = [token for each in every for token in each.worst]
+    return _Figures(
+        loss=sum(each.loss for each in every),
+        sums={
+            name: sum(each.sums.get(name, 0.0) for each in every)
+            for name in {name: None for each in every for name in each.sums}
+        },
+        difference=max((each.difference for each in every), default=0.0),
+        worst=sorted(worst, key=lambda token: -abs(token["sampler"] - token["trainer"]))[:3],
+    )
 
 
 def _worst_tokens(
