@@ -31,9 +31,8 @@ from grpo.records import StepReport
 from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.run.folders import HOME, check_output
-from grpo.run.opening import saved_options
 from grpo.run.reader import RunData
-from grpo.run.start import checkpoint_of, config_of, start_from
+from grpo.run.resume import checkpoint_of, config_of, saved_options, start_from
 from grpo.tools.evaluation.models import load_run_policy
 from grpo.tools.report.page import write_report
 from grpo.tools.train import only_rank0_prints

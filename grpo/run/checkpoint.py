@@ -1,34 +1,44 @@
-"""Checkpoints, e.g. checkpoints/step-000020/.
+"""Checkpoints, e.g. checkpoints/step-000020/: written in the background, complete or absent.
 
 A checkpoint holds the model (or adapter) and tokenizer in Hugging Face layout,
-optimizer.safetensors with optimizer.json, rng.json, trainer.json and manifest.json. All files are
-safetensors or JSON; nothing is pickled.
+optimizer.safetensors with optimizer.json, rng.json, trainer.json, sources.json and manifest.json.
+All files are safetensors or JSON; nothing is pickled.
 
-A checkpoint is written to a temporary folder, read back and then renamed, so it is complete or
-absent. Its manifest has a checksum of every file.
+It is written to a temporary folder, read back and then renamed. Its manifest has a checksum of
+every file. Training waits only while the state is copied to host memory; a thread writes the copy,
+one checkpoint at a time. If the process is killed meanwhile, all earlier checkpoints remain, and
+the next start removes the partial folder.
 """
 
 import errno
 import hashlib
 import json
 import os
+import random
 import re
 import shutil
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import Tensor
 
-from data.errors import UserError
+from data.errors import UserError, blaming
 from data.files import check_links, forget_cached, kind_of, read_json, sync
 from data.text import quoted, shortened, shown
-from grpo.run.folders import CHECKPOINT, checkpoint_folders, has_checkpoint, step_of, way_on
-from grpo.run.lock import owner_of
-from grpo.run.schemas import OptimizerFile, read_checked
+from grpo.learn.update import named_tensors
+from grpo.model.weights import check_loaded
+from grpo.run.folders import CHECKPOINT, checkpoint_folders, owner_of, resume_hint, step_of
+from grpo.run.host_memory import HostMemory
+from grpo.run.interrupt import WRITER
+from grpo.trainer import Trainer
 
 _FORMAT = 1
 
@@ -39,32 +49,169 @@ _SYSTEM_ERROR = re.compile(r"\(os error \d+\)|Os \{ code")
 _verified: dict[tuple[str, int], str | None] = {}
 
 
-def save_checkpoint(
-    run: Path,
-    step: int,
-    write: Callable[[Path], None],
-    *,
-    note: Callable[[float], dict[str, Any]],
-) -> Path:
+# --- when and what to save --------------------------------------------------------------------
+
+
+class Saver:
+    """The checkpoints of one run: one every `save_every` steps, and one of the last step.
+
+    - `saved`: the last step that is saved, or being saved;
+    - `best`: level, reward and name of the saved checkpoint with the highest reward at the highest
+      level.
+
+    `sources` are the contents of sources.json. `say` shows a line; `warn` shows a warning and keeps
+    it in warnings.log.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        trainer: Trainer,
+        sources: dict[str, Any],
+        say: Callable[[str], None],
+        warn: Callable[[str], None],
+    ):
+        # Absolute, because a reward may change the working directory while a checkpoint is written.
+        self.folder = folder.absolute()
+        self.trainer = trainer
+        self.sources = sources
+        self.say = say
+        self.warn = warn
+        self.best: list[Any] = [0, -1.0, ""]
+        self.saved: int | None = None
+        self.memory = HostMemory()
+        self.writing: Future[str] | None = None
+        self.has_warned_of_memory = False
+
+    def save_if_due(self, step: int, level: int, reward: float, *, is_last: bool) -> None:
+        """Save the state after `step` if that is due; report the previous save if it is complete.
+
+        `reward` is the step's mean reward.
+        """
+        self.collect()
+        every = self.trainer.config.save_every
+        if step % every and not is_last:
+            return
+        name = f"step-{step:06d}"
+        self.best = max(self.best, [level, reward, name])
+        self.save(f"every {every} steps" if not step % every else "the last step")
+
+    def save(self, reason: str) -> None:
+        """Copy the state after this step, and write the copy while training continues.
+
+        If host memory has no room for the copy, training waits until the checkpoint is written.
+        """
+        started = time.perf_counter()
+        self.collect(wait=True)
+        self.saved = self.trainer.done
+
+        optimizer = self.trainer.optimizer.state_dict()  # all ranks take part
+        if not self.trainer.ranks.is_rank0:
+            return
+
+        tensors = {"weights": self.trainer.policy.saved_tensors(), "optimizer": optimizer}
+        is_copied = True
+        try:
+            tensors = self.memory.copy(tensors)
+        except MemoryError as error:
+            is_copied = False
+            if not self.has_warned_of_memory:
+                self.has_warned_of_memory = True
+                self.warn(
+                    f"not enough host memory for a copy of the state ({error}): training waits "
+                    "while checkpoints are written"
+                )
+
+        texts = {
+            "rng.json": json.dumps(rng_state()),
+            "trainer.json": json.dumps({"trainer": self.trainer.state(), "best": self.best}),
+            "sources.json": json.dumps(self.sources, indent=1) + "\n",
+        }
+        keep = self.best[2] if self.trainer.config.keep_best else ""
+        waited = time.perf_counter() - started
+        self.writing = Future()
+        thread = threading.Thread(
+            target=self._write,
+            args=(self.writing, self.saved, tensors, texts, reason, waited, keep),
+            name=WRITER,
+            daemon=True,
+        )
+        thread.start()
+        if not is_copied:
+            self.collect(wait=True)
+
+    def _write(
+        self,
+        written: Future[str],
+        step: int,
+        tensors: dict[str, Any],
+        texts: Mapping[str, str],
+        reason: str,
+        waited: float,
+        keep: str,
+    ) -> None:
+        """Write a checkpoint in the thread; its line for the console goes to `written`."""
+
+        def write(folder: Path) -> None:
+            self.trainer.policy.save(folder, tensors["weights"])
+            save_optimizer(folder, tensors["optimizer"])
+            for name, text in texts.items():
+                (folder / name).write_text(text, "utf-8")
+
+        started = time.perf_counter()
+        try:
+            path = save_checkpoint(self.folder, step, write, reason)
+            # Only now, so that older ones remain if this one cannot be written.
+            removed = prune(self.folder, keep=keep)
+            seconds = time.perf_counter() - started
+            cost = f"training waited {waited:.1f} s; written in {seconds:.1f} s"
+            written.set_result("\n".join([f"checkpoint {path.name}: {reason} ({cost})", *removed]))
+        except BaseException as error:
+            written.set_exception(error)
+
+    def collect(self, *, wait: bool = False) -> None:
+        """Report the checkpoint that is being written if it is complete, or raise its error.
+
+        With `wait`, waits until it is complete.
+        """
+        if self.writing is not None and (wait or self.writing.done()):
+            written, self.writing = self.writing, None
+            for line in written.result().splitlines():
+                self.say(line)
+
+    def restore(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
+        """Load the optimizer, the random state and the best reward of a checkpoint.
+
+        Raises UserError if they are not those of this run.
+        """
+        self.best = list(state["best"])
+        self.saved = step_of(checkpoint)
+        optimizer = self.trainer.optimizer
+        with blaming(f"{checkpoint}: the optimizer's state does not fit this run"):
+            load_optimizer(checkpoint, optimizer)
+        check_loaded(named_tensors(self.trainer.policy, optimizer), str(checkpoint))
+        with blaming(f"{checkpoint}: rng.json holds no state of the random generators"):
+            load_rng(checkpoint)
+
+
+# --- whole or absent --------------------------------------------------------------------------
+
+
+def save_checkpoint(run: Path, step: int, write: Callable[[Path], None], reason: str = "") -> Path:
     """Write checkpoints/step-NNNNNN by `write(folder)`, completely or not at all; return its path.
 
-    `note` gets the seconds that it took to write all files and read them back, and returns the
-    "note" in the manifest. Raises UserError if the files cannot be written; then an older
-    checkpoint of the same step is kept.
+    Raises UserError if the files cannot be written; then an older checkpoint of the same step is
+    kept.
     """
     final = Path(run) / "checkpoints" / f"step-{step:06d}"
     temporary = final.with_name(f".tmp-{final.name}")
     old = final.with_name(f".tmp-old-{final.name}")
-
-    started = time.perf_counter()
     try:
         remove_partial(run)
         temporary.mkdir(parents=True)
         write(temporary)
-        files = _on_disk(temporary)
 
-        noted = note(time.perf_counter() - started)
-        manifest = {"format": _FORMAT, "step": step, "note": noted, "files": files}
+        manifest = {"format": _FORMAT, "step": step, "reason": reason, "files": _on_disk(temporary)}
         (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
         for path in (temporary / "manifest.json", temporary):
             sync(path)
@@ -78,10 +225,10 @@ def save_checkpoint(
             os.replace(old, final)
         shutil.rmtree(temporary, ignore_errors=True)
 
-        if reason := disk_refusal(error):
-            kept = "earlier checkpoints are unchanged: " if has_checkpoint(run) else ""
+        if why := disk_refusal(error):
+            kept = "earlier checkpoints are unchanged: " if checkpoint_folders(run) else ""
             raise UserError(
-                f"{final}: cannot be written ({reason}); {kept}free some space and {way_on(run)}"
+                f"{final}: cannot be written ({why}); {kept}free some space and {resume_hint(run)}"
             ) from error
         raise
 
@@ -159,6 +306,14 @@ def _damage(path: Path, manifest: Path) -> str | None:
     return None
 
 
+def _sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+# --- which ones there are ---------------------------------------------------------------------
+
+
 def checkpoints(run: Path) -> tuple[list[Path], list[str]]:
     """Return the valid checkpoints of a run by step, and a line for each damaged one."""
     damage = {path: verify(path) for path in checkpoint_folders(run)}
@@ -186,15 +341,9 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
     run = path.parent.parent if is_checkpoint else path
     if not (run / "config.yaml").is_file():
         # Before anything else, because the folders above a copied checkpoint may be anybody's.
-        if is_checkpoint or (path / "trainer.json").is_file():
-            raise UserError(
-                f"{named}: a checkpoint without its run (there is no {run / 'config.yaml'}); copy "
-                "the run's config.yaml and its folder checkpoints with it, or give what python -m "
-                "grpo.export writes"
-            )
         raise UserError(
-            f"{named}: not a run (it has no config.yaml); give a run's directory or one of its "
-            "checkpoints"
+            f"{named}: not a run, or a checkpoint without its run (there is no "
+            f"{run / 'config.yaml'}); give a run's directory or one of its checkpoints"
         )
     check_links(run)
 
@@ -221,6 +370,13 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
     return valid[-1], [f"skipped {reason}" for reason in damaged]
 
 
+def seen_keys(checkpoint: Path) -> list[str]:
+    """Return the keys of the problems that the policy of a checkpoint has seen."""
+    path = checkpoint / "trainer.json"
+    with blaming(f"{path}: is not the state of a run"):
+        return [str(key) for key in read_json(path)["trainer"]["seen"]]
+
+
 def remove_partial(run: Path) -> None:
     """Remove the partial checkpoints and files that a killed process has left."""
     for path in (Path(run) / "checkpoints").glob(".tmp-*"):
@@ -231,17 +387,17 @@ def remove_partial(run: Path) -> None:
                 path.unlink()
 
 
-def prune(run: Path, *, keep_best: Path | None = None) -> list[str]:
-    """Remove all valid checkpoints except the first, the last two and `keep_best`.
+def prune(run: Path, keep: str = "") -> list[str]:
+    """Remove all valid checkpoints except the first, the last two and the one named `keep`.
 
     Returns a line for each that was removed. Damaged ones are kept, so that the user sees them.
     """
     valid, _ = checkpoints(run)
-    keep = {valid[0], *valid[-2:], keep_best} if valid else set()
-    return _remove([path for path in valid if path not in keep])
+    kept = {*valid[:1], *valid[-2:]}
+    return _remove([path for path in valid if path not in kept and path.name != keep])
 
 
-def remove_after(run: Path, step: int) -> list[str]:
+def remove_checkpoints_after(run: Path, step: int) -> list[str]:
     """Remove the valid checkpoints of steps after `step`; return a line for each.
 
     A run that is resumed after `step` makes them again. Until then `prune` would take the old ones
@@ -260,17 +416,20 @@ def _remove(paths: list[Path]) -> list[str]:
     return [f"removed checkpoint {path.name}" for path in paths]
 
 
+# --- optimizer and random generators ----------------------------------------------------------
+
+
 def save_optimizer(folder: Path, state: dict[str, Any]) -> None:
     """Write an optimizer's `state_dict()`: tensors to safetensors, the rest to optimizer.json.
 
     The tensors are split over optimizer.safetensors, optimizer-1.safetensors and so on, because
     each file must fit into host memory.
     """
-    tensors: dict[str, torch.Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     rest: dict[str, Any] = {}
     for index, entry in state["state"].items():
         for name, value in entry.items():
-            target = tensors if isinstance(value, torch.Tensor) else rest
+            target = tensors if isinstance(value, Tensor) else rest
             target[f"{index}/{name}"] = value
 
     for number, part in enumerate(_parts(_separate(tensors))):
@@ -279,7 +438,7 @@ def save_optimizer(folder: Path, state: dict[str, Any]) -> None:
     (folder / "optimizer.json").write_text(json.dumps({"rest": rest} | others), "utf-8")
 
 
-def _separate(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the tensors as safetensors requires: contiguous, and without shared memory."""
     seen: set[int] = set()
     separate = {}
@@ -289,14 +448,12 @@ def _separate(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return separate
 
 
-def _parts(
-    tensors: dict[str, torch.Tensor], most: int = 1 << 32
-) -> Iterator[dict[str, torch.Tensor]]:
+def _parts(tensors: dict[str, Tensor], most: int = 1 << 32) -> Iterator[dict[str, Tensor]]:
     """Yield the tensors in dictionaries of up to `most` bytes; a larger tensor has one of its own.
 
     Without tensors, one empty dictionary is yielded.
     """
-    part: dict[str, torch.Tensor] = {}
+    part: dict[str, Tensor] = {}
     size = 0
     for name, value in tensors.items():
         if part and size + value.nbytes > most:
@@ -309,7 +466,7 @@ def _parts(
 
 def load_optimizer(folder: Path, optimizer: Any) -> None:
     """Load the state that `save_optimizer` wrote into an `Optimizer`, bit for bit."""
-    saved = read_checked(folder / "optimizer.json", OptimizerFile)
+    saved = read_json(folder / "optimizer.json")
     state: dict[int, dict[str, Any]] = {}
     for path in folder.glob("optimizer*.safetensors"):
         with safe_open(path, "pt") as file:
@@ -327,6 +484,30 @@ def load_optimizer(folder: Path, optimizer: Any) -> None:
     optimizer.load_state_dict({**saved, "state": state})
 
 
-def _sha256(path: Path) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def rng_state() -> dict[str, Any]:
+    """Return the state of the random generators of Python, NumPy and torch, for rng.json."""
+    kind, keys, *numbers = np.random.get_state(legacy=True)
+    assert isinstance(keys, np.ndarray)
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    return {
+        "python": random.getstate(),
+        "numpy": [kind, keys.tolist(), *numbers],
+        "torch": torch.get_rng_state().tolist(),
+        "cuda": [state.tolist() for state in cuda],
+    }
+
+
+def load_rng(folder: Path) -> None:
+    """Restore the `rng_state` in rng.json of a checkpoint."""
+    saved = read_json(folder / "rng.json")
+    version, state, gauss = saved["python"]
+    random.setstate((version, tuple(state), gauss))
+
+    kind, keys, *numbers = saved["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *numbers))
+
+    torch.set_rng_state(torch.tensor(saved["torch"], dtype=torch.uint8))
+    if torch.cuda.is_available() and len(saved["cuda"]) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(
+            [torch.tensor(state, dtype=torch.uint8) for state in saved["cuda"]]
+        )

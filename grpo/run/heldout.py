@@ -1,6 +1,7 @@
-"""Evaluate a run on held-out problems.
+"""Evaluate a run on held-out problems: its reports, and the validation checks during training.
 
-Each evaluation is a line of eval.jsonl and a line on the console.
+A check promotes the curriculum, or ends a run that is solved. Each evaluation is a line of
+eval.jsonl and a line on the console.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -8,6 +9,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
+from grpo.ending import SOLVED_MEAN, SOLVED_SHARE, SOLVED_STEPS, is_solved
 from grpo.evaluate import (
     EvaluationSettings,
     HeldOutRequest,
@@ -19,9 +21,10 @@ from grpo.evaluate import (
     summarise,
     truncation_warning,
 )
-from grpo.records import Group, level_name, truncated_share
-from grpo.run.display import Display
-from grpo.run.files import NoFiles, RunFiles
+from grpo.records import Decision, Group, level_name, truncated_share
+from grpo.run.logs import NoFiles, RunFiles
+from grpo.show.console import Console
+from grpo.statistics import problems_needed
 from grpo.trainer import Trainer
 from tasks.base import compares
 from tasks.supply import DistinctProblems
@@ -32,6 +35,8 @@ from tasks.supply import DistinctProblems
 EVAL_SEED = 1_000_003
 PROMOTION_SEED = 2_000_003
 WARM_START_SEED = 3_000_017
+
+PROMOTION_PROBLEMS = 128  # of each validation check
 
 # Mean scores that differ by less are the same but for rounding.
 SAME = 1e-9
@@ -47,12 +52,11 @@ class HeldOutEvaluator:
         self,
         trainer: Trainer,
         files: RunFiles | NoFiles,
-        console: Display,
+        console: Console,
         warn: Callable[[str], None],
     ):
         self.config = trainer.config
         self.trainer = trainer
-        self.ranks = trainer.ranks
         self.files = files
         self.console = console
         self.warn = warn
@@ -123,8 +127,7 @@ class HeldOutEvaluator:
         self, level: int, seed: int, size: int, purpose: str
     ) -> tuple[dict[str, Any] | None, list[Group]]:
         """Do the work of `evaluate` without writing and showing the line."""
-        trainer = self.trainer
-        task = trainer.task
+        config, trainer, task = self.config, self.trainer, self.trainer.task
         sampling = self.sampling
         found = self.find(level, seed, size)
         if not found.problems:
@@ -137,18 +140,18 @@ class HeldOutEvaluator:
 
         # In a small family of problems a report and a validation check may share a problem. With
         # different seeds they do not share its completion.
-        where = level_name(level, getattr(task, "level_unit", ""))
+        unit = getattr(task, "level_unit", "")
         settings = EvaluationSettings(
             sampling,
             seed=0 if seed == EVAL_SEED else seed,
-            samples=trainer.config.group_size if compares(task) else 1,
-            draft=trainer.config.draft,
+            samples=config.group_size if compares(task) else 1,
+            draft=config.draft,
         )
-        with self.console.working(f"evaluating at {where}") as progress:
+        with self.console.working(f"evaluating at {level_name(level, unit)}") as progress:
             local = evaluate(
-                trainer.policy, task, self.ranks.share(found.problems), settings, progress
+                trainer.policy, task, trainer.ranks.share(found.problems), settings, progress
             )
-        groups = self.ranks.gather(local)
+        groups = trainer.ranks.gather(local)
         for index, group in enumerate(groups):
             group.index = index
         self._warn_if_only_ranked(groups)
@@ -156,7 +159,14 @@ class HeldOutEvaluator:
         line = {
             "step": trainer.done,
             "purpose": purpose,
-            **self._circumstances(level),
+            **config.mark,
+            "task": config.task,
+            "level": level,
+            "unit": unit,
+            "split": "validation",
+            "temperature": config.temperature,
+            "top_k": config.top_k,
+            "top_p": config.top_p,
             "budget": max(budgets(trainer.policy, task, found.problems, sampling)),
             "asked": found.asked,
             "dropped": found.dropped,
@@ -166,6 +176,8 @@ class HeldOutEvaluator:
             "truncated": truncated_share(groups),
         }
         return line, groups
+
+    # --- warnings -----------------------------------------------------------------------------
 
     def _warn_if_only_ranked(self, groups: Sequence[Group]) -> None:
         """Warn if scores differ within groups but not between: then they say nothing of the policy.
@@ -180,20 +192,6 @@ class HeldOutEvaluator:
                 "add a component that scores each completion by itself",
                 "ranks",
             )
-
-    def _circumstances(self, level: int) -> dict[str, Any]:
-        """Return the task, the level and the sampling settings, for a line of eval.jsonl."""
-        config = self.config
-        return {
-            **config.mark,
-            "task": config.task,
-            "level": level,
-            "unit": getattr(self.trainer.task, "level_unit", ""),
-            "split": "validation",
-            "temperature": config.temperature,
-            "top_k": config.top_k,
-            "top_p": config.top_p,
-        }
 
     def _warn_once(self, text: str, key: str = "") -> None:
         """Show a warning, unless one with this key (by default its text) has been shown."""
@@ -215,3 +213,60 @@ class HeldOutEvaluator:
             self._warn_once(text, key)
         else:
             self.warned.discard(key)
+
+    # --- validation checks --------------------------------------------------------------------
+
+    def check_problems(self) -> None:
+        """Warn of each level that has too few held-out problems for a validation check."""
+        curriculum = self.trainer.curriculum
+        size = min(problems_needed(curriculum.settings.promote_at), PROMOTION_PROBLEMS)
+        for level in curriculum.levels_to_check:
+            found = self.find(level, PROMOTION_SEED, size)
+            if warning := curriculum.note_problems(level, len(found.problems)):
+                self.warn(warning)
+
+    def promote_if_due(self) -> None:
+        """If the curriculum wants a validation check, make it, and pass the result on."""
+        curriculum, step = self.trainer.curriculum, self.trainer.done
+        if not curriculum.wants_validation(step):
+            return
+
+        line = self._check(curriculum.level)
+        # Training may have used up a small family of problems.
+        if warning := curriculum.note_problems(curriculum.level, line["n"] if line else 0):
+            self.warn(warning)
+        if line is None:
+            return
+
+        decisions = curriculum.observe_validation(step, line)
+        self.files.write_decisions(decisions)
+        for decision in decisions:
+            self.console.say(decision.line)
+
+    def end_if_solved(self) -> None:
+        """End the run if the last level is solved in training and on held-out problems."""
+        trainer = self.trainer
+        if trainer.ended or not trainer.seems_solved:
+            return
+
+        level = trainer.curriculum.level
+        line = self._check(level)
+        if line is None or not is_solved(line) or line["mean"] < SOLVED_MEAN:
+            return
+
+        trainer.solved_reason = (
+            f"at least {SOLVED_SHARE:.0%} of the groups of the last {SOLVED_STEPS} steps were "
+            f"solved, and the held-out mean is {line['mean']:.3f} "
+            f"[{line['ci_low']:.3f}, {line['ci_high']:.3f}]"
+        )
+        figures = {name: line[name] for name in ("mean", "ci_low", "ci_high", "n")}
+        self.files.write_decisions(
+            [Decision(trainer.done, level, level, "solved", trainer.solved_reason, figures)]
+        )
+
+    def _check(self, level: int) -> dict[str, Any] | None:
+        """Evaluate a level on the held-out problems of promotions; None if there are none."""
+        line, groups = self.evaluate(level, PROMOTION_SEED, PROMOTION_PROBLEMS, "promotion")
+        if line is not None:
+            self.files.write_rollouts("promotion", self.trainer.done, groups)
+        return line

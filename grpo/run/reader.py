@@ -14,15 +14,44 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from data.errors import UserError, needs
+from data.errors import UserError, blaming, needs
 from data.files import check_links, kind_of, read_yaml
 from grpo.records import Group
-from grpo.run.logs import read_metrics
-from grpo.run.rollouts import KINDS, file_of, groups_of, steps_of
-from grpo.run.schemas import ConfigFile, Report, check
+from grpo.run.logs import KINDS, Number, check, file_of, groups_of, read_metrics, require, steps_of
 from grpo.show.group import completion_record
+
+# A tokenizer takes tokens of 32 bits; a larger number, from a foreign file, has no text.
+MOST_TOKENS = 1 << 32
+
+# What a line of eval.jsonl has if its purpose is a report.
+OF_REPORTS = ("level", "mean", "ci_low", "ci_high", "exact")
+
+
+class Facts(TypedDict, total=False):
+    """The "facts" in config.yaml."""
+
+    started: str
+    ranks: int
+    threads: int
+    start: str | None
+    fingerprints: dict[str, str]
+    training_levels: list[int]
+    resumed: list[dict[str, Any]]
+
+
+class ConfigFile(TypedDict, total=False):
+    """The keys of config.yaml that are read without `grpo.config.load_config`."""
+
+    task: str
+    model: str
+    level: int | None
+    seed: int
+    reward: str | None
+    temperature: Number
+    control: str
+    facts: Facts
 
 
 class Records(list):
@@ -66,10 +95,7 @@ class RunData:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The resolved configuration, and the "facts" of the run."""
-        path = self.path / "config.yaml"
-        values = read_yaml(path)
-        check(str(path), values, ConfigFile)
-        return values
+        return read_config(self.path)
 
     @cached_property
     def metrics(self) -> Records:
@@ -82,7 +108,7 @@ class RunData:
         lines = [line for line in self._log("eval.jsonl") if line["purpose"] != "verdict"]
         for line in lines:
             if line["purpose"] == "report":
-                check(f"{self.path / 'eval.jsonl'}, step {line['step']}", line, Report)
+                require(f"{self.path / 'eval.jsonl'}, step {line['step']}", line, OF_REPORTS)
         return Records(lines)
 
     @property
@@ -116,7 +142,7 @@ class RunData:
         )
 
     def steps(self, kind: str = "step") -> list[int]:
-        """Return the steps whose rollouts of a `kind` are stored, see `grpo.run.rollouts.KINDS`."""
+        """Return the steps whose rollouts of a `kind` are stored, see `grpo.run.logs.KINDS`."""
         if kind not in KINDS:
             raise UserError(f"rollouts of kind {kind!r}: give one of {', '.join(KINDS)}")
         return steps_of(self.path, kind)
@@ -175,6 +201,28 @@ class RunData:
 
     def _log(self, name: str) -> Records:
         return Records(read_metrics(self.path / name))
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """Return what a run's config.yaml holds: the settings, and the "facts".
+
+    Raises UserError if it is damaged.
+    """
+    path = run / "config.yaml"
+    values = read_yaml(path)
+    check(str(path), values, ConfigFile)
+    return values
+
+
+def tokenizer_of(run: Path) -> Any | None:
+    """Return the tokenizer of the run's last checkpoint; None if it has no checkpoint."""
+    files = sorted((run / "checkpoints").glob("step-*/tokenizer.json"))
+    if not files:
+        return None
+    from tokenizers import Tokenizer
+
+    with blaming(f"{files[-1]}: is not a tokenizer"):
+        return Tokenizer.from_file(str(files[-1]))
 
 
 def load_run(path: str | Path) -> RunData:

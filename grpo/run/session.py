@@ -7,97 +7,127 @@ work but write nothing.
 
 import dataclasses
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 from data.errors import UserError, blaming
-from grpo.curriculum import Start
+from data.files import read_json
+from grpo.curriculum import (
+    PROBLEMS,
+    LevelSurvey,
+    Start,
+    SurveySettings,
+    SurveySubject,
+    advice,
+    choose_mixed_start,
+    choose_start,
+    figures_of,
+    levels_to_survey,
+    survey,
+)
 from grpo.ending import Verdict, is_expected
+from grpo.evaluate import Sampling
 from grpo.model.prompts import middle_left_out, sent_lines
-from grpo.records import Ending, StepReport
-from grpo.run import preparation, promotion
+from grpo.records import Decision, Ending, StepReport
+from grpo.run.checkpoint import Saver, remove_checkpoints_after, remove_partial, seen_keys
 from grpo.run.conclusion import ended_run, files_of, supply_line, verdict_of
-from grpo.run.context import RunContext
-from grpo.run.dependencies import Dependencies
-from grpo.run.display import Output
-from grpo.run.facts import changed_versions, facts, restore_threads, with_resumption
-from grpo.run.files import NoFiles, RunFiles
-from grpo.run.folders import remove_if_empty, step_of, way_on
-from grpo.run.heldout import HeldOutEvaluator
-from grpo.run.lock import locked
-from grpo.run.logs import read_metrics
+from grpo.run.folders import locked, remove_if_empty, resume_hint, step_of
+from grpo.run.heldout import WARM_START_SEED, HeldOutEvaluator
+from grpo.run.logs import NoFiles, RunFiles, file_of, read_metrics
 from grpo.run.next_commands import next_commands
-from grpo.run.opening import OpenedRun
 from grpo.run.reader import load_run
-from grpo.run.rollouts import file_of
-from grpo.run.saver import Saver
-from grpo.run.schemas import StartFile, StateFile, TrainerState, check, read_checked
-from grpo.trainer import Trainer
+from grpo.run.resume import (
+    OpenedRun,
+    changed_versions,
+    facts,
+    fingerprints,
+    restore_threads,
+    sources_of_run,
+    with_resumption,
+)
+from grpo.show.console import Console
+from grpo.trainer import Trainer, build_curriculum, class_rule, no_answers
 from tasks.base import notes_of
-from tasks.scoring import rescaled
+
+# How many held-out problems decide when the imitation ends.
+WARM_START_PROBLEMS = 32
 
 
 class Run:
     """The directory of one run, and the rules by which it is written.
 
     `begin` prepares it, `after_step` follows each step, and `finish` or `save_and_exit` ends it.
+    `lost_streams` gets a line whenever standard output or standard error is lost.
     """
 
     def __init__(
         self,
         opened: OpenedRun,
         trainer: Trainer,
-        dependencies: Dependencies,
-        output: Output,
+        sources: dict[str, Any] | None,
+        console: Console,
+        lost_streams: list[str],
         locks: ExitStack,
     ):
-        """Make the directory of a new run, and lock it until `locks` is closed."""
+        """Make the directory of a new run, and lock it until `locks` is closed.
+
+        `sources` are the fingerprints of the run's sources, if they are known already.
+        """
         self.opened = opened
         self.folder = opened.folder
-        self.dependencies = dependencies
         self.trainer = trainer
         self.config = trainer.config
         self.ranks = trainer.ranks
-        self.console = console = output.console
-        self.lost_streams = output.lost_streams
+        self.console = console
+        self.lost_streams = lost_streams
 
-        if not dependencies.is_complete:
-            dependencies.read(self.config, trainer.task, trainer.own_loss)
-        self.saver = Saver(
-            self.folder,
-            trainer,
-            console,
-            self._warn,
-            dependencies=lambda: dependencies.to_json(self.config),
-        )
+        if sources is None or sources["base"] is None:  # a model of the hub is there only now
+            sources = sources_of_run(
+                opened, self.config, trainer.task, trainer.own_loss, self.ranks
+            )
+        self.saver = Saver(self.folder, trainer, sources, console.say, self._warn)
         self.files: RunFiles | NoFiles = NoFiles()
         before = self.ranks.on_rank0(self._facts_before)
         warning = restore_threads(before, trainer.policy.device)
         if self.ranks.is_rank0:
-            self._make_files(locks, before)
+            self._make_files(locks, before, fingerprints(sources))
             if warning:
                 self._warn(warning)
-
-        heldout = HeldOutEvaluator(trainer, self.files, console, self._warn)
-        self.context = RunContext(
-            self.config, trainer, self.ranks, self.files, heldout, console, self._warn
-        )
+        self.heldout = HeldOutEvaluator(trainer, self.files, console, self._warn)
 
     @property
     def is_new(self) -> bool:
         """Whether the run does not continue from a checkpoint of its own."""
         return self.opened.checkpoint is None
 
+    @property
+    def level(self) -> int:
+        """The level that the run was asked to train."""
+        assert self.config.level is not None, "the configuration is resolved"
+        return self.config.level
+
+    @property
+    def is_ladder(self) -> bool:
+        """Whether held-out problems promote."""
+        return self.config.promote_by == "heldout"
+
+    @property
+    def reported_levels(self) -> set[int]:
+        """The levels at which the policy is evaluated now: the one asked for, and, on a ladder that
+        promotes by held-out problems, the current one.
+        """
+        return {self.level, self.trainer.curriculum.level} if self.is_ladder else {self.level}
+
     def _facts_before(self) -> dict[str, Any]:
         """Return the facts in the config.yaml of a run that is resumed; none of a new one."""
-        if self.is_new:
-            return {}
-        found: dict[str, Any] = load_run(self.folder).config.get("facts", {})
+        found: dict[str, Any] = {} if self.is_new else load_run(self.folder).config.get("facts", {})
         return found
 
-    def _make_files(self, locks: ExitStack, before: Mapping[str, Any]) -> None:
+    def _make_files(
+        self, locks: ExitStack, before: Mapping[str, Any], sources: Mapping[str, str]
+    ) -> None:
         """Make the folder of a new run and lock it, write config.yaml, and open the logs.
 
         `before` are the facts in the config.yaml of a run that is resumed.
@@ -117,11 +147,10 @@ class Run:
         done = step_of(self.opened.checkpoint) if self.opened.checkpoint else 0
         now = facts(self.trainer.policy.device, self.ranks, self.config.model)
         versions = changed_versions(before, now)
-        self.about = with_resumption(before, now, done) | self.dependencies.summary()
+        self.about = with_resumption(before, now, done) | {"fingerprints": sources}
         self._save_config()
 
-        settings = dataclasses.asdict(self.config)
-        self.files = RunFiles(self.folder, settings, self.config.mark, done, self._warn)
+        self.files = RunFiles(self.folder, self.config, done, self._warn)
         for warning in filter(None, (unlocked, versions)):
             self._warn(warning)
 
@@ -140,10 +169,8 @@ class Run:
         Returns the choice of the pre-flight, or None if none is made. A resumed run makes none.
         """
         self._show_prompt()
-
         for warnings in (
             self.opened.warnings,
-            self.dependencies.notes,
             self.trainer.policy.notes,
             notes_of(self.trainer.task),
         ):
@@ -156,10 +183,8 @@ class Run:
 
         if self.config.start:
             self._begin_after(Path(self.config.start))
-        choice = None
-        if self.config.preflight != "off":
-            choice = preparation.make_preflight(self.context)
-        promotion.check_problems(self.context)
+        choice = self._make_preflight() if self.config.preflight != "off" else None
+        self.heldout.check_problems()
         self._record_levels()
         return choice
 
@@ -178,14 +203,16 @@ class Run:
     def _restore(self, checkpoint: Path) -> None:
         """Continue from a checkpoint. Files of later steps are removed; they are made again."""
         path = checkpoint / "trainer.json"
-        state = read_checked(path, StateFile)
-        check(str(path), state["trainer"], TrainerState)
         with blaming(f"{path}: is not the state of this run"):
+            state = read_json(path)
             self.trainer.restore(state["trainer"])
-        self.saver.restore(checkpoint, state)
+            self.saver.restore(checkpoint, state)
         self._record_levels()
 
         done = self.trainer.done
+        if self.ranks.is_rank0:
+            remove_partial(self.folder)
+            remove_checkpoints_after(self.folder, done)
         self.files.rewind(done)
         ended = f", where it had ended: {self.trainer.ended}" if self.trainer.ended else ""
         self.console.say(f"resumed {self.folder} after step {done}{ended}")
@@ -204,12 +231,12 @@ class Run:
 
     def _begin_after(self, start: Path) -> None:
         """Exclude from evaluations the problems that the policy of checkpoint `start` has seen."""
-        state = read_checked(start / "trainer.json", StartFile)["trainer"]
-        self.trainer.stream.begin_after(state)
-        self.files.write_inherited_keys(state["seen"])
+        seen = seen_keys(start)
+        self.trainer.stream.begin_after(read_json(start / "trainer.json")["trainer"])
+        self.files.write_inherited_keys(seen)
         self.console.say(
-            f"started from {start}: the {len(state['seen']):,} problems that it was trained on are "
-            "excluded from evaluations"
+            f"started from {start}: the {len(seen):,} problems that it was trained on are excluded "
+            "from evaluations"
         )
 
     def _record_levels(self) -> None:
@@ -227,11 +254,95 @@ class Run:
         )
         self.files.finish()
 
+    # --- the pre-flight -----------------------------------------------------------------------
+
+    def _make_preflight(self) -> Start:
+        """Sample a few problems of each level, and choose the level where the run starts."""
+        config, trainer = self.config, self.trainer
+        levels = list(trainer.curriculum.levels)
+        mark = "".join(f"CONTROL {control}  " for control in config.mark.values())
+        self.console.say(
+            f"{mark}pre-flight: {PROBLEMS} problems per level, {config.group_size} completions each"
+        )
+        with self.console.working("pre-flight"):
+            rows, groups = survey(
+                survey_subject(trainer, self.heldout.sampling),
+                levels_to_survey(trainer.stream.supply, levels),
+                training_levels=levels,
+            )
+
+        # The run may start at an easier level than the requested one, unless --no-ramp forbids it
+        # or a dataset was asked for at one level.
+        may_ease = config.ramp and (config.curriculum or not config.dataset)
+        eligible = [row for row in rows if may_ease or row.level in levels]
+        choose = choose_mixed_start if config.mixed else choose_start
+        start = choose(eligible, levels)
+        if start.levels != levels:
+            trainer.curriculum = build_curriculum(config, start.levels)
+            trainer.check_fit()
+
+        figures = figures_of(rows, start)
+        level = trainer.curriculum.level
+        self.files.write_rollouts("preflight", 0, groups)
+        self.files.write_decisions([Decision(0, levels[0], level, "preflight", start.why, figures)])
+        self._show_preflight(start, rows)
+        return start
+
+    def _show_preflight(self, start: Start, rows: Sequence[LevelSurvey]) -> None:
+        """Show the table and the decision, or a warning if nothing can be learned."""
+        self.console.survey([dataclasses.asdict(row) for row in rows])
+        level, levels = start.levels[0], start.levels
+        climb = f" (by way of {' → '.join(map(str, levels))})" if len(levels) > 1 else ""
+        if start.level is not None:
+            self.console.say(f"the run starts at level {level}{climb}: {start.why}")
+        elif wants_imitation(self, start):
+            self.console.say(
+                f"the run starts at level {level}{climb} and imitates right answers first: "
+                f"{start.why}"
+            )
+        else:
+            self._warn(
+                f"{start.why}: training starts at level {level}, as asked, and may learn nothing; "
+                + advice(rows)
+            )
+
+    # --- the warm start -----------------------------------------------------------------------
+
     def warm_start_if_needed(self, start: Start | None) -> None:
         """Imitate right answers before the first step if asked or needed, and save the result."""
-        if self.is_new and preparation.wants_imitation(self.context, start):
-            preparation.imitate_answers(self.context)
-            self.saver.save(["after imitation"])
+        if self.is_new and wants_imitation(self, start):
+            self._imitate_answers()
+            self.saver.save("after imitation")
+
+    def _imitate_answers(self) -> None:
+        """Run the warm start, and report the result."""
+        trainer = self.trainer
+        level = trainer.curriculum.level
+
+        def validate() -> float:
+            line, _ = self.heldout.evaluate(
+                level, WARM_START_SEED, WARM_START_PROBLEMS, "warm start"
+            )
+            return line["mean"] if line else 0.0
+
+        with self.console.working("imitating right answers"):
+            answers = trainer.imitate(validate)
+        imitation = trainer.imitation
+        assert imitation is not None
+
+        self.files.write_imitation(answers)
+        decision = Decision(0, level, level, "imitation", imitation.why, imitation.to_json())
+        self.files.write_decisions([decision])
+        self.console.say(decision.line)
+        if not imitation.updates:  # the score was enough from the start
+            return
+
+        # At each level that was evaluated before, so that the verdict can tell what imitation
+        # taught.
+        lines, groups = self.heldout.measure_levels(self.reported_levels, "imitation")
+        if lines:  # there are none if the task has too few problems for a validation split
+            self.files.write_rollouts("imitated", 0, groups)
+            self.heldout.record(lines)
 
     # --- during training ----------------------------------------------------------------------
 
@@ -243,8 +354,8 @@ class Run:
         for warning in self.trainer.stream.take_warnings():
             self._warn(warning)
 
-        promotion.promote_if_due(self.context)
-        promotion.end_if_solved(self.context)
+        self.heldout.promote_if_due()
+        self.heldout.end_if_solved()
         if self._evaluation_is_due(report.step):
             self.evaluate()
 
@@ -264,29 +375,22 @@ class Run:
         is the current level, and at the end also the first one, which was evaluated before
         training.
         """
-        levels = self.context.reported_levels
-        if is_final and self.config.promote_by == "heldout":
+        levels = self.reported_levels
+        if is_final and self.is_ladder:
             levels |= {self.trainer.curriculum.levels[0]}
-        lines, groups = self.context.heldout.measure_levels(levels, "report")
+        lines, groups = self.heldout.measure_levels(levels, "report")
 
         # The lines come last, because a resumed run takes them as a sign that this step has been
         # evaluated: the final evaluation follows the last checkpoint.
         if lines:
             self.files.write_rollouts("eval", self.trainer.done, groups)
-            self.context.heldout.record(lines)
+            self.heldout.record(lines)
 
     def save_if_due(self, report: StepReport) -> None:
-        """Save the state of this step if the rules ask for it; report the previous save."""
-        # The mean reward on a scale from 0 to 1. Without a range, the mean score stands for it.
-        reward_range = self.trainer.reward_range
-        if reward_range:
-            earned = rescaled(report.metrics["reward"], reward_range)
-        else:
-            earned = report.metrics["value"]
-
+        """Save the state of this step if that is due; report the previous save."""
         is_last = bool(self.trainer.ended) or report.step == self.config.steps
-        level, seconds = report.metrics["level"], report.metrics["step_time"]
-        self.saver.save_if_due(report.step, earned, level, seconds, is_last=is_last)
+        level, reward = report.metrics["level"], report.metrics["reward"]
+        self.saver.save_if_due(report.step, level, reward, is_last=is_last)
 
     @contextmanager
     def saving(self) -> Iterator[None]:
@@ -326,11 +430,11 @@ class Run:
     def save_and_exit(self, signal: str) -> None:
         """Save the last step, unless it is saved already, because a signal ends the run."""
         if self.saver.saved != self.trainer.done:
-            self.saver.save([signal])
+            self.saver.save(signal)
         self.saver.collect(wait=True)
         self.console.say(
             f"{signal}: stopped after step {self.trainer.done}, which is saved; "
-            f"{way_on(self.folder)}"
+            f"{resume_hint(self.folder)}"
         )
 
     def finish(self) -> int:
@@ -350,11 +454,11 @@ class Run:
         if trainer.ended and not trainer.stopped:
             self.console.say(f"ended after step {trainer.done}: {trainer.ended}")
 
-        self.files.warn_of_damage(trainer.done, ("metrics.jsonl", "eval.jsonl"))
-        verdict = verdict_of(self.folder, trainer, self.context.level)
+        self.files.warn_of_damage(trainer.done)
+        verdict = verdict_of(self.folder, trainer, self.level)
         written = load_run(self.folder).verdict
         if written is None or written["step"] < trainer.done:
-            self.files.write_verdict({**verdict.to_json(), **self.config.mark})
+            self.files.write_verdict(verdict.to_json())
         self._show_summary(verdict)
 
         if trainer.stopped:
@@ -364,12 +468,10 @@ class Run:
         return verdict.exit_status
 
     def _show_summary(self, verdict: Verdict) -> None:
-        config = self.config
-        task = self.trainer.task
+        config, task = self.config, self.trainer.task
         run = load_run(self.folder)
-        ended = ended_run(run, self.trainer)
-        commands = dict.fromkeys([verdict.next_command, *next_commands(ended)])
-        self.console.say(supply_line(self.folder, self.trainer, self.context.level))
+        commands = [verdict.next_command, *next_commands(ended_run(run, self.trainer))]
+        self.console.say(supply_line(self.folder, self.trainer, self.level))
         verdict_lines = verdict.lines(
             getattr(task, "metric", "score"),
             getattr(task, "level_unit", ""),
@@ -378,10 +480,33 @@ class Run:
         self.console.summary(
             Ending(
                 files=files_of(self.folder),
-                next_commands=list(commands),
+                next_commands=list(dict.fromkeys(commands)),
                 before=[line for line in run.first_reports if line["level"] == config.level],
                 after=[line for line in run.reports if line["level"] == config.level][-1:],
                 verdict=verdict_lines,
                 is_expected=is_expected(verdict, config.mark),
             )
         )
+
+
+def survey_subject(trainer: Trainer, sampling: Sampling) -> SurveySubject:
+    """Return what the pre-flight measures: groups as training samples and classifies them."""
+    config = trainer.config
+    settings = SurveySettings(sampling, config.group_size, class_rule(config), config.draft)
+    return SurveySubject(trainer.policy, trainer.stream.supply, settings, trainer.ranks)
+
+
+def wants_imitation(run: Run, start: Start | None) -> bool:
+    """Return whether right answers are imitated before the first step of a new run.
+
+    They are if --warm-start asks for it, or if the policy can learn at no level. `start` is the
+    choice of the pre-flight, or None without one. Raises UserError if imitation is asked for and
+    the task's targets are not right answers.
+    """
+    way = run.config.warm_start
+    if way == "auto":
+        return start is not None and start.level is None and run.trainer.knows_answers
+    if way == "imitation" and not run.trainer.knows_answers:
+        remedy = "imitate; give --warm-start off"
+        raise no_answers("--warm-start imitation", run.config.task, remedy)
+    return way == "imitation"

@@ -9,13 +9,10 @@ huggingface_hub than constraints.txt has, so it is an extra of its own (tested w
 import importlib
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import Any
 
 from data.errors import UserError
 from data.text import escape_control
@@ -28,35 +25,13 @@ PROJECT = "grpo"
 SAMPLES = 8
 COLUMNS = ("level", "prompt", "completion", "target", "reward", "advantage", "finish")
 
-
-@dataclass(frozen=True)
-class Table:
-    """Rows under `columns`; texts are as the model wrote them."""
-
-    columns: Sequence[str]
-    rows: Sequence[Sequence[Any]]
+Numbers = Mapping[str, float]
+Histograms = Mapping[str, Sequence[float]]
+Rows = Sequence[Sequence[Any]]
 
 
-@dataclass(frozen=True)
-class Entry:
-    """What a tracker gets at a step: numbers, values for histograms, and tables, by their names."""
-
-    step: int
-    scalars: Mapping[str, float] = field(default_factory=dict)
-    histograms: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    tables: Mapping[str, Table] = field(default_factory=dict)
-
-
-class Tracker(Protocol):
-    """A tracker, made with the run's folder, its settings and the number of steps it has made."""
-
-    def __init__(self, folder: Path, config: Mapping[str, Any], done: int): ...
-
-    def log(self, entry: Entry) -> None:
-        """Send an entry."""
-
-    def finish(self) -> None:
-        """Send what is left, and close the tracker."""
+# Each class below is made with the run's folder, its settings and the number of steps it has made.
+# `log` sends numbers, values for histograms and rows of the table "samples", `finish` the rest.
 
 
 class _TensorBoard:
@@ -78,13 +53,13 @@ class _TensorBoard:
         for summary in hparams(settings, curves):
             self.writer._get_file_writer().add_summary(summary)
 
-    def log(self, entry: Entry) -> None:
-        for name, number in entry.scalars.items():
-            self.writer.add_scalar(name, number, entry.step)
-        for name, values in entry.histograms.items():
-            self.writer.add_histogram(name, np.array(values), entry.step)
-        for name, table in entry.tables.items():
-            self.writer.add_text(name, markdown(table), entry.step)
+    def log(self, step: int, scalars: Numbers, histograms: Histograms, rows: Rows) -> None:
+        for name, number in scalars.items():
+            self.writer.add_scalar(name, number, step)
+        for name, values in histograms.items():
+            self.writer.add_histogram(name, list(values), step)
+        if rows:
+            self.writer.add_text("samples", markdown(rows), step)
         self.writer.flush()
 
     def finish(self) -> None:
@@ -97,17 +72,14 @@ class _Run:
     module: Any
     run: Any
 
-    def log(self, entry: Entry) -> None:
-        histograms = {
-            name: self.module.Histogram(list(values)) for name, values in entry.histograms.items()
-        }
-        tables = {
-            name: self.module.Table(
-                columns=list(table.columns), data=[list(row) for row in table.rows]
-            )
-            for name, table in entry.tables.items()
-        }
-        self.run.log({**entry.scalars, **histograms, **tables}, step=entry.step)
+    def log(self, step: int, scalars: Numbers, histograms: Histograms, rows: Rows) -> None:
+        sent: dict[str, Any] = dict(scalars)
+        for name, values in histograms.items():
+            sent[name] = self.module.Histogram(list(values))
+        if rows:
+            table = self.module.Table(columns=list(COLUMNS), data=[list(row) for row in rows])
+            sent["samples"] = table
+        self.run.log(sent, step=step)
 
     def finish(self) -> None:
         self.run.finish()
@@ -138,10 +110,11 @@ class _Trackio(_Run):
         )
 
 
-CLASSES: dict[str, tuple[str, type[Tracker]]] = {
-    "tensorboard": ("tensorboard", _TensorBoard),
-    "wandb": ("wandb", _WeightsAndBiases),
-    "trackio": ("trackio", _Trackio),
+# By the name of the package as well.
+CLASSES: dict[str, Any] = {
+    "tensorboard": _TensorBoard,
+    "wandb": _WeightsAndBiases,
+    "trackio": _Trackio,
 }
 
 
@@ -149,10 +122,10 @@ def check_installed(text: str | None) -> None:
     """Raise UserError if a tracker in the comma-separated list `text` is not installed."""
     for name in names_in(text):
         try:
-            importlib.import_module(CLASSES[name][0])
+            importlib.import_module(name)
         except ImportError as error:
             raise UserError(
-                f"--track {text}: {name} is not installed: pip install {CLASSES[name][0]}"
+                f"--track {text}: {name} is not installed: pip install {name}"
             ) from error
 
 
@@ -194,7 +167,7 @@ def histograms(groups: Sequence[Group]) -> dict[str, list[float]]:
     return {f"histograms/{name}": kept for name, kept in finite.items() if kept}
 
 
-def samples(groups: Sequence[Group]) -> Table:
+def samples(groups: Sequence[Group]) -> list[Sequence[Any]]:
     """Return a few sampled completions of a step, from the lowest to the highest reward.
 
     The advantage of a completion whose tokens have one each is their mean, None if it has none.
@@ -216,8 +189,7 @@ def samples(groups: Sequence[Group]) -> Table:
     rewards = [reward for group in groups for reward in group.rewards]
     rows = [rows[number] for number in sorted(range(len(rows)), key=rewards.__getitem__)]
     last = min(SAMPLES, len(rows)) - 1
-    chosen = [rows[number * (len(rows) - 1) // max(last, 1)] for number in range(last + 1)]
-    return Table(COLUMNS, chosen)
+    return [rows[number * (len(rows) - 1) // max(last, 1)] for number in range(last + 1)]
 
 
 def _mean(advantage: float | list[float]) -> float:
@@ -226,13 +198,9 @@ def _mean(advantage: float | list[float]) -> float:
     return advantage
 
 
-def markdown(table: Table) -> str:
+def markdown(rows: Rows) -> str:
     """Return a table in Markdown, in which no text of a model has a meaning."""
-    lines = [
-        table.columns,
-        ["---"] * len(table.columns),
-        *([_cell(value) for value in row] for row in table.rows),
-    ]
+    lines = [COLUMNS, ["---"] * len(COLUMNS), *([_cell(value) for value in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
@@ -259,39 +227,38 @@ class Trackers:
         say: Callable[[str], None],
     ):
         self.say = say
-        self.samples_every = config.get("samples_every", 1)
-        self.live: dict[str, Tracker] = {}
+        self.live: dict[str, Any] = {}
         for name in names_in(text):
-            self._try(name, partial(self._begin, name, folder, config, done))
+            with self._guarded(name):
+                self.live[name] = CLASSES[name](folder, config, done)
 
-    def step(self, report: StepReport) -> None:
-        """Send a step: its metrics and histograms, and a table of samples as in samples.log."""
-        if not self.live:
-            return
-        is_due = report.step == 1 or report.step % self.samples_every == 0
-        tables = {"samples": samples(report.groups)} if is_due else {}
-        self._send(Entry(report.step, scalars(report.metrics), histograms(report.groups), tables))
+    def step(self, report: StepReport, *, with_samples: bool) -> None:
+        """Send a step: its metrics and histograms, and a table of samples if that is asked for."""
+        if self.live:
+            rows = samples(report.groups) if with_samples else []
+            self._send(report.step, scalars(report.metrics), histograms(report.groups), rows)
 
     def evaluated(self, line: Mapping[str, Any]) -> None:
         """Send the numbers of a line of eval.jsonl, at its step."""
-        self._send(Entry(line["step"], scalars(line)))
+        self._send(line["step"], scalars(line), {}, [])
 
     def finish(self) -> None:
         """Close the trackers."""
         for name, tracker in list(self.live.items()):
-            self._try(name, tracker.finish)
+            with self._guarded(name):
+                tracker.finish()
 
-    def _send(self, entry: Entry) -> None:
+    def _send(self, step: int, numbers: Numbers, values: Histograms, rows: Rows) -> None:
         for name, tracker in list(self.live.items()):
-            self._try(name, partial(tracker.log, entry))
+            with self._guarded(name):
+                tracker.log(step, numbers, values, rows)
 
-    def _begin(self, name: str, folder: Path, config: Mapping[str, Any], done: int) -> None:
-        self.live[name] = CLASSES[name][1](folder, config, done)
-
-    def _try(self, name: str, action: Callable[[], Any]) -> None:
+    @contextmanager
+    def _guarded(self, name: str) -> Iterator[None]:
+        """Leave out a tracker that fails in this block: no failure of one may end the run."""
         try:
-            action()
-        except Exception as error:  # no failure of a tracker may end the run
+            yield
+        except Exception as error:
             self.live.pop(name, None)
             self.say(
                 f"--track {name} failed and is no longer used: {type(error).__name__}: "

@@ -39,10 +39,8 @@ from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.run.checkpoint import disk_refusal, find_resume
 from grpo.run.folders import step_of
-from grpo.run.opening import require_unicode
 from grpo.run.reader import RunData, load_run
-from grpo.run.sources import check_base
-from grpo.run.start import checkpoint_of
+from grpo.run.resume import check_base, checkpoint_of, require_unicode
 from grpo.show.lines import interval, sampling_name, sparkline
 
 # The settings that the model card names, and the bars of its learning curve.
@@ -141,7 +139,7 @@ def export(run: Path, folder: Path, *, adapter: bool = False, dtype: str | None 
         raise UserError(
             f"--adapter: {data.path} trained the whole model and has no adapter; leave the flag out"
         )
-    check_base(checkpoint, config.model, ())
+    check_base(checkpoint, config.model)
 
     options = config.loading | {
         "dtype": "float32" if config.dtype == "auto" else config.dtype,

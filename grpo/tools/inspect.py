@@ -35,9 +35,8 @@ from data.files import write_whole
 from data.text import escape_control, printable_json, quoted
 from grpo.records import WHY, Group
 from grpo.run.folders import check_output
-from grpo.run.reader import RunData, load_run
-from grpo.run.rollouts import KINDS
-from grpo.run.tokenizer import MOST_TOKENS, tokenizer_of
+from grpo.run.logs import KINDS
+from grpo.run.reader import MOST_TOKENS, RunData, load_run, tokenizer_of
 from grpo.show.alignment import first_divergence
 from grpo.show.explain import why
 from grpo.show.group import (

@@ -15,12 +15,9 @@ from grpo.distributed import SINGLE, Ranks
 from grpo.learn.loss import OwnLoss, load_loss
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
-from grpo.run.dependencies import Dependencies
-from grpo.run.display import Output
-from grpo.run.folders import HOME, way_on
+from grpo.run.folders import HOME, locked, resume_hint
 from grpo.run.interrupt import Interrupt
-from grpo.run.lock import locked
-from grpo.run.opening import open_run, require_unchanged
+from grpo.run.resume import open_run, require_unchanged, sources_of_run
 from grpo.run.session import Run
 from grpo.run.trackers import check_installed
 from grpo.show.console import Console
@@ -71,9 +68,10 @@ def start_run(
 
     assert config.steps is not None, "the configuration is resolved"
 
-    dependencies = Dependencies(opened, ranks)
+    # Before anything is loaded or written.
+    sources = None
     if opened.checkpoint:
-        dependencies.read(config, task, parts.own_loss)
+        sources = sources_of_run(opened, config, task, parts.own_loss, ranks)
 
     metric = getattr(task, "metric", "score")
     console = Console(config.steps, metric, range_of(task))
@@ -95,11 +93,11 @@ def start_run(
                         **config.loading,
                     )
                 trainer = build_trainer(config, parts, policy, ranks)
-                run = Run(opened, trainer, dependencies, Output(console, lost_streams), locks)
+                run = Run(opened, trainer, sources, console, lost_streams, locks)
                 status = train(run, trainer, console, interrupt)
                 return RunResult(status, run.folder, trainer.policy)
     except KeyboardInterrupt:
-        print(f"train.py: stopped immediately; {way_on(opened.folder)}", file=sys.stderr)
+        print(f"train.py: stopped immediately; {resume_hint(opened.folder)}", file=sys.stderr)
         return RunResult(130, opened.folder)
 
 

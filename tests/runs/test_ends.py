@@ -10,10 +10,9 @@ from compare_runs import without_times
 from small_train import SMALL, Killed, after_save, fails
 
 from grpo.records import Completion
-from grpo.run import promotion
-from grpo.run.logs import read_metrics
+from grpo.run import heldout
+from grpo.run.logs import groups_of, read_metrics
 from grpo.run.reader import load_run
-from grpo.run.rollouts import groups_of
 from grpo.tools import train
 from grpo.variance import REMEDIES, TRAP_REMEDY
 
@@ -345,7 +344,7 @@ def test_a_solved_run_ends_early_after_a_held_out_check(all_end, tmp_path, capsy
 
 def test_a_check_below_the_mark_does_not_end_a_run(all_end, tmp_path, monkeypatch, tiny_flags):
     (tmp_path / "paid.py").write_text(PAID)
-    monkeypatch.setattr(promotion, "SOLVED_MEAN", 1.001)
+    monkeypatch.setattr(heldout, "SOLVED_MEAN", 1.001)
     options = [*SMALL, *tiny_flags, "--words", "1", "--task", "paid.py:Always", "--steps", "5"]
     assert train.main([*options, "--eval-problems", "64", "--name", "a"]) == 0
     assert len(read_metrics(tmp_path / "runs/a/metrics.jsonl")) == 5

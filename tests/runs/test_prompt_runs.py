@@ -15,7 +15,7 @@ from data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.config import Config, parse
 from grpo.run import checkpoint as store
 from grpo.run.reader import load_run
-from grpo.run.start import start_from
+from grpo.run.resume import start_from
 from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.evaluation.evaluate import make_request

@@ -21,8 +21,8 @@ from grpo.run import checkpoint as store
 from grpo.run.heldout import EVAL_SEED
 from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
+from grpo.run.resume import start_from
 from grpo.run.session import Run
-from grpo.run.start import start_from
 from grpo.tools import export, train
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.replay import replay

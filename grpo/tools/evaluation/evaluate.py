@@ -25,8 +25,7 @@ from grpo.model.load import load_policy
 from grpo.model.prompts import format_of, middle_left_out, wording_text
 from grpo.records import Group, truncated_share
 from grpo.run.folders import check_output
-from grpo.run.sources import read_sources
-from grpo.run.start import checkpoint_of, config_of
+from grpo.run.resume import checkpoint_of, config_of, read_sources
 from grpo.show.console import StatusLine
 from grpo.statistics import mean_interval
 from grpo.tools.evaluation.models import LocalModel, RemoteModel, load_run_policy

@@ -42,8 +42,8 @@ from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import PromptFormat, sent_lines
 from grpo.records import Completion, Group
+from grpo.run.resume import check_base
 from grpo.run.schemas import StartFile, read_checked
-from grpo.run.sources import check_base
 from tasks.base import Problem, Task, declared_budget, key_of
 from tasks.supply import DistinctProblems, first_distinct
 

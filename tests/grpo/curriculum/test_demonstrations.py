@@ -21,8 +21,7 @@ from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import completion_logprobs
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group, StepReport
-from grpo.run.logs import SamplesLog
-from grpo.run.rollouts import groups_of, write_rollouts
+from grpo.run.logs import SamplesLog, groups_of, write_rollouts
 from grpo.run.trackers import histograms, samples
 from grpo.show.panel import sample_row
 from grpo.tools import inspect, train

@@ -4,7 +4,6 @@ model for broken.
 
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -25,14 +24,11 @@ from grpo.curriculum import (
     summarise_level,
     survey,
 )
-from grpo.distributed import SINGLE
 from grpo.evaluate import Sampling
 from grpo.records import Completion, Group
-from grpo.run.context import RunContext
-from grpo.run.files import NoFiles
 from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
-from grpo.run.session import Run
+from grpo.run.session import Run, survey_subject
 from grpo.tools import inspect, train
 from grpo.tools.report import program as report
 from grpo.variance import ClassRule
@@ -226,10 +222,9 @@ def test_groups_that_the_run_would_mask_do_not_vary(tiny_policy, monkeypatch):
 
 def test_the_survey_classifies_groups_as_training_does(tiny_policy):
     trainer = trainer_for(tiny_policy, truncated="mask")
-    heldout = SimpleNamespace(sampling=Sampling())
-    context = RunContext(trainer.config, trainer, SINGLE, NoFiles(), heldout, None, print)
-    assert context.subject.settings.rule == trainer.monitor.settings.rule
-    assert context.subject.settings.rule.masks_truncated
+    subject = survey_subject(trainer, Sampling())
+    assert subject.settings.rule == trainer.monitor.settings.rule
+    assert subject.settings.rule.masks_truncated
 
 
 def test_problems_are_those_of_training():

@@ -26,8 +26,8 @@ from grpo.learn.optimizer import default_rate
 from grpo.learn.update import imitate
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group
-from grpo.run.preparation import wants_imitation
-from grpo.run.rollouts import write_rollouts
+from grpo.run.logs import write_rollouts
+from grpo.run.session import wants_imitation
 from grpo.tools import train
 from grpo.trainer import Parts, Trainer
 from tasks import audit

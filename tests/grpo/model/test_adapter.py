@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from data.errors import UserError
 from grpo import load_model
 from grpo.model.load import load_policy, load_tokenizer
-from grpo.run.sources import base_sources
+from grpo.run.resume import base_sources
 from grpo.tools import export, train
 from grpo.tools.evaluation import program as evaluation
 

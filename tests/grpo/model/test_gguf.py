@@ -15,7 +15,7 @@ from data.errors import UserError
 from grpo.model.encoding import text_of
 from grpo.model.gguf import correct_vocabulary
 from grpo.model.load import load_policy, load_tokenizer
-from grpo.run.sources import base_sources
+from grpo.run.resume import base_sources
 from grpo.tools import export, train
 from grpo.tools.evaluation import program as evaluation
 

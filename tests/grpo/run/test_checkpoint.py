@@ -1,11 +1,15 @@
+"""Checkpoints are whole or absent, hold the state of their own step, and are found again."""
+
 import errno
 import json
 import os
 import random
 import resource
 import shutil
+import threading
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,23 +17,31 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from small_runs import OWN
 
-from data.errors import UserError
 from grpo.learn.optimizer import Optimizer
+from grpo.model.load import load_policy
 from grpo.run import checkpoint as store
+from grpo.run import host_memory
 from grpo.run.checkpoint import (
+    Saver,
     checkpoints,
     find_resume,
     load_optimizer,
+    load_rng,
     prune,
-    remove_after,
+    remove_checkpoints_after,
     remove_partial,
+    rng_state,
     save_checkpoint,
     save_optimizer,
     verify,
 )
-from grpo.run.checkpoint_rules import CheckpointRules, spacing_for
-from grpo.run.random_state import load_rng, rng_state
+from grpo.run.host_memory import HostMemory
+from grpo.run.logs import read_metrics
+from grpo.tools import train
+from grpo.trainer import Trainer
+from tasks.base import UserError
 
 
 def write(folder):
@@ -40,7 +52,7 @@ def write(folder):
 
 def save(run, step):
     (run / "config.yaml").touch()
-    return save_checkpoint(run, step, write, note=lambda _: {"why": "test"})
+    return save_checkpoint(run, step, write, "every 20 steps")
 
 
 def names(run):
@@ -50,11 +62,8 @@ def names(run):
 def test_a_checkpoint_has_a_manifest_and_verifies(tmp_path):
     path = save(tmp_path, 20)
     manifest = json.loads((path / "manifest.json").read_text())
-    assert (
-        path.name == "step-000020"
-        and manifest["step"] == 20
-        and manifest["note"] == {"why": "test"}
-    )
+    assert path.name == "step-000020" and manifest["step"] == 20
+    assert manifest["reason"] == "every 20 steps"
     assert manifest["files"]["sub/state.json"]["bytes"] == 2
     # printf '{}' | sha256sum
     assert manifest["files"]["sub/state.json"]["sha256"].startswith(
@@ -65,9 +74,7 @@ def test_a_checkpoint_has_a_manifest_and_verifies(tmp_path):
 
 def test_a_step_made_again_replaces_the_old_one(tmp_path):
     save(tmp_path, 20)
-    path = save_checkpoint(
-        tmp_path, 20, lambda folder: (folder / "new").write_text("new"), note=lambda _: {}
-    )
+    path = save_checkpoint(tmp_path, 20, lambda folder: (folder / "new").write_text("new"))
     assert verify(path) is None and not (path / "weights.bin").exists() and (path / "new").exists()
 
 
@@ -109,7 +116,7 @@ def test_a_failure_in_the_middle_leaves_nothing_and_takes_nothing(tmp_path):
         raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError):
-        save_checkpoint(tmp_path, 40, dies, note=lambda _: {})
+        save_checkpoint(tmp_path, 40, dies)
     assert (
         names(tmp_path) == ["step-000020"]
         and verify(tmp_path / "checkpoints" / "step-000020") is None
@@ -129,9 +136,7 @@ def test_a_full_disk_is_one_line_and_the_old_ones_stay(tmp_path, monkeypatch, wh
     if where in ("fsync", "replace"):
         monkeypatch.setattr(store.os, where, fails)
     with pytest.raises(UserError) as error:
-        save_checkpoint(
-            tmp_path, 40, fails if where in ("write", "safetensors") else write, note=lambda _: {}
-        )
+        save_checkpoint(tmp_path, 40, fails if where in ("write", "safetensors") else write)
     monkeypatch.undo()
     assert "No space left on device" in str(error.value) and "--resume" in str(error.value)
     assert "\n" not in str(error.value)
@@ -149,7 +154,6 @@ def test_a_write_that_safetensors_cannot_finish_is_one_line(tmp_path):
                 tmp_path,
                 20,
                 lambda folder: save_file({"w": torch.zeros(1000)}, folder / "w"),
-                note=lambda _: {},
             )
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -174,14 +178,6 @@ def test_files_that_were_being_written_are_removed(tmp_path):
     report.touch()
     remove_partial(tmp_path)
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [report]
-
-
-def test_what_a_killed_process_left_is_in_nobodys_way(tmp_path):
-    left = tmp_path / "checkpoints" / ".tmp-step-000020"
-    left.mkdir(parents=True)
-    (left / "half.bin").touch()
-    assert not (save(tmp_path, 20) / "half.bin").exists()
-    assert names(tmp_path) == ["step-000020"]
 
 
 DAMAGE = [
@@ -259,7 +255,7 @@ def test_a_checkpoint_copied_without_its_run(tmp_path, name):
     (home / "data").mkdir()
     copy = save(tmp_path, 20).replace(home / "data" / name)
     (copy / "trainer.json").touch()
-    with pytest.raises(UserError, match=f"--resume .*{name}: a checkpoint without its run"):
+    with pytest.raises(UserError, match=f"--resume .*{name}: not a run, or a checkpoint"):
         find_resume(copy)
 
 
@@ -274,7 +270,7 @@ def test_first_second_to_last_last_and_best_stay(tmp_path_factory, valid, best):
     store._verified.clear()
     good = [path for path, ok in zip(paths, valid) if ok]
     best = good[best % len(good)] if good else None
-    lines = prune(run, keep_best=best)
+    lines = prune(run, best.name if best else "")
     stay = {*good[:1], *good[-2:], *([best] if best else [])}
     assert {path for path in good if path.exists()} == stay
     assert len(lines) == len(good) - len(stay)
@@ -285,80 +281,12 @@ def test_first_second_to_last_last_and_best_stay(tmp_path_factory, valid, best):
 def test_what_was_made_after_the_step_gone_back_to_does_not_pass_for_the_latest(tmp_path):
     for step in (20, 80, 100):
         save(tmp_path, step)
-    assert remove_after(tmp_path, 20) == [
+    assert remove_checkpoints_after(tmp_path, 20) == [
         "removed checkpoint step-000080",
         "removed checkpoint step-000100",
     ]
     new = save(tmp_path, 40)
     assert prune(tmp_path) == [] and find_resume(tmp_path) == (new, [])
-
-
-def test_rules_by_hand():
-    rules = CheckpointRules(every=20, threshold=0.3, best_margin=0.01)
-    assert rules.decide(1, 0.2, 10) == []
-    assert rules.decide(2, 0.205, 10) == []  # not by the margin
-    assert rules.decide(3, 0.25, 10) == ["new best reward 0.250 (was 0.200)"]
-    assert rules.decide(4, 0.31, 10) == [
-        "reward 0.310 first passed 0.3",
-        "new best reward 0.310 (was 0.250)",
-    ]
-    again = CheckpointRules(every=20, threshold=0.3, best_margin=0.01)
-    again.load_state_dict(json.loads(json.dumps(rules.state_dict())))
-    assert again.decide(20, 0.3, 10) == ["every 20 steps"]
-
-
-def test_saves_for_a_new_best_keep_their_spacing():
-    rules = CheckpointRules(every=20, threshold=9, best_margin=0.01)
-    rules.spacing = 5
-    rewards = {1: 0.1, 2: 0.2, 6: 0.3, 7: 0.4, 8: 0.35, 12: 0.36, 20: 0.5, 21: 0.6, 22: 0.7}
-    due = {step: rules.decide(step, reward, 10) for step, reward in rewards.items()}
-    assert due == {
-        1: [],
-        2: ["new best reward 0.200 (was 0.100)"],
-        6: [],
-        7: ["new best reward 0.400 (was 0.200)"],
-        8: [],
-        12: [],
-        20: ["every 20 steps", "new best reward 0.500 (was 0.400)"],
-        21: ["new best reward 0.600 (was 0.500)"],  # one that is due anyway does not count
-        22: [],
-    }
-
-
-def test_a_harder_level_has_a_best_reward_of_its_own():
-    rules, again = (CheckpointRules(every=100, threshold=2.0, best_margin=0.01) for _ in range(2))
-    rules.spacing = again.spacing = 1
-    assert rules.decide(1, 0.1, 10) == []
-    assert rules.decide(2, 0.9, 10) == ["new best reward 0.900 (was 0.100)"]
-    assert rules.decide(3, 0.2, 25) == []
-
-    again.load_state_dict(rules.state_dict())
-    assert again.decide(4, 0.3, 25) == ["new best reward 0.300 (was 0.200)"]
-    assert again.decide(5, 0.95, 10) == []  # a step back to an easier level
-    assert again.decide(6, 0.4, 25) == ["new best reward 0.400 (was 0.300)"]
-
-
-def test_after_the_first_save_the_spacing_must_be_known():
-    rules = CheckpointRules(every=3, threshold=0.3, best_margin=0.01)
-    assert rules.decide(1, 0.1, 10) == [] and len(rules.decide(3, 0.12, 10)) == 2
-    assert rules.decide(4, 0.2, 10) == []
-    assert rules.decide(5, 0.31, 10) == [
-        "reward 0.310 first passed 0.3",  # happens once, so it waits for nothing
-        "new best reward 0.310 (was 0.120)",
-    ]
-    again = CheckpointRules(every=3, threshold=0.3, best_margin=0.01)
-    again.load_state_dict(json.loads(json.dumps(rules.state_dict())))
-    for each in (rules, again):
-        each.spacing = 6
-        assert each.decide(10, 0.5, 10) == []
-        assert each.decide(11, 0.5, 10) == ["new best reward 0.500 (was 0.310)"]
-
-
-def test_the_spacing_by_hand():
-    assert spacing_for(3.0, 3.0, [8.0]) is None  # the first step warms up
-    assert spacing_for(3.0, 3.0, [8.0, 0.25, 0.5, 0.75]) == 120  # 3 s of 60 s
-    assert spacing_for(0.001, 0.001, [8.0, 1.0]) == 1
-    assert spacing_for(0.1, 30.0, [8.0, 1.0]) == 30  # a slow disk: the next one finds it free
 
 
 def test_the_optimizer_goes_on_bit_for_bit(tmp_path):
@@ -405,3 +333,181 @@ def test_random_generators_go_on(tmp_path):
     draw()
     load_rng(tmp_path)
     assert draw() == expected
+
+
+# In the background.
+
+
+@pytest.fixture()
+def options(tiny_model, tmp_path, monkeypatch):
+    """The flags of a run of four steps, each of which learns, in a folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(OWN)
+    flags = (
+        "--task own.py:Own --prompts 2 --group-size 4 --steps 4 --eval-problems 2 --save-every 2 "
+        "--preflight off --max-new-tokens 8 --learning-rate 0.01 --lora-rank 0 --device cpu"
+    )
+    return [*flags.split(), "--model", str(tiny_model)]
+
+
+def test_a_copy_is_of_its_moment_and_reuses_its_memory():
+    live = {"a": torch.arange(6.0).view(2, 3).t(), "deep": {1: {"step": torch.tensor(3), "n": 7}}}
+    memory = HostMemory()
+    before = memory.copy(live)
+    live["a"].add_(10)
+    live["deep"][1]["step"].add_(1)
+    assert before["a"].tolist() == [[0, 3], [1, 4], [2, 5]]
+    assert before["deep"] == {1: {"step": torch.tensor(3), "n": 7}}
+
+    after = memory.copy(live)
+    assert after["a"].tolist() == [[10, 13], [11, 14], [12, 15]]
+    assert after["a"].data_ptr() == before["a"].data_ptr()
+
+
+def test_tied_tensors_share_a_copy_and_views_do_not():
+    weight = torch.arange(4.0)
+    live = {"embedding": weight, "head": weight, "view": weight[:2], "other": weight.view(2, 2)}
+    copy = HostMemory().copy(live)
+    assert copy["embedding"].data_ptr() == copy["head"].data_ptr()
+    assert len({tensor.data_ptr() for tensor in copy.values()}) == 3
+    assert all(torch.equal(copy[name], live[name]) for name in live)
+
+
+def test_a_tensor_of_another_shape_gets_another_copy():
+    memory = HostMemory()
+    memory.copy({"a": torch.zeros(2)})
+    assert memory.copy({"a": torch.ones(3), "b": torch.ones(1).double()})["a"].tolist() == [1] * 3
+    assert memory.copy({"a": torch.ones(3), "b": torch.ones(1)})["b"].dtype == torch.float32
+
+
+def test_where_there_is_no_room_for_a_copy(monkeypatch):
+    monkeypatch.setattr(host_memory, "free_host_memory", lambda: 15.9)
+    with pytest.raises(MemoryError):
+        HostMemory().copy({"a": torch.zeros(1), "b": torch.zeros(1)})
+    monkeypatch.setattr(host_memory, "free_host_memory", lambda: 16)
+    HostMemory().copy({"a": torch.zeros(1), "b": torch.zeros(1)})
+
+
+@pytest.mark.parametrize("lora", [{}, {"lora_rank": 2}], ids=str)
+def test_what_is_written_of_a_copy_is_what_was_written_of_the_model(tiny_model, tmp_path, lora):
+    policy = load_policy(str(tiny_model), device="cpu", **lora)
+    policy.save(tmp_path / "live")
+    copy = HostMemory().copy(policy.saved_tensors())
+    with torch.no_grad():
+        for weight in policy.parameters:
+            weight.add_(1)
+    policy.save(tmp_path / "copy", copy)
+
+    names = [path.name for path in (tmp_path / "live").iterdir()]
+    assert sorted(names) == sorted(path.name for path in (tmp_path / "copy").iterdir())
+    assert any(name.endswith(".safetensors") for name in names)
+    for name in names:
+        assert (tmp_path / "copy" / name).read_bytes() == (tmp_path / "live" / name).read_bytes()
+
+
+@pytest.fixture()
+def slow_disk(monkeypatch):
+    """Returns when training may go on: checkpoints of a step are written only when the next step
+    has been made.
+    """
+    made = {}
+    save_file, step = store.save_file, Trainer.step
+
+    def wait_for_next(tensors, path):
+        number = int(path.parent.name.rpartition("-")[2])
+        if number < 4:
+            assert made.setdefault(number + 1, threading.Event()).wait(60)
+        save_file(tensors, path)
+
+    def note(self):
+        try:
+            return step(self)
+        finally:
+            made.setdefault(self.done, threading.Event()).set()
+
+    monkeypatch.setattr(store, "save_file", wait_for_next)
+    monkeypatch.setattr(Trainer, "step", note)
+
+
+def files_of(run: str) -> dict[str, bytes]:
+    """Return the files of all checkpoints of a run, but for those that hold a time or the run's
+    name.
+    """
+    return {
+        f"{path.parent.name}/{path.name}": path.read_bytes()
+        for path in Path("runs", run, "checkpoints").rglob("*")
+        if path.is_file() and path.name not in ("manifest.json", "sources.json")
+    }
+
+
+def test_a_checkpoint_belongs_to_its_step_and_training_goes_on(
+    options, monkeypatch, capsys, request
+):
+    """The same files as where there is no memory for a copy, and training waits for the write."""
+    with monkeypatch.context() as patch:
+        patch.setattr(host_memory, "free_host_memory", lambda: 0)
+        assert train.main([*options, "--name", "waits"]) == 0
+    said = capsys.readouterr().out
+    warned = Path("runs/waits/warnings.log").read_text()
+    for text in (said, warned):
+        assert text.count("not enough host memory for a copy of the state") == 1
+    request.getfixturevalue("slow_disk")
+    assert train.main([*options, "--name", "goes-on"]) == 0
+    said = capsys.readouterr().out
+    assert said.index("  step 3/4") < said.index("checkpoint step-000002: every 2 steps (")
+    files = files_of("waits")
+    assert files == files_of("goes-on") and len(files) >= 16
+    weights = [files[f"step-00000{step}/model.safetensors"] for step in (2, 4)]
+    assert weights[0] != weights[1]
+
+
+def test_a_disk_that_is_full_ends_the_run_at_the_next_step(options, monkeypatch, capsys):
+    def full(tensors, path):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(store, "save_file", full)
+    collect = Saver.collect
+    monkeypatch.setattr(Saver, "collect", lambda self, wait=False: collect(self, wait=True))
+    assert train.main([*options, "--steps", "9", "--name", "a"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "step-000002: cannot be written (No space left on device)" in line
+    assert len(read_metrics(Path("runs/a/metrics.jsonl"))) == 3
+    assert list(Path("runs/a/checkpoints").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_finishes_the_checkpoint_under_way(
+    options, monkeypatch, capsys, slow_disk
+):
+    step = Trainer.step
+
+    def fails(self):
+        report = step(self)
+        if self.done == 3:
+            raise FloatingPointError("the loss is not finite")
+        return report
+
+    monkeypatch.setattr(Trainer, "step", fails)
+    assert train.main([*options, "--name", "a"]) == 1
+    assert "the loss is not finite" in capsys.readouterr().err
+    (saved,) = checkpoints(Path("runs/a"))[0]
+    assert saved.name == "step-000002"
+
+
+def test_what_does_not_read_back_is_no_checkpoint(tmp_path, monkeypatch):
+    def decays(path: Path):
+        path.write_bytes(b"x" + path.read_bytes()[1:])
+
+    monkeypatch.setattr(store, "forget_cached", decays)
+    with pytest.raises(UserError, match="step-000001: cannot be written .file does not read back"):
+        save_checkpoint(tmp_path, 1, lambda folder: (folder / "file").write_text("file"))
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_the_best_checkpoint_is_of_the_hardest_level(tmp_path):
+    trainer = SimpleNamespace(config=SimpleNamespace(save_every=10))
+    saver = Saver(tmp_path, trainer, {}, print, print)
+    saver.save = lambda reason: None
+    for step, level, reward in ((5, 10, 1.0), (10, 10, 0.9), (20, 25, 0.2), (30, 25, 0.1)):
+        saver.save_if_due(step, level, reward, is_last=False)
+    assert saver.best == [25, 0.2, "step-000020"]

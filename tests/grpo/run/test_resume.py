@@ -1,42 +1,47 @@
 """A run goes on with what it began with: a base, dataset, corpus, configuration or task that has
-changed since is refused, unless it is named.
+changed since is refused.
 """
 
 import json
 import shutil
+import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 import yaml
+from safetensors.torch import save_file
 from small_runs import OWN
 from tiny_models import make_tiny_model
 
 import data.corpus
+from data.errors import UserError
 from grpo.run import checkpoint as store
-from grpo.run import sources
-from grpo.run.reader import load_run
+from grpo.run import resume as resuming
+from grpo.run.logs import MetricsLog
+from grpo.run.resume import (
+    PAGE,
+    PAGES,
+    base_sources,
+    commit,
+    differences,
+    read_sources,
+    require_same,
+    weights_digest,
+)
+from grpo.run.session import Run
 from grpo.tools import export, train
 from grpo.tools.evaluation import program as evaluation
-from tasks.audit import audit
+from tasks import audit
+from tasks.base import sources_of, summary_of
 from tasks.registry import load_task
 from tasks.supply import problem_at, write_problems
 
-SMALL = [
-    "--prompts",
-    "2",
-    "--group-size",
-    "4",
-    "--preflight",
-    "off",
-    "--eval-problems",
-    "2",
-    "--save-every",
-    "1",
-    "--schedule",
-    "constant",
-    "--device",
-    "cpu",
-]
+SMALL = (
+    "--prompts 2 --group-size 4 --preflight off --eval-problems 2 --save-every 1 "
+    "--schedule constant --device cpu"
+).split()
 LORA = [*SMALL, "--model", "model", "--lora-rank", "2", "--words", "2", "--dataset", "set.jsonl"]
 
 
@@ -108,14 +113,14 @@ def edit_task():
 
 
 CASES = {
-    "weights": (replace_weights, "lora", "base", "base: model.safetensors "),
-    "tokenizer": (replace_tokenizer, "lora", "base", "base: tokenizer.json "),
-    "chat template": (replace_template, "lora", "base", "base: chat_template.jinja "),
-    "dataset": (edit_dataset, "lora", "dataset", "dataset: set.jsonl "),
-    "grown corpus": (grow_corpus, "lora", "corpus", "corpus: tale-new absent → "),
-    "edited corpus": (edit_corpus, "lora", "corpus", "corpus: tale-flood "),
-    "config": (edit_config, "lora", "config", "config: learning_rate 0.001 → 0.5;"),
-    "task": (edit_task, "own", "task", "task: own.py "),
+    "weights": (replace_weights, "lora", "base: model.safetensors "),
+    "tokenizer": (replace_tokenizer, "lora", "base: tokenizer.json "),
+    "chat template": (replace_template, "lora", "base: chat_template.jinja "),
+    "dataset": (edit_dataset, "lora", "dataset: set.jsonl "),
+    "grown corpus": (grow_corpus, "lora", "corpus: tale-new absent → "),
+    "edited corpus": (edit_corpus, "lora", "corpus: tale-flood "),
+    "config": (edit_config, "lora", "config: learning_rate 0.001 → 0.5;"),
+    "task": (edit_task, "own", "task: own.py "),
 }
 
 
@@ -141,41 +146,14 @@ def resume(name):
 
 @pytest.mark.parametrize("case", CASES)
 def test_what_has_changed_is_refused_and_named(here, capsys, case):
-    change, run, kind, said = CASES[case]
+    change, run, said = CASES[case]
     change()
     before = everything(here)
-    others = ",".join({"base", "dataset", "corpus", "config", "task"} - {kind})
-    for accepted in ([], ["--accept-changes", others]):
-        (line,) = said_by(capsys, *resume(run), *accepted).err.splitlines()
-        checkpoint = f"runs/{run}/checkpoints/step-000001"
-        assert line.startswith(f"train.py: {checkpoint}: changed since it was saved: {said}")
-        assert line.endswith(f"; undo that, or if it is intended give --accept-changes {kind}")
-        assert everything(here) == before
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_what_has_changed_by_intent_passes_and_is_recorded(here, capsys, case):
-    change, run, kind, said = CASES[case]
-    change()
-    accepted = ["--accept-changes", f"{kind},config,base"]  # what is not needed does no harm
-    output = said_by(capsys, *resume(run), *accepted, status=0).out
+    (line,) = said_by(capsys, *resume(run)).err.splitlines()
     checkpoint = f"runs/{run}/checkpoints/step-000001"
-    note = f"warning: changed since {checkpoint} was saved, and accepted: {said.rstrip(';')}"
-    assert note in " ".join(output.split())
-
-    (fact,) = yaml.safe_load(Path(f"runs/{run}/config.yaml").read_text())["facts"][
-        "accepted_changes"
-    ]
-    assert (fact["step"], fact["kind"]) == (1, kind)
-    assert f"{kind}: {fact['change']}".startswith(said.rstrip(";"))
-    if case == "config":
-        assert yaml.safe_load(Path("runs/lora/config.yaml").read_text())["learning_rate"] == 0.5
-
-    # The next checkpoint has the new ones, and remembers the change.
-    output = said_by(capsys, *resume(run), "--steps", "3", status=0).out
-    assert "accepted" not in output
-    facts = yaml.safe_load(Path(f"runs/{run}/config.yaml").read_text())["facts"]
-    assert facts["accepted_changes"] == [fact]
+    assert line.startswith(f"train.py: {checkpoint}: changed since it was saved: {said}")
+    assert line.endswith(f"; undo that, or start a new run with --model runs/{run}")
+    assert everything(here) == before
 
 
 def test_all_changes_stand_in_one_line(here, capsys):
@@ -184,15 +162,15 @@ def test_all_changes_stand_in_one_line(here, capsys):
     (line,) = said_by(capsys, *resume("lora")).err.splitlines()
     assert "base: model.safetensors " in line and "corpus: tale-new " in line
     assert "; config: learning_rate " in line
-    assert line.endswith("--accept-changes base,corpus,config")
 
 
 def test_a_base_that_comes_from_the_hub_is_compared_once_it_is_on_disk(here, capsys, monkeypatch):
     """Before the model is loaded nobody knows its files; after that nothing has been
     written yet.
     """
-    folder_of, answers = sources._folder_of, iter([None])
-    monkeypatch.setattr(sources, "_folder_of", lambda model: next(answers, folder_of(model)))
+    now, calls = resuming.base_sources, []
+    later = lambda model: now(model) if calls else calls.append(model)  # noqa: E731
+    monkeypatch.setattr(resuming, "base_sources", later)
     replace_weights()
     before = everything(here)
     (line,) = said_by(capsys, *resume("lora")).err.splitlines()
@@ -207,11 +185,6 @@ def warnings_in(said):
     return [line for line in lines if "were truncated" not in line]
 
 
-def test_changes_are_accepted_with_resume_alone(here, capsys):
-    said = said_by(capsys, "--words", "2", "--accept-changes", "base", status=2).err
-    assert said == "train.py: --accept-changes: applies only with --resume; leave it out\n"
-
-
 def test_nothing_changed_and_what_resume_may_change(here, capsys):
     said = said_by(capsys, *resume("lora"), status=0).out
     assert not warnings_in(said)
@@ -221,51 +194,26 @@ def test_nothing_changed_and_what_resume_may_change(here, capsys):
     assert not warnings_in(said) and "step 3/3" in said
 
 
-@pytest.mark.parametrize("name", ["metrics", "seen", "groups", "eval"])
+@pytest.mark.parametrize("name", ["metrics", "seen", "groups"])
 def test_a_log_that_is_gone_is_named(here, capsys, name):
     path = Path(f"runs/lora/{name}.jsonl")
     path.unlink()
     said = said_by(capsys, *resume("lora"), status=0).out
     line, *_ = warnings_in(said)
-    step = 0 if name == "eval" else 1
-    assert f"warning: {path}: is damaged: it lacks step {step}; figures that come from it" in line
+    assert f"warning: {path}: is damaged: it lacks step 1; figures from it are wrong" in line
     assert {json.loads(line)["step"] for line in path.read_text().splitlines()} == {2}
 
 
-def test_a_damaged_log_is_named_on_resume_and_beside_the_verdict(here, capsys):
-    run = Path("runs/lora")
-    for name in ("metrics", "seen", "groups"):  # what a kill leaves behind the last checkpoint
-        with open(run / f"{name}.jsonl", "a") as file:
-            file.write('{"step": 2, "ti')
-    said = said_by(capsys, "--resume", "runs/lora", "--steps", "3", status=0).out
-    assert not warnings_in(said)
-
-    logs = {name: run / f"{name}.jsonl" for name in ("metrics", "seen", "groups", "eval")}
-    lines = {name: path.read_text().splitlines(keepends=True) for name, path in logs.items()}
-    logs["metrics"].write_text("".join([*lines["metrics"][1:], lines["metrics"][1]]))
-    logs["seen"].write_text("".join(lines["seen"])[:-9])
-    logs["groups"].write_text("".join([lines["groups"][0], *lines["groups"]]))
-    logs["eval"].write_text("".join(lines["eval"][1:]))
-    said = said_by(capsys, "--resume", "runs/lora", "--steps", "4", status=0).out
-    found = [line.partition("jsonl: is damaged: ")[2] for line in warnings_in(said)]
-    of_metrics = ["it lacks step 1", "it has more than one line of step 2"]
-    expected = [
-        *of_metrics,
-        "it lacks step 3",
-        "it has more than one line of step 1",
-        "it lacks step 0",
-        *of_metrics,  # beside the verdict, which is made from these two logs
-        "it lacks step 0",
+def test_a_rate_that_rises_again_is_that_of_the_next_step(tmp_path):
+    MetricsLog(tmp_path).append({"step": 8, "learning_rate": 1e-5})
+    trainer = SimpleNamespace(done=8, learning_rate={8: 2e-5, 9: 3e-5}.__getitem__)
+    config = SimpleNamespace(steps=20, schedule="cosine")
+    said = []
+    run = SimpleNamespace(folder=tmp_path, trainer=trainer, config=config, _warn=said.append)
+    Run._warn_of_higher_rate(run)
+    assert said == [
+        "--steps 20: the learning rate rises from 1e-05 to 3e-05, because the cosine now ends later"
     ]
-    assert found == [f"{one}; figures that come from it are wrong" for one in expected]
-
-
-def test_a_rate_that_rises_again_is_that_of_the_next_step(here, capsys):
-    flags = ["--schedule", "cosine", "--config", "{warmup: 0}", "--name", "falling"]
-    said_by(capsys, *SMALL, *flags, "--words", "2", "--steps", "4", status=0)
-    said = said_by(capsys, "--resume", "runs/falling", "--steps", "8", status=0).out
-    rates = [line["learning_rate"] for line in load_run("runs/falling").metrics]
-    assert f"rises from {rates[3]:.3g} to {rates[4]:.3g}, because the cosine now ends" in said
 
 
 @pytest.mark.parametrize("is_empty", [False, True])
@@ -278,20 +226,6 @@ def test_a_trained_policy_is_never_the_one_before(here, capsys, is_empty):
     assert "no held-out problem at 2 words was scored both before and after" in said
     verdict = json.loads(path.read_text().splitlines()[-1])
     assert (verdict["n"], verdict["before"]) == (0, None)
-
-
-def test_a_run_killed_before_its_next_checkpoint_goes_on_with_its_flags(here, capsys, monkeypatch):
-    """config.yaml has --steps as it was given since, the checkpoint as it was then: that is no
-    edit.
-    """
-    monkeypatch.setattr("grpo.run.session.Run.save_if_due", lambda *_: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        train.main(["--resume", "runs/lora", "--steps", "3"])
-    monkeypatch.undo()
-    monkeypatch.chdir(here)
-    monkeypatch.setattr(data.corpus, "TEXTS", here / "texts")
-    said = said_by(capsys, "--resume", "runs/lora", status=0).out
-    assert "config.yaml, since step-000001 was saved: steps 1 → 3" in said and "step 3/3" in said
 
 
 def test_a_layout_that_changes_no_word_is_no_change(here, capsys):
@@ -308,11 +242,6 @@ def test_the_sources_are_vouched_for_by_the_manifest(here, capsys):
     assert "sources.json has " in line or "sources.json is damaged" in line
 
 
-def test_an_accepted_kind_that_does_not_exist(here, capsys):
-    (line,) = said_by(capsys, *resume("lora"), "--accept-changes", "base,colour").err.splitlines()
-    assert "--accept-changes base,colour: give one of base, start, dataset, corpus" in line
-
-
 @pytest.mark.parametrize("change", [replace_weights, replace_tokenizer])
 def test_an_adapter_is_not_evaluated_or_exported_on_another_base(here, capsys, change):
     change()
@@ -320,9 +249,7 @@ def test_an_adapter_is_not_evaluated_or_exported_on_another_base(here, capsys, c
     for main, arguments in ((evaluation.main, scored), (export.main, ["runs/lora", "exported"])):
         (line,) = said_by(capsys, *arguments, main=main).err.splitlines()
         assert "runs/lora/checkpoints/step-000001: changed since it was saved: base: " in line
-        assert line.endswith("--accept-changes base") and not Path("exported").exists()
-        said = said_by(capsys, *arguments, "--accept-changes", "base", main=main, status=0)
-        assert "changed since" in said.err and "and accepted: base: " in said.err
+        assert line.endswith("; undo that") and not Path("exported").exists()
 
 
 def test_a_whole_model_is_evaluated_without_its_base(here, capsys):
@@ -357,12 +284,179 @@ def test_the_audit_sees_a_corpus_that_has_grown(here, capsys):
     assert "runs/lora: the corpus has changed since the run: 96 with fingerprint " in said
     assert " then, 97 with fingerprint " in said and "1 findings" in said
 
-    assert train.main([*resume("lora"), "--accept-changes", "corpus"]) == 3
-    said = said_by(capsys, "runs/lora", main=audit.main, status=1).out
-    assert "runs/lora: corpus: changed after step 1: tale-new absent → " in said
-
 
 def test_the_audit_of_a_task_without_a_corpus(here, capsys):
     grow_corpus()
     own = ["runs/own", "--task", "own.py:Own"]
     assert "nothing found" in said_by(capsys, *own, main=audit.main, status=0).out
+
+
+# Fingerprints.
+
+
+def test_the_same_model_elsewhere_has_the_same_fingerprints(tmp_path):
+    one, two = make_tiny_model(tmp_path / "one"), make_tiny_model(tmp_path / "two")
+    (two / "README.md").write_text("about it")
+    found = base_sources(str(one))
+    assert found == base_sources(str(two))
+    assert {"model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"} <= set(
+        found
+    )
+
+
+def test_the_embedded_model_has_fingerprints():
+    assert {"model.safetensors", "tokenizer.json"} <= set(base_sources("builtin"))
+
+
+def test_a_model_of_the_hub_that_is_not_on_disk_has_none(monkeypatch, tmp_path):
+    def absent(*_, **__):
+        raise ValueError("not there")
+
+    monkeypatch.setattr(resuming, "snapshot_download", absent)
+    assert base_sources("someone/something") is None
+    monkeypatch.setattr(resuming, "snapshot_download", lambda *_, **__: tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    assert set(base_sources("someone/something")) == {"config.json"}
+
+
+def written(path, **tensors):
+    save_file(tensors, path)
+    return weights_digest(path)
+
+
+@pytest.mark.parametrize("rank", [1, 8])
+@pytest.mark.parametrize("name", ["a", "b", "bias"])
+def test_fine_tuning_one_tensor_is_noticed(tmp_path, name, rank):
+    """A LoRA update of one matrix that is merged, or a bias that moved: same shapes, same size."""
+    torch.manual_seed(0)
+    tensors = {
+        "a": torch.randn(600, 500, dtype=torch.bfloat16),
+        "b": torch.randn(700, 500, dtype=torch.bfloat16),
+        "bias": torch.randn(900, dtype=torch.bfloat16),
+    }
+    before = written(tmp_path / "x", **tensors)
+    assert written(tmp_path / "y", **tensors) == before
+    tensor = tensors[name].view(-1, 500) if tensors[name].dim() > 1 else tensors[name][:, None]
+    update = torch.randn(len(tensor), rank) @ torch.randn(rank, tensor.shape[1])
+    tensors[name] = (tensor + 0.05 * update.bfloat16()).view(tensors[name].shape)
+    assert written(tmp_path / "x", **tensors) != before
+
+
+@pytest.mark.parametrize("place", [0, 1, 37, -1])
+def test_each_byte_of_a_small_tensor_counts(tmp_path, place):
+    tensor = torch.zeros(PAGE * PAGES, dtype=torch.uint8)
+    before = written(tmp_path / "x", a=tensor, b=tensor.clone())
+    changed = tensor.clone()
+    changed[place] = 1
+    assert written(tmp_path / "x", a=tensor, b=changed) != before
+    assert written(tmp_path / "x", a=changed, b=tensor) != before
+
+
+def test_the_first_and_last_page_of_a_large_tensor_count(tmp_path):
+    tensor = torch.zeros(10 * PAGE * PAGES, dtype=torch.uint8)
+    digests = {written(tmp_path / "x", a=tensor)}
+    for place in (0, PAGE - 1, -PAGE, -1):
+        changed = tensor.clone()
+        changed[place] = 1
+        digests.add(written(tmp_path / "x", a=changed))
+    assert len(digests) == 5
+
+
+def test_names_and_shapes_count(tmp_path):
+    tensor = torch.zeros(6, 4)
+    digests = {
+        written(tmp_path / "x", a=tensor),
+        written(tmp_path / "x", b=tensor),
+        written(tmp_path / "x", a=tensor.view(4, 6)),
+    }
+    assert len(digests) == 3
+
+
+@pytest.mark.parametrize("content", [b"", b"abc", b"\xff" * 100, b"\x02" + 7 * b"\0" + b"[]"])
+def test_a_damaged_file_has_a_fingerprint_too(tmp_path, content):
+    (tmp_path / "x").write_bytes(content)
+    before = weights_digest(tmp_path / "x")
+    (tmp_path / "x").write_bytes(content + b"!")
+    assert weights_digest(tmp_path / "x") != before
+
+
+def test_six_gigabytes_are_read_in_samples(tmp_path, monkeypatch):
+    """The size of a 3B model, sparse on disk. What is read is counted, not timed."""
+    layers = {f"layer.{i}": {"dtype": "U8", "shape": [23_600_000]} for i in range(254)}
+    for i, entry in enumerate(layers.values()):
+        entry["data_offsets"] = [i * 23_600_000, (i + 1) * 23_600_000]
+    header = json.dumps(layers).encode()
+    with open(tmp_path / "x", "wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + 254 * 23_600_000)
+    read, pread = [], resuming.os.pread
+    monkeypatch.setattr(resuming.os, "pread", lambda *args: read.append(args[1]) or pread(*args))
+    weights_digest(tmp_path / "x")
+    assert 254 * PAGE * PAGES <= sum(read) < 20_000_000
+
+
+def test_the_corpus_is_named_by_document():
+    documents = sources_of(load_task("interleave"))
+    assert len(documents) == 96 and "tale-flood" in documents
+    assert sources_of(load_task("arithmetic")) == {}
+    assert summary_of(documents).startswith("96 with fingerprint ")
+    assert summary_of(documents) != summary_of(documents | {"tale-flood": "other"})
+
+
+def test_differences_are_named_with_both_values():
+    then = {"a.json": "1" * 16, "b.json": "2" * 16}
+    now = {"a.json": "3" * 16, "c.json": "4" * 16}
+    assert differences(then, now) == [
+        "a.json 11111111 → 33333333",
+        "b.json 22222222 → absent",
+        "c.json absent → 44444444",
+    ]
+    assert differences(None, now) == differences(then, None) == differences(then, then) == []
+    assert differences({"rate": 2e-4}, {"rate": 1e-3}, is_config=True) == ["rate 0.0002 → 0.001"]
+
+
+def test_many_differences_are_counted(tmp_path):
+    now = {"corpus": {f"tale-{i}": "5" * 16 for i in range(9)}}
+    with pytest.raises(UserError, match=r"tale-2 absent → 55555555, and 6 more; undo that"):
+        require_same(tmp_path, {"corpus": {}}, now)
+
+
+@pytest.mark.parametrize("content", ["[]", '{"base": 3}', "null"])
+def test_what_holds_no_sources_is_one_line(tmp_path, content):
+    (tmp_path / "sources.json").write_text(content)
+    with pytest.raises(UserError, match="does not hold the sources of a run"):
+        read_sources(tmp_path)
+    (tmp_path / "sources.json").unlink()
+    with pytest.raises(UserError, match="sources.json"):
+        read_sources(tmp_path)
+
+
+# The commit.
+
+
+def test_a_machine_without_git_has_no_commit(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert commit() is None
+
+
+@pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
+def test_the_commit_is_that_of_the_code_itself(tmp_path):
+    def git(*arguments):
+        command = ["git", "-c", "user.name=A", "-c", "user.email=a@example.org", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True)
+        return done.stdout.strip()
+
+    own = tmp_path / "code.py"
+    own.write_text("")
+    assert commit(own) is None  # no repository
+    git("init", "-q")
+    git("add", "code.py")
+    assert commit(own) is None  # no commit
+    git("commit", "-q", "-m", "first")
+    assert commit(own) == git("rev-parse", "HEAD")
+
+    # A package in an environment within the repository.
+    installed = tmp_path / "venv" / "facts.py"
+    installed.parent.mkdir()
+    installed.write_text("")
+    assert commit(installed) is None

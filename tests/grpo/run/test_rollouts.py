@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.errors import UserError
 from grpo.records import Completion, Group
-from grpo.run.rollouts import groups_of, remove_after, write_rollouts
-from tasks.base import Problem, Score
+from grpo.run.logs import groups_of, remove_after, write_rollouts
+from tasks.base import Problem, Score, UserError
 
 
 def group(texts, logprob=-0.25, rewards=(0.0, 1.0)):

@@ -57,9 +57,9 @@ class Spy:
         self.got, self.about, self.finished = [], (folder.name, config["level"], done), False
         self._fail("begin")
 
-    def log(self, entry):
+    def log(self, step, scalars, histograms, rows):
         self._fail("log")
-        self.got.append(entry)
+        self.got.append((step, scalars, histograms, rows))
 
     def finish(self):
         self._fail("finish")
@@ -72,7 +72,9 @@ class Spy:
 
 @pytest.fixture
 def spied(monkeypatch):
-    monkeypatch.setattr(trackers, "CLASSES", {"spy": ("json", Spy), "other": ("json", Spy)})
+    monkeypatch.setattr(trackers, "CLASSES", {"spy": Spy, "other": Spy})
+    for name in ("spy", "other"):
+        monkeypatch.setitem(sys.modules, name, sys)
     monkeypatch.setattr("grpo.config.TRACKERS", ("spy", "other"))
     monkeypatch.setattr(Spy, "made", [])
     return monkeypatch
@@ -100,43 +102,40 @@ def test_a_run_sends_what_it_writes(tmp_path, monkeypatch, spied, quick_flags):
     assert train.main([*FLAGS, *quick_flags, "--name", "r", "--track", "spy,other"]) == 0
     one, two = Spy.made
     assert one.about == ("r", 10, 0) and one.finished and one.got == two.got
+    steps = [sent for sent in one.got if "reward" in sent[1]]
     lines = read_metrics(tmp_path / "runs/r/metrics.jsonl")
-    assert [(entry.step, entry.scalars) for entry in one.got if "reward" in entry.scalars] == [
+    assert [(step, numbers) for step, numbers, *_ in steps] == [
         (line["step"], scalars(line)) for line in lines
     ]
-    assert [entry.step for entry in one.got if "report/10/mean" in entry.scalars] == [0, 2]
+    assert [sent[0] for sent in one.got if "report/10/mean" in sent[1]] == [0, 2]
 
     run = load_run("runs/r")
-    for entry in one.got:
-        stored = run.rollouts(entry.step) if "reward" in entry.scalars else []
-        assert entry.histograms.get("histograms/rewards", []) == [row["reward"] for row in stored]
-        assert entry.histograms.get("histograms/lengths", []) == [
-            row["num_tokens"] for row in stored
-        ]
-        assert bool(entry.tables) == (entry.step == 1)  # samples_every is 10
-    table = next(entry.tables["samples"] for entry in one.got if entry.tables)
-    assert [row[2] for row in table.rows] == [
+    for step, _, values, rows in steps:
+        stored = run.rollouts(step)
+        assert values["histograms/rewards"] == [row["reward"] for row in stored]
+        assert values["histograms/lengths"] == [row["num_tokens"] for row in stored]
+        assert bool(rows) == (step == 1)  # as in samples.log
+    assert [row[2] for row in steps[0][3]] == [
         row["text"] for row in sorted(run.rollouts(1), key=lambda row: row["reward"])
     ]
     resume = ["--resume", "runs/r", *BY_PLACE]
     assert train.main([*resume, "--steps", "3", "--track", "spy"]) == 0
-    assert Spy.made[2].about == ("r", 10, 2) and [
-        entry.step for entry in Spy.made[2].got if "reward" in entry.scalars
-    ] == [3]
+    again = Spy.made[2]
+    assert again.about == ("r", 10, 2) and [s for s, sent, *_ in again.got if "reward" in sent] == [
+        3
+    ]
 
 
 @pytest.mark.parametrize("at", ["begin", "log", "finish"])
-def test_a_failing_tracker_is_named_once_and_stops_nothing(
-    tmp_path, monkeypatch, spied, at, capsys, quick_flags
-):
-    monkeypatch.chdir(tmp_path)
+def test_a_failing_tracker_is_named_once_and_is_not_used_again(tmp_path, monkeypatch, spied, at):
     monkeypatch.setattr(Spy, "at", at)
-    assert train.main([*FLAGS, *quick_flags, "--name", "r", "--track", "spy"]) == 0
-    said = capsys.readouterr()
-    assert (said.out + said.err).count(
-        "--track spy failed and is no longer used: RuntimeError: no"
-    ) == 1 and "\x1b" not in said.out + said.err
-    assert len(read_metrics(tmp_path / "runs/r/metrics.jsonl")) == 2 and not Spy.made[0].finished
+    told = []
+    tracker = Trackers("spy", tmp_path, {"level": 1}, 0, told.append)
+    for step in (1, 2):
+        tracker.evaluated({"step": step, "reward": 0.5})
+    tracker.finish()
+    assert told == ["--track spy failed and is no longer used: RuntimeError: no\x1b network"]
+    assert not Spy.made[0].finished
 
 
 def test_one_that_fails_does_not_take_the_other_along(tmp_path, spied):
@@ -145,11 +144,8 @@ def test_one_that_fails_does_not_take_the_other_along(tmp_path, spied):
     Spy.made[0].log = lambda *_: 1 / 0
     for step in (1, 2):
         both.evaluated({"step": step, "reward": 0.5})
-    assert (
-        len(told) == 1
-        and "ZeroDivisionError" in told[0]
-        and [entry.step for entry in Spy.made[1].got] == [1, 2]
-    )
+    assert len(told) == 1 and "ZeroDivisionError" in told[0]
+    assert [step for step, *_ in Spy.made[1].got] == [1, 2]
 
 
 def test_wrong_names_and_missing_packages_are_said(tmp_path, monkeypatch, capsys):
@@ -201,19 +197,19 @@ def test_histograms_are_of_all_completions():
 def test_samples_reach_from_the_lowest_to_the_highest_reward(count):
     rewards = [(number * 7 % count) / count for number in range(count)]
     table = samples([group(rewards, list(rewards))])
-    shown = [row[COLUMNS.index("reward")] for row in table.rows]
+    shown = [row[COLUMNS.index("reward")] for row in table]
     assert len(shown) == min(count, SAMPLES) and shown == sorted(shown)
     assert (shown[0], shown[-1]) == (min(rewards), max(rewards)) or count == 1
-    for row in table.rows:
+    for row in table:
         number = rewards.index(row[COLUMNS.index("reward")])
         assert row[COLUMNS.index("completion")] == f"answer {number}"
         assert row[COLUMNS.index("advantage")] == rewards[number]
 
 
 def test_the_advantage_of_a_sample_with_one_for_each_token_is_their_mean():
-    (row,) = samples([group([1.0], [[1.0, 0.0]])]).rows
+    (row,) = samples([group([1.0], [[1.0, 0.0]])])
     assert row == (3, "say <b>it</b>", "answer 0", "it", 1.0, 0.5, "stop")
-    (row,) = samples([group([1.0], [])]).rows
+    (row,) = samples([group([1.0], [])])
     assert row[COLUMNS.index("advantage")] is None
 
 
@@ -230,7 +226,7 @@ def send(name, folder, config):
     told = []
     tracker = Trackers(name, folder, config, 0, told.append)
     for step in (1, 2):
-        tracker.step(report(step, group([0.0, 1.0], [-1.0, 1.0])))
+        tracker.step(report(step, group([0.0, 1.0], [-1.0, 1.0])), with_samples=True)
     tracker.evaluated({"step": 2, "purpose": "report", "level": 3, "mean": 0.9})
     tracker.finish()
     assert not told
@@ -245,7 +241,7 @@ def test_tensorboard_has_it_all(tmp_path):
     )
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
-    settings = {"level": 3, "samples_every": 2, "seed": 7, "curriculum": None}
+    settings = {"level": 3, "seed": 7, "curriculum": None}
     send("tensorboard", tmp_path, settings)
     everything = dict.fromkeys(DEFAULT_SIZE_GUIDANCE, 0)
     events = EventAccumulator(str(tmp_path / "tensorboard"), everything)
@@ -274,9 +270,9 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    send("wandb", tmp_path, {"level": 3, "samples_every": 1})
+    send("wandb", tmp_path, {"level": 3})
     (stored,) = (tmp_path / "wandb").rglob("*.wandb")
-    wanted = (b"reward", b"histograms/lengths", b"samples_every", b"table-file")
+    wanted = (b"reward", b"histograms/lengths", b"table-file")
     patience = time.monotonic() + 20  # another process writes the file
     while not all(name in stored.read_bytes() for name in wanted):
         assert time.monotonic() < patience
@@ -289,4 +285,4 @@ def test_weights_and_biases_offline(tmp_path, monkeypatch):
 def test_trackio(tmp_path, monkeypatch):
     pytest.importorskip("trackio")
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    send("trackio", tmp_path / "r", {"level": 3, "samples_every": 1})
+    send("trackio", tmp_path / "r", {"level": 3})

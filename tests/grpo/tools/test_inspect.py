@@ -14,8 +14,7 @@ import pytest
 from data.errors import UserError
 from grpo import load_run
 from grpo.records import Completion, Group
-from grpo.run.logs import MetricsLog, read_metrics
-from grpo.run.rollouts import groups_of, write_rollouts
+from grpo.run.logs import MetricsLog, groups_of, read_metrics, write_rollouts
 from grpo.show.group import summaries
 from grpo.tools import inspect, train
 from tasks.base import Problem, Score

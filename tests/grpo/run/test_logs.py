@@ -7,12 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.errors import UserError
 from data.files import read_jsonl_zst
 from grpo.records import Completion, Group
-from grpo.run.logs import MetricsLog, SamplesLog, read_metrics
-from grpo.run.rollouts import groups_of, remove_after, write_rollouts
-from tasks.base import Problem, Score
+from grpo.run.logs import (
+    MetricsLog,
+    SamplesLog,
+    groups_of,
+    read_metrics,
+    remove_after,
+    write_rollouts,
+)
+from tasks.base import Problem, Score, UserError
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
 
