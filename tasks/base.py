@@ -23,6 +23,9 @@ from tasks.user_code import TaskError, calling
 
 SPLITS = ("train", "validation", "test")
 
+# Training steps of a task that declares no number.
+STEPS = 100
+
 # Parts of a score under this prefix are components of the reward: their means are metrics.
 COMPONENT = "reward/"
 
@@ -215,69 +218,17 @@ def worded(task: Task, problem: Problem) -> Problem:
     return replace(problem, prompt=wording.format(**texts))
 
 
-FIELDS: dict[str, type] = {
-    "task": str,
-    "level": int,
-    "prompt": str,
-    "target": str,
-    "key": str,
-    "data": Mapping,
-}
-
-METHODS = ("make", "score")
-
-# What a task has and may have.
-MEMBERS = (*Task.__annotations__, *METHODS, *OptionalMembers.__annotations__)
-
-
-@contextmanager
-def data_unchanged(where: str, problems: Sequence[Problem]) -> Iterator[None]:
-    """Raise UserError, which begins with `where`, if the block changes the data of a problem.
-
-    The run stores the data, and the task's other methods read it.
-    """
-    before = [_copied(problem.data) for problem in problems]
-    yield
-    for problem, data in zip(problems, before, strict=True):
-        if _differs(problem.data, data):
-            raise UserError(
-                f"{where} changed problem.data; let it change a copy, copy.deepcopy(problem.data)"
-            )
-
-
-def _copied(value: Any) -> Any:
-    """Return a JSON value with copies of its lists and mappings.
-
-    Texts are shared, so that those of any length are copied and compared at once.
-    """
-    if not isinstance(value, (dict, list, tuple)):  # first, because most values are texts
-        return value
-    if isinstance(value, dict):
-        return {name: _copied(inner) for name, inner in value.items()}
-    copied = map(_copied, value)
-    return tuple(copied) if isinstance(value, tuple) else list(copied)
-
-
-def _differs(value: Any, other: Any) -> bool:
-    try:
-        return bool(value != other)
-    except Exception:  # arrays and tensors do not compare with a list
-        return True
+# ---- checks of problems and tasks
 
 
 def check_task(task: Any, spec: str) -> None:
     """Raise UserError unless `task` has what every task must have."""
     where = f"--task {spec}"
-
-    for member in MEMBERS:  # a property may raise
-        with calling(f"{where}: {member}"):
-            getattr(task, member, None)
-
     name = getattr(task, "name", None)
     if not isinstance(name, str) or not name:
         raise UserError(f"{where}: its name is {name!r}; give the class a name, a text")
 
-    for method in METHODS:
+    for method in ("make", "score"):
         if not callable(getattr(task, method, None)):
             raise UserError(f"{where}: has no method {method}(); docs/your-task.md has an example")
 
@@ -285,53 +236,15 @@ def check_task(task: Any, spec: str) -> None:
     if not isinstance(rewards, (tuple, list)) or not all(isinstance(r, str) for r in rewards):
         raise UserError(f"{where}: rewards is {rewards!r}; it must be a tuple of names")
 
-    reward = getattr(task, "reward", None)
-    if reward is not None and not (isinstance(reward, str) and reward in rewards):
-        names = ", ".join(rewards) or "none, so give this member another name"
-        raise UserError(
-            f"{where}: reward is {shown(reward)}; it must be the name of one of its rewards: "
-            f"{names}"
-        )
 
-    for name in ("metric", "level_unit"):
-        text = getattr(task, name, "")
-        if not isinstance(text, str):
-            raise UserError(f"{where}: {name} is {text!r}; it must be a text")
-
-    level = getattr(task, "default_level", 1)
-    if isinstance(level, bool) or not isinstance(level, int):
-        raise UserError(f"{where}: default_level is {level!r}; it must be a whole number")
-
-
-def is_task(value: Any) -> bool:
-    """Return whether `value` has the methods of a task, and a name."""
-    has_methods = all(callable(getattr(value, method, None)) for method in METHODS)
-    return has_methods and isinstance(getattr(value, "name", None), str)
-
-
-def finite_number(given: Any) -> float | None:
-    """Return a finite number of Python, NumPy or PyTorch as a float; None for anything else."""
-    plain = given.tolist() if hasattr(given, "tolist") else given
-    if not isinstance(plain, numbers.Real):
-        return None
-    try:
-        number = float(plain)
-    except OverflowError:  # an integer beyond the largest float
-        return None
-    return number if math.isfinite(number) else None
-
-
-def maps_texts(value: Any) -> bool:
-    """Return whether `value` is a mapping of texts to texts."""
-    return isinstance(value, Mapping) and all(
-        isinstance(text, str) for item in value.items() for text in item
-    )
-
-
-def check_options(options: Any, spec: str) -> None:
-    """Raise UserError unless `options` is a mapping of flags to their help."""
-    if not maps_texts(options):
-        raise UserError(f"--task {spec}: options is {options!r}; it must map flags to their help")
+FIELDS: dict[str, tuple[type, str]] = {
+    "task": (str, "a text"),
+    "level": (int, "a whole number"),
+    "prompt": (str, "a text"),
+    "target": (str, "a text"),
+    "key": (str, "a text"),
+    "data": (Mapping, "a mapping"),
+}
 
 
 def check_problem(problem: Any, where: str) -> None:
@@ -343,12 +256,10 @@ def check_problem(problem: Any, where: str) -> None:
     if not isinstance(problem, Problem):
         raise TaskError(f"{where}: is {type(problem).__name__}, and must be a Problem")
 
-    for name, kind in FIELDS.items():
+    for name, (kind, meaning) in FIELDS.items():
         value = getattr(problem, name)
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise TaskError(f"{where}: {name} is {shown(value)}; it must be {_KINDS[kind]}")
-        if isinstance(value, str):
-            _check_text(value, f"{where}: {name}")
+            raise TaskError(f"{where}: {name} is {shown(value)}; it must be {meaning}")
     if not problem.key:
         raise TaskError(f"{where}: its key is empty; make one by key_of()")
 
@@ -360,10 +271,11 @@ def check_problem(problem: Any, where: str) -> None:
         )
 
     try:
-        _check_text(json.dumps(problem.data, ensure_ascii=False), f"{where}: data")
+        texts = {name: getattr(problem, name) for name in FIELDS}
+        json.dumps(texts, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise TaskError(f"{where}: holds a lone surrogate, {error.object[error.start]!a}") from error
     except (TypeError, ValueError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
         raise TaskError(f"{where}: data is not what JSON can hold ({error})") from error
 
 
@@ -371,16 +283,6 @@ def _is_turn(turn: Any) -> bool:
     return isinstance(turn, Mapping) and all(
         isinstance(turn.get(name), str) for name in ("role", "content")
     )
-
-
-_KINDS = {str: "a text", int: "a whole number", Mapping: "a mapping"}
-
-
-def _check_text(text: str, where: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise TaskError(f"{where}: holds a lone surrogate, {text[error.start]!a}") from error
 
 
 def check_stored(task: Task, problem: Problem, where: str) -> None:
@@ -400,6 +302,22 @@ def check_stored(task: Task, problem: Problem, where: str) -> None:
                 f"{where}: its key is {shortened(problem.key)}, and its data has {key}; "
                 "make it again with python -m tasks.generate"
             )
+
+
+# ---- what a task may have besides: each function asks for one of the `OptionalMembers`
+
+
+def asked(task: Task, name: str, *arguments: Any, default: Any = None) -> Any:
+    """Return what the optional method `name` of a task returns; `default` if it has no such method.
+
+    What the method raises becomes a UserError.
+    """
+    method = getattr(task, name, None)
+    if method is None:
+        return default
+    with calling(f"task {task.name}: {name}()"):
+        found = method(*arguments)
+        return list(found) if isinstance(found, Iterator) else found
 
 
 class CheckedGuess:
@@ -423,16 +341,6 @@ class CheckedGuess:
         return guessed
 
 
-# The most problems, texts or levels that a task returns; a generator without end is a mistake.
-MOST = 10_000_000
-
-# Training steps of a task that declares no number.
-STEPS = 100
-
-# For each completion, pairs (end, amount): what the word that ends at character `end` earned.
-Credits = list[tuple[tuple[int, float], ...]]
-
-
 def draft_of(task: Task) -> Callable[[Problem], Callable[[str], str]] | None:
     """Return the function that guesses how completions continue, for speculative decoding, or None.
 
@@ -440,26 +348,11 @@ def draft_of(task: Task) -> Callable[[Problem], Callable[[str], str]] | None:
     the most likely continuation to the end of the completion: "l saw it." after "the ow". It
     returns "" if there is no guess, or if the completion should end now. A wrong guess costs time
     but changes no sample. Each completion has its own copy (`copy.copy`) of the guesser, which may
-    remember earlier calls. `drafts_leave_data` checks that neither changes the problem's data.
+    remember earlier calls. Neither may change the problem's data.
     """
-    draft = getattr(task, "draft", None)
-    if draft is None:
+    if not hasattr(task, "draft"):
         return None
-
-    def checked(problem: Problem) -> Callable[[str], str]:
-        with calling(f"task {task.name}: draft()"):
-            return CheckedGuess(task, draft(problem))
-
-    return checked
-
-
-def drafts_leave_data(task: Task, problems: Sequence[Problem]) -> AbstractContextManager[None]:
-    """Return a block that samples completions of the `problems` with the drafts of `task`.
-
-    The block raises UserError if `draft`, or a guesser that it returned, changes a problem's data.
-    """
-    drafted = problems if hasattr(task, "draft") else []
-    return data_unchanged(f"task {task.name}: draft()", drafted)
+    return lambda problem: CheckedGuess(task, asked(task, "draft", problem))
 
 
 def watch_scoring(task: Task, show: Callable[[int, int, float], None]) -> None:
@@ -468,10 +361,7 @@ def watch_scoring(task: Task, show: Callable[[int, int, float], None]) -> None:
     It calls ``show(done, total, seconds)`` now and then, for any parts that it counts; `seconds` is
     the time since it began.
     """
-    watch = getattr(task, "watch", None)
-    if watch is not None:
-        with calling(f"task {task.name}: watch()"):
-            watch(show)
+    asked(task, "watch", show)
 
 
 def compares(task: Task) -> bool:
@@ -483,6 +373,10 @@ def compares(task: Task) -> bool:
     return bool(getattr(task, "compares", False))
 
 
+# For each completion, pairs (end, amount): what the word that ends at character `end` earned.
+Credits = list[tuple[tuple[int, float], ...]]
+
+
 def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
     """Return the function that tells how a reward was earned word by word, for --credit alignment.
 
@@ -491,8 +385,7 @@ def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
     to the reward, judged only by the text up to `end`. The rest of the reward (for what is missing
     at the end, and any constant) is credited at the end of the text.
 
-    Raises UserError if the task has no credits. The function that is returned raises UserError if
-    the task's raises an exception, changes the problem's data, or returns anything else.
+    Raises UserError if the task has no credits, and when they are asked for, if they are wrong.
     """
     credits = getattr(task, "credits", None)
     if credits is None:
@@ -503,103 +396,82 @@ def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
 
     def checked(problem: Problem, completions: Sequence[str]) -> Credits:
         where = f"task {task.name}, problem {problem.key}: credits()"
-        with data_unchanged(where, [problem]), calling(where):
+        with calling(where):
             given = list(credits(problem, list(completions)))
-        if len(given) != len(completions):
+            found = [
+                tuple((operator.index(end), float(amount)) for end, amount in pairs)
+                for pairs in given
+            ]
+        if len(found) != len(completions):
             raise UserError(
-                f"{where} returned {len(given)} lists for {len(completions)} completions; it must "
+                f"{where} returned {len(found)} lists for {len(completions)} completions; it must "
                 "return one for each"
             )
 
-        found = []
-        known: dict[tuple[int, int], tuple[tuple[int, float], ...] | None] = {}
-        for i, (pairs, text) in enumerate(zip(given, completions)):
-            key = (id(pairs), len(text))  # many completions are the same
-            if key not in known:
-                with calling(where):
-                    known[key] = _plain_pairs(pairs, len(text))
-            if (plain := known[key]) is None:
+        for i, (pairs, text) in enumerate(zip(found, completions)):
+            ends = [0, *(end for end, _ in pairs), len(text)]
+            is_finite = math.isfinite(sum(amount for _, amount in pairs))
+            if ends != sorted(ends) or not is_finite:
                 raise UserError(
                     f"{where} returned {shown(pairs)} for completion {i}; it must return pairs "
                     f"(end, amount) for its words, in order: whole numbers from 0 to {len(text)}, "
                     "the length of the text, and finite numbers"
                 )
-            found.append(plain)
         return found
 
     return checked
-
-
-def _plain_pairs(pairs: Any, length: int) -> tuple[tuple[int, float], ...] | None:
-    """Return the credits of a text of `length` characters in Python's numbers; None if they are
-    anything but pairs (end, amount) in order.
-    """
-    if not isinstance(pairs, Iterable):
-        return None
-    pairs = [tuple(pair) if isinstance(pair, Iterable) else () for pair in pairs]
-    if not pairs:
-        return ()
-    if any(len(pair) != 2 for pair in pairs):
-        return None
-
-    ends, amounts = zip(*pairs)
-    if set(map(type, ends)) != {int}:
-        ends = tuple(end.tolist() if hasattr(end, "tolist") else end for end in ends)
-    if set(map(type, amounts)) != {float} or not math.isfinite(sum(amounts)):
-        amounts = tuple(map(finite_number, amounts))
-
-    are_ends = set(map(type, ends)) == {int} and ends[0] >= 0 and ends[-1] <= length
-    if not are_ends or None in amounts or any(map(operator.gt, ends, ends[1:])):
-        return None
-    return tuple(zip(ends, amounts))
 
 
 def declared_budget(task: Task, level: int) -> int:
     """Return the completion budget in tokens that the task declares for `level`; 0 if none.
 
     A task whose completions reason before a short answer needs more tokens than the answer has. The
-    budget is never less than the target needs, and --max-new-tokens overrides it. Raises UserError
-    unless it is a whole number >= 0.
+    budget is never less than the target needs, and --max-new-tokens overrides it.
     """
-    with calling(f"task {task.name}: max_new_tokens({level})"):
-        declared = getattr(task, "max_new_tokens", lambda level: 0)(level)
-    if isinstance(declared, bool) or not isinstance(declared, numbers.Integral) or declared < 0:
-        raise UserError(
-            f"task {task.name}: max_new_tokens({level}) returned {declared!r}; it must be a number "
-            "of tokens"
-        )
-    return int(declared)
+    return int(asked(task, "max_new_tokens", level, default=0))
 
 
 def default_steps_of(task: Task, level: int) -> int:
-    """Return how many steps train the embedded model at `level` if no number is asked for.
+    """Return how many steps train the embedded model at `level` if no number is asked for."""
+    return int(asked(task, "default_steps", level, default=STEPS))
 
-    Raises UserError unless it is a whole number from 1 up.
+
+def family_size(task: Task, level: int) -> int | None:
+    """Return how many different problems there are at `level`, in all splits together.
+
+    Returns None if the task does not know.
     """
-    where = f"task {task.name}: default_steps({level})"
-    with calling(where):
-        steps = getattr(task, "default_steps", lambda level: STEPS)(level)
-    if isinstance(steps, bool) or not isinstance(steps, numbers.Integral) or steps < 1:
-        raise UserError(f"{where} returned {shown(steps)}; it must be a whole number from 1 up")
-    return int(steps)
+    size: int | None = asked(task, "family_size", level)
+    return size
 
 
-def own_programs_of(task: Task) -> list[Path]:
-    """Return the files of the user's own that a task executes, besides its own file.
+def levels_of(task: Task, level: int) -> list[int]:
+    """Return the levels on the way to `level`, the easiest first; [] if the task names none.
 
-    Raises UserError unless its `program` is a list of paths of files.
+    A task names them if its levels are not simply 1, 2, 3 ..., because only the task knows which
+    are easier.
     """
-    where = f"task {task.name}: program"
-    given: Any = getattr(task, "program", ())
-    is_list = isinstance(given, list | tuple)
-    if not is_list or not all(isinstance(file, str | os.PathLike) for file in given):
-        raise UserError(f"{where} is {shown(given)}; it must be a list of paths")
+    return list(asked(task, "levels", level, default=()))
 
-    files = [Path(file) for file in given]
-    for file in files:
-        if kind_of(file) != "file":
-            raise UserError(f"{where} names {file}; there is no such file")
-    return files
+
+def plain_texts_of(task: Task, split: str) -> list[str]:
+    """Return plain running texts of `split` that the task draws on; [] if it has none.
+
+    The pre-flight measures the model's perplexity on them, which is high for a language model that
+    was converted wrongly.
+    """
+    return list(asked(task, "plain_texts", split, default=()))
+
+
+def problems_of(task: Task, split: str) -> list[Problem]:
+    """Return all problems of `split` of a task that has a fixed set of them; [] for others.
+
+    Training repeats such a set in epochs.
+    """
+    found = list(asked(task, "problems", split, default=()))
+    for each in found:
+        check_problem(each, f"task {task.name}: problems() returned a problem that")
+    return found
 
 
 def python_functions_of(task: Task) -> Mapping[str, Callable]:
@@ -611,92 +483,27 @@ def python_functions_of(task: Task) -> Mapping[str, Callable]:
     return found
 
 
-def levels_of(task: Task, level: int) -> list[int]:
-    """Return the levels on the way to `level`, the easiest first; [] if the task names none.
-
-    A task names them if its levels are not simply 1, 2, 3 ..., because only the task knows which
-    are easier.
-    """
-    with calling(f"task {task.name}: levels({level})"):
-        levels = _listed(getattr(task, "levels", lambda level: ())(level))
-    if not all(isinstance(each, int) for each in levels):
-        raise UserError(
-            f"task {task.name}: levels({level}) returned {levels!r}; it must return whole numbers"
-        )
-    return levels
-
-
-def plain_texts_of(task: Task, split: str) -> list[str]:
-    """Return plain running texts of `split` that the task draws on; [] if it has none.
-
-    The pre-flight measures the model's perplexity on them, which is high for a language model that
-    was converted wrongly.
-    """
-    where = f"task {task.name}: plain_texts()"
-    with calling(where):
-        found = _listed(getattr(task, "plain_texts", lambda split: ())(split))
-    if not all(isinstance(text, str) for text in found):
-        raise UserError(f"{where} returned {shown(found)}; it must return texts")
-    return found
-
-
-def problems_of(task: Task, split: str) -> list[Problem]:
-    """Return all problems of `split` of a task that has a fixed set of them; [] for others.
-
-    Training repeats such a set in epochs.
-    """
-    where = f"task {task.name}: problems()"
-    with calling(where):
-        found = _listed(getattr(task, "problems", lambda split: ())(split))
-    for each in found:
-        if not isinstance(each, Problem):
-            raise UserError(f"{where} returned {shown(each)} among them; it must return Problems")
-        check_problem(each, f"{where} returned a problem that")
-    return found
-
-
-def _listed(found: Iterable[Any]) -> list[Any]:
-    """Return what a task returned as a list. Raises ValueError if it does not end."""
-    listed = list(islice(found, MOST + 1))
-    if len(listed) > MOST:
-        raise ValueError(f"it returned more than {MOST:,}")
-    return listed
-
-
 def notes_of(task: Task) -> list[str]:
     """Return what the user should know about the task's problems before training."""
-    notes = getattr(task, "notes", ())
-    if isinstance(notes, str) or not isinstance(notes, Iterable):
-        raise UserError(f"task {task.name}: notes is {shown(notes)}; it must be a list of texts")
-    return [str(note) for note in notes]
+    return [str(note) for note in getattr(task, "notes", ())]
 
 
 def mistakes_of(task: Task) -> dict[str, str]:
     """Return what the labels `trap` and `reason` in the parts of the task's scores mean, in words,
     e.g. ``{"copies A": "only text A is copied"}``; {} if they speak for themselves.
     """
-    return _texts_of(task, "mistakes", getattr(task, "mistakes", {}))
+    return dict(getattr(task, "mistakes", {}))
 
 
 def answers_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[str | None]:
     """Return the answer in each completion, for majority votes; None where there is none.
 
     By default it is the whole completion, without white space around it; an empty one holds none.
-
-    Raises UserError if `answer` raises an exception, changes the problem's data, or returns
-    anything else.
     """
-    answer = getattr(task, "answer", None)
-    if answer is None:
-        return [completion.strip() or None for completion in completions]
-
-    where = f"task {task.name}: answer()"
-    with data_unchanged(where, [problem]), calling(where):
-        answers = [answer(problem, completion) for completion in completions]
-    for found in answers:
-        if found is not None and not isinstance(found, str):
-            raise UserError(f"{where} returned {shown(found)}; give a text or None")
-    return answers
+    return [
+        asked(task, "answer", problem, completion, default=completion.strip() or None)
+        for completion in completions
+    ]
 
 
 def sources_of(task: Task) -> dict[str, str]:
@@ -705,17 +512,7 @@ def sources_of(task: Task) -> dict[str, str]:
 
     With other texts the same seed and index give another problem, so a resumed run compares them.
     """
-    where = "sources()"
-    with calling(f"task {task.name}: {where}"):
-        found: Any = getattr(task, "sources", dict)()
-    return _texts_of(task, where, found)
-
-
-def _texts_of(task: Task, name: str, found: Any) -> dict[str, str]:
-    """Return the mapping of texts to texts that a member of the task is."""
-    if not maps_texts(found):
-        raise UserError(f"task {task.name}: {name} is {shown(found)}; it must map texts to texts")
-    return dict(found)
+    return dict(asked(task, "sources", default={}))
 
 
 def summary_of(sources: Mapping[str, str]) -> str:
@@ -731,15 +528,7 @@ def unseen_texts(task: Task, known: Collection[str]) -> Task:
     test split of these is held out, but all of the other texts. A task that does not draw from
     texts is returned unchanged.
     """
-    unseen = getattr(task, "unseen", None)
-    if unseen is None:
-        return task
-
-    where = f"task {task.name}: unseen()"
-    with calling(where):
-        found: Any = unseen(known)
-    if not is_task(found):
-        raise UserError(f"{where} returned {shown(found)}; it must return a task")
+    found: Task = asked(task, "unseen", known, default=task)
     return found
 
 
@@ -749,11 +538,7 @@ def foreign_of(task: Task, level: int) -> Mapping[str, Task]:
     No training uses these kinds (tables, code, other alphabets): all of their problems are in the
     test split. Raises UserError if the task has none.
     """
-    where = f"task {task.name}: foreign()"
-    with calling(where):
-        found: Any = getattr(task, "foreign", lambda level: {})(level)
-    if not isinstance(found, Mapping) or not all(map(is_task, found.values())):
-        raise UserError(f"{where} returned {shown(found)}; it must map names to tasks")
+    found: Mapping[str, Task] = asked(task, "foreign", level)
     if not found:
         raise UserError(f"--foreign: task {task.name} has no foreign kinds of text; leave it out")
     return found

@@ -1,13 +1,17 @@
 """Checks a task's scores: one for each completion, finite, and within the task's range."""
 
+import copy
 import math
+import numbers
+from collections.abc import Iterator
+from contextlib import contextmanager
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from data.errors import UserError
 from data.text import shown
-from tasks.base import COMPONENT, Problem, Score, Task, data_unchanged, finite_number
+from tasks.base import COMPONENT, Problem, Score, Task
 from tasks.user_code import calling, process_unchanged
 
 # Rounding, even in float32, moves a reward out of its range by at most this share of the range.
@@ -33,15 +37,26 @@ def range_of(task: Task) -> Range | None:
     if declared is None:
         return None
 
-    given = [finite_number(end) for end in declared] if isinstance(declared, Sequence) else []
-    ends = [end for end in given if end is not None]
-    is_range = len(given) == len(ends) == 2 and ends[0] < ends[1]
-    if not is_range or max(map(abs, ends)) > LARGEST:
-        raise UserError(
-            f"task {task.name}: reward_range is {declared!r}; give the lowest and the highest "
-            f"reward, e.g. (-1.0, 0.0), or None if they are not known; none is beyond {LARGEST:g}"
-        )
-    return ends[0], ends[1]
+    ends = [finite_number(end) for end in declared] if isinstance(declared, Sequence) else []
+    match ends:
+        case [float(low), float(high)] if -LARGEST <= low < high <= LARGEST:
+            return low, high
+    raise UserError(
+        f"task {task.name}: reward_range is {declared!r}; give the lowest and the highest "
+        f"reward, e.g. (-1.0, 0.0), or None if they are not known; none is beyond {LARGEST:g}"
+    )
+
+
+def finite_number(given: Any) -> float | None:
+    """Return a finite number of Python, NumPy or PyTorch as a float; None for anything else."""
+    plain = given.tolist() if hasattr(given, "tolist") else given
+    if not isinstance(plain, numbers.Real):
+        return None
+    try:
+        number = float(plain)
+    except OverflowError:  # an integer beyond the largest float
+        return None
+    return number if math.isfinite(number) else None
 
 
 def rescaled(reward: float, reward_range: Range) -> float:
@@ -59,8 +74,8 @@ def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[
     parts that JSON can represent.
     """
     where = f"task {task.name}, problem {problem.key}: score()"
-    with process_unchanged(where), data_unchanged(where, [problem]), calling(where):
-        scores = _as_list(task.score(problem, list(completions)))
+    with process_unchanged(where), _data_unchanged(where, [problem]), calling(where):
+        scores = list(task.score(problem, list(completions)))
     return _all_checked(task, problem, completions, scores)
 
 
@@ -78,20 +93,15 @@ def scores_of_groups(
 
     where = f"task {task.name}: score_groups()"
     problems = [problem for problem, _ in groups]
-    with process_unchanged(where), data_unchanged(where, problems), calling(where):
-        found = _as_list(score_groups([(problem, list(texts)) for problem, texts in groups]))
-    if not isinstance(found, list):
-        raise UserError(
-            f"{where} returned {type(found).__name__}; it must return a list of scores for each "
-            "group"
-        )
+    with process_unchanged(where), _data_unchanged(where, problems), calling(where):
+        found = list(score_groups([(problem, list(texts)) for problem, texts in groups]))
     if len(found) != len(groups):
         raise UserError(
-            f"task {task.name}: score_groups() returned {len(found)} lists for {len(groups)} "
-            "groups; it must return one for each"
+            f"{where} returned {len(found)} lists for {len(groups)} groups; it must return one for "
+            "each"
         )
     return [
-        _all_checked(task, problem, completions, _as_list(scores))
+        _all_checked(task, problem, completions, scores)
         for (problem, completions), scores in zip(groups, found, strict=True)
     ]
 
@@ -109,39 +119,39 @@ def without_end(task: Task, problem: Problem, completion: str, score: Score) -> 
     return replace(earned, parts=parts, value=earned.value, exact=False)
 
 
-def _as_list(scores: Any) -> Any:
-    """Return what a task returned as a list; if it is no iterable, as it is, to be refused."""
-    return list(scores) if isinstance(scores, Iterable) else scores
+@contextmanager
+def _data_unchanged(where: str, problems: Sequence[Problem]) -> Iterator[None]:
+    """Raise UserError, which begins with `where`, if the block changes the data of a problem.
+
+    The run stores the data, and the task's other methods read it.
+    """
+    before = [copy.deepcopy(problem.data) for problem in problems]
+    yield
+    for problem, data in zip(problems, before, strict=True):
+        if problem.data != data:
+            raise UserError(
+                f"{where} changed problem.data; let it change a copy, copy.deepcopy(problem.data)"
+            )
 
 
 def _all_checked(
-    task: Task, problem: Problem, completions: Sequence[str], scores: Any
+    task: Task, problem: Problem, completions: Sequence[str], scores: Sequence[Any]
 ) -> list[Score]:
     """Return the `scores` of the completions, checked as `scores_of` says."""
     where = f"task {task.name}, problem {problem.key}"
-    reward_range = range_of(task)
-    if not isinstance(scores, list):
-        raise UserError(
-            f"{where}: score() returned {type(scores).__name__}; it must return one Score for each "
-            "completion"
-        )
     if len(scores) != len(completions):
         raise UserError(
             f"{where}: score() returned {len(scores)} scores for {len(completions)} completions; "
             "it must return one for each"
         )
 
+    reward_range = range_of(task)
     checked = []
     for i, score in enumerate(scores):
         try:
             checked.append(_checked(score, reward_range, f"for completion {i}"))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise UserError(f"{where}: score() returned {error}") from error
-        except RecursionError as error:
-            raise UserError(
-                f"{where}: score() returned parts for completion {i} that hold themselves, or are "
-                "nested too deeply"
-            ) from error
     return checked
 
 
@@ -163,19 +173,12 @@ def _checked(score: Any, reward_range: Range | None, whose: str) -> Score:
     else:
         value = rescaled(reward, reward_range)
 
-    if not isinstance(score.parts, Mapping):
-        raise ValueError(f"parts of type {type(score.parts).__name__} {whose}; give a mapping")
     parts = {str(name): _plain(part, f"{name!r} {whose}") for name, part in score.parts.items()}
     for name, part in parts.items():
         if name == "trap" and not isinstance(part, str | None):
             raise ValueError(f"{name!r} {part!r} {whose}; give the name of a trap, or None")
-        number = None if isinstance(part, bool) else finite_number(part)
-        is_component = number is not None and abs(number) <= LARGEST
-        if name.startswith(COMPONENT) and not is_component:
-            raise ValueError(
-                f"{name!r} {shown(part)} {whose}; a component of the reward is a number, up to "
-                f"{LARGEST:g}"
-            )
+        if name.startswith(COMPONENT):
+            _within(part, name, None, whose)
     is_exact = bool(score.exact) or value >= 1.0
     return replace(score, reward=reward, value=value, exact=is_exact, parts=parts)
 

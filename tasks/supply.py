@@ -22,7 +22,7 @@ from typing import Any
 from data.errors import UserError
 from data.files import kind_of, read_json, read_jsonl, write_whole
 from data.text import shown
-from tasks.base import FIELDS, SPLITS, Problem, Task, check_problem, check_stored, key_of, worded
+from tasks.base import family_size, FIELDS, SPLITS, Problem, Task, check_problem, check_stored, key_of, worded
 from tasks.registry import is_of_project
 from tasks.user_code import TaskError, calling
 
@@ -275,19 +275,6 @@ def first_distinct(
         error = str(failure)
 
     return DistinctProblems(list(kept.values()), size, len(dropped), error=error)
-
-
-def family_size(task: Task, level: int) -> int | None:
-    """Return how many different problems there are at `level`, in all splits together.
-
-    Returns None if the task does not know.
-    """
-    where = f"task {task.name}: family_size({level})"
-    with calling(where):
-        size = getattr(task, "family_size", lambda level: None)(level)
-    if size is not None and (isinstance(size, bool) or not isinstance(size, int)):
-        raise UserError(f"{where} returned {shown(size)}; it must return a whole number or None")
-    return size
 
 
 def distinct_problems(task: Task, *, seed: int, split: str, level: int, size: int) -> list[Problem]:
