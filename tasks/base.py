@@ -4,20 +4,14 @@ import copy
 import hashlib
 import json
 import math
-import numbers
 import operator
-import os
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, field, replace
-from itertools import islice
 from os import PathLike
-from pathlib import Path
 from typing import Any, Protocol
 
 from data.errors import UserError
-from data.files import kind_of
 from data.text import is_encodable, shortened, shown
 from tasks.user_code import TaskError, calling
 
@@ -274,7 +268,9 @@ def check_problem(problem: Any, where: str) -> None:
         texts = {name: getattr(problem, name) for name in FIELDS}
         json.dumps(texts, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise TaskError(f"{where}: holds a lone surrogate, {error.object[error.start]!a}") from error
+        raise TaskError(
+            f"{where}: holds a lone surrogate, {error.object[error.start]!a}"
+        ) from error
     except (TypeError, ValueError, RecursionError) as error:
         raise TaskError(f"{where}: data is not what JSON can hold ({error})") from error
 

@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 from data.errors import UserError
 from data.text import shown
 from tasks.base import COMPONENT, Problem, Score
-from tasks.scoring import finite_number, LARGEST, ROUNDING, Range, is_within
+from tasks.scoring import LARGEST, ROUNDING, Range, finite_number, is_within
 from tasks.user_code import TaskError, raised
 
 # Is told the calls that are done, all calls, and the seconds since they were started.

@@ -3,9 +3,8 @@
 import copy
 import math
 import numbers
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 

@@ -21,8 +21,17 @@ from typing import Any
 
 from data.errors import UserError
 from data.files import kind_of, read_json, read_jsonl, write_whole
-from data.text import shown
-from tasks.base import family_size, FIELDS, SPLITS, Problem, Task, check_problem, check_stored, key_of, worded
+from tasks.base import (
+    FIELDS,
+    SPLITS,
+    Problem,
+    Task,
+    check_problem,
+    check_stored,
+    family_size,
+    key_of,
+    worded,
+)
 from tasks.registry import is_of_project
 from tasks.user_code import TaskError, calling
 
