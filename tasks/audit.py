@@ -39,9 +39,6 @@ from tasks.base import Problem, Task, compares, sources_of, summary_of
 from tasks.registry import load_task, require_trusted_task
 from tasks.scoring import scores_of
 
-# The kinds of sources that decide what the problems are.
-PROBLEM_SOURCES = ("dataset", "corpus", "task")
-
 # Problems whose right answers are scored for each other, and completions of one call of `score`.
 SCORED = 16
 AT_ONCE = 4
@@ -319,19 +316,13 @@ def _other_sources(config: dict, task: Task) -> list[str]:
     With other texts the same seed makes other problems.
     """
     facts = config.get("facts") or {}
-    found = [
-        f"{change['kind']}: changed after step {change['step']}: {change['change']}"
-        for change in facts.get("accepted_changes", ())
-        if change["kind"] in PROBLEM_SOURCES
-    ]
-
     then, now = (facts.get("fingerprints") or {}).get("corpus"), sources_of(task)
-    if then and then != summary_of(now):
-        found.append(
-            f"the corpus has changed since the run: {then} then, {summary_of(now)} now; "
-            "the same seed would draw other problems"
-        )
-    return found
+    if not then or then == summary_of(now):
+        return []
+    return [
+        f"the corpus has changed since the run: {then} then, {summary_of(now)} now; "
+        "the same seed would draw other problems"
+    ]
 
 
 def _wrong_rewards(task: Task, problems: Sequence[Problem]) -> list[str]:

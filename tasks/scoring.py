@@ -1,9 +1,8 @@
 """Checks a task's scores: one for each completion, finite, and within the task's range."""
 
-import copy
 import math
 import numbers
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -74,7 +73,8 @@ def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[
     """
     where = f"task {task.name}, problem {problem.key}: score()"
     with process_unchanged(where), _data_unchanged(where, [problem]), calling(where):
-        scores = list(task.score(problem, list(completions)))
+        scores = task.score(problem, list(completions))
+        scores = list(scores) if isinstance(scores, Iterable) else scores
     return _all_checked(task, problem, completions, scores)
 
 
@@ -124,20 +124,25 @@ def _data_unchanged(where: str, problems: Sequence[Problem]) -> Iterator[None]:
 
     The run stores the data, and the task's other methods read it.
     """
-    before = [copy.deepcopy(problem.data) for problem in problems]
+    before = [repr(problem.data) for problem in problems]
     yield
     for problem, data in zip(problems, before, strict=True):
-        if problem.data != data:
+        if repr(problem.data) != data:
             raise UserError(
                 f"{where} changed problem.data; let it change a copy, copy.deepcopy(problem.data)"
             )
 
 
 def _all_checked(
-    task: Task, problem: Problem, completions: Sequence[str], scores: Sequence[Any]
+    task: Task, problem: Problem, completions: Sequence[str], scores: Any
 ) -> list[Score]:
     """Return the `scores` of the completions, checked as `scores_of` says."""
     where = f"task {task.name}, problem {problem.key}"
+    if not isinstance(scores, Sequence):
+        raise UserError(
+            f"{where}: score() returned {type(scores).__name__}; it must return one Score for each "
+            "completion"
+        )
     if len(scores) != len(completions):
         raise UserError(
             f"{where}: score() returned {len(scores)} scores for {len(completions)} completions; "
@@ -172,6 +177,8 @@ def _checked(score: Any, reward_range: Range | None, whose: str) -> Score:
     else:
         value = rescaled(reward, reward_range)
 
+    if not isinstance(score.parts, Mapping):
+        raise ValueError(f"parts of type {type(score.parts).__name__} {whose}; give a mapping")
     parts = {str(name): _plain(part, f"{name!r} {whose}") for name, part in score.parts.items()}
     for name, part in parts.items():
         if name == "trap" and not isinstance(part, str | None):
