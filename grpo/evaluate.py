@@ -14,9 +14,9 @@ from grpo.rollout.budget import budget_for, fitting, room_warning
 from grpo.rollout.generate import new_drafting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.statistics import mean_interval, rate_interval
-from tasks.base import Problem, Task, declared_budget
+from tasks.base import Problem, Task, declared_budget, family_size
 from tasks.scoring import scores_of_groups, without_end
-from tasks.supply import DistinctProblems, family_size, first_distinct, patience, problem_stream
+from tasks.supply import DistinctProblems, first_distinct, patience, problem_stream
 
 # Says how far an evaluation is: ``progress("scoring", 64, 200)``.
 ShowProgress = Callable[[str, int, int], None]

@@ -18,7 +18,7 @@ from data.errors import UserError
 from grpo.model.policy import Policy
 from grpo.records import Completion, Group
 from grpo.rollout.sampling import choose, uniform
-from tasks.base import Problem, Task, draft_of, drafts_leave_data
+from tasks.base import Problem, Task, draft_of
 
 # A guess takes the text so far and returns how it may continue. Each completion has its own copy,
 # so a guess may remember what it has seen.
@@ -186,10 +186,9 @@ def sample_groups(
     """Return an unscored group of completions for each problem; see `RolloutRequest`."""
     prompts = [policy.encode(problem) for problem in problems]
     draft = draft_of(task)
-    with drafts_leave_data(task, problems):
-        guesses = [draft(problem) for problem in problems] if draft else None
-        request = RolloutRequest(prompts, keys, temperatures, budgets, truncate, guesses)
-        answers = generate(policy, request, drafting)
+    guesses = [draft(problem) for problem in problems] if draft else None
+    request = RolloutRequest(prompts, keys, temperatures, budgets, truncate, guesses)
+    answers = generate(policy, request, drafting)
     return [
         Group(
             index,

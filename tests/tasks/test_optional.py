@@ -14,13 +14,13 @@ from tasks.base import (
     credits_of,
     default_steps_of,
     draft_of,
+    family_size,
     mistakes_of,
     notes_of,
     problems_of,
     sources_of,
 )
 from tasks.registry import programs_of
-from tasks.supply import family_size
 from tasks.user_code import TaskError
 
 

@@ -34,6 +34,7 @@ from tasks.base import (
     Problem,
     Task,
     compares,
+    family_size,
     foreign_of,
     problems_of,
     sources_of,
@@ -51,7 +52,6 @@ from tasks.registry import (
 )
 from tasks.supply import (
     DistinctProblems,
-    family_size,
     parse_levels,
     patience,
     problem_stream,
