@@ -42,8 +42,8 @@ from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import PromptFormat, sent_lines
 from grpo.records import Completion, Group
+from grpo.run.checkpoint import seen_keys
 from grpo.run.resume import check_base
-from grpo.run.schemas import StartFile, read_checked
 from tasks.base import Problem, Task, declared_budget, key_of
 from tasks.supply import DistinctProblems, first_distinct
 
@@ -70,8 +70,8 @@ def load_run_policy(checkpoint: Path, config: Config, device: str) -> tuple[Poli
 
     Raises UserError if its base model has changed since the checkpoint.
     """
-    check_base(checkpoint, config.model, ())
-    seen = read_checked(checkpoint / "trainer.json", StartFile)["trainer"]["seen"]
+    check_base(checkpoint, config.model)
+    seen = seen_keys(checkpoint)
     policy = load_policy(
         config.model,
         device=device,
@@ -80,7 +80,7 @@ def load_run_policy(checkpoint: Path, config: Config, device: str) -> tuple[Poli
         quantise=config.quantise,
     )
     # Again, because loading may have downloaded a model of the hub.
-    check_base(checkpoint, config.model, ())
+    check_base(checkpoint, config.model)
     return policy, set(seen)
 
 
