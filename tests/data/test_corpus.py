@@ -103,15 +103,6 @@ def test_a_bad_file_is_named_with_the_place_in_it(tmp_path, name, content, fault
     assert str(error.value).startswith(f"{path}{fault}")
 
 
-def test_a_missing_path_and_an_empty_folder_are_named(tmp_path):
-    with pytest.raises(UserError, match="absent.txt: cannot be read: No such file"):
-        load_documents(tmp_path / "absent.txt")
-    with pytest.raises(UserError, match="absent: cannot be read: No such file"):
-        load_documents(tmp_path / "absent")
-    with pytest.raises(UserError, match=f"{tmp_path.name}: the folder holds no .txt file"):
-        load_documents(tmp_path)
-
-
 # ---- the user's own texts
 
 
@@ -170,11 +161,6 @@ def test_no_repeat_is_missed(templates, changes):
     assert without_repeats(documents) == all_compared(documents)
 
 
-def test_one_file_of_texts(tmp_path):
-    (tmp_path / "a.jsonl").write_text('{"title": "x", "text": "two words"}\n')
-    assert load_texts(tmp_path / "a.jsonl") == [Document("x", "two words")]
-
-
 def test_a_character_may_be_cut_where_the_look_ends(tmp_path):
     (tmp_path / "long.log").write_text("x" * (SNIFF - 1) + "ü", encoding="utf-8")
     assert len(load_texts(tmp_path)) == 1
@@ -225,15 +211,6 @@ def test_the_split_depends_on_the_words_alone(text, title, space):
     assert split_of(Document(title, space + text.replace(" ", space))) == split_of(
         Document("other", text)
     )
-
-
-def test_shares_are_80_10_10():
-    # Binomial(10,000, p): standard deviation 40 for 80 %, 30 for 10 %; the bounds stand at 5 of
-    # them.
-    shares = Counter(split_of(Document("", str(i))) for i in range(10_000))
-    assert abs(shares["train"] - 8000) < 200
-    assert abs(shares["validation"] - 1000) < 150
-    assert abs(shares["test"] - 1000) < 150
 
 
 # ---- merging
@@ -318,17 +295,6 @@ def test_merging_loses_nothing_and_merging_again_changes_nothing(tmp_path_factor
         assert any(len(own & other) / len(own) >= 0.8 for other in held)
     merge([user, into], into, min_words=1, say=lambda line: None)
     assert contents(into) == after
-
-
-def test_the_corpus_stays_when_the_disk_fills(tmp_path, monkeypatch):
-    into = put(tmp_path / "corpus", old=numbered("a", 50))
-    before = contents(into)
-    monkeypatch.setattr(
-        "os.fsync", lambda _: (_ for _ in ()).throw(OSError(28, "No space left on device"))
-    )
-    with pytest.raises(UserError, match="new.txt: cannot be written: No space left"):
-        merge([put(tmp_path / "user", new=numbered("b", 50))], into, say=lambda line: None)
-    assert contents(into) == before
 
 
 # ---- the command line

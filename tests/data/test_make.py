@@ -21,7 +21,6 @@ from data.make.batches import (
     BYTES,
     FILL,
     LONG,
-    RUNS,
     SHORTEST,
     STRANGE,
     STRANGE_FILL,
@@ -29,7 +28,7 @@ from data.make.batches import (
     make_tokenizer,
 )
 from data.make.lessons import careless_interleaving
-from data.make.texts import RAW, StrangeWords, Words, altered, raw, raw_script
+from data.make.texts import RAW, StrangeWords, Words, raw
 from tasks.interleave import interleaved
 
 
@@ -76,10 +75,6 @@ def test_no_lesson_shows_a_window_of_a_held_out_document(skill):
         lesson = lessons.example(skill, 80, words())
         written = f"{lesson.prompt or ''} {lesson.completion}".split()
         assert lesson.completion and not runs_of_words(written, length) & held_out
-
-
-def test_shares_of_skills_are_all_there_is():
-    assert sum(lessons.SHARES.values()) == pytest.approx(1)
 
 
 @pytest.mark.parametrize("size, sizes", [(20, range(2, 11)), (90, [30]), (500, [100])])
@@ -207,34 +202,6 @@ def test_arithmetic_is_of_the_training_split_and_right_or_hasty(monkeypatch):
     assert 0.38 < right / 1000 < 0.52  # 0.45, standard deviation 0.016; where both agree it counts
 
 
-def test_texts_share_their_salt():
-    pairs = [words().texts_of(40, 40) for _ in range(200)]
-    # Salted texts have a word at ten of forty places in the mean; unsalted passages hardly ever
-    # share eight places of words.
-    shared = [sum(min(a.count(word), b.count(word)) for word in set(a)) for a, b in pairs]
-    assert all(len(a) == len(b) == 40 for a, b in pairs)
-    assert sum(n >= 8 for n in shared) > 30
-
-
-def test_altered_words_are_nearly_words():
-    rng = random.Random(0)
-    known, made = set(words().vocabulary), [altered("Walking,", rng) for _ in range(2000)]
-    assert {"walking,", "Walking", "Walking;", "alking,", "Walkin,"} <= set(made)
-    assert all(word and len(word) <= 10 and not word.isspace() for word in made)
-    assert all(altered(word, rng) for word in ("a", "I", "-", "é"))
-    new = [word for word in words().altered if word not in known]
-    assert len(new) > 0.7 * len(words().altered)
-
-
-@given(st.integers(1, 200))
-def test_echoes_are_phrases_of_the_text(n):
-    text = [f"w{i}" for i in range(n)]
-    echoing = words()._echoing(text)
-    assert len(echoing) == n and set(echoing) <= set(text)
-    # One to three phrases at three places and more: at least two places repeat one.
-    assert n < 60 or len(set(echoing)) < n
-
-
 # Strange words and their tokens.
 
 
@@ -259,30 +226,12 @@ def test_every_byte_of_utf8_is_shown():
     assert {*range(0x80, 0xC0), *range(0xC2, 0xF5)} == {byte for byte in shown if byte >= 0x80}
 
 
-def test_a_made_up_script_has_few_letters():
-    for seed in range(100):
-        make_word = raw_script(random.Random(seed))
-        made = [make_word().rstrip(",.;:!?") for _ in range(200)]
-        assert all(made) and len({word[-1] for word in made}) <= 60
-        assert all(RAW + 0x80 <= ord(character) < RAW + 256 for word in made for character in word)
-
-
 @pytest.mark.parametrize("length", [160, 1280])
 def test_as_many_lessons_are_strange_as_are_asked_for(length):
     skills = [batches().lesson(length)[2] for _ in range(300)]
     asked = STRANGE[length] * (1 - lessons.SHARES["language"])
     share = sum(skill.endswith(", strange") for skill in skills) / 300
     assert abs(share - asked) < 0.11  # four standard deviations of 0.027 at most: p < 1e-4
-
-
-def test_a_run_of_one_mark_is_a_few_tokens():
-    tokenizer = make_tokenizer(4096)
-    for mark in "-=.#*~":
-        for length in range(2, 40):
-            tokens = tokenizer(mark * length, add_special_tokens=False).input_ids
-            # One for each binary digit, and one for the space in front.
-            assert len(tokens) <= length // max(RUNS) + len(RUNS) + 2
-            assert tokenizer.decode(tokens).strip() == mark * length
 
 
 @pytest.mark.parametrize("length", [SHORTEST, 160, 640, 1280])

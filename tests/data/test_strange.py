@@ -3,7 +3,6 @@
 import hashlib
 import random
 import re
-import string
 import unicodedata
 from collections import Counter
 
@@ -62,36 +61,6 @@ def test_words_are_printable_and_hold_no_space(make, seed):
     word = make(random.Random(seed))()
     assert word and word.isprintable() and not any(mark.isspace() for mark in word)
     assert normalise(word) == word
-
-
-def test_compounds_join_the_given_words_or_numbers():
-    mark = r"[!-/:-@\[-`{-~]"
-    kinds = Counter()
-    for seed in range(100):
-        word = strange.compound(["owl"], random.Random(seed))()
-        kinds["words"] += bool(re.fullmatch(rf"owl({mark}owl){{1,6}}", word))
-        kinds["numbers"] += bool(re.fullmatch(rf"\d{{1,5}}({mark}\d{{1,5}}){{1,6}}", word))
-    assert kinds.total() == 100 and min(kinds.values()) > 20  # 60 and 40 are to be expected
-
-
-def test_marks_alone_are_few_and_short():
-    for seed in range(100):
-        make = strange.mark(random.Random(seed))
-        words = {make() for _ in range(200)}
-        assert len(words) <= 6
-        assert all(len(word) <= 3 and set(word) <= set(string.punctuation) for word in words)
-
-
-def test_wrapped_words_are_the_given_ones_in_one_wrapping():
-    changes = Counter()
-    for seed in range(200):
-        make = strange.wrapped(["owl", "tide"], random.Random(seed))
-        words = [make() for _ in range(50)]
-        [wrapping] = {re.sub("owl|tide", "~", word.lower()) for word in words}
-        assert wrapping.replace("~", "W") in strange.WRAPPINGS
-        [change] = {(word.isupper(), word.istitle()) for word in words}
-        changes[change] += 1
-    assert len(changes) == 3 and min(changes.values()) > 20  # 120, 40 and 40 are to be expected
 
 
 def test_words_of_a_pattern_have_its_pieces_in_common():

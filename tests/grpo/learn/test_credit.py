@@ -154,23 +154,6 @@ def test_tokens_end_where_the_text_before_the_next_one_does(tokens):
     assert len(ends) == len(tokens)
 
 
-def test_words_of_odd_characters_are_mapped_to_tokens():
-    text = " naïve 猫 ok"  # with a combining character: nai, two dots, ve
-    text = text.replace("ï", "i\u0308")
-    tokens = TOKENIZER(text[1:], add_special_tokens=False).input_ids + [3]
-    assert decode(tokens) == text
-    completion = Completion(tuple(tokens), (-1.0,) * len(tokens), text, "stop")
-    states = token_states(completion, ends_of(tokens), [(7, 0.25), (9, 0.25), (12, 0.5)])
-    begun = [(words, earned, letters) for words, earned, letters, _ in states]
-    assert begun[0] == (0, 0, "") and begun[-1] == (2, 0.5, "ok")  # the end token ends the word
-    first = next(t for t, state in enumerate(states) if state[0] == 1)
-    assert begun[first - 1] == (0, 0, "nai\u0308ve")
-    assert decode(tokens[:first]) == " nai\u0308ve "  # the space, a token of its own
-    # No thirds of a character are among the letters, but each is a state of its own.
-    assert {state for state in begun if state[0] == 1} == {(1, 0.25, ""), (1, 0.25, "猫")}
-    assert len({state for state in states if state[0] == 1}) == 1 + 3
-
-
 def test_a_token_after_a_part_of_a_character_is_compared_with_those_that_have_that_part():
     """ü and ö begin with the same byte: what comes after it is not drawn where "a" was drawn."""
     parts = [b"a", "ü".encode()[:1], "ü".encode()[1:], "ö".encode()[1:], b""]

@@ -107,14 +107,6 @@ def test_right_losses_pass_the_check(function):
     check_loss(function)
 
 
-def test_an_entropy_bonus_has_a_gradient():
-    entropy_RT = torch.full((2, 3), 0.5).masked_fill(~MASK_RT, torch.nan).requires_grad_()
-    _, _, given = of(with_bonus, entropy=entropy_RT)
-    expected_RT = torch.tensor([[-0.025, -0.025, -0.025], [-0.05, 0, 0]])
-    torch.testing.assert_close(entropy_RT.grad, expected_RT)
-    assert torch.equal(given.logp_RT.grad, of(reinforce)[2].logp_RT.grad)
-
-
 def test_a_loss_without_entropies_gives_them_no_gradient():
     entropy_RT = torch.ones(2, 3).requires_grad_()
     of(reinforce, entropy=entropy_RT)
