@@ -159,7 +159,6 @@ class OptionalMembers(Protocol):
     # The texts that problems are drawn from. Such a task may also have the option `texts`, a folder
     # of the user's.
     sources: Callable[[], Mapping[str, str]]  # see `sources_of`
-    plain_texts: Callable[[str], Iterable[str]]  # of a split, see `plain_texts_of`
     unseen: Callable[[Collection[str]], Task]  # see `unseen_texts`
     foreign: Callable[[int], Mapping[str, Task]]  # at a level, see `foreign_of`
 
@@ -448,15 +447,6 @@ def levels_of(task: Task, level: int) -> list[int]:
     are easier.
     """
     return list(asked(task, "levels", level, default=()))
-
-
-def plain_texts_of(task: Task, split: str) -> list[str]:
-    """Return plain running texts of `split` that the task draws on; [] if it has none.
-
-    The pre-flight measures the model's perplexity on them, which is high for a language model that
-    was converted wrongly.
-    """
-    return list(asked(task, "plain_texts", split, default=()))
 
 
 def problems_of(task: Task, split: str) -> list[Problem]:

@@ -172,10 +172,6 @@ class Interleave:
         a, b = _window(first, level, rng), _window(second, level, rng)
         return self.problem(a, b)
 
-    def plain_texts(self, split: str) -> list[str]:
-        """Return the texts of `split` unchanged (see `tasks.base.plain_texts_of`)."""
-        return [document.text for document in self._documents_of(split)]
-
     def _documents_of(self, split: str) -> list[Document]:
         """Return the documents of `split`, which are remembered."""
         if split not in self._by_split:

@@ -27,13 +27,10 @@ class Toy:
 
 
 class Hard(Toy):
-    """No answer is right, and there are plain texts to measure the model by."""
+    """No answer is right."""
 
     def paid(self, level, text):
         return 0.0
-
-    def plain_texts(self, split):
-        return ["The furnace is never switched off. It roars, and then all of it is quiet."]
 
 
 class Exact(Hard):

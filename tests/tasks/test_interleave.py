@@ -51,22 +51,6 @@ def test_the_problem_holds_texts_and_target():
     assert problem.level == 2 and problem.data == {"a": ["Owls", "see."], "b": ["It", "rains,"]}
 
 
-@pytest.mark.parametrize("reward", Interleave.rewards)
-def test_the_right_answer(reward):
-    right = score(" a1 b1\na2 b2  a3 b3 a4 b4", reward)  # white space is no matter
-    assert right.reward == right.value == 1 and right.exact
-    assert right.parts == {
-        "words": 8,
-        "matches": 8,
-        "substitutions": 0,
-        "gaps": 0,
-        "first_divergence": None,
-        "share_a": 1,
-        "share_b": 1,
-        "trap": None,
-    }
-
-
 @pytest.mark.parametrize(
     "text, similarity, parts",
     [
@@ -152,11 +136,6 @@ def test_parts_by_hand(text, similarity, parts):
     assert got.value == got.reward == similarity and not got.exact and got.parts == parts
 
 
-def test_shares_where_one_text_is_longer():
-    parts = score("a1 b1 a2", a=["a1", "a2", "a3", "a4"], b=["b1"]).parts  # target a1 b1 a2 a3 a4
-    assert (parts["share_a"], parts["share_b"]) == (0.5, 1)
-
-
 @pytest.mark.parametrize(
     "reward, uneven, lopsided",
     [  # the first two texts of test_parts_by_hand
@@ -173,11 +152,6 @@ def test_rewards_by_hand(reward, uneven, lopsided):
         0.75,
         0.625,
     ]  # reports show the similarity, whatever is paid
-
-
-@pytest.mark.parametrize("reward", Interleave.rewards)
-def test_nothing_written_earns_nothing(reward):
-    assert score("", reward).reward == 0
 
 
 @pytest.mark.parametrize("trap", strategies(LONG_A, LONG_B))
@@ -274,12 +248,6 @@ def test_credits_do_not_hang_on_what_comes_later(attempt, more, reward):
     assert credits(" ".join(words + more), reward, a, b)[: len(words)] == before
 
 
-def test_scores_keep_the_order_of_completions():
-    task = Interleave("similarity")
-    texts = ["", "a1 a2 a3 a4", "a1 b1 a2 b2 a3 b3 a4 b4", "a1 b1 a2 a3 a4"]
-    assert [each.reward for each in task.score(task.problem(A, B), texts)] == [0, 0.5, 1, 0.625]
-
-
 def test_a_corpus_that_is_too_short():
     documents = [Document(str(i), " ".join(f"w{i}.{j}" for j in range(50 + i))) for i in range(40)]
     longest, second = sorted(
@@ -297,14 +265,6 @@ def test_a_corpus_that_is_too_short():
         )
     made = task.make(second, "train", random.Random(0))  # the most that was promised can be made
     assert len(made.data["a"]) == len(made.data["b"]) == second
-
-
-def test_two_documents_have_problems_as_long_as_the_shorter_one():
-    documents = [Document(str(n), " ".join(f"w{n}.{i}" for i in range(n))) for n in (30, 40)]
-    task = Interleave(documents=documents).unseen()
-    with pytest.raises(UserError, match="at most --words 30 can be made"):
-        task.make(31, "test", random.Random(0))
-    assert len(task.make(30, "test", random.Random(0)).data["a"]) == 30
 
 
 def texts_of(folder, count, words=30):

@@ -90,18 +90,6 @@ def test_the_turns_of_a_conversation_are_checked(messages):
         check_problem(problem, "row 3")
 
 
-def test_an_exception_whose_text_raises_is_named_by_its_type():
-    class OddError(Exception):
-        def __str__(self):
-            return str(math.nan + self)
-
-    def odd(*_):
-        raise OddError
-
-    with pytest.raises(UserError, match=r"problems\(\) raised OddError \("):
-        problems_of(task(problems=odd), "train")
-
-
 RIGHT = {
     "pairs": [((1, 0.5), (3, 0.0)), ()],
     "NumPy's": [np.array([[1, 0.5]], dtype=object), [(np.int64(3), np.float32(0.5))]],

@@ -1,7 +1,6 @@
 """Reward functions: their calls, components, errors and time limits."""
 
 import asyncio
-import functools
 import json
 import random
 import threading
@@ -244,35 +243,6 @@ class Judge:
         return 0.5
 
 
-@pytest.mark.parametrize(
-    ("function", "name"),
-    [
-        (length, "length"),
-        (functools.partial(length), "partial"),
-        (lambda completion: 0.5, "<lambda>"),
-        (Judge(), "Judge"),
-        (Judge().method, "method"),
-    ],
-)
-def test_functions_of_one_name_can_be_named_as_the_error_says(function, name):
-    advice = "f = functools.partial(FUNCTION); f.__name__ = 'short'"
-    refused([function, function], f"reward functions {name}, {name}: each needs a name of its own")
-    refused([function, function], advice)
-
-    f = functools.partial(function)
-    f.__name__ = "short"
-    assert scores([function, f])[0].parts.keys() == {f"reward/{name}", "reward/short"}
-
-
-def test_one_completion_is_not_said_to_be_several():
-    for function, message in (
-        (lambda completions: 1 / 0, "reward <lambda>, row p, 1 completion raised Zero"),
-        (lambda completions: [1, 2], "row p: returned 2 results for 1 completion; it must"),
-    ):
-        with pytest.raises(UserError, match=message):
-            scores(function, ["a"])
-
-
 def test_a_reward_outside_its_range_is_named_with_the_flag():
     for reward, weight in ((5, 1.0), (-0.1, 1.0), (1.0, 1.1)):
         message = f"reward size, row p, completion 1: is {reward * weight:g}, outside [0, 1]; give "
@@ -285,15 +255,6 @@ def test_a_reward_outside_its_range_is_named_with_the_flag():
     in_float32 = numpy.float32(0.9)  # 0.899999976
     assert scores(lambda completion: in_float32, reward_range=(0, 0.9))[0].exact
     assert not scores(lambda completion: 0.8999, reward_range=(0, 0.9))[0].exact
-
-
-def test_a_reward_that_takes_completions_for_turns_is_told_that_they_are_texts():
-    for completion in ("text", ""):
-        refused_by = lambda completion: completion[0]["content"] == "42"  # noqa: E731
-        with pytest.raises(UserError, match=r"\); prompts and completions are texts, not lists of"):
-            scores(refused_by, [completion])
-    with pytest.raises(UserError, match=r"IndexError: list index out of range \(.*\)$"):
-        scores(lambda completion: [][0])
 
 
 def test_two_functions_with_one_component():

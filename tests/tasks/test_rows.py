@@ -1,26 +1,22 @@
 """The task of a user's own data: rows, columns, splits, duplicates."""
 
-import gzip
-import itertools
 import json
 import random
 import unicodedata
 from datetime import datetime
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import tasks.rows
 from data.errors import UserError
 from data.rows import read_rows
 from grpo.config import Config
 from grpo.tools.train_run import training_set
 from tasks.base import SPLITS, problems_of
 from tasks.registry import load_task
-from tasks.rows import WORDS, RowOptions, Rows, _overlap, _sequences, near_duplicates
+from tasks.rows import Rows, _overlap, _sequences, near_duplicates
 from tasks.scoring import scores_of
 from tasks.supply import problem_at
 
@@ -115,13 +111,6 @@ def test_equal_prompts_are_one_problem_and_are_counted():
     assert task.notes == ["--data: 1 of 201 rows repeat the prompt of another"]
 
 
-def test_numbers_are_recorded_whole():
-    """A run that is resumed by the command line has the rewards that it began with."""
-    flags = RowOptions(reward_range=(0, 1234564), reward_weights={"a": 1 / 3}).as_flags()
-    assert flags["reward-range"] == "0,1234564"
-    assert flags["reward-weights"] == "a=0.3333333333333333"
-
-
 def test_a_level_is_at_least_one():
     refused("row 1: level is 0; give 1 or more", lambda: rows([ROWS[0] | {"level": 0}]))
 
@@ -158,21 +147,6 @@ def test_a_conversation_written_as_a_text_is_refused(name, text):
         f"row 2: {name} is a conversation written as a text; make it a list of turns",
         lambda: rows([{name: [TURN], "answer": ""}, {name: text, "answer": ""}]),
     )
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        f"Explain {[TURN]}",
-        f"{[TURN]} is what?",
-        '[{"name": "Ada", "role": "chair"}]',
-        '[{"from": "Rome", "to": "Oslo"}]',
-        "[1, 2]",
-    ],
-)
-def test_a_prompt_that_holds_data_is_a_text(text):
-    (problem,) = rows([{"prompt": text, "answer": "", "split": "test"}]).problems("test")
-    assert problem.prompt == text
 
 
 def test_a_column_that_nothing_reads_is_named_once():
@@ -212,31 +186,6 @@ def reads_all(completion, **row):
     return 0.0
 
 
-@pytest.mark.parametrize("has_len", [False, True])
-def test_rows_without_end_are_refused(has_len, monkeypatch):
-    monkeypatch.setattr("data.rows.MOST", 50)
-
-    class Endless:
-        def __iter__(self):
-            return itertools.cycle(ROWS)
-
-    class Loader(Endless):
-        """As one of torch, whose length is an error."""
-
-        def __len__(self):
-            raise TypeError("has no length")
-
-    source = Loader() if has_len else Endless()
-    refused(
-        f"data ({type(source).__name__}): has more than 50 rows and may be endless; give a list "
-        "of the rows that you need, e.g. list(itertools.islice(data, 1000))",
-        lambda: read_rows(source),
-    )
-    refused("data (generator): has more", lambda: read_rows(row for row in itertools.cycle(ROWS)))
-    assert len(read_rows(itertools.islice(ROWS, 50))) == 50
-    assert len(read_rows(ROWS)) == len(read_rows(iter(ROWS))) == 200  # they say how many
-
-
 def test_a_list_of_objects_in_a_file_is_read(tmp_path):
     for name, indent in (("rows.json", 1), ("rows.jsonl", None)):
         path = tmp_path / name
@@ -247,19 +196,6 @@ def test_a_list_of_objects_in_a_file_is_read(tmp_path):
     refused("rows.jsonl, row 2: is int; each row must map", lambda: read_rows(path))
     path.write_text('{\n "prompt": "a"\n}\n')
     refused("); each line must be a JSON object", lambda: read_rows(path))
-
-
-def test_a_packed_file_is_named(tmp_path):
-    path = tmp_path / "rows.jsonl.gz"
-    path.write_bytes(gzip.compress(json.dumps(ROWS[0]).encode()))
-    refused("rows.jsonl.gz, line 1: is compressed (gzip); unpack it", lambda: read_rows(path))
-
-
-@pytest.mark.parametrize("text", [json.dumps(ROWS), "a" * 300, "a\nb", "a\0b", "x/" * 3000])
-def test_a_text_that_names_no_data_is_one_short_line(text):
-    line = refused("no such file; give a .jsonl or", lambda: read_rows(text))
-    assert len(line) < 250
-    refused("no file", lambda: Rows(ROWS, f"{text}a.py:f"))
 
 
 def test_a_prompt_in_another_unicode_form_is_the_same_prompt():
@@ -285,14 +221,6 @@ def test_near_duplicates_across_splits_are_named():
     assert "row 2 and" in note and note.count("row") == 2
 
 
-def test_at_most_so_many_held_out_prompts_are_compared(monkeypatch):
-    monkeypatch.setattr(tasks.rows, "COMPARED", 10)
-    text = "the owl saw the tide come in and the salt moss on the old stone wall"
-    data = [{"prompt": f"{text} {n}", "answer": "", "split": "test"} for n in range(25)]
-    (note,) = rows([*data, {"prompt": text, "answer": "", "split": "train"}]).notes
-    assert note.startswith("--data: 9 of 9 held-out prompts")  # every third
-
-
 @settings(max_examples=60)
 @given(st.data())
 def test_near_duplicates_are_those_of_the_definition(draw):
@@ -309,13 +237,6 @@ def test_near_duplicates_are_those_of_the_definition(draw):
         matches = [j for j, other in enumerate(known) if alike(text, other)]
         expected += [(i, matches[0])] if matches else []
     assert near_duplicates(held_out, known, overlap) == expected
-
-
-def test_sequences_have_three_words():
-    text = "a b c d e f g h i j"
-    assert len(_sequences(text)) == 10 - WORDS + 1
-    assert "a b c" in _sequences(text.upper())
-    assert _sequences("a b c") == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -410,39 +331,12 @@ def test_parquet_and_data_frames(tmp_path):
     refused("is not a Parquet file", lambda: read_rows(path))
 
 
-def test_a_data_frame_with_two_columns_of_one_name_is_refused():
-    pandas = pytest.importorskip("pandas")
-    frame = pandas.DataFrame([["a", 1, 2, 3]], columns=["prompt", "n", "n", "n"])
-    refused("data (DataFrame): has several columns 'n'; rename them", lambda: read_rows(frame))
-
-
-def test_dates_of_numpy_become_texts():
-    days = np.array(["2026-11-24", "NaT"], "datetime64[ns]")
-    row = {"prompt": "?", "at": days[0], "day": np.datetime64("2026-11-24"), "all": days}
-    ((_, columns),) = read_rows([row])
-    assert columns["at"] == "2026-11-24T00:00:00.000000000" and columns["day"] == "2026-11-24"
-    assert columns["all"] == ["2026-11-24T00:00:00.000000000", None]
-    for took in (days[0] - days[0], days[:1] - days[:1]):
-        refused(
-            "row 1: column 'took' holds timedelta64; give texts",
-            lambda took=took: read_rows([{"prompt": "?", "took": took}]),
-        )
-
-
 def test_rows_to_evaluate_need_none_to_train_on():
     task = rows([{"prompt": "?", "answer": "", "split": "test"}])
     assert len(task.problems("test")) == 1 and not task.problems("train")
     refused(
         "task data: none of its problems is of the train split; give some that are",
         lambda: training_set(Config(), task),
-    )
-
-
-@pytest.mark.parametrize("name", ["question, full", "a=b", " blank"])
-def test_a_column_that_no_flag_could_name_is_refused(name):
-    refused(
-        "with a comma, an equals sign or blanks around it cannot be written down; rename it",
-        lambda: RowOptions(columns={"prompt": name}).as_flags(),
     )
 
 

@@ -65,27 +65,9 @@ def test_an_epoch_is_shuffled_once_although_levels_alternate(monkeypatch):
     assert made == [(0, 0, 5), (0, 0, 4)]
 
 
-@given(seeds, st.integers(0, 1000), st.integers(1, 200))
-def test_orders_are_permutations(seed, epoch, size):
-    assert sorted(epoch_order(seed, epoch, size)) == list(range(size))
-
-
 def test_epochs_and_seeds_have_orders_of_their_own():
     orders = {tuple(epoch_order(seed, epoch, 30)) for seed in range(20) for epoch in range(20)}
     assert len(orders) == 400  # of 30! orders
-
-
-def test_the_fixed_set_is_of_the_training_split():
-    assert {
-        split_of_key(problem.key) for problem in Supply(TASK, seed=0, kind="fixed:60")._fixed(22)
-    } == {"train"}
-
-
-def test_neighbouring_seeds_have_sets_of_their_own():
-    one, two = (
-        {p.key for p in Supply(TASK, seed=seed, kind="fixed:300")._fixed(32)} for seed in (0, 1)
-    )
-    assert len(one & two) < 10  # 300 * 300 / 64,800 = 1.4 in the mean
 
 
 def test_a_mixed_dataset_is_shuffled_each_epoch_and_has_its_own_levels():
@@ -143,14 +125,6 @@ def test_a_problem_is_held_out_once_however_often_it_is_drawn():
     assert keys_of(found) == ["7", "2", "3"] and found.dropped == 1
 
 
-def test_fewer_problems_than_asked_for_are_all_that_there_are():
-    assert keys_of(first_distinct(problems(1, 2, 1), 200)) == ["1", "2"]
-    all_seen = first_distinct(problems(1, 2, 1), 200, {"1", "2"})
-    assert (all_seen.problems, all_seen.dropped) == ([], 2)
-    assert all_seen.why_none == "no problem is left: all 2 that were found were trained on"
-    assert first_distinct([], 200).why_none == "there is no problem"
-
-
 @pytest.mark.parametrize("seen", [set(), {"0"}, {"0", "1", "2"}])
 def test_the_search_in_an_endless_stream_ends_after_fruitless_draws(seen):
     drawn = []
@@ -204,13 +178,6 @@ def test_all_held_out_products_of_single_digits_are_found(seed):
         assert set(keys_of(found)) == expected and 0 < len(found.problems) == len(expected)
 
 
-def test_held_out_streams_of_the_arithmetic_task_never_meet_training():
-    supply = Supply(TASK, seed=0)
-    trained = {supply.at(i, 22).key for i in range(500)}
-    stream = problem_stream(TASK, seed=1, split="validation", level=22)
-    assert first_distinct(stream, 50, trained).dropped == 0
-
-
 @given(seeds, indices, st.sampled_from(["train", "validation", "test"]), st.integers(1, 5))
 def test_examples_are_a_pure_function_of_seed_and_key(seed, index, split, size):
     problem = problem_at(TASK, seed=7, split=split, level=22, index=index)
@@ -224,19 +191,6 @@ def test_examples_are_a_pure_function_of_seed_and_key(seed, index, split, size):
     assert len(set(keys)) == size and problem.key not in keys
     assert {split_of_key(key) for key in keys} == {"train"}
     assert {example.level for example in found} == {22}
-
-
-def test_neighbouring_problems_and_seeds_have_examples_of_their_own():
-    problems = [problem_at(TASK, seed=7, split="test", level=33, index=i) for i in range(50)]
-    shown = [
-        {example.key for example in Examples(TASK, seed=seed, count=4).of(problem)}
-        for seed in range(4)
-        for problem in problems
-    ]
-    distinct = set().union(*shown)
-    assert len(distinct) > 0.99 * 4 * len(
-        shown
-    )  # of 320,000 products: 800 share 1 pair in the mean
 
 
 def test_a_problem_is_never_its_own_example():

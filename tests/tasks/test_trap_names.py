@@ -67,22 +67,6 @@ def test_every_strategy_is_named_through_slips(name, level, index, rng):
     assert named(problem, words) == STRATEGIES[name]
 
 
-@pytest.mark.parametrize("name", STRATEGIES)
-def test_short_ones_are_named_through_slips_but_for_a_few(name):
-    """At 10 to 15 words two slips can spoil a third of a strategy; 93 in 100 at least are named
-    still, and the right one never is.
-    """
-    rng, wrong = random.Random(name), 0
-    for level in (10, 12, 15):
-        for index in range(40):
-            problem = problem_of(level, index)
-            got = named(
-                problem, slipped(all_strategies(problem.data["a"], problem.data["b"])[name], rng)
-            )
-            wrong += got != STRATEGIES[name]
-    assert wrong <= (8 if STRATEGIES[name] else 0), wrong
-
-
 @given(st.sampled_from(LEVELS), st.integers(0, 20), st.randoms(), st.floats(0, 0.1))
 def test_the_right_answer_with_slips_is_never_named(level, index, rng, share):
     problem = problem_of(level, index)
