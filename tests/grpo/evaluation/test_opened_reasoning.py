@@ -6,12 +6,9 @@ from pathlib import Path
 import pytest
 from small_evaluations import evaluated
 
-from grpo.config import Config
 from grpo.records import Completion
 from grpo.run.reader import load_run
 from grpo.tools import train
-from grpo.trainer import Parts, Trainer
-from tasks.rows import Rows
 
 TEMPLATE = (
     "{% for message in messages %}<|{{ message['role'] }}|>{{ message['content'] }}<|end|>"
@@ -43,8 +40,7 @@ def says(tiny_model, monkeypatch):
     (shown / "chat_template.jinja").write_text(TEMPLATE)
 
     def let_say(text):
-        monkeypatch.setattr("grpo.trainer.generate", writes(text))
-        monkeypatch.setattr("grpo.evaluate.generate", writes(text))
+        monkeypatch.setattr("grpo.rollout.generate.generate", writes(text))
 
     return let_say
 
@@ -76,17 +72,3 @@ def test_reasoning_that_is_never_closed_holds_no_answer(says, text, right):
 
     (line,) = evaluated("--model", "model", "--task", task, "--problems", "4", "--samples", "2")
     assert line["mean"] == line["exact"] == right
-
-
-@pytest.mark.parametrize(("text", "reward"), [(UNCLOSED, 0.0), (CLOSED, 0.5)])
-def test_a_users_reward_reads_the_tag_that_the_prompt_opened(says, tiny_policy, text, reward):
-    def has_form(completion):
-        return 0.5 * (completion.startswith("<think>\n") and "</think>" in completion)
-
-    says(text)
-    tiny_policy.tokenizer.chat_template = TEMPLATE
-    task = Rows([{"prompt": f"What is {n}?"} for n in range(30)], reward_functions=[has_form])
-    config = Config(task="data", level=1, ramp=False, steps=1, prompts=2, learning_rate=0.0)
-    (one, other) = Trainer(config, Parts(task), tiny_policy).step().groups
-    assert {*one.rewards, *other.rewards} == {reward}
-    assert {*one.texts} == {text}  # what is stored is what was sampled

@@ -130,27 +130,6 @@ def test_tints(opened):
 
 
 @pytest.mark.browser
-def test_search(opened):
-    from selenium.webdriver.common.keys import Keys
-
-    press(opened, "/", "c", " ", "D", "4")
-    assert opened.execute_script("return document.activeElement.id") == "search"
-    assert (
-        texts(opened, "#found p") == ["1 match"]
-        and "step 4 · group 0 · completion 0" in texts(opened, ".find")[0]
-    )
-    press(opened, Keys.ENTER)
-    assert texts(opened, "#step b") == ["Step 4"] and texts(opened, ".hit") == ["c", "dd4"]
-    press(opened, Keys.ESCAPE, Keys.ARROW_LEFT)
-    assert texts(opened, "#step b") == ["Step 3"]
-    opened.execute_script(
-        "const s = document.getElementById('search'); s.value = 'nowhere'; s.dispatchEvent(new "
-        "Event('input'))"
-    )
-    assert texts(opened, "#found p") == ["No matches"]
-
-
-@pytest.mark.browser
 def test_theme(opened):
     def colours():
         return opened.execute_script(

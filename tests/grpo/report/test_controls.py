@@ -99,21 +99,6 @@ def test_charts_are_zoomed_together(opened):
     assert opened.execute_script("return state.range") is None
 
 
-def test_charts_are_drawn_when_they_come_near(browser, url):
-    open_page(browser, url)
-    drawn = "return CHARTS.map((one) => !one.isStale)"
-    wait(browser, lambda: browser.execute_script(drawn)[0])
-    assert not all(browser.execute_script(drawn))
-    browser.execute_script("document.getElementById('system').scrollIntoView()")
-    wait(browser, lambda: browser.execute_script("return !CHARTS.at(-1).isStale"))
-
-
-def test_the_axis_has_no_ticks_between_steps(opened):
-    opened.execute_script("state.range = [0.5, 3.5]; drawCharts(); drawAll()")
-    axis = opened.execute_script("drawAll(); return CHARTS[0].plot.layout.xaxis")
-    assert axis["dtick"] == 1 and axis["unifiedhovertitle"]["text"].startswith("step ")
-
-
 def test_an_address_leads_to_a_completion(opened, url):
     address = f"{url}#run=two&step=3&group=0&completion=1"
     open_page(opened, address)
@@ -147,13 +132,6 @@ def test_a_completion_without_a_target_is_not_called_wrong(opened):
     assert texts(opened, ".row ins, .row del") == []
     assert "1.000, as the task scored it" in texts(opened, ".row .formula")[0]
     assert texts(opened, ".row .pay b") == ["1.000", "0.062"]
-
-
-def test_a_match_in_a_prompt_opens_it(opened):
-    choose(opened, "search", "do <B>it")
-    press(opened, "/", "\ue007")
-    assert opened.execute_script("return document.getElementById('prompt').open")
-    assert texts(opened, "#prompt mark") == ["Do <b>it"]
 
 
 def test_charts_have_words(opened):

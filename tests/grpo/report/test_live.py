@@ -1,6 +1,5 @@
 """The page of a run in progress: who may ask the server, and that the page follows the run."""
 
-import http.client
 import json
 import shutil
 import socket
@@ -137,13 +136,6 @@ def test_a_client_that_leaves_while_the_page_loads_is_no_error(server, capfd, mo
     assert is_served.wait(30)
     assert capfd.readouterr() == ("", "")
     assert ask(server, "data")[0] == 200
-
-
-def test_an_error_of_the_server_is_shown(server, capfd, monkeypatch):
-    monkeypatch.setattr(server, "page", lambda: 1 / 0)
-    with pytest.raises(http.client.HTTPException):
-        ask(server)
-    assert "ZeroDivisionError" in capfd.readouterr().err
 
 
 def test_a_damaged_run_is_an_error_and_not_an_end(server, run):
