@@ -87,25 +87,13 @@ BUILTIN_VARIED = 4
 MIN_VARIED = 8  # or half of fewer prompts, if held-out problems promote to the next level
 
 # Settings that a resumed run can change.
-ON_RESUME = (
-    "steps",
-    "log_every",
-    "eval_every",
-    "eval_problems",
-    "samples_every",
-    "save_every",
-    "keep_best",
-    "device",
-    "on_alarm",
-    "patience",
-    "track",
-)
+ON_RESUME = ("steps", "eval_every", "eval_problems", "save_every", "device", "patience", "track")
 
 # What the run itself finds when it starts. They are in its config.yaml, but are no settings.
 FOUND = ("start", "mixed")
 
 # Keys of a run's config.yaml that another run does not take over.
-OF_ONE_RUN = ("facts", "name", "resume", "accept_changes")
+OF_ONE_RUN = ("facts", "name", "resume")
 
 # Settings whose values may be the words on and off.
 WORDS = ("draft", "preflight", "warm_start")
@@ -160,7 +148,7 @@ class Config:
     )
     level: int | None = basic(
         None,
-        "difficulty; for interleave the words of each text (default: the task's own)",
+        "difficulty: words of each text (default: by task)",
         flags=("--words", "--level"),
         least=1,
     )
@@ -186,17 +174,14 @@ class Config:
         None, "one of the task's rewards (default: its first)", heading="Task and data"
     )
     dataset: str | None = flag(
-        None,
-        "train on the problems of this JSON Lines file, shuffled each epoch: those of --words or "
-        "--curriculum, else all",
-        metavar="FILE",
+        None, "a JSON Lines file of problems to train on, shuffled each epoch", metavar="FILE"
     )
-    problems: str = flag(
+    problems: str = setting(
         "fresh", "fresh: new problems each step; fixed:N: the same N, shuffled each epoch"
     )
     control: str = flag(
         "none",
-        "control experiment: shuffled-rewards (permuted over the batch) or constant-reward",
+        "a control experiment: rewards permuted over the batch, or all equal",
         choices=("none", "shuffled-rewards", "constant-reward"),
     )
     wording: str = flag(
@@ -207,16 +192,13 @@ class Config:
         0, "solved problems of the same level that each prompt shows", least=0, most=MAX_SHOTS
     )
     chat_template_kwargs: str = flag(
-        "{}",
-        "variables of the model's chat template, e.g. '{\"enable_thinking\": false}'",
-        metavar="JSON",
+        "{}", "variables of the chat template, e.g. '{\"enable_thinking\": false}'", metavar="JSON"
     )
     task_options: dict = setting({}, "the task's own flags, e.g. {'family': 'product'}")
 
     dtype: str = flag(
         "auto",
-        "precision of the weights; float16 and bfloat16 keep float32 masters of what is trained; "
-        "auto: by model and device",
+        "precision of the weights; what is trained has float32 masters (auto: by model and device)",
         choices=("auto", "float32", "bfloat16", "float16"),
         heading="Model",
     )
@@ -226,7 +208,7 @@ class Config:
         "models, that of an earlier run's policy)",
         least=0,
     )
-    quantise: str = flag(
+    quantise: str = setting(
         "none",
         "keep the base model under LoRA in 8 or 4 bits (slower; needs the extra `bits`)",
         choices=("none", "int8", "nf4"),
@@ -240,7 +222,6 @@ class Config:
     max_new_tokens: int | None = flag(
         None, "completion budget in tokens (default: a quarter more than the target takes)", least=1
     )
-    top_k: int = setting(0, "sample from the k likeliest tokens (0: all)", least=0)
     top_p: float = setting(
         1.0, "sample from the likeliest tokens of this probability mass (1: all)", above=0, most=1
     )
@@ -256,10 +237,8 @@ class Config:
         "for your own",
         heading="Algorithm",
     )
-    scale: str = flag(
-        "group",
-        "the standard deviation that advantages are divided by: of the group, the batch, or none",
-        choices=SCALES,
+    scale: str = setting(
+        "group", "the standard deviation that advantages are divided by, if any", choices=SCALES
     )
     credit: str = flag(
         "outcome",
@@ -271,13 +250,11 @@ class Config:
         0.0, "weight of the KL divergence from the reference (0: no reference is kept)", least=0
     )
     clip: list | None = setting(
-        None,
-        "how far below and above 1 the ratio is clipped, e.g. [0.2, 0.28] (default: as in the "
-        "loss's paper)",
+        None, "how far below and above 1 the ratio may be (default: [0.2, 0.28] for dapo)"
     )
     truncated: str = setting(
         "learn",
-        "completions that the budget cuts off: learn from them; mask: leave them out of the loss",
+        "from completions that the budget cuts off, or mask them",
         choices=("learn", "mask"),
     )
     epochs: int = setting(1, "updates on each rollout", least=1)
@@ -290,21 +267,17 @@ class Config:
         below=1,
         heading="Optimizer",
     )
-    schedule: str | None = flag(
+    schedule: str | None = setting(
         None,
         "learning rate after the warm-up (default: constant for builtin; for other models cosine, "
         "which falls to zero from the last level on, or from half of the steps)",
         choices=("constant", "cosine"),
     )
-    max_grad_norm: float = setting(1.0, "clip gradients to this norm (0: never)", least=0)
-    gradient_checkpointing: bool = flag(
+    gradient_checkpointing: bool = setting(
         False, "recompute activations in the backward pass; automatic when memory runs out"
     )
     micro_tokens: int | None = setting(
-        None,
-        "most tokens of a micro-batch; changes no gradient (default: 4,096 on a CPU, by memory on "
-        "a GPU)",
-        least=1,
+        None, "most tokens of a micro-batch; changes no gradient (default: by memory)", least=1
     )
 
     curriculum: str | None = basic(
@@ -329,29 +302,27 @@ class Config:
     )
     promote_at: float | None = flag(
         None,
-        "climb to the next level at this mean score (default: 0.97 of held-out problems with "
-        "--curriculum, else 0.9 of the last steps)",
+        "mean score to climb at (default: 0.97 with --curriculum, on held-out problems; else 0.9)",
         least=0,
         most=1,
     )
 
-    on_degenerate: str = flag(
+    on_degenerate: str = setting(
         "skip",
-        "groups without variance: keep, skip, or resample (hotter if texts repeat), then skip",
+        "groups without variance; those that are sampled again and do not vary are skipped",
         choices=("keep", "skip", "resample"),
         heading="Degenerate groups",
     )
     dynamic_sampling: int | None = setting(
         None,
         "draw more prompts, at most four times --prompts, until this many groups of the step vary "
-        "(0: off; default: 4 for builtin unless --prompts is given; else half of --prompts, at "
-        "most 8, with --curriculum, else 0)",
+        "(0: off; default: 4 for builtin; with --curriculum half of --prompts, at most 8; else 0)",
         least=0,
     )
     demonstrate: bool = setting(
         False, "where no completion of a group is right, replace the last one by the right answer"
     )
-    patience: int = flag(
+    patience: int = setting(
         20,
         "end the run after this many steps without a group to train on (status 3), or when the "
         "last level is solved (0: make all --steps)",
@@ -369,75 +340,25 @@ class Config:
     track: str | None = flag(
         None, f"also send the metrics to {', '.join(TRACKERS)} (separated by commas)"
     )
-    keep_best: bool = setting(
-        False, "keep the best checkpoint, beside the first, the second to last and the last"
-    )
-
-    accept_changes: str | None = flag(
-        None,
-        "with --resume: continue although these have changed since the checkpoint: any of "
-        f"{', '.join(SOURCES)} (separated by commas)",
-        metavar="KINDS",
-        heading="Rare",
-    )
-    lora_alpha: float = setting(32.0, "the LoRA scale is lora_alpha / lora_rank")
-    step_tokens: int = setting(
-        0,
-        "most tokens of a step: it has fewer prompts if prompts x group size x completion budget "
-        "exceeds this (0: no limit)",
-        least=0,
-    )
-    importance_limit: float = setting(
-        0.0,
-        "truncated importance sampling: weight each token by the trainer's probability over the "
-        "sampler's, up to this (0: off)",
-        least=0,
-    )
-    warmup: int = setting(5, "steps of linear warm-up", least=0)
-    promote_by: str | None = setting(
-        None,
-        "climb by the running mean of training, or by heldout problems (default: heldout with "
-        "--curriculum, else running)",
-        choices=("running", "heldout"),
-    )
-    promote_window: int = setting(
-        3,
-        "steps of the running mean, or more until they have enough groups for its interval",
-        least=1,
-    )
-    promote_every: int = setting(
-        10, "steps between validation checks once the running mean comes near", least=1
-    )
-    promote_problems: int = setting(128, "problems of each such check", least=1)
-    replay: float = setting(
-        0.25,
-        "share of prompts drawn from earlier levels, most from those with the lowest scores",
-        least=0,
-        below=1,
-    )
-    retries: int = setting(2, "most times that a group is resampled", least=0)
-    temperature_factor: float = setting(1.15, "factor by which temperature is raised", least=1)
-    temperature_ceiling: float = setting(
-        1.5, "upper limit of the factor by which temperature is raised in total", least=1
-    )
-    on_alarm: str = setting(
-        "say",
-        "when training collapses for five steps: say so, or stop with exit status 3",
-        choices=("say", "stop"),
-    )
-    save_threshold: float = setting(
-        0.3, "checkpoint when the reward first passes this (0 to 1: its place in the task's range)"
-    )
-    best_margin: float = setting(
-        0.01, "checkpoint when the reward exceeds the best by this", least=0
-    )
-    samples_every: int = setting(10, "steps between entries of samples.log", least=1)
-    log_every: int = setting(1, "steps between lines on the console", least=1)
 
     # What the run finds when it starts (FOUND): the checkpoint of an earlier run that it began
     # with, and whether it trains on all levels of the dataset, in its order.
     start: str | None = None
     mixed: bool = False
+
+    # Constants, until the code that uses them has them itself.
+    importance_limit = 0.0
+    warmup = 5
+    promote_window = 3
+    promote_every = 10
+    replay = 0.25
+    retries = 2
+    temperature_factor = 1.15
+    temperature_ceiling = 1.5
+    on_alarm = "say"
+    step_tokens = 0
+    max_grad_norm = 1.0
+    top_k = 0
 
     def __post_init__(self) -> None:
         for name, is_good, fix in self._checks():
@@ -457,8 +378,6 @@ class Config:
 
         is_known = set(names_in(self.track)) <= set(TRACKERS)
         yield "track", is_known, f"give one of {', '.join(TRACKERS)}"
-        is_known = set(names_in(self.accept_changes)) <= set(SOURCES)
-        yield "accept_changes", is_known, f"give one of {', '.join(SOURCES)}"
 
         fix = f"give one of {', '.join(LOSSES)}, or path/to/file.py:function for your own"
         yield "loss", is_loss(self.loss), fix
@@ -485,8 +404,8 @@ class Config:
         fix = "give --lora-rank 16 too: what is quantised cannot be trained"
         yield "quantise", is_trainable, fix
 
-        is_cut = self.demonstrate and (self.top_k > 0 or self.top_p < 1)
-        fix = "top_k and top_p leave out what a right answer may need; leave out one or the other"
+        is_cut = self.demonstrate and self.top_p < 1
+        fix = "top_p may leave out what a right answer needs; leave out one or the other"
         yield "demonstrate", not is_cut, fix
         is_control = self.demonstrate and self.control != "none"
         fix = "a control experiment must not be shown right answers; leave out one or the other"
@@ -501,7 +420,7 @@ class Config:
     @property
     def promotion(self) -> tuple[str, float]:
         """What promotes to the next level, and the mean score that it takes."""
-        promote_by = self.promote_by or ("heldout" if self.curriculum else "running")
+        promote_by = "heldout" if self.curriculum else "running"
         promote_at = PROMOTE_AT[promote_by] if self.promote_at is None else self.promote_at
         return promote_by, promote_at
 
@@ -625,8 +544,8 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
     """
     if config.problems != "fresh" and levels:
         raise UserError(
-            f"--problems {config.problems}: task {config.task} has a set of problems; leave the "
-            "flag out"
+            f"--config: problems {config.problems}: task {config.task} has a set of problems; "
+            "leave it out"
         )
     is_builtin = config.model == "builtin"
 
@@ -645,21 +564,18 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
     if steps is None and is_builtin:
         steps = default_steps_of(task, level)
 
-    promote_by, promote_at = config.promotion
     resolved = dataclasses.replace(
         config,
         level=level,
         mixed=config.mixed or (len(levels) > 1 and not is_level_given),
         prompts=config.prompts or (BUILTIN_PROMPTS if is_builtin else PROMPTS),
-        promote_by=promote_by,
-        promote_at=promote_at,
+        promote_at=config.promotion[1],
         dynamic_sampling=_least_varied(config),
         lora_rank=rank,
         schedule=config.schedule or ("constant" if is_builtin else "cosine"),
         reward=config.reward or getattr(task, "reward", None),
         steps=steps or STEPS,
         resume=None,
-        accept_changes=None,
     )
     missing = {*resolved.levels_for(task)} - {*levels} if levels and not resolved.mixed else ()
     if missing:

@@ -197,7 +197,8 @@ def fixed_size(kind: str) -> int:
     if name == "fixed" and size.isascii() and size.isdecimal() and int(size):
         return int(size)
     raise UserError(
-        f"--problems {kind}: give fresh, or fixed:N with a number of problems, e.g. fixed:2500"
+        f"--config: problems {kind}: give fresh, or fixed:N with a number of problems, "
+        "e.g. fixed:2500"
     )
 
 

@@ -196,19 +196,20 @@ def _check_quantise(quantise: str, device: str, source: str) -> None:
     """Raise UserError where the weights cannot be quantised."""
     if quantise == "none":
         return
+    where = f"--config: quantise {quantise}"
     if not device.startswith("cuda"):
         raise UserError(
-            f"--quantise {quantise}: needs a GPU, as bitsandbytes computes no gradients through "
+            f"{where}: needs a GPU, as bitsandbytes computes no gradients through "
             "its layers on a CPU; leave it out"
         )
     if is_adapter(Path(source)):
         raise UserError(
-            f"--quantise {quantise}: does not apply to an adapter, which is merged into its base; "
+            f"{where}: does not apply to an adapter, which is merged into its base; "
             "leave it out, or give --model a whole model (python -m grpo.export ADAPTER FOLDER)"
         )
     if gguf.is_gguf(source):
         raise UserError(
-            f"--quantise {quantise}: does not apply to a GGUF file, whose weights are dequantised; "
+            f"{where}: does not apply to a GGUF file, whose weights are dequantised; "
             "leave it out, or give --model a directory in Hugging Face layout"
         )
 
@@ -387,7 +388,7 @@ def _quantisation(name: str, dtype: torch.dtype) -> dict[str, BitsAndBytesConfig
     options = BITS_OPTIONS[name]
     if options is None:
         return {}
-    with needs("bitsandbytes", "bits", f"--quantise {name}"):
+    with needs("bitsandbytes", "bits", f"--config: quantise {name}"):
         if not is_bitsandbytes_available():
             raise ImportError
     return {"quantization_config": BitsAndBytesConfig(bnb_4bit_compute_dtype=dtype, **options)}

@@ -127,7 +127,7 @@ class Saver:
             "trainer.json": json.dumps({"trainer": self.trainer.state(), "best": self.best}),
             "sources.json": json.dumps(self.sources, indent=1) + "\n",
         }
-        keep = self.best[2] if self.trainer.config.keep_best else ""
+        keep = self.best[2]
         waited = time.perf_counter() - started
         self.writing = Future()
         thread = threading.Thread(

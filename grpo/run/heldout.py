@@ -74,7 +74,7 @@ class HeldOutEvaluator:
     def sampling(self) -> Sampling:
         """The sampling settings of training, which evaluations use as well."""
         config = self.config
-        return Sampling(config.temperature, config.top_k, config.top_p, config.max_new_tokens or 0)
+        return Sampling(config.temperature, 0, config.top_p, config.max_new_tokens or 0)
 
     def evaluate(
         self, level: int, seed: int, size: int, purpose: str
@@ -165,7 +165,7 @@ class HeldOutEvaluator:
             "unit": unit,
             "split": "validation",
             "temperature": config.temperature,
-            "top_k": config.top_k,
+            "top_k": sampling.top_k,
             "top_p": config.top_p,
             "budget": max(budgets(trainer.policy, task, found.problems, sampling)),
             "asked": found.asked,

@@ -111,7 +111,7 @@ class Run:
     @property
     def is_ladder(self) -> bool:
         """Whether held-out problems promote."""
-        return self.config.promote_by == "heldout"
+        return self.config.promotion[0] == "heldout"
 
     @property
     def reported_levels(self) -> set[int]:

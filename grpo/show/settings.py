@@ -97,8 +97,6 @@ def _update(config: Config, trainer: Trainer) -> str:
 
 def _sampling(config: Config, trainer: Trainer) -> str:
     parts = [f"temperature {config.temperature:g}"]
-    if config.top_k:
-        parts.append(f"top-k {config.top_k}")
     if config.top_p < 1:
         parts.append(f"top-p {config.top_p:g}")
     draft = "off (the task has no drafts)" if draft_of(trainer.task) is None else config.draft

@@ -13,8 +13,8 @@ What is the same on both sides: the start; the problems, their order and the tok
 (a run that saw others is refused); the completion budget; the task's reward, on the decoded
 completion; prompts x group size; temperature 1; the dapo loss with its clip range and without KL;
 advantages divided by the group's standard deviation; rank, scale and targets of LoRA; AdamW with
-our betas, no weight decay, gradients clipped to norm 1; the learning rate of each step (--warmup
-steps, then constant). Each side tries every learning rate of its list.
+our betas, no weight decay, gradients clipped to norm 1; the learning rate of each step (a
+warm-up of five, then constant). Each side tries every learning rate of its list.
 
 What TRL gets: the largest micro-batch that fits (the whole step, halved as often as memory runs
 out), no gradient checkpointing, and vLLM in its own process with --trl-vllm; without that flag it
@@ -103,8 +103,6 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--prompts", type=int, default=16)
     add("--group-size", type=int, default=16)
     add("--lora-rank", type=int, default=64, help="0: full fine-tuning")
-    add("--lora-alpha", type=float, default=32.0)
-    add("--warmup", type=int, default=5, help="steps until the full learning rate")
     add("--eval-every", type=int, default=10, help="steps between evaluations")
     add("--eval-problems", type=int, default=64)
     add("--trainers", default=",".join(TRAINERS), help="the trainers to run now")
@@ -157,8 +155,6 @@ def job_of(arguments: argparse.Namespace, trainer: str, rate: float, seed: int) 
         prompts=arguments.prompts,
         group_size=arguments.group_size,
         lora_rank=arguments.lora_rank,
-        lora_alpha=arguments.lora_alpha,
-        warmup=arguments.warmup,
         minutes=arguments.minutes,
         steps=arguments.steps,
         eval_every=arguments.eval_every,

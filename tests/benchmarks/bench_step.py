@@ -89,7 +89,6 @@ def parse():
         help="ours: use at most this many GB of each GPU (0: all)",
     )
     parser.add_argument("--gradient-checkpointing", action="store_true", help="ours: see train.py")
-    parser.add_argument("--shard", action="store_true", help="ours: see train.py")
     parser.add_argument("--quantise", default="none", help="ours: see train.py")
     parser.add_argument(
         "--draft", choices=("off", "auto"), default="off", help="ours: speculative decoding"
@@ -259,8 +258,8 @@ def show_table(arguments, model: dict, rates: dict, rows: dict, trained: int):
         f"{model['parameters'] / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M trained, "
         f"{model['dtype']}; {arguments.groups} prompts of {mean_prompt(model):.0f} tokens x "
         f"{arguments.group_size} completions of {arguments.new}; beta {arguments.beta:g}; "
-        f"optimizer adamw{' (sharded)' if arguments.shard else ''}, base "
-        f"{arguments.quantise}\n{arguments.gpus} x {model['device']}: {rates['flops'] / 1e12:.3g} "
+        f"optimizer adamw, base {arguments.quantise}\n"
+        f"{arguments.gpus} x {model['device']}: {rates['flops'] / 1e12:.3g} "
         f"TFLOP/s, {rates['bandwidth'] / 1e9:.3g} GB/s measured"
     )
     shown = {

@@ -29,7 +29,7 @@ from typing import Any
 
 from align.needleman import similarity_batch
 from align.words import split_words
-from grpo import make_trainer
+from grpo import make_trainer, variance
 from grpo.evaluate import EvaluationSettings, HeldOutRequest, evaluate, find_problems
 from grpo.records import Decision, Group, StepSummary, first_tries
 from grpo.trainer import Trainer
@@ -115,6 +115,7 @@ class Experiment:
         with TemporaryDirectory() as folder:
             wording = Path(folder, "wording.txt")
             wording.write_text(PROMPT.replace(" Do this all in one turn.\nA:", ONLY), "utf-8")
+            variance.HEATING = 1.0  # the temperature stays
             return make_trainer(
                 task=f"{__file__}:Pairs" if flags.reward == "pairs" else "interleave",
                 level=LEVEL,
@@ -128,7 +129,6 @@ class Experiment:
                 prompts=flags.prompts,
                 beta=flags.beta,
                 scale=flags.scale,
-                temperature_factor=1.0,
                 dynamic_sampling=0,
             )
 

@@ -35,8 +35,6 @@ class Job:
     prompts: int
     group_size: int
     lora_rank: int
-    lora_alpha: float
-    warmup: int
     minutes: float
     steps: int
     eval_every: int
@@ -70,11 +68,9 @@ class Job:
             ramp=False,
             model=self.model,
             lora_rank=self.lora_rank,
-            lora_alpha=self.lora_alpha,
             prompts=self.prompts,
             group_size=self.group_size,
             temperature=1.0,
-            temperature_factor=1.0,
             max_new_tokens=self.budget,
             dynamic_sampling=0,
             warm_start="off",
@@ -86,9 +82,6 @@ class Job:
             epochs=1,
             learning_rate=self.rate,
             schedule="constant",
-            warmup=self.warmup,
-            weight_decay=0.0,
-            max_grad_norm=MAX_GRAD_NORM,
             patience=0,
             steps=self.steps,
             seed=self.seed,

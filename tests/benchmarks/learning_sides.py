@@ -34,7 +34,7 @@ from grpo.evaluate import (
     find_problems,
     summarise,
 )
-from grpo.learn.optimizer import adamw
+from grpo.learn.optimizer import WARMUP, adamw
 from grpo.model.adapter import adapter_of
 from grpo.model.load import load_policy, load_tokenizer, resolve
 from grpo.model.policy import Policy
@@ -239,7 +239,7 @@ def trl_trainer(course: Course, stream: Stream):
         def create_scheduler(self, *_, **__):
             """Warm up as our trainer does; `transformers` would begin with a rate of zero."""
             self.lr_scheduler = LambdaLR(
-                self.optimizer, lambda done: min(1.0, (done + 1) / (job.warmup + 1))
+                self.optimizer, lambda done: min(1.0, (done + 1) / (WARMUP + 1))
             )
             return self.lr_scheduler
 

@@ -61,12 +61,10 @@ def config_of(arguments, folder: Path):
         beta=arguments.beta,
         learning_rate=1e-5,
         schedule="constant",
-        warmup=0,
         steps=arguments.steps,
         micro_tokens=arguments.micro_tokens or None,
         gradient_checkpointing=arguments.gradient_checkpointing,
         draft=arguments.draft,
-        shard=arguments.shard,
         quantise=arguments.quantise,
         dtype=dtype if device == "cuda" else "auto",
     )

@@ -4,20 +4,20 @@ import json
 import re
 from pathlib import Path
 
-import pytest
 import yaml
-from compare_runs import without_times
-from small_train import SMALL, Killed, after_save, fails
+from frequent_checks import check_often
+from small_train import SMALL
 
 from grpo.records import Completion
 from grpo.run import heldout
 from grpo.run.logs import groups_of, read_metrics
 from grpo.run.reader import load_run
 from grpo.tools import train
-from grpo.variance import REMEDIES, TRAP_REMEDY
+from grpo.variance import REMEDIES
 
 
-def test_the_ladder_climbs_by_held_out_score(tmp_path, capsys):
+def test_the_ladder_climbs_by_held_out_score(tmp_path, monkeypatch, capsys):
+    check_often(monkeypatch, problems=5)
     small = [part for part in SMALL if part not in ("--words", "6")]
     arguments = [
         *small,
@@ -27,10 +27,6 @@ def test_the_ladder_climbs_by_held_out_score(tmp_path, capsys):
         "4,6",
         "--promote-at",
         "0.01",
-        "--config",
-        "{promote_every: 1}",
-        "--config",
-        "{promote_problems: 5}",
         "--save-every",
         "9",
         "--steps",
@@ -76,12 +72,13 @@ def test_a_ladder_of_few_rows_says_before_the_first_step_what_it_climbs_by(
 ):
     """A tenth of 100 rows of each level is held out, and a validation check needs 45."""
     monkeypatch.chdir(tmp_path)
+    check_often(monkeypatch, problems=128)
     rows = [{"prompt": f"row {n}", "level": n % 3 + 1} for n in range(300)]
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("own.py").write_text("def reward(completion):\n    return 1.0\n")
     flags = [*tiny_flags, *"--data rows.jsonl --reward-file own.py:reward --device cpu".split()]
     flags += "--curriculum 1,2,3 --preflight off --steps 12 --eval-every 0 --group-size 2".split()
-    flags += [*"--prompts 32 --max-new-tokens 2 --name a --config".split(), "{promote_every: 1}"]
+    flags += [*"--prompts 32 --max-new-tokens 2 --name a".split()]
     assert train.main(flags) == 3  # no signal, and too few problems to show that it was solved
     said = capsys.readouterr().out
     first = said.index("step")
@@ -94,99 +91,6 @@ def test_a_ladder_of_few_rows_says_before_the_first_step_what_it_climbs_by(
         (2, 3),
     ]
     assert all(line["kind"] in ("promotion", "solved") for line in moves)
-
-
-TRAPPED = """
-from tasks.base import Problem, Score, key_of
-
-class Trapped:
-    name, rewards, default_level = "trapped", (), 1
-
-    def make(self, level, split, rng):
-        number = str(rng.randrange(10**6))
-        return Problem(self.name, level, number, number, key_of(number))
-
-    def score(self, problem, completions):
-        return [Score(0.1 * i, {"trap": "sulks"}, 0.5) for i in range(len(completions))]
-"""
-
-
-STOPPING = [
-    *"--steps 9 --words 1 --task trapped.py:Trapped --config".split(),
-    "{on_alarm: stop}",
-]
-REASON = (
-    # (0 + 0.1 + 0.2 + 0.3) / 4
-    "ALARM: for 5 steps 100% of the completions are in the trap 'sulks', reward 0.15 "
-    "(score 0.50): " + TRAP_REMEDY
-)
-
-
-@pytest.fixture
-def stopping(tmp_path, tiny_flags):
-    """Flags of a run that an alarm stops after five of nine steps."""
-    (tmp_path / "trapped.py").write_text(TRAPPED)
-    return [*SMALL, *tiny_flags, *STOPPING]
-
-
-def test_an_alarm_stops_the_run_in_good_order(tmp_path, capsys, stopping):
-    assert train.main([*stopping, "--name", "a"]) == 3
-    said = capsys.readouterr().out.splitlines()
-    assert said[-1].endswith(f"  stopped after step 5: {REASON}")
-    assert any(line.endswith(f"  {REASON}") for line in said[:-1])
-
-    steps = read_metrics(tmp_path / "runs/a/metrics.jsonl")
-    assert [line.get("stopped") for line in steps] == [None] * 4 + [REASON]
-    assert all(
-        line["traps/sulks"] == 1
-        and line["groups/trapped"] == 2
-        and line["levels"]["1"]["trap"] == {"sulks": 2}
-        for line in steps
-    )
-    assert {
-        group.trap for group in groups_of(tmp_path / "runs/a/rollouts/step-000005.jsonl.zst")
-    } == {"sulks"}
-    config = yaml.safe_load((tmp_path / "runs/a/config.yaml").read_text())
-    assert config["on_alarm"] == "stop" and config["facts"]["stopped"] == {
-        "step": 5,
-        "reason": REASON,
-    }
-    assert config["facts"]["torch"]
-    assert (tmp_path / "runs/a/checkpoints/step-000005").is_dir() and read_metrics(
-        tmp_path / "runs/a/eval.jsonl"
-    )[-1]["step"] == 5
-
-
-def test_a_run_that_an_alarm_stops_is_resumed_to_the_same_end(
-    tmp_path, monkeypatch, capsys, stopping
-):
-    train.main([*stopping, "--name", "a"])
-    steps = read_metrics(tmp_path / "runs/a/metrics.jsonl")
-
-    def killed(self, report):
-        if report.step == 4:
-            raise Killed
-
-    monkeypatch.setattr("grpo.run.session.Run.save_if_due", after_save(killed))
-    with pytest.raises(Killed):
-        train.main([*stopping, "--name", "cut"])
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-    trapped = ["--task", "trapped.py:Trapped"]
-    assert "its task is a program that would be executed, trapped.py:Trapped" in fails(
-        capsys, "--resume", "runs/cut"
-    )
-    for _ in range(2):  # the second time nothing is left to do, and it is said again
-        capsys.readouterr()
-        assert train.main(["--resume", "runs/cut", *trapped]) == 3
-        assert capsys.readouterr().out.splitlines()[-1].endswith(f"stopped after step 5: {REASON}")
-    assert without_times(read_metrics(tmp_path / "runs/cut/metrics.jsonl")) == without_times(steps)
-    assert train.main(["--resume", "runs/cut", *trapped, "--config", "{on_alarm: say}"]) == 3
-    lines = read_metrics(tmp_path / "runs/cut/metrics.jsonl")
-    assert (
-        len(lines) == 9
-        and [line.get("stopped") for line in lines] == [None] * 4 + [REASON] + [None] * 4
-    )
 
 
 class Scripted:
@@ -287,8 +191,8 @@ def test_a_run_in_which_nothing_teaches_stops_early_with_its_cause(tmp_path, cap
         "paid.py:Paid",
         "--name",
         "a",
-        "--patience",
-        "3",
+        "--config",
+        "{patience: 3}",
     ]
     assert train.main([*options, "--steps", "9"]) == 3
     said = capsys.readouterr().out.splitlines()
@@ -314,7 +218,7 @@ def test_a_run_in_which_nothing_teaches_stops_early_with_its_cause(tmp_path, cap
     trust = ["--task", "paid.py:Paid"]
     assert train.main(["--resume", "runs/a", *trust]) == 3  # still out of patience
     assert len(read_metrics(folder / "metrics.jsonl")) == 3
-    assert train.main(["--resume", "runs/a", *trust, "--patience", "5"]) == 3
+    assert train.main(["--resume", "runs/a", *trust, "--config", "{patience: 5}"]) == 3
     assert len(read_metrics(folder / "metrics.jsonl")) == 5
 
     control = ["--control", "shuffled-rewards", "--name", "c"]
@@ -338,7 +242,7 @@ def test_a_solved_run_ends_early_after_a_held_out_check(all_end, tmp_path, capsy
     assert "where it had ended: at least 95% of the groups of the last" in capsys.readouterr().out
     assert len(read_metrics(folder / "metrics.jsonl")) == 10
 
-    assert train.main([*options, "--name", "b", "--patience", "0"]) == 0
+    assert train.main([*options, "--name", "b", "--config", "{patience: 0}"]) == 0
     assert len(read_metrics(tmp_path / "runs/b/metrics.jsonl")) == 12
 
 
@@ -348,6 +252,21 @@ def test_a_check_below_the_mark_does_not_end_a_run(all_end, tmp_path, monkeypatc
     options = [*SMALL, *tiny_flags, "--words", "1", "--task", "paid.py:Always", "--steps", "5"]
     assert train.main([*options, "--eval-problems", "64", "--name", "a"]) == 0
     assert len(read_metrics(tmp_path / "runs/a/metrics.jsonl")) == 5
+
+
+TRAPPED = """
+from tasks.base import Problem, Score, key_of
+
+class Trapped:
+    name, rewards, default_level = "trapped", (), 1
+
+    def make(self, level, split, rng):
+        number = str(rng.randrange(10**6))
+        return Problem(self.name, level, number, number, key_of(number))
+
+    def score(self, problem, completions):
+        return [Score(0.1 * i, {"trap": "sulks"}, 0.5) for i in range(len(completions))]
+"""
 
 
 def test_an_alarm_is_only_said_by_default(tmp_path, capsys, tiny_flags):

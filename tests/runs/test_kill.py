@@ -24,7 +24,6 @@ from grpo.tools import export, train, train_run
 from grpo.trainer import Trainer
 
 SMALL = [*FEW, "--steps", "4", "--eval-problems", "3", "--eval-every", "3", "--save-every", "9"]
-SMALL += ["--config", "{save_threshold: 9}", "--config", "{best_margin: 9}"]
 KILL = Path(__file__).parents[1] / "tools" / "kill.py"
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from compare_runs import assert_same_run
+from frequent_checks import check_often
 from small_runs import BY_PLACE
 from small_train import SMALL, TOP, Killed, after_save, fails, run
 
@@ -32,17 +33,11 @@ CLIMBS = {
         "3,4,5,6",
         "--promote-at",
         "0.1",
-        "--config",
-        "{promote_every: 1}",
-        "--config",
-        "{promote_problems: 3}",
-        "--config",
-        "{step_tokens: 120}",
     ],
 }
 
 
-ADAPTER = ["--lora-rank", "4", "--beta", "0.1", "--on-degenerate", "resample"]
+ADAPTER = ["--lora-rank", "4", "--beta", "0.1", "--config", "{on_degenerate: resample}"]
 
 
 @pytest.mark.parametrize(
@@ -78,6 +73,7 @@ def _killed_and_resumed(home, monkeypatch, flags, task):
     """Make a run, and make it again with a kill after its third step, one after its checkpoint;
     the two must be the same.
     """
+    check_often(monkeypatch)
     assert train.main([*flags, "--name", "whole"]) == 0
 
     def killed(self, report):
@@ -89,6 +85,7 @@ def _killed_and_resumed(home, monkeypatch, flags, task):
         train.main([*flags, "--name", "cut"])
     monkeypatch.undo()
     monkeypatch.chdir(home)
+    check_often(monkeypatch)
 
     with open("runs/cut/metrics.jsonl", "a") as file:
         file.write('{"step": 4, "rew')  # as if the process had died while writing

@@ -51,10 +51,6 @@ FLAGS = [
     "2",
     "--save-every",
     "9",
-    "--config",
-    "{save_threshold: 9}",
-    "--config",
-    "{best_margin: 9}",
     "--device",
     "cpu",
 ]

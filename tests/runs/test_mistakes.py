@@ -48,9 +48,6 @@ def test_bad_command_lines(tmp_path, capsys):
     )
     assert "--curriculum 25,10: give rising whole numbers" in said("--curriculum", "25,10")
     assert "--curriculum auto: give rising whole numbers" in said("--curriculum", "auto")
-    assert "--config: promote_by luck: give one of running, heldout" in said(
-        "--config", "{promote_by: luck}"
-    )
     assert "--words 5000: the train split" in said("--words", "5000", "--no-ramp")
     assert "--max-new-tokens 3: the right answer takes" in said(
         "--words", "6", "--max-new-tokens", "3"
@@ -115,9 +112,9 @@ def test_a_fixed_supply_of_rows_is_refused(tmp_path, capsys):
     Path("rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 3)
     Path("own.py").write_text("def reward(completions, **columns):\n    return [0.0] * 2\n")
     own = ["--data", "rows.jsonl", "--reward-file", "own.py:reward"]
-    line = fails(capsys, *own, "--problems", "fixed:2")
-    assert line.startswith("train.py: --problems fixed:2: task ")
-    assert line.endswith(" has a set of problems; leave the flag out")
+    line = fails(capsys, *own, "--config", "{problems: 'fixed:2'}")
+    assert line.startswith("train.py: --config: problems fixed:2: task ")
+    assert line.endswith(" has a set of problems; leave it out")
 
 
 def test_bad_evaluations(capsys):

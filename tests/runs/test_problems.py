@@ -109,8 +109,8 @@ def test_a_tasks_own_flags_reach_the_run_and_stay_with_it(capsys):
         "product",
         "--words",
         "21",
-        "--problems",
-        "fixed:3",
+        "--config",
+        "{problems: 'fixed:3'}",
     ]
     run(*options)
     folder = Path("runs/arithmetic-product-21-fixed3-seed0")
@@ -135,18 +135,29 @@ def test_a_tasks_own_flags_reach_the_run_and_stay_with_it(capsys):
         capsys, "--task", "arithmetic", "--family", "sums"
     )
     assert "--family: task interleave has no such flag" in fails(capsys, "--family", "chain")
-    assert "--problems stale: give fresh, or fixed:N" in fails(capsys, "--problems", "stale")
+    assert "--config: problems stale: give fresh, or fixed:N" in fails(
+        capsys, "--config", "{problems: stale}"
+    )
     assert "--control none-such: give one of none, shuffled-rewards" in fails(
         capsys, "--control", "none-such"
     )
 
 
 def test_a_fixed_supply_resumed_in_the_middle_of_an_epoch(tiny_flags):
-    fixed = [*tiny_flags, "--problems", "fixed:5"]
+    fixed = [*tiny_flags, "--config", "{problems: 'fixed:5'}"]
     # The tiny model is never right, so no step has a signal.
     run("--name", "whole", *fixed, status=UNFINISHED)
-    run("--name", "cut", *fixed, "--steps", "2", "--schedule", "constant", status=UNFINISHED)
-    run("--name", "straight", *fixed, "--schedule", "constant", status=UNFINISHED)
+    run(
+        "--name",
+        "cut",
+        *fixed,
+        "--steps",
+        "2",
+        "--config",
+        "{schedule: constant}",
+        status=UNFINISHED,
+    )
+    run("--name", "straight", *fixed, "--config", "{schedule: constant}", status=UNFINISHED)
     assert train.main(["--resume", "runs/cut", "--steps", "4"]) == UNFINISHED
     assert read_metrics(Path("runs/cut/seen.jsonl")) == read_metrics(
         Path("runs/straight/seen.jsonl")

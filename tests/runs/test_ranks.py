@@ -48,14 +48,12 @@ FLAGS = [
     "2",
     "--save-every",
     "1",
-    "--schedule",
-    "constant",
-    "--on-degenerate",
-    "resample",
+    "--config",
+    "{schedule: constant}",
+    "--config",
+    "{on_degenerate: resample}",
     "--beta",
     "0.1",
-    "--config",
-    "{importance_limit: 2}",
     "--config",
     "{micro_tokens: 300}",
     "--device",
@@ -65,7 +63,7 @@ FLAGS = [
     # Batches of another size round otherwise, and a token of the far tail, of which there are
     # thousands, may then give way to the next one.
     "--config",
-    "{top_k: 20}",
+    "{top_p: 0.95}",
 ]
 
 

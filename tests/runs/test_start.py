@@ -33,11 +33,11 @@ from tasks.supply import problem_stream, write_problems
 SMALL = (
     "--prompts 2 --group-size 4 --steps 2 --save-every 1 --eval-problems 3 --eval-every 0 --device "
     "cpu --no-ramp "
-    "--config {'warmup':0} --max-new-tokens 16 --preflight off"
+    "--max-new-tokens 16 --preflight off"
 ).split()
 TASK = ["--task", "own.py:Own"]  # whatever is written, its groups vary
 FIRST = {
-    "lora": [*TASK, "--dataset", "set.jsonl", "--lora-rank", "2", "--config", "{lora_alpha: 4}"],
+    "lora": [*TASK, "--dataset", "set.jsonl", "--lora-rank", "2"],
     "full": ["--words", "2", "--lora-rank", "0"],
 }
 SECOND = {"lora": [*TASK, "--level", "2"], "full": TASK}  # another level, and another task
@@ -125,7 +125,7 @@ def test_how_the_policy_is_trained_is_taken_over(here):
     lora, full = config_of("lora-2"), config_of("full-2")
     newest = "runs/{}/checkpoints/step-000002"
     assert (lora["model"], lora["start"]) == ("model", newest.format("lora"))
-    assert (lora["lora_rank"], lora["lora_alpha"], lora["learning_rate"]) == (2, 4, 0.01)
+    assert (lora["lora_rank"], lora["learning_rate"]) == (2, 0.01)
     assert (full["model"], full["start"]) == (newest.format("full"),) * 2
     assert (full["lora_rank"], full["learning_rate"]) == (0, 0.01)
     started, _ = start_from(*parse(["--model", "runs/lora"]))
@@ -227,7 +227,6 @@ def test_fresh_problems_go_on_where_the_first_run_ended(here):
             "--lora-rank 8: the adapter of runs/lora/checkpoints/step-000002 has 2;",
         ),
         (["--lora-rank", "0"], "python -m grpo.export runs/lora/checkpoints/step-000002 FOLDER"),
-        (["--config", "{lora_alpha: 8}"], "--config: lora_alpha 8: the adapter of"),
     ],
 )
 def test_another_adapter_is_refused(here, capsys, flags, said):

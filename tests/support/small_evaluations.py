@@ -55,11 +55,4 @@ def evaluated(*arguments):
     return json.loads(Path("out.json").read_text())
 
 
-CLIMB = [
-    "--curriculum",
-    "1,2",
-    "--config",
-    "{promote_every: 1}",
-    "--config",
-    "{promote_problems: 3}",
-]
+CLIMB = ["--curriculum", "1,2"]

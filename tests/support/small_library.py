@@ -18,13 +18,10 @@ QUICK = dict(
     max_new_tokens=8,
     preflight="off",
     eval_problems=4,
-    warmup=0,
 )
 
 
-FLAGS = (
-    "--prompts 2 --group-size 4 --max-new-tokens 8 --preflight off --eval-problems 4 --config"
-).split() + ["{warmup: 0}"]
+FLAGS = ("--prompts 2 --group-size 4 --max-new-tokens 8 --preflight off --eval-problems 4").split()
 
 
 OWN = """

@@ -11,8 +11,7 @@ from tasks.supply import problem_at, write_problems
 TOP = Path(__file__).resolve().parents[2]
 
 SMALL = [*FEW, "--words", "6", "--steps", "4", "--eval-problems", "4", "--save-every", "2"]
-SMALL += ["--eval-every", "3", "--config", "{save_threshold: 9}"]
-SMALL += ["--config", "{best_margin: 9}"]
+SMALL += ["--eval-every", "3"]
 
 
 class Killed(BaseException):

@@ -41,20 +41,18 @@ SMALL = (
     "--prompts 2 --group-size 4 --steps 6 --eval-problems 3 --save-every 2 --eval-every 3 "
     "--device cpu"
 ).split()
-SMALL += ["--config", "{save_threshold: 0.05, best_margin: 9}"]
-
-OFTEN = ["--config", "{promote_every: 1, promote_problems: 3}"]
 CASES = {
     "interleave, full, ladder, resampling": [
-        *"--words 6 --curriculum 3,4,6 --promote-at 0.02 --on-degenerate resample".split(),
-        *OFTEN,
+        *"--words 6 --curriculum 3,4,6 --promote-at 0.02".split(),
+        *("--config", "{on_degenerate: resample}"),
     ],
     "interleave, LoRA, ladder, KL": (
         "--words 6 --curriculum 1,2,4,6 --lora-rank 4 --beta 0.1".split()
     ),
-    "arithmetic, full, resampling, fixed problems": (
-        "--task arithmetic --problems fixed:5 --on-degenerate resample".split()
-    ),
+    "arithmetic, full, resampling, fixed problems": [
+        *"--task arithmetic --config".split(),
+        "{problems: 'fixed:5', on_degenerate: resample}",
+    ],
     "arithmetic, LoRA, dynamic sampling": [
         *"--task arithmetic --lora-rank 4".split(),
         *("--config", "{dynamic_sampling: 2, epochs: 2}"),

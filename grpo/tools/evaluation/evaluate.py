@@ -172,7 +172,7 @@ def make_request(flags: argparse.Namespace, model: str, others: list[str]) -> Re
     settings = argparse.Namespace(task=spec, task_options=options)
     for name in (*SAMPLING, *PROMPT):
         own = getattr(flags, name)
-        setattr(settings, name, getattr(config, name) if own is None else own)
+        setattr(settings, name, getattr(config, name, 0) if own is None else own)
     if flags.greedy:
         settings.temperature = 0.0
     if flags.wording:

@@ -29,6 +29,7 @@ FLAGS = {name: spec for name, spec in SETTINGS.items() if spec.metadata["kind"] 
 
 
 def test_few_settings_and_flags_and_each_is_explained():
+    assert len(SETTINGS) <= 50 and len(FLAGS) + 1 <= 35  # and --config
     assert all(len(spec.metadata["help"]) > 5 for spec in SETTINGS.values())
     assert set(ON_RESUME) < SETTINGS.keys()
     assert set(SETTINGS["quantise"].metadata["choices"]) == set(BITS_OPTIONS)
@@ -152,10 +153,10 @@ def test_bad_values_name_their_flag(bad):
     ("given", "line"),
     [
         (dict(credit="alignment", loss="gspo"), "--credit alignment: gspo weighs whole sequences"),
-        (dict(problems="fixed:5", dataset="set.jsonl"), "--problems fixed:5: leave it out"),
-        (dict(quantise="nf4", lora_rank=0), "--quantise nf4: give --lora-rank 16 too"),
+        (dict(problems="fixed:5", dataset="set.jsonl"), "--config: problems fixed:5: leave it out"),
+        (dict(quantise="nf4", lora_rank=0), "--config: quantise nf4: give --lora-rank 16 too"),
         (dict(curriculum="25,10"), "--curriculum 25,10: give rising whole numbers"),
-        (dict(problems="some"), "--problems some: give fresh, or fixed:N"),
+        (dict(problems="some"), "--config: problems some: give fresh, or fixed:N"),
         (dict(chat_template_kwargs="[]"), "--chat-template-kwargs []: is a list"),
     ],
 )

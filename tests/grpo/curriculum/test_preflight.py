@@ -240,8 +240,7 @@ def test_problems_are_those_of_training():
 
 
 FLAGS = "--prompts 2 --group-size 4 --steps 4 --save-every 2"
-FLAGS += " --config {'save_threshold':9,'best_margin':9}"
-FLAGS += " --eval-problems 2 --device cpu --lora-rank 0 --patience 0"
+FLAGS += " --eval-problems 2 --device cpu --lora-rank 0 --config {'patience':0}"
 
 
 @pytest.fixture()

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from frequent_checks import check_often
 from small_evaluations import FEW, PONDER
 
 from grpo.tools import train
@@ -11,6 +12,7 @@ from grpo.tools import train
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    check_often(monkeypatch)
     Path("ponder.py").write_text(PONDER)
     Path("few.py").write_text(FEW)
 

@@ -63,12 +63,12 @@ def test_an_evaluation_is_sampled_as_the_run_was(run, capsys):
     """The run's own settings hold in its evaluations and in eval.py, by the command that the run
     prints as well.
     """
-    settings = {"temperature": 0.7, "top_k": 7, "top_p": 0.9, "max_new_tokens": 9}
+    settings = {"temperature": 0.7, "top_p": 0.9, "max_new_tokens": 9}
     flags = ["--config", json.dumps(settings)]
     options = ["--task", "arithmetic", "--family", "product", "--level", "12"]
     assert run(*options, *flags) == 0
     said = capsys.readouterr().out
-    assert "temperature 0.7, top-k 7, top-p 0.9" in said
+    assert "temperature 0.7, top-p 0.9" in said
     assert "up to 9 new tokens (--max-new-tokens)" in said
 
     (command,) = [line for line in said.splitlines() if "python eval.py" in line]
@@ -84,20 +84,21 @@ def test_an_evaluation_is_sampled_as_the_run_was(run, capsys):
     )
 
     lines = load_run("runs/a").evals
-    for name in ("temperature", "top_k", "top_p"):
+    for name in ("temperature", "top_p"):
         assert {line[name] for line in lines} == {settings[name]}
 
-    (changed,) = evaluated("--model", "runs/a", "--problems", "5", "--top-k", "0", "--top-p", "1")
-    assert (changed["top_k"], changed["top_p"], changed["temperature"]) == (0, 1, 0.7)
+    (changed,) = evaluated("--model", "runs/a", "--problems", "5", "--top-p", "1")
+    assert (changed["top_p"], changed["temperature"]) == (1, 0.7)
     (greedy,) = evaluated("--model", "runs/a", "--problems", "5", "--greedy")
     (likeliest,) = evaluated("--model", "runs/a", "--problems", "5", "--top-k", "1")
     assert greedy["temperature"] == 0 and greedy["mean"] == likeliest["mean"]
 
 
-def test_top_k_and_top_p_hold_in_the_evaluations_of_a_run(run):
+def test_top_p_holds_in_the_evaluations_of_a_run(run):
     """From the likeliest token alone every evaluation writes what greedy decoding writes."""
     assert (
-        run("--task", "ponder.py:Ponder", "--config", "{top_k: 1}", "--learning-rate", "1e-9") == 0
+        run("--task", "ponder.py:Ponder", "--config", "{top_p: 1.0e-6}", "--learning-rate", "1e-9")
+        == 0
     )
     first, last = (read_jsonl_zst(Path(f"runs/a/rollouts/eval-00000{i}.jsonl.zst")) for i in (0, 2))
     assert [line["completions"][0]["logprobs"] for line in first] == [

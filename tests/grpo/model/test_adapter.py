@@ -18,7 +18,7 @@ from grpo.tools.evaluation import program as evaluation
 PROMPT, ANSWER = (40, 41, 42), (50, 51, 52)
 SMALL = (
     "--words 2 --no-ramp --prompts 2 --group-size 4 --steps 1 --eval-problems 2 --device cpu "
-    "--preflight off --reward similarity --on-degenerate keep"
+    "--preflight off --reward similarity --config {'on_degenerate':'keep'}"
 ).split()
 
 
@@ -194,7 +194,7 @@ def test_what_cannot_be_merged_is_one_line(adapter, tiny_model, tmp_path, capsys
 
 def test_fewer_bits_under_it_are_refused(adapter, monkeypatch):
     monkeypatch.setattr("grpo.model.load._device", lambda _: "cuda:0")
-    with pytest.raises(UserError, match="--quantise nf4: does not apply to an adapter"):
+    with pytest.raises(UserError, match="--config: quantise nf4: does not apply to an adapter"):
         load_policy(str(adapter), lora_rank=2, quantise="nf4")
 
 

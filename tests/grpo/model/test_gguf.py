@@ -25,7 +25,7 @@ pytestmark = pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not i
 SMALL = (
     "--words 2 --no-ramp --prompts 2 --group-size 4 --steps 1 --eval-problems 2 --device cpu "
     "--learning-rate 0.01 "
-    "--reward similarity --on-degenerate keep"
+    "--reward similarity --config {'on_degenerate':'keep'}"
 ).split()
 PROMPT, ANSWER = (40, 41, 42), (50, 51, 52)
 
@@ -169,7 +169,7 @@ def test_what_is_missing_is_named(model, monkeypatch):
 
 
 def test_fewer_bits_on_a_gpu_are_refused(model, monkeypatch):
-    with pytest.raises(UserError, match="--quantise"):
+    with pytest.raises(UserError, match="--config: quantise"):
         load_policy(model, device="cpu", lora_rank=2, quantise="nf4")
 
 

@@ -224,13 +224,15 @@ def test_no_second_model_is_held_without_need(tiny_model, options):
 
 def test_a_quantised_base_is_for_a_gpu(tiny_model):
     pytest.importorskip("bitsandbytes")
-    with pytest.raises(UserError, match="--quantise nf4: needs a GPU"):
+    with pytest.raises(UserError, match="--config: quantise nf4: needs a GPU"):
         load_policy(str(tiny_model), device="cpu", lora_rank=4, quantise="nf4")
 
 
 def test_a_missing_bitsandbytes_is_one_line(monkeypatch):
     monkeypatch.setattr(load, "is_bitsandbytes_available", lambda: False)
-    with pytest.raises(UserError, match="--quantise nf4: bitsandbytes is not installed; pip inst"):
+    with pytest.raises(
+        UserError, match="--config: quantise nf4: bitsandbytes is not installed; pip inst"
+    ):
         load._quantisation("nf4", torch.float32)
 
 

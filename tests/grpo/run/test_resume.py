@@ -40,7 +40,7 @@ from tasks.supply import problem_at, write_problems
 
 SMALL = (
     "--prompts 2 --group-size 4 --preflight off --eval-problems 2 --save-every 1 "
-    "--schedule constant --device cpu"
+    "--config {'schedule':'constant'} --device cpu"
 ).split()
 LORA = [*SMALL, "--model", "model", "--lora-rank", "2", "--words", "2", "--dataset", "set.jsonl"]
 

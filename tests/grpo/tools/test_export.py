@@ -23,7 +23,8 @@ FLAGS = (
     "--words 10 --steps 2 --prompts 2 --group-size 4 --preflight off --eval-problems 2 --device cpu"
 ).split()
 LORA = (
-    "--lora-rank 4 --learning-rate 0.01 --scale none --on-degenerate keep --reward similarity "
+    "--lora-rank 4 --learning-rate 0.01 --config {'scale':'none','on_degenerate':'keep'} "
+    "--reward similarity "
     "--seed 2 --prompts 48"  # few random words are right, and without any the group does not vary
 ).split()
 TEXT = "Copy text A.\nA: the owl saw"
