@@ -73,45 +73,14 @@ class Activity:
         return Text(escape_control(self.line), "dim")
 
 
-class StatusLine:
-    """Shows on standard error what a program does whose results go to standard output.
-
-    A terminal gets a line that disappears at the end. Elsewhere a line is printed now and then, of
-    an activity that takes long.
-    """
-
-    def __init__(self, program: str):
-        self.program = program
-        self.is_terminal = sys.stderr.isatty()
-        self._activity = Activity("")
-
-    @contextmanager
-    def working(self, what: str) -> Iterator[ShowProgress]:
-        """Show that `what` is being done as long as this block lasts; see `ShowProgress`."""
-        self._activity = Activity(what)
-        if not self.is_terminal:
-            yield self._note
-            return
-        console = RichConsole(stderr=True, highlight=False, markup=False)
-        with Live(self._activity, console=console, transient=True):
-            yield self._note
-
-    def scoring(self, done: int, total: int, seconds: float) -> None:
-        """Show how far slow scoring is (see `tasks.base.watch_scoring`)."""
-        self._note("scoring", done, total)
-
-    def _note(self, part: str, done: int, total: int) -> None:
-        if self._activity.note(part, done, total) and not self.is_terminal:
-            print(f"{self.program}: {escape_control(self._activity.line)}", file=sys.stderr)
-
-
 class Console:
     """The screen of a run: ``with Console(300) as console: console.step(report)``.
 
     A terminal gets a live panel below the lines. Any other `file` (default: standard output) gets
     lines without escape codes; `force_terminal` overrides the choice. Leaving the ``with`` block
     restores the terminal, even after an exception. `metric` is the name of the score,
-    `reward_range` the range of the task's rewards.
+    `reward_range` the range of the task's rewards. Other programs use `working` alone, on standard
+    error: ``Console(0, file=sys.stderr)``.
     """
 
     def __init__(

@@ -5,11 +5,8 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from rich.console import Console as RichConsole
-from rich.console import ConsoleOptions, Group, RenderableType, RenderResult
-from rich.measure import Measurement
+from rich.console import Group, RenderableType
 from rich.panel import Panel
-from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -46,8 +43,8 @@ RECENT = 30
 # The weight of a step's time in the moving average that predicts the time left.
 PACE_WEIGHT = 0.2
 
-# At most this many lines of a completion are shown.
-SAMPLE_LINES = 3
+# At most this much of a completion is shown: three lines of a narrow terminal.
+SAMPLE_CELLS = 200
 
 # From step to step the index of the shown completion grows by this much, so that other groups are
 # soon shown as well.
@@ -108,13 +105,12 @@ def panel(report: StepReport, history: History) -> Panel:
     """Return the live panel after a step, as wide as the terminal.
 
     The first row has what matters most: reward, held-out score, groups that were trained on,
-    truncated completions, and the time left. Below it are progress, reward with a sparkline,
-    held-out scores, what was taught so far, metrics, the classes of the groups, and a completion
+    truncated completions, and the time left. Below it are the reward with a sparkline, held-out
+    scores, what was taught so far, metrics, the classes of the groups, and a completion
     compared with its target, a different one each step. Only what is abnormal is in colour.
     """
     rows: list[RenderableType] = [
         _first_row(report, history),
-        _progress_row(report, history),
         _reward_row(report, history),
     ]
     if means := history.held_out:
@@ -165,12 +161,6 @@ def _alarming(share: float, limits: tuple[float, float]) -> str:
     return "bold red" if share >= red else "yellow" if share >= yellow else ""
 
 
-def _progress_row(report: StepReport, history: History) -> Table:
-    total = history.total_steps
-    bar = ProgressBar(total, report.step, complete_style="default", finished_style="default")
-    return columns(bar, f"{report.step / total:.0%}")
-
-
 def _reward_row(report: StepReport, history: History) -> Text:
     parts = []
     if (std := report.metrics.get("group_std")) is not None:
@@ -203,23 +193,9 @@ def sample_row(report: StepReport) -> Table | None:
     if not scored:
         return None
     target, text, score = scored[ROTATE * report.step % len(scored)]
-    return columns(_dim(f"reward {score.reward:.3f}"), _Cut(rendered(aligned(target, text))))
-
-
-@dataclass(frozen=True)
-class _Cut:
-    """The first SAMPLE_LINES lines of a text, wrapped to the width that there is."""
-
-    text: Text
-
-    def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
-        lines = self.text.wrap(console, max(1, options.max_width - 2), overflow="fold")
-        shown = Text("\n").join(lines[:SAMPLE_LINES])
-        shown.rstrip()
-        yield shown.append(" …" if len(lines) > SAMPLE_LINES else "", "dim")
-
-    def __rich_measure__(self, console: RichConsole, options: ConsoleOptions) -> Measurement:
-        return Measurement(1, min(max(self.text.cell_len + 2, 1), options.max_width))
+    words = rendered(aligned(target, text))
+    words.truncate(SAMPLE_CELLS, overflow="ellipsis")
+    return columns(_dim(f"reward {score.reward:.3f}"), words)
 
 
 def _dim(text: str) -> Text:

@@ -28,8 +28,7 @@ def settings(folder: Path, config: Config, trainer: Trainer) -> dict[str, str]:
         "tuning": _tuning(config, trainer),
         "update": _update(config, trainer),
         "sampling": _sampling(config, trainer),
-        "budget": _budget(config, trainer),
-        "batch": _batch(config),
+        "batch": _batch(config, trainer),
         "loss": _loss(config),
     }
 
@@ -46,10 +45,8 @@ def _task(config: Config, trainer: Trainer) -> str:
 def _problems(config: Config, trainer: Trainer) -> str:
     if own := problems_of(trainer.task, "train"):
         return f"{len(own):,} training problems of the data, shuffled each epoch"
-    if config.dataset:
-        return config.dataset
     texts = len(sources_of(trainer.task))
-    return config.problems + (f", from {texts} texts" if texts else "")
+    return config.dataset or config.problems + (f", from {texts} texts" if texts else "")
 
 
 def _prompt(config: Config) -> str:
@@ -103,20 +100,13 @@ def _sampling(config: Config, trainer: Trainer) -> str:
     return ", ".join([*parts, f"speculative decoding: {draft}"])
 
 
-def _budget(config: Config, trainer: Trainer) -> str:
-    """Return how many tokens a completion may take, both in training and in evaluations."""
-    if config.max_new_tokens:
-        return f"up to {config.max_new_tokens} new tokens (--max-new-tokens)"
+def _batch(config: Config, trainer: Trainer) -> str:
     assert config.level is not None, "the configuration is resolved"
-    quarter = "a quarter more new tokens than the target takes"
-    declared = declared_budget(trainer.task, config.level)
-    return f"up to {declared} new tokens (the task's own), or {quarter}" if declared else quarter
-
-
-def _batch(config: Config) -> str:
     line = f"{config.prompts} prompts × {config.group_size} completions"
     if config.dynamic_sampling:
         line += f", further prompts until {config.dynamic_sampling} groups vary"
+    if budget := config.max_new_tokens or declared_budget(trainer.task, config.level):
+        line += f", up to {budget} new tokens"
     return line
 
 

@@ -6,14 +6,11 @@ adapter is merged into its base model; with `--adapter` it is written alone, for
 `PeftModel.from_pretrained`. `--dtype bfloat16` halves the files. The folder must be new or empty.
 RUN may also be a folder that holds a LoRA adapter; no model card is written then.
 
-`--push OWNER/NAME` uploads the same to the Hugging Face hub, to a private repository unless it
-exists already or `--public` is given. Then FOLDER may be left out. The token is that of `hf auth
-login` or HF_TOKEN.
+The hub takes the folder as it is: `hf upload OWNER/NAME FOLDER`.
 """
 
 import argparse
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -22,15 +19,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import httpx
 import torch
-from huggingface_hub import HfApi, get_token
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from huggingface_hub.utils import validate_repo_id
 
 from data.errors import Parser, UserError, exit_status
 from data.files import kind_of
-from data.text import printable, shortened
+from data.text import printable
 from grpo.config import Config, load_config
 from grpo.ending import Verdict
 from grpo.model.adapter import is_adapter, save_model
@@ -58,14 +51,6 @@ CARD_SETTINGS = (
 )
 BARS = 60
 
-# What a status of the hub means here.
-MEANINGS = {
-    401: "the hub does not know the token; make a new one and log in again with: hf auth login",
-    403: "the token may not write there; it needs the permission to write to this repository",
-    404: "the hub has no such owner, or the token may not see it",
-    429: "the hub refuses more requests for now; try again later",
-}
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program with these arguments; return the exit status."""
@@ -82,36 +67,21 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("run", type=Path, help="the folder of a run, one of its checkpoints, or any LoRA adapter")
-    add("folder", type=Path, nargs="?", help="a new or empty folder")
+    add("folder", type=Path, help="a new or empty folder")
     add("--adapter", action="store_true", help="write only the adapter of a LoRA run")
     add(
         "--dtype",
         choices=["float32", "bfloat16", "float16"],
         help="data type of the weights (default: as trained)",
     )
-    add("--push", metavar="OWNER/NAME", help="upload it to this repository of the hub")
-    add("--public", action="store_true", help="make a new repository public (default: private)")
-    arguments = parser.parse_intermixed_args(argv)  # FOLDER may follow a flag
-    if not arguments.folder and not arguments.push:
-        parser.error("give a new or empty FOLDER, --push OWNER/NAME, or both")
-    if arguments.public and not arguments.push:
-        parser.error("--public is for --push alone")
-    return arguments
+    return parser.parse_intermixed_args(argv)  # FOLDER may follow a flag
 
 
 def write(arguments: argparse.Namespace) -> int:
-    """Write the folder or upload it, or both, and print what is in it; return the exit status."""
-    repo = arguments.push
-    if repo:
-        check_push(repo)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = arguments.folder or Path(temporary)
-        content = export(arguments.run, folder, adapter=arguments.adapter, dtype=arguments.dtype)
-        if arguments.folder:
-            print(printable(f"{folder}: {content}"))
-        if repo:
-            address = push(folder, repo, is_public=arguments.public, message=f"Add {content}")
-            print(printable(f"{address}: {content}"))
+    """Write the folder, and print what is in it; return the exit status."""
+    folder = arguments.folder
+    content = export(arguments.run, folder, adapter=arguments.adapter, dtype=arguments.dtype)
+    print(printable(f"{folder}: {content}"))
     return 0
 
 
@@ -284,54 +254,3 @@ def _settings(config: Mapping[str, Any]) -> str:
         f"Made with torch {facts.get('torch')}, transformers {facts.get('transformers')}, on "
         f"{facts.get('device')}, at commit {facts.get('commit')}, started {facts.get('started')}."
     )
-
-
-# --- the hub ----------------------------------------------------------------------------------
-
-
-def check_push(repo: str) -> None:
-    """Raise UserError unless `repo` is a name such as "me/model" and there is a token."""
-    try:
-        validate_repo_id(repo)
-        is_valid = repo.count("/") == 1
-    except HFValidationError:
-        is_valid = False
-    if not is_valid:
-        raise UserError(f"--push {repo}: give OWNER/NAME, such as me/interleave-25")
-    if get_token() is None:
-        raise UserError(
-            f"--push {repo}: there is no token of the Hugging Face hub; log in with: hf auth "
-            "login, or set HF_TOKEN"
-        )
-
-
-def push(folder: Path, repo: str, *, is_public: bool, message: str) -> str:
-    """Upload `folder` to the repository `repo`, made if there is none; return its address.
-
-    A new repository is private unless `is_public`; one that exists stays as it is. Raises UserError
-    if the hub refuses, or cannot be reached. The token is read by huggingface_hub, and is neither
-    stored here nor shown.
-    """
-    api = HfApi()
-    try:
-        made = api.create_repo(repo, private=not is_public, exist_ok=True)
-        api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
-    except HfHubHTTPError as error:
-        status = error.response.status_code
-        said = MEANINGS.get(status) or f"the hub says: {_first_line(error)}"
-        raise UserError(f"--push {repo}: status {status}: {said}") from error
-    except (httpx.HTTPError, OSError, RuntimeError) as error:
-        # hf_xet, which uploads large files, reports its failures as OSError and RuntimeError.
-        raise UserError(
-            f"--push {repo}: the hub could not be reached: {type(error).__name__}: "
-            f"{_first_line(error)}"
-        ) from error
-    return str(made)
-
-
-def _first_line(error: Exception) -> str:
-    """Return the beginning of an error's text, without the token should it be there."""
-    text = str(getattr(error, "server_message", None) or error).strip()
-    line = text.splitlines()[0] if text else "nothing was said"
-    token = get_token()
-    return shortened(line.replace(token, "***") if token else line, 200)

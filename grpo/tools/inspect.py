@@ -7,34 +7,27 @@
     python -m grpo.inspect runs/NAME tokens 12 3 0         a completion's tokens
     python -m grpo.inspect runs/NAME degenerate            the groups without gradient, and why
     python -m grpo.inspect runs/NAME replay 12             repeat the step's update and compare
-    python -m grpo.inspect runs/NAME compare runs/OTHER    runs side by side
-    python -m grpo.inspect runs/NAME export out.csv        every completion (.csv or .jsonl)
 
 Steps are counted from 1, groups and completions from 0, as in the run's files. Every command takes
---json; commands over many steps take --from, --to, --level and --last. The exit status is 1 if a
+--json; `steps` and `degenerate` take --from, --to, --level and --last. The exit status is 1 if a
 replayed step differs, and 2 if there is no such run, step or group, or if a file is damaged.
+Several runs side by side are in the report (`python -m grpo.report`); `grpo.load_run` gives every
+record to Python and pandas.
 """
 
 import argparse
-import csv
-import io
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from data.errors import Parser, UserError, exit_status
-from data.files import write_whole
 from data.text import escape_control, printable_json, quoted
 from grpo.records import WHY, Group
-from grpo.run.folders import check_output
 from grpo.run.logs import KINDS
 from grpo.run.reader import MOST_TOKENS, RunData, load_run, tokenizer_of
 from grpo.show.alignment import first_divergence
@@ -49,7 +42,7 @@ from grpo.show.group import (
     group_lines,
     summaries,
 )
-from grpo.show.lines import interval, show_table
+from grpo.show.lines import show_table
 
 Record = Mapping[str, Any]
 
@@ -102,27 +95,6 @@ OPTIONAL_IN_STEPS = tuple(
     )
 )
 OPTIONAL_IN_GROUPS = ("T", "level", "exact", "distinct", "score", "advantages", "trap", "std")
-
-# What `compare` shows: settings, and means over the last steps (head of a row: key of a metric).
-COMPARED_SETTINGS = (
-    "task",
-    "level",
-    "curriculum",
-    "reward",
-    "model",
-    "loss",
-    "credit",
-    "on_degenerate",
-    "seed",
-)
-COMPARED = {
-    "reward": "reward",
-    "score": "value",
-    "std": "group_std",
-    "entropy": "entropy",
-    "grad norm": "grad_norm",
-}
-COMPARED_STEPS = 10
 
 # The colour of a token in `tokens`, by the lowest log-probability that has it: 0.9, 0.5, 0.1.
 TINTS = ((-0.105, ""), (-0.693, "green"), (-2.303, "yellow"), (float("-inf"), "bold red"))
@@ -193,11 +165,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     degenerate.add_argument(
         "--class", dest="class_name", choices=tuple(WHY), help="only groups of this class"
     )
-    compare = add("compare", show_compare, "runs side by side")
-    compare.add_argument("others", type=Path, nargs="+", metavar="RUN")
-    export = add("export", export_completions, "write every completion to a file")
-    export.add_argument("output", type=Path, metavar="FILE", help=".csv or .jsonl")
-    for part in (steps, degenerate, compare, export):
+    for part in (steps, degenerate):
         _add_step_filters(part)
     return parser.parse_args(argv)
 
@@ -228,15 +196,6 @@ def chosen(lines: Iterable[Record], arguments: argparse.Namespace) -> list[Recor
         and arguments.level in (None, line.get("level"))
     ]
     return kept[-arguments.last :] if arguments.last else kept
-
-
-def chosen_steps(run: RunData, arguments: argparse.Namespace) -> list[Record]:
-    """Return the chosen lines of the run's metrics; raises UserError if there are none."""
-    require_steps(run, run.metrics)
-    lines = chosen(run.metrics, arguments)
-    if not lines:
-        raise UserError(f"{run.path}: no such steps; it has {len(run.metrics)}")
-    return lines
 
 
 def require_steps(run: RunData, stored: Sequence[Record]) -> None:
@@ -274,7 +233,10 @@ def show_next(
 
 def show_steps(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     """Show a line for each step."""
-    lines = chosen_steps(run, arguments)
+    require_steps(run, run.metrics)
+    lines = chosen(run.metrics, arguments)
+    if not lines:
+        raise UserError(f"{run.path}: no such steps; it has {len(run.metrics)}")
     if as_json(lines, arguments, console):
         return
 
@@ -335,60 +297,6 @@ def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Consol
     count = f"{len(lines)} of {len(chosen(run.group_index, arguments))} groups; "
     last = f"group {lines[-1]['step']} {lines[-1]['group']}"
     show_next(run, last, arguments, console, before=count)
-
-
-def show_compare(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
-    """Show several runs side by side."""
-    columns = [compared(data, arguments) for data in (run, *map(load_run, arguments.others))]
-    if as_json(columns, arguments, console):
-        return
-
-    table = Table("", box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(Text(column["run"]))
-    for name in columns[0]:
-        cells = [column[name] for column in columns]
-        if name != "run" and any(cell is not None for cell in cells):
-            table.add_row(name, *map(_cell, cells))
-    console.print(table)
-
-
-def _cell(value: Any) -> Text:
-    """Return a value as `compare` shows it."""
-    if value is None:
-        return Text("-")
-    return Text(f"{value:.4g}" if isinstance(value, float) else str(value))
-
-
-def compared(run: RunData, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return a run's column of `compare`.
-
-    It has the settings, the length of the run, means over the last of the chosen steps, and the
-    first and the last held-out score.
-    """
-    lines = chosen_steps(run, arguments)
-    column = {
-        "run": run.path.name,
-        **{name: run.config.get(name) for name in COMPARED_SETTINGS},
-        "steps": len(lines),
-        "million tokens": lines[-1].get("num_tokens", 0) / 1e6,
-        "minutes": sum(line.get("step_time") or 0 for line in lines) / 60,
-    }
-
-    for name, key in COMPARED.items():
-        values = [line[key] for line in lines[-COMPARED_STEPS:] if line.get(key) is not None]
-        column[f"{name}, last {COMPARED_STEPS} steps"] = fmean(values) if values else None
-
-    # Both at the level asked for, or at the hardest one that was evaluated.
-    first = {line["level"]: line for line in run.first_reports}
-    last = {line["level"]: line for line in run.reports if line["step"] > 0}
-    level = run.config.get("level")
-    if level not in {*first, *last}:
-        level = max({*first, *last}, default=None)
-    for name, reports in (("before", first), ("after", last)):
-        line = reports.get(level)
-        column[f"held-out score {name}"] = line and f"{interval(line)} at {level}"
-    return column
 
 
 # --- completions ------------------------------------------------------------------------------
@@ -498,38 +406,3 @@ def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -
     outcome = "identical to the last bit" if result["same"] else "it differs"
     console.print(f"step {arguments.step}, repeated from {start}: {outcome}")
     return status
-
-
-def export_completions(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
-    """Write every completion to a file, one record each."""
-    path = arguments.output
-    if path.suffix not in (".csv", ".jsonl"):
-        raise UserError(f"{path}: give a name that ends in .csv or .jsonl")
-    check_output(str(path), "export")
-    steps = [step for step in run.steps() if arguments.first <= step <= arguments.last_step]
-    steps = steps[-arguments.last :] if arguments.last else steps
-
-    file = io.StringIO(newline="")
-    count = 0
-    for record in run.each_rollout(steps):
-        if arguments.level in (None, record["level"]):
-            _write_record(file, record, path.suffix, is_first=not count)
-            count += 1
-    write_whole(path, file.getvalue().encode())
-    console.print(f"{path}: {count:,} completions of {len(steps)} steps")
-
-
-def _write_record(file: io.StringIO, record: Record, ending: str, *, is_first: bool) -> None:
-    """Write a record as a line of JSON, or as a row in which lists and mappings are JSON."""
-    if ending == ".jsonl":
-        file.write(json.dumps(record, ensure_ascii=False) + "\n")
-        return
-    writer = csv.DictWriter(file, list(record))
-    if is_first:
-        writer.writeheader()
-    writer.writerow(
-        {
-            key: json.dumps(value) if isinstance(value, (list, dict)) else value
-            for key, value in record.items()
-        }
-    )

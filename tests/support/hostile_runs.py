@@ -28,13 +28,13 @@ MAX_KEYS = 40
 # The programs that read each file of a run, by their names in `test_hostile.py`.
 READERS = {
     "config.yaml": ("resume", "continue", "eval", "steps", "report", "audit", "export"),
-    "metrics.jsonl": ("resume", "steps", "compare", "report"),
-    "eval.jsonl": ("resume", "compare", "report"),
+    "metrics.jsonl": ("resume", "steps", "report"),
+    "eval.jsonl": ("resume", "report"),
     "groups.jsonl": ("resume", "degenerate", "report"),
     "seen.jsonl": ("resume", "continue", "eval", "audit"),
     "curriculum.jsonl": ("resume", "report"),
     "samples.log": ("resume",),
-    "rollouts/step-000002.jsonl.zst": ("step", "group", "tokens", "csv", "replay", "report"),
+    "rollouts/step-000002.jsonl.zst": ("step", "group", "tokens", "replay", "report"),
     "rollouts/eval-000000.jsonl.zst": ("kind", "audit", "report"),
     "checkpoints/step-000002/manifest.json": ("resume", "continue", "eval", "export"),
     "checkpoints/step-000002/trainer.json": ("resume", "continue", "eval"),

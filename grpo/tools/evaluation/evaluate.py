@@ -26,7 +26,7 @@ from grpo.model.prompts import format_of, middle_left_out, wording_text
 from grpo.records import Group, truncated_share
 from grpo.run.folders import check_output
 from grpo.run.resume import checkpoint_of, config_of, read_sources
-from grpo.show.console import StatusLine
+from grpo.show.console import Console
 from grpo.statistics import mean_interval
 from grpo.tools.evaluation.models import LocalModel, RemoteModel, load_run_policy
 from grpo.tools.evaluation.table import ALL_KINDS, repeated_figures, show, write_samples
@@ -329,7 +329,7 @@ class Evaluator:
     """Evaluates one `model` as a `request` asks; `dataset` holds the problems of --dataset."""
 
     def __init__(self, request: Request, model: LocalModel | RemoteModel, dataset: list[Problem]):
-        self.status = StatusLine("eval.py")
+        self.status = Console(0, file=sys.stderr)
         self.request = request
         self.model = model
         self.dataset = dataset

@@ -1,7 +1,8 @@
-"""The console of a run: both screens, plain and terminal, and the status line of eval.py."""
+"""The console of a run: both screens, plain and terminal."""
 
 import io
 import re
+import sys
 
 import pytest
 from rich.cells import cell_len
@@ -9,7 +10,7 @@ from screens import ESCAPE_CODE, evaluation, plain, rendered, report, written
 
 from grpo.evaluate import EvaluationSettings, evaluate
 from grpo.records import Ending
-from grpo.show.console import Console, StatusLine
+from grpo.show.console import Console
 from tasks.interleave import Interleave
 from tasks.supply import problem_at
 
@@ -212,24 +213,9 @@ def test_a_long_activity_is_a_line_now_and_then(clock):
     ]
 
 
-def test_eval_says_on_standard_error_how_far_it_is(clock, capsys):
-    status = StatusLine("eval.py")
-    with status.working("runs/a, level 10") as progress:
-        for done in range(50):
-            progress("sampling", done, 64)
-            clock[0] += 1
-        status.scoring(3, 8, 1.0)
-    assert capsys.readouterr().err.splitlines() == [
-        "eval.py: runs/a, level 10: sampling 10/64, 10 s",
-        "eval.py: runs/a, level 10: sampling 40/64, 40 s",
-    ]
-
-
-def test_a_terminal_shows_the_status_on_one_line_that_disappears(monkeypatch, capsys):
-    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    status = StatusLine("eval.py")
-    with status.working("runs/a") as progress:
+def test_eval_shows_on_standard_error_a_line_that_disappears(capsys):
+    console = Console(0, file=sys.stderr, force_terminal=True)
+    with console.working("runs/a") as progress:
         progress("scoring", 3, 8)
     shown = capsys.readouterr()
     assert "runs/a: scoring 3/8" in shown.err and shown.out == ""

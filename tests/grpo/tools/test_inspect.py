@@ -1,12 +1,10 @@
 """A run read back: load_run, and every command of grpo.inspect."""
 
-import csv
 import json
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy
 import pytest
@@ -94,36 +92,36 @@ def said(capsys, *argv, status=0):
     return capsys.readouterr()
 
 
+def records(capsys, *argv):
+    return json.loads(said(capsys, *argv, "--json").out)
+
+
 def test_what_a_run_holds(run):
     data = load_run(run)
     assert data.metrics == read_metrics(run / "metrics.jsonl") and len(data.metrics) == STEPS
     *evals, verdict = read_metrics(run / "eval.jsonl")
     assert data.evals == evals and data.verdict == verdict and data.config["level"] == 10
-    assert (
-        data.steps() == list(range(1, STEPS + 1))
-        and data.steps("eval") == [0, STEPS]
-        and data.steps("failed") == []
-    )
+    assert data.steps() == list(range(1, STEPS + 1))
+    assert data.steps("eval") == [0, STEPS] and data.steps("failed") == []
     assert data.groups(2) == groups_of(run / "rollouts" / "step-000002.jsonl.zst")
+
     one = data.rollouts(step=2, group=1)
     assert [(r["step"], r["group"], r["sample"]) for r in one] == [(2, 1, i) for i in range(SIZE)]
-    assert [r["reward"] for r in one] == data.group(2, 1).rewards and one[0]["text"] == data.group(
-        2, 1
-    ).completions[0].text
-    assert (
-        len(data.rollouts()) == STEPS * PROMPTS * SIZE
-        and len(data.rollouts(step=[1, 3])) == 2 * PROMPTS * SIZE
-    )
-    json.dumps(data.rollouts())
+    assert [r["reward"] for r in one] == data.group(2, 1).rewards
+    assert [r["text"] for r in one] == data.group(2, 1).texts
+    assert len(data.rollouts()) == STEPS * PROMPTS * SIZE
     assert data.rollouts(step=numpy.int64(2), group=1) == one
     json.dumps(data.rollouts(step=numpy.array([1, 3])))
-    for read in (
-        data.steps,
-        lambda kind: data.rollouts(kind=kind),
-        lambda kind: data.groups(1, kind),
-    ):
+    for read in (data.steps, lambda kind: data.rollouts(kind=kind)):
         with pytest.raises(UserError, match="^rollouts of kind 'evals': give one of step, eval, "):
             read("evals")
+
+
+def test_records_as_a_data_frame(run, monkeypatch):
+    metrics = load_run(run).metrics
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(UserError, match="pandas is not installed"):
+        metrics.to_pandas()
 
 
 def test_the_index_of_groups_is_that_of_the_rollouts(copied):
@@ -135,19 +133,6 @@ def test_the_index_of_groups_is_that_of_the_rollouts(copied):
     ]
 
 
-def test_records_as_a_data_frame(run, monkeypatch):
-    metrics = load_run(run).metrics
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UserError, match="pandas is not installed"):
-        metrics.to_pandas()
-    monkeypatch.setitem(
-        sys.modules,
-        "pandas",
-        type("pandas", (), {"DataFrame": type("F", (), {"from_records": staticmethod(list)})}),
-    )
-    assert metrics.to_pandas() == metrics
-
-
 def test_torch_is_not_imported(run):
     code = (
         f"import sys, grpo.tools.inspect as i; assert i.main(['{run}', 'steps']) == 0; assert "
@@ -157,176 +142,88 @@ def test_torch_is_not_imported(run):
 
 
 def test_steps(run, capsys):
-    text = said(capsys, run, "steps").out
-    lines = text.strip().split("\n")
-    assert (
-        len(lines) == STEPS + 2
-        and "reward" in lines[0]
-        and lines[-1] == f"next: python -m grpo.inspect {run} step {STEPS}"
-    )
+    lines = said(capsys, run, "steps").out.strip().split("\n")
+    assert len(lines) == STEPS + 2 and "reward" in lines[0]
+    assert lines[-1] == f"next: python -m grpo.inspect {run} step {STEPS}"
     assert f"{load_run(run).metrics[0]['reward']:.3f}" in lines[1]
-    assert [
-        line["step"]
-        for line in json.loads(
-            said(capsys, run, "steps", "--from", 2, "--to", 4, "--last", 2, "--json").out
-        )
-    ] == [3, 4]
+    chosen = records(capsys, run, "steps", "--from", 2, "--to", 4, "--last", 2)
+    assert [line["step"] for line in chosen] == [3, 4]
     assert "no such steps" in said(capsys, run, "steps", "--level", 99, status=2).err
 
 
-def test_step(made, capsys):
+def test_step(made, run, capsys):
     text = said(capsys, made, "step", 1).out
-    assert (
-        "-1.00 to +0.50" in text
-        and "varied  kept" in text
-        and "solved  skipped" in text
-        and text.strip().endswith("group 1 0")
-    )
-    lines = json.loads(said(capsys, made, "step", 1, "--json").out)
+    for words in ("-1.00 to +0.50", "varied  kept", "solved  skipped"):
+        assert words in text
+    assert text.strip().endswith("group 1 0")
+    lines = records(capsys, made, "step", 1)
     assert [(line["class"], line["distinct"], line["reward"]) for line in lines] == [
         ("varied", 2, 0.75),
         ("solved", 1, 1.0),
     ]
+    # Only groups of training have a class.
+    assert "kept" not in said(capsys, run, "step", 0, "--kind", "eval").out
 
 
 def test_group_says_why_a_completion_was_paid(made, capsys):
     text = said(capsys, made, "group", 1, 0).out
-    assert (
-        "completions 0, 2  reward 1.000 (prefix), score 1.000, advantage +0.500" in text
-        and "right to the end" in text
-    )
-    assert (
-        "completion 1  reward 0.250 (prefix)" in text
-        and "word 2: wrote 'x' for 'b'; matches 4\n" in text
-        and "a [-b-]{+x+} c d" in text
-    )
+    for words in (
+        "completions 0, 2  reward 1.000 (prefix), score 1.000, advantage +0.500",
+        "right to the end",
+        "completion 1  reward 0.250 (prefix)",
+        "word 2: wrote 'x' for 'b'; matches 4\n",
+        "a [-b-]{+x+} c d",
+    ):
+        assert words in text
     assert text.index("completions 0, 2") < text.index("completion 1 ") and "\x1b" not in text
-    lines = json.loads(said(capsys, made, "group", 1, 0, "--json").out)
-    assert [line["sample"] for line in lines] == [0, 2, 1] and lines[2][
-        "first_divergence"
-    ] == "word 2: wrote 'x' for 'b'"
+    lines = records(capsys, made, "group", 1, 0)
+    assert [line["sample"] for line in lines] == [0, 2, 1]
+    assert lines[2]["first_divergence"] == "word 2: wrote 'x' for 'b'"
     assert "advantage none" in said(capsys, made, "group", 2, 0).out
 
 
 def test_tokens(run, made, capsys):
-    drawn = load_run(run).group(1, 0)
-    lines = json.loads(said(capsys, run, "tokens", 1, 0, 2, "--json").out)
-    assert [line["token"] for line in lines] == list(drawn.completions[2].tokens) and lines[0][
-        "logprob"
-    ] == drawn.completions[2].logprobs[0]
-    assert "".join(line["text"] for line in lines).startswith(
-        drawn.completions[2].text.split(" ")[0]
-    )
-    assert (
-        "-2.5000" in said(capsys, made, "tokens", 1, 0, 1).out
-    )  # a run without a checkpoint has no tokenizer
+    completion = load_run(run).group(1, 0).completions[2]
+    lines = records(capsys, run, "tokens", 1, 0, 2)
+    assert [line["token"] for line in lines] == list(completion.tokens)
+    assert lines[0]["logprob"] == completion.logprobs[0]
+    text = "".join(line["text"] for line in lines)
+    assert text.startswith(completion.text.split(" ")[0])
+    # A run without a checkpoint has no tokenizer.
+    assert "-2.5000" in said(capsys, made, "tokens", 1, 0, 1).out
 
 
 def test_credits_of_tokens_are_shown(made, capsys):
     by_token = group(("a b", 0.5), ("b", 0.0), advantages=[[0.1, 0.2, 0.3], [0.05, 0.2, 0.2]])
     write_rollouts(made / "rollouts" / "step-000003.jsonl.zst", [by_token], step=3)
-    assert [
-        line["advantage"]
-        for line in json.loads(said(capsys, made, "tokens", 3, 0, 0, "--json").out)
-    ] == [0.1, 0.2, 0.3]
-    assert (
-        "advantage +0.100 to +0.300 by token" in said(capsys, made, "group", 3, 0).out
-        and "+0.05 to +0.30" in said(capsys, made, "step", 3).out
-    )
+    lines = records(capsys, made, "tokens", 3, 0, 0)
+    assert [line["advantage"] for line in lines] == [0.1, 0.2, 0.3]
+    assert "advantage +0.100 to +0.300 by token" in said(capsys, made, "group", 3, 0).out
+    assert "+0.05 to +0.30" in said(capsys, made, "step", 3).out
 
 
 def test_degenerate(made, capsys):
     text = said(capsys, made, "degenerate").out
-    assert (
-        "all right" in text
-        and "different texts, equal rewards" in text
-        and "skipped (try 2)" in text
-        and "stops half way" in text
-    )
-    assert "2 of 3 groups" in text and "varied" not in text
+    for words in (
+        "all right",
+        "different texts, equal rewards",
+        "skipped (try 2)",
+        "stops half way",
+        "2 of 3 groups",
+    ):
+        assert words in text
+    assert "varied" not in text
     assert "1 of 1 groups" in said(capsys, made, "degenerate", "--from", 2).out
-    assert [
-        line["step"]
-        for line in json.loads(said(capsys, made, "degenerate", "--class", "tied", "--json").out)
-    ] == [2]
-    assert [
-        line["step"]
-        for line in json.loads(said(capsys, made, "degenerate", "--last", 1, "--json").out)
-    ] == [2]
+    for flags in (("--class", "tied"), ("--last", 1)):
+        assert [line["step"] for line in records(capsys, made, "degenerate", *flags)] == [2]
     assert "no such group" in said(capsys, made, "degenerate", "--class", "failed").out
-
-
-def test_compare(run, copied, capsys):
-    rows = json.loads(said(capsys, run, "compare", copied, "--json").out)
-    assert (
-        len(rows) == 2
-        and rows[0] == rows[1]
-        and rows[0]["steps"] == STEPS
-        and "at 10" in rows[0]["held-out score after"]
-    )
-    assert "million tokens" in said(capsys, run, "compare", copied).out
-
-
-def test_before_and_after_are_of_the_same_level(run, copied, capsys):
-    lines = (copied / "eval.jsonl").read_text().splitlines()
-    easier = [json.dumps(json.loads(line) | {"level": 5}) for line in lines]
-    harder = [json.dumps(json.loads(line) | {"level": 50}) for line in lines]
-    for more, level in ((easier + lines + harder, "10"), (easier + harder, "50")):
-        (copied / "eval.jsonl").write_text("\n".join([*more, ""]))
-        _, row = json.loads(said(capsys, run, "compare", copied, "--json").out)
-        ends = {row[f"held-out score {when}"].split()[-1] for when in ("before", "after")}
-        assert ends == {level}
-
-
-def test_an_evaluation_that_was_not_made_is_not_compared(run, copied, capsys):
-    first, *_ = (copied / "eval.jsonl").read_text().splitlines()
-    for kept, is_there in ((f"{first}\n", [True, False]), ("", [False, False])):
-        (copied / "eval.jsonl").write_text(kept)
-        _, row = json.loads(said(capsys, run, "compare", copied, "--json").out)
-        scores = [row[f"held-out score {when}"] for when in ("before", "after")]
-        assert [score is not None for score in scores] == is_there
-        last = said(capsys, run, "compare", copied).out.splitlines()[-1]
-        assert last.startswith("held-out score after ") and last.split()[-1] == "-"
-
-
-def test_export(run, tmp_path, capsys):
-    records = load_run(run).rollouts(step=[4, 5])
-    said(capsys, run, "export", tmp_path / "a.jsonl", "--last", 2)
-    assert [json.loads(line) for line in (tmp_path / "a.jsonl").read_text().splitlines()] == records
-    said(capsys, run, "export", tmp_path / "a.csv", "--from", 4)
-    with open(tmp_path / "a.csv", newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["text"] for row in rows] == [r["text"] for r in records] and json.loads(
-        rows[0]["logprobs"]
-    ) == records[0]["logprobs"]
-    assert "0 completions" in said(capsys, run, "export", tmp_path / "none.csv", "--from", 99).out
-    err = said(capsys, run, "export", tmp_path / "a.xls", status=2).err
-    assert "ends in .csv or .jsonl" in err
-
-
-def test_an_export_that_fails_leaves_the_older_file(run, tmp_path, capsys):
-    """Half a table would look like a whole one."""
-    broken = Path(shutil.copytree(run, tmp_path / "run"))
-    sorted((broken / "rollouts").glob("step-*"))[-1].write_bytes(b"damaged")
-    path = tmp_path / "a.csv"
-    path.write_text("older")
-    said(capsys, broken, "export", path, status=2)
-    assert path.read_text() == "older"
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.csv", "run"]
-
-
-def test_an_export_does_not_replace_a_file_of_the_run(copied, capsys):
-    before = (copied / "metrics.jsonl").read_bytes()
-    err = said(capsys, copied, "export", copied / "metrics.jsonl", status=2).err
-    assert "metrics.jsonl: belongs to the run in " in err
-    assert (copied / "metrics.jsonl").read_bytes() == before
 
 
 @pytest.mark.parametrize("step", [1, 4])  # from the first model; from a checkpoint two steps before
 def test_replay_makes_a_step_again_to_the_bit(run, step, capsys):
     text = said(capsys, run, "replay", step).out
     assert "identical to the last bit" in text and "no" not in text.split()
-    (found,) = json.loads(said(capsys, run, "replay", step, "--json").out)
+    (found,) = records(capsys, run, "replay", step)
     assert found["same"] and {line["figure"] for line in found["figures"]} >= {
         "loss",
         "grad_norm",
@@ -334,21 +231,11 @@ def test_replay_makes_a_step_again_to_the_bit(run, step, capsys):
     }
 
 
-def test_only_groups_of_training_have_a_class(run, capsys):
-    assert "kept" in said(capsys, run, "step", 1).out
-    assert "kept" not in said(capsys, run, "step", 0, "--kind", "eval").out
-
-
-def test_the_steps_of_other_rollouts_are_listed(run, capsys):
-    err = said(capsys, run, "step", 2, "--kind", "eval", status=2).err
-    assert err.endswith("no rollouts of eval 2 are stored; it has 0, 5\n")
-
-
 def test_a_run_without_steps_is_one_line(copied, capsys):
     (copied / "metrics.jsonl").write_text("")
     (copied / "groups.jsonl").write_text("")
     shutil.rmtree(copied / "rollouts")
-    for command in (["steps"], ["degenerate"], ["compare", copied]):
+    for command in (["steps"], ["degenerate"]):
         err = said(capsys, copied, *command, status=2).err
         assert err == f"grpo.inspect: {copied}: the run has made no step yet\n"
 
@@ -394,6 +281,7 @@ def test_what_is_not_there_is_said_in_one_line(run, copied, tmp_path, capsys):
         ((run, "replay", 99), "step 99 is not in metrics.jsonl"),
         ((run, "look"), "invalid choice"),
         ((run, "step", "x"), "invalid int"),
+        ((run, "step", 2, "--kind", "eval"), "no rollouts of eval 2 are stored; it has 0, 5"),
         ((run, "step", 1, "--kind", "failed"), "no rollouts of failed 1 are stored; it has none"),
     ]:
         found = said(capsys, *argv, status=2)
@@ -401,4 +289,4 @@ def test_what_is_not_there_is_said_in_one_line(run, copied, tmp_path, capsys):
     (copied / "rollouts" / "step-000002.jsonl.zst").write_bytes(b"cut")
     assert "step-000002.jsonl.zst" in said(capsys, copied, "step", 2, status=2).err
     (copied / "config.yaml").write_text("[1")
-    assert "config.yaml: not valid YAML" in said(capsys, copied, "compare", run, status=2).err
+    assert "config.yaml: not valid YAML" in said(capsys, copied, "why", 1, 0, 0, status=2).err
