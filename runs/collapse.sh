@@ -5,8 +5,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 declare -A flags=(
-    [off]="--on-degenerate keep"
-    [on]='--on-degenerate resample --config {"on_alarm":"stop"}'
+    [off]='--config {"on_degenerate":"keep"}'
+    [on]='--config {"on_degenerate":"resample"}'
 )
 for arm in ${1:-off on}; do
     [ -d "runs/collapse-$arm" ] || python train.py --task interleave --words 500 --no-ramp \

@@ -7,9 +7,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 declare -A flags=(
     [real]=""
-    [shuffled]="--control shuffled-rewards --patience 0"
-    [constant]="--control constant-reward --patience 0"
-    [fixed]="--problems fixed:2500"
+    [shuffled]='--control shuffled-rewards --config {"patience":0}'
+    [constant]='--control constant-reward --config {"patience":0}'
+    [fixed]='--config {"problems":"fixed:2500"}'
 )
 measure() {  # model, folder for the figures
     for sampling in "" --greedy; do

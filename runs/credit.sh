@@ -9,7 +9,7 @@ for seed in ${1:-0 1 2}; do
     for credit in ${2:-outcome alignment}; do
         run="runs/credit-$credit-seed$seed"
         [ -d "$run" ] || python train.py --task interleave --curriculum 10,25,50 \
-            --config "{promote_by: running}" --words 50 --patience 0 --steps 60 --eval-every 10 \
+            --config "{patience: 0}" --words 50 --steps 60 --eval-every 10 \
             --eval-problems 100 --seed "$seed" --credit "$credit" --name "${run#runs/}"
     done
 done

@@ -5,16 +5,16 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 declare -A flags=(
-    [keep]="--steps 36 --on-degenerate keep"
+    [keep]='--steps 36 --config {"on_degenerate":"keep"}'
     [skip]="--steps 36"
-    [resample]="--steps 36 --on-degenerate resample"
+    [resample]='--steps 36 --config {"on_degenerate":"resample"}'
     [dynamic]='--steps 25 --config {"dynamic_sampling":12}'
 )
 for seed in 0 1 2; do
     for arm in keep skip resample dynamic; do
         run="runs/degenerate-$arm-seed$seed"
         [ -d "$run" ] || python train.py --task interleave --curriculum 25 --preflight off \
-            --config "{promote_by: running}" --patience 0 \
+            --config "{patience: 0}" \
             --eval-every 0 --eval-problems 300 --seed "$seed" --name "${run#runs/}" ${flags[$arm]} || [ $? = 3 ]
     done
 done
