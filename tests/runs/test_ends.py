@@ -4,6 +4,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 import yaml
 from frequent_checks import check_often
 from small_train import SMALL
@@ -67,6 +68,7 @@ def test_the_ladder_climbs_by_held_out_score(tmp_path, monkeypatch, capsys):
     )
 
 
+@pytest.mark.slow
 def test_a_ladder_of_few_rows_says_before_the_first_step_what_it_climbs_by(
     all_end, tmp_path, monkeypatch, capsys, tiny_flags
 ):
@@ -134,6 +136,7 @@ def learns(step, i, a, b):
 SCRIPTED = [*SMALL, "--no-ramp", "--steps", "8", "--group-size", "8", "--eval-problems", "40"]
 
 
+@pytest.mark.slow
 def test_a_policy_that_falls_into_copying_text_a_has_collapsed(
     tmp_path, capsys, monkeypatch, tiny_flags
 ):
@@ -152,6 +155,7 @@ def test_a_policy_that_falls_into_copying_text_a_has_collapsed(
     assert re.search(r"\nnext\n  python train.py --config \S+ --reward prefix\n", said)
 
 
+@pytest.mark.slow
 def test_a_policy_that_learns_is_said_to_have_learned(tmp_path, capsys, monkeypatch, tiny_flags):
     Scripted(learns, monkeypatch)
     options = [*SCRIPTED, *tiny_flags, "--reward", "similarity", "--name", "a"]
@@ -225,6 +229,7 @@ def test_a_run_in_which_nothing_teaches_stops_early_with_its_cause(tmp_path, cap
     assert train.main([*options, "--steps", "9", *control]) == 3  # a control ends like any run
 
 
+@pytest.mark.slow
 def test_a_solved_run_ends_early_after_a_held_out_check(all_end, tmp_path, capsys, tiny_flags):
     (tmp_path / "paid.py").write_text(PAID)
     options = [*SMALL, *tiny_flags, "--words", "1", "--task", "paid.py:Always", "--steps", "12"]
@@ -246,46 +251,10 @@ def test_a_solved_run_ends_early_after_a_held_out_check(all_end, tmp_path, capsy
     assert len(read_metrics(tmp_path / "runs/b/metrics.jsonl")) == 12
 
 
+@pytest.mark.slow
 def test_a_check_below_the_mark_does_not_end_a_run(all_end, tmp_path, monkeypatch, tiny_flags):
     (tmp_path / "paid.py").write_text(PAID)
     monkeypatch.setattr(heldout, "SOLVED_MEAN", 1.001)
     options = [*SMALL, *tiny_flags, "--words", "1", "--task", "paid.py:Always", "--steps", "5"]
     assert train.main([*options, "--eval-problems", "64", "--name", "a"]) == 0
     assert len(read_metrics(tmp_path / "runs/a/metrics.jsonl")) == 5
-
-
-TRAPPED = """
-from tasks.base import Problem, Score, key_of
-
-class Trapped:
-    name, rewards, default_level = "trapped", (), 1
-
-    def make(self, level, split, rng):
-        number = str(rng.randrange(10**6))
-        return Problem(self.name, level, number, number, key_of(number))
-
-    def score(self, problem, completions):
-        return [Score(0.1 * i, {"trap": "sulks"}, 0.5) for i in range(len(completions))]
-"""
-
-
-def test_an_alarm_is_only_said_by_default(tmp_path, capsys, tiny_flags):
-    (tmp_path / "trapped.py").write_text(TRAPPED)
-    assert (
-        train.main(
-            [*SMALL, *tiny_flags, "--steps", "6", "--words", "1", "--task", "trapped.py:Trapped"]
-        )
-        == 3
-    )
-    assert (
-        sum(
-            "ALARM: for 5 steps 100% of the completions are in the trap 'sulks'" in line
-            for line in capsys.readouterr().out.splitlines()
-        )
-        == 1
-    )
-    (run_,) = Path("runs").iterdir()
-    assert (
-        len(read_metrics(run_ / "metrics.jsonl")) == 6
-        and "stopped" not in yaml.safe_load((run_ / "config.yaml").read_text())["facts"]
-    )

@@ -86,6 +86,7 @@ def test_what_a_run_writes(tmp_path, capsys):
     )
 
 
+@pytest.mark.slow
 def test_what_is_loaded_is_spared_by_the_garbage_collector_while_steps_are_made(
     tmp_path, monkeypatch
 ):

@@ -3,17 +3,13 @@
 import errno
 import os
 import resource
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 from compare_runs import assert_same_run
 from frequent_checks import check_often
 from small_runs import BY_PLACE
-from small_train import SMALL, TOP, Killed, after_save, fails, run
+from small_train import SMALL, Killed, after_save, fails
 
 from grpo.run import checkpoint as store
 from grpo.run.logs import read_metrics
@@ -43,7 +39,10 @@ ADAPTER = ["--lora-rank", "4", "--beta", "0.1", "--config", "{on_degenerate: res
 @pytest.mark.parametrize(
     "tuning",
     [
-        [*CLIMBS["ladder"], "--credit", "alignment", "--config", "{epochs: 2}"],
+        pytest.param(
+            [*CLIMBS["ladder"], "--credit", "alignment", "--config", "{epochs: 2}"],
+            marks=pytest.mark.slow,
+        ),
         pytest.param([], marks=pytest.mark.slow),
         pytest.param(ADAPTER, marks=pytest.mark.slow),
     ],
@@ -56,7 +55,13 @@ def test_killed_and_resumed_is_the_run_that_was_not(tmp_path, monkeypatch, tunin
 FLOAT16 = ["--dtype", "float16"]
 
 
-@pytest.mark.parametrize("tuning", [ADAPTER, FLOAT16, *CLIMBS.values()])
+@pytest.mark.parametrize(
+    "tuning",
+    [
+        pytest.param(tuning, marks=[pytest.mark.slow] * (tuning is not CLIMBS["ladder"]))
+        for tuning in (ADAPTER, FLOAT16, *CLIMBS.values())
+    ],
+)
 def test_a_quick_run_killed_and_resumed_is_the_run_that_was_not(
     tmp_path, monkeypatch, quick, tuning
 ):
@@ -93,27 +98,7 @@ def _killed_and_resumed(home, monkeypatch, flags, task):
     assert_same_run(home / "runs" / "whole", home / "runs" / "cut")
 
 
-@pytest.mark.slow  # tests/tools/kill.py kills real processes by default
-def test_sigkill_and_resume_of_a_real_process(tmp_path):
-    run("--name", "whole")
-    process = subprocess.Popen(
-        [sys.executable, str(TOP / "train.py"), *SMALL, "--name", "cut"],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": str(TOP)},
-    )
-    deadline = time.time() + 60
-    while (
-        not (tmp_path / "runs" / "cut" / "checkpoints" / "step-000002").exists()
-        and time.time() < deadline
-    ):
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert train.main(["--resume"]) == 0  # the latest run
-    assert_same_run(tmp_path / "runs" / "whole", tmp_path / "runs" / "cut")
-
-
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, capsys, quick):
     assert train.main([*quick, "--name", "whole"]) == 0
     assert train.main([*quick, "--name", "hurt"]) == 0
@@ -125,6 +110,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, capsys, quick):
     assert_same_run(tmp_path / "runs" / "whole", tmp_path / "runs" / "hurt")
 
 
+@pytest.mark.slow
 def test_a_full_disk_keeps_the_old_checkpoints(tmp_path, monkeypatch, capsys, quick):
     original = store.save_file
 
@@ -157,6 +143,7 @@ def test_a_disk_without_room_at_the_start_names_the_file_and_keeps_no_folder(
     assert list(Path("runs").iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["checkpoint", "log"])
 def test_a_disk_that_is_full_before_the_first_checkpoint_names_a_way_on(
     tmp_path, monkeypatch, capsys, quick, what

@@ -2,32 +2,20 @@
 a terminal that is closed.
 """
 
-import contextlib
-import fcntl
-import io
-import json
 import os
-import pty
 import shlex
 import signal
-import stat
 import subprocess
 import sys
-import termios
-import time
 from pathlib import Path
 
 import pytest
 from compare_runs import assert_same_run
 from tiny_models import make_tiny_model
 
-from data.errors import UserError, exit_status
-from data.files import write_whole
 from data.streams import Lasting
-from grpo.run.checkpoint import checkpoints
 from grpo.run.interrupt import Interrupt
 from grpo.tools import train
-from grpo.tools.evaluation import program as evaluation
 
 TOP = Path(__file__).resolve().parents[2]
 FLAGS = [
@@ -194,129 +182,6 @@ def start(name, *, happens, files, preexec=None):
     )
 
 
-@contextlib.contextmanager
-def hung_up_by_the_task(handler):
-    """In here the task of a run hangs up this process, which answers as `handler` says unless the
-    run has its own way.
-    """
-    was = signal.signal(signal.SIGHUP, handler)
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("HAPPENS", "SIGHUP")
-            yield
-    finally:
-        signal.signal(signal.SIGHUP, was)
-
-
-def test_a_hangup_saves_the_step_and_the_run_goes_on(here, capfd):
-    with hung_up_by_the_task(lambda *_: pytest.fail("nobody waited for it")):
-        assert train.main([*FLAGS, "--name", "hung-up"]) == 128 + signal.SIGHUP
-    text = "".join(capfd.readouterr())
-    assert "SIGHUP: finishing and saving the current step\n" in text
-    assert (
-        "SIGHUP: stopped after step 2, which is saved; continue with --resume runs/hung-up" in text
-    )
-    (saved,) = checkpoints(Path("runs/hung-up"))[0]
-    assert saved.name == "step-000002"
-    assert json.loads((saved / "manifest.json").read_text())["note"]["reasons"] == ["SIGHUP"]
-    assert train.main(["--resume", "runs/hung-up", "--task", "own.py:Own"]) == 0
-    assert_same_run(Path("runs/whole"), Path("runs/hung-up"))
-
-
-def test_under_nohup_a_hangup_is_nothing(here):
-    with hung_up_by_the_task(signal.SIG_IGN):
-        assert train.main([*FLAGS, "--name", "nohup"]) == 0
-    assert_same_run(Path("runs/whole"), Path("runs/nohup"))
-
-
-def wait_for(path, run):
-    deadline = time.monotonic() + 120
-    while not Path(path).exists() and run.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert Path(path).exists()
-
-
-@pytest.mark.parametrize("is_controlling", [False, True])
-def test_a_terminal_that_is_closed(here, is_controlling):
-    """One that controls the process hangs it up; any other leaves it with writes that fail."""
-    name = f"terminal-{is_controlling}"
-    master, slave = pty.openpty()
-
-    def prepare():
-        signal.signal(signal.SIGHUP, signal.SIG_DFL)
-        if is_controlling:
-            fcntl.ioctl(slave, termios.TIOCSCTTY, 0)
-
-    run = start(name, happens="wait", files=slave, preexec=prepare)
-    os.close(slave)
-    drain(master, run)
-    os.close(master)
-    Path("go").touch()
-    status = run.wait(timeout=120)
-    if is_controlling:
-        assert status == 128 + signal.SIGHUP
-        assert checkpoints(Path("runs") / name)[0][-1].name == "step-000002"
-        assert train.main(["--resume", f"runs/{name}", "--task", "own.py:Own"]) == 0
-    else:
-        assert status == 0
-        lines = warnings_beyond_whole(name)
-        assert any("standard output is lost (Input/output error)" in line for line in lines), lines
-    assert_same_run(Path("runs/whole"), Path("runs") / name)
-
-
-def drain(master, run):
-    """Read what a terminal is told until the task says that it waits."""
-    os.set_blocking(master, False)
-    said = b""
-    deadline = time.monotonic() + 120
-    while not Path("here").exists() and run.poll() is None and time.monotonic() < deadline:
-        try:
-            said += os.read(master, 1 << 16)
-        except BlockingIOError:
-            time.sleep(0.01)
-    assert Path("here").exists() and b"loading model" in said
-
-
-EVALUATE = "$EVAL --model model --task own.py:Own --problems 2 --device cpu --json"
-
-
-@pytest.mark.slow  # as any tool's: test_a_tool_without_output
-def test_a_reader_that_leaves_ends_an_evaluation_without_a_word(here):
-    done = shell(f"{EVALUATE} left.json | true; exit ${{PIPESTATUS[0]}}")
-    assert (done.returncode, done.stderr) == (141, "")
-    assert json.loads(Path("left.json").read_text())[0]["n"] == 2
-
-
-def test_a_full_output_of_an_evaluation_is_one_line(here):
-    done = shell(f"{EVALUATE} full.json > /dev/full")
-    assert done.returncode == 2
-    assert done.stderr == "eval.py: standard output: No space left on device\n"
-    assert json.loads(Path("full.json").read_text())[0]["n"] == 2
-
-
-def test_figures_that_cannot_be_written_are_one_line(here, capsys):
-    asked = ["--model", "model", "--task", "own.py:Own", "--problems", "2", "--device", "cpu"]
-    assert evaluation.main([*asked, "--json", "/dev/full"]) == 2
-    said = capsys.readouterr().err
-    assert said == "eval.py: /dev/full: cannot be written: No space left on device\n"
-    assert stat.S_ISCHR(os.stat("/dev/full").st_mode)  # and was not replaced by a file
-
-
-@pytest.mark.parametrize(
-    "how, status, said",
-    [
-        ("| true; exit ${PIPESTATUS[0]}", 141, ""),
-        ("> /dev/full", 2, "data.corpus: standard output: No space left on device\n"),
-        (">&-", 0, ""),
-        ("--help | true; exit ${PIPESTATUS[0]}", 141, ""),
-        ("merge nowhere 2>&-", 2, ""),
-    ],
-)
-def test_a_tool_without_output(how, status, said):
-    done = shell(f"cd {TOP} && $PYTHON -m data.corpus {how}")
-    assert (done.returncode, done.stderr) == (status, said)
-
-
 class Broken:
     """A stream whose writes fail."""
 
@@ -343,34 +208,6 @@ def test_a_stream_falls_silent_once(error):
     assert lost == [("standard output", error)] and stream.tries == 1
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "cp1252", "utf-8"])
-def test_what_cannot_be_encoded_is_a_question_mark(encoding):
-    stream = io.TextIOWrapper(io.BytesIO(), encoding)
-    lasting = Lasting(stream, "standard output", lambda *_: pytest.fail("lost"))
-    text = "0.2 → 0.9 … \ud800"  # a lone surrogate is in no encoding
-    assert lasting.write(text) == len(text)
-    lasting.flush()
-    arrow = "→" if encoding == "utf-8" else "?"
-    dots = "?" if encoding == "ascii" else "…"
-    assert stream.buffer.getvalue().decode(encoding) == f"0.2 {arrow} 0.9 {dots} ?"
-
-
-def test_a_terminal_that_cannot_keep_up_is_no_loss():
-    stream = Broken(BlockingIOError(11, "again"))
-    lasting = Lasting(stream, "standard output", lambda *_: pytest.fail("lost"))
-    lasting.write("a")
-    lasting.write("b")
-    assert stream.tries == 2
-
-
-def test_an_error_without_a_file_is_one_line(capsys):
-    def fails():
-        raise OSError(28, "No space left on device")
-
-    assert exit_status("eval.py", fails) == 2
-    assert capsys.readouterr().err == "eval.py: No space left on device\n"
-
-
 @pytest.mark.parametrize("gentle", [signal.SIGHUP, signal.SIGUSR1])
 def test_signals_after_a_gentle_one(monkeypatch, capfd, gentle):
     """A terminal that is closed hangs up more than once, and a scheduler sends SIGTERM after its
@@ -389,25 +226,3 @@ def test_signals_after_a_gentle_one(monkeypatch, capfd, gentle):
     finally:
         signal.signal(gentle, was)
     assert capfd.readouterr().err.count("finishing and saving the current step") == 2
-
-
-def test_a_program_keeps_its_own_handler_of_sigusr1():
-    received = []
-    was = signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
-    try:
-        with Interrupt() as interrupt:
-            interrupt.renew()
-            signal.raise_signal(signal.SIGUSR1)
-        assert received == [signal.SIGUSR1] and interrupt.wanted is None
-    finally:
-        signal.signal(signal.SIGUSR1, was)
-
-
-def test_a_pipe_is_written_and_not_replaced(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    reader = subprocess.Popen(["cat", tmp_path / "pipe"], stdout=subprocess.PIPE)
-    write_whole(tmp_path / "pipe", b"all of it")
-    assert reader.communicate(timeout=30)[0] == b"all of it"
-    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
-    with pytest.raises(UserError, match="cannot be written: Is a directory"):
-        write_whole(tmp_path, b"x")

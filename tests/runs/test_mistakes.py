@@ -63,6 +63,7 @@ def test_bad_command_lines(tmp_path, capsys):
     assert not Path("runs").exists()  # nothing was begun
 
 
+@pytest.mark.slow
 def test_bad_command_lines_of_runs_and_datasets(tmp_path, capsys):
     run("--name", "a", "--steps", "2")
     assert "--name a: runs/a exists" in fails(capsys, *SMALL, "--name", "a")
@@ -99,6 +100,7 @@ def test_a_level_that_the_dataset_lacks_is_refused(tmp_path, capsys, flags, line
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_a_dataset_of_held_out_problems_is_refused(tmp_path, capsys):
     small = ["--levels", "4", "--size", "3", "--output-dir", "set"]
     assert generate.main([*small, "--split", "validation"]) == 0
@@ -117,6 +119,7 @@ def test_a_fixed_supply_of_rows_is_refused(tmp_path, capsys):
     assert line.endswith(" has a set of problems; leave it out")
 
 
+@pytest.mark.slow
 def test_bad_evaluations(capsys):
     said = lambda *arguments: fails(capsys, *arguments, main=evaluation.main)  # noqa: E731
     assert "--words 10,x: give whole numbers above 0" in said("--words", "10,x")

@@ -74,6 +74,7 @@ def test_a_folder_that_cannot_be_written_is_said_before_anything_is_done(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", ["checkpoints", "rollouts", "."])
 def test_permission_lost_under_way_ends_the_run_in_one_line_and_loses_nothing(
     tmp_path, monkeypatch, capsys, flags, whole, lost

@@ -19,11 +19,11 @@ from tasks.supply import problem_at, write_problems
 @pytest.mark.parametrize(
     "levels, flags, trained, evaluated",
     [
-        ([12], [], {12}, 12),  # above the first level of the ladder, by way of which nothing goes
         ([4, 12], [], {4, 12}, 12),  # as they come
-        ([4, 12], ["--words", "12"], {12}, 12),
-        ([4, 12], ["--curriculum", "4,12", "--promote-at", "0.999"], {4}, 12),
-        ([4, 12], ["--curriculum", "4", "--words", "6"], {4}, 6),  # evaluated at another level
+        pytest.param(
+            *([4, 12], ["--curriculum", "4,12", "--promote-at", "0.999"], {4}, 12),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_dataset_says_which_levels_there_are(
@@ -60,6 +60,7 @@ def test_a_task_that_draws_otherwise_than_by_its_generator_is_refused(capsys, ti
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_eval_drops_what_was_trained_on(tmp_path, capsys, tiny_flags):
     """The run trains on the very problems that are evaluated: none is left; on other
     ones all are.
@@ -101,6 +102,7 @@ def test_eval_drops_what_was_trained_on(tmp_path, capsys, tiny_flags):
     )
 
 
+@pytest.mark.slow
 def test_a_tasks_own_flags_reach_the_run_and_stay_with_it(capsys):
     options = [
         "--task",
@@ -143,6 +145,7 @@ def test_a_tasks_own_flags_reach_the_run_and_stay_with_it(capsys):
     )
 
 
+@pytest.mark.slow
 def test_a_fixed_supply_resumed_in_the_middle_of_an_epoch(tiny_flags):
     fixed = [*tiny_flags, "--config", "{problems: 'fixed:5'}"]
     # The tiny model is never right, so no step has a signal.

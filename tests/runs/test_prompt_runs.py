@@ -100,15 +100,6 @@ def test_a_run_is_taken_up_without_its_files_and_shows_its_first_prompt(here, ca
     assert "".join(f"  {line}\n" for line in kept.splitlines()) in said
 
 
-def test_another_wording_on_resume_is_one_line(here, capsys):
-    Path("w.txt").write_text(WORDING + "\n\n" + 50 * "Please. ")
-    assert train.main(["--resume", "runs/whole", "--wording", "w.txt"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and len(error) < 500
-    assert error.startswith(r"train.py: --wording Mix them.\nOne: {a}\nTwo: {b}\n")
-    assert r"has Mix them.\nOne: {a}\nTwo: {b}; with --resume" in error
-
-
 def test_a_changed_wording_in_the_configuration_is_found(here, capsys):
     path = Path("runs/whole/config.yaml")
     path.write_text(path.read_text().replace("Mix them.", "Mix us."))
@@ -141,6 +132,7 @@ def test_an_evaluation_sends_what_the_run_sent(here, capsys):
     assert "the first prompt as it was sent to the model" in said and f"  Two: {b}<|end|>" in said
 
 
+@pytest.mark.slow
 def test_an_evaluation_may_have_prompts_of_its_own(here):
     plain, task = resolved("--wording", "", "--system", "", "--shots", "0")
     assert (plain.wording, plain.system, plain.shots) == ("", "", 0)
@@ -157,6 +149,7 @@ def test_an_evaluation_may_have_prompts_of_its_own(here):
     assert resolved("--chat-template-kwargs", '{"a": 1}')[0].chat_template_kwargs == '{"a": 1}'
 
 
+@pytest.mark.slow
 def test_a_run_that_starts_from_another_has_its_prompt(here):
     def started(*flags):
         config, _ = start_from(*parse(["--model", "runs/whole", *flags]))
@@ -168,6 +161,7 @@ def test_a_run_that_starts_from_another_has_its_prompt(here):
     assert started("--wording", "w.txt", "--shots", "0", "--system", "") == ("{b} and {a}", "", 0)
 
 
+@pytest.mark.slow
 def test_texts_that_are_all_held_out_are_no_examples(here, tiny_model):
     """Their examples are of the corpus that the model's training may draw from."""
     Path("texts").mkdir()
@@ -182,24 +176,11 @@ def test_texts_that_are_all_held_out_are_no_examples(here, tiny_model):
     assert not any(re.search(r"\b[xyz][0-9]+", example) for example in examples)
 
 
-def test_bad_flags_of_an_evaluation_are_one_line(here, capsys):
-    Path("w.txt").write_text("{a} alone")
-    for flags, fault in [
-        (["--wording", "w.txt"], "w.txt: lacks {b}"),
-        (["--wording", "w.txt", "--task", "arithmetic"], "w.txt: no placeholder of task"),
-        (["--chat-template-kwargs", "{"], "--chat-template-kwargs {: is not JSON"),
-        (["--shots", "-1"], "--shots -1: give 0 or more"),
-        (["--system", "@absent.txt"], "absent.txt: cannot be read"),
-    ]:
-        assert evaluation.main(["--model", "runs/whole", "--device", "cpu", *flags]) == 2
-        error = capsys.readouterr().err
-        assert error.count("\n") == 1 and fault in error
-
-
 def test_a_step_of_such_a_run_is_made_again_to_the_bit(home):
     assert replay(load_run(home / "runs/whole"), 2)["same"]
 
 
+@pytest.mark.slow
 def test_the_audit_finds_an_evaluated_problem_that_a_prompt_shows(here):
     run = Path("runs/whole")
     assert audit(run)[0] == []
@@ -216,12 +197,14 @@ def test_the_audit_finds_an_evaluated_problem_that_a_prompt_shows(here):
     )
 
 
+@pytest.mark.slow
 def test_by_default_nothing_is_added():
     config = Config()
     assert (config.system, config.shots, config.wording) == ("", 0, "")
     assert config.prompt_format(load_task("arithmetic")).turns("Hm?") == (("user", "Hm?"),)
 
 
+@pytest.mark.slow
 def test_a_model_without_a_chat_template_is_said_to_have_none(
     tiny_model, tmp_path, monkeypatch, capsys
 ):

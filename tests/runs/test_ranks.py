@@ -211,6 +211,7 @@ def test_two_ranks_show_the_answers_that_one_shows(tiny_flags, tmp_path, monkeyp
     )
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_ranks(alone, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     resume = ["--resume", shutil.copytree(alone, "runs/run"), *BY_PLACE]
@@ -264,6 +265,7 @@ except UserError as error:
 """
 
 
+@pytest.mark.slow
 def test_a_script_with_ranks_trains_several_times_and_speaks_once(
     tiny_model, tmp_path, monkeypatch
 ):

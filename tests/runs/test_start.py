@@ -105,6 +105,7 @@ def hidden(policy):
         return policy.predict(policy.pack(PROMPTS, COMPLETIONS))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SECOND)
 def test_killed_and_resumed_is_the_run_that_was_not(copied, monkeypatch, name):
     original = Run.save_if_due
@@ -132,6 +133,7 @@ def test_how_the_policy_is_trained_is_taken_over(here):
     assert (started.model, started.lora_rank) == ("model", 2)
 
 
+@pytest.mark.slow
 def test_an_adapter_over_a_model_fine_tuned_in_full_has_a_learning_rate_of_its_own(here):
     started, _ = start_from(*parse(["--model", "runs/full", "--lora-rank", "4"]))
     assert started.model == started.start == "runs/full/checkpoints/step-000002"
@@ -153,12 +155,14 @@ def test_the_policy_and_its_reference_are_those_of_the_start(here):
     assert not torch.allclose(hidden(load_policy("model", device="cpu")), wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SECOND)
 def test_the_divergence_from_the_start_is_none_at_first(here, name):
     first, *_, last = read_metrics(Path(f"runs/{name}-2/metrics.jsonl"))
     assert first["kl"] < 1e-9 < 1e-6 < last["kl"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SECOND)
 def test_a_step_is_made_again_from_the_start(here, name):
     assert replay(load_run(f"runs/{name}-2"), 1, [TASK[1]])["same"]
@@ -176,6 +180,7 @@ def test_what_the_first_stage_trained_on_is_not_evaluated(here, capsys):
     assert "(and 4 before, see runs/lora/checkpoints/step-000002), 3 evaluated" in summary
 
 
+@pytest.mark.slow
 def test_the_audit_finds_what_was_trained_on_before(copied):
     run = Path("runs/lora-2")
     path = run / "seen.jsonl"
@@ -189,6 +194,7 @@ def test_the_audit_finds_what_was_trained_on_before(copied):
     assert f"step 0: 1 problems that {start} was trained on are missing, 1 are not of it" in found
 
 
+@pytest.mark.slow
 def test_without_a_reference_nothing_depends_on_the_first_run(copied, capsys):
     flags = [flag for flag in second("lora") if flag not in ("--beta", "0.1")]
     assert train.main([*flags, "--name", "alone"]) == 0
@@ -210,9 +216,10 @@ def test_another_adapter_under_the_same_name_is_refused(copied, capsys):
     shutil.copytree("runs/lora-2/checkpoints/step-000003", "runs/lora/checkpoints/step-000002")
     line = one_line(capsys, train.main, "--resume", "runs/lora-2", *TASK, "--steps", "4")
     assert "changed since it was saved: start: adapter_" in line
-    assert line.endswith("--accept-changes start")
+    assert line.endswith("; undo that, or start a new run with --model runs/lora-2")
 
 
+@pytest.mark.slow
 def test_fresh_problems_go_on_where_the_first_run_ended(here):
     runs = [load_run(f"runs/{name}") for name in ("full", "full-2", "lora", "lora-2")]
     indices = [sorted(group.index for group in run.groups(1)) for run in runs]

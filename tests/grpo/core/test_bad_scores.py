@@ -104,7 +104,7 @@ class Penalty:
 def test_a_run_on_numpys_numbers_and_a_scale_of_its_own(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.py").write_text(OTHER_NUMBERS)
-    arguments = ["--task", "own.py:Penalty", "--name", "own", "--config", "{save_threshold: 0.01}"]
+    arguments = ["--task", "own.py:Penalty", "--name", "own"]
     assert train.main([*SMALL, *arguments]) == 3  # identical completions
 
     run = load_run(tmp_path / "runs" / "own")
