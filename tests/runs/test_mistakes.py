@@ -37,7 +37,7 @@ def test_bad_command_lines(tmp_path, capsys):
     assert "--task juggling: no such task" in said("--task", "juggling")
     assert "--reward money: task interleave has no such reward" in said("--reward", "money")
     assert "invalid int value: 'ten'" in said("--words", "ten")
-    assert "--group-size 1: a group of one has no variance" in said("--group-size", "1")
+    assert "--group-size 1: give 2 or more" in said("--group-size", "1")
     assert "--temperature 0.0: give a number above 0" in said("--temperature", "0")
     assert said("--credit", "alignment", "--task", "arithmetic") == (
         "train.py: --credit alignment: task arithmetic does not say what each word of a completion "
