@@ -4,6 +4,7 @@ As a library: `from grpo import train, make_trainer, load_run, load_model` (see 
 """
 
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,18 +34,20 @@ def _check_names() -> None:
 
 _check_names()
 
-from grpo.run.reader import RunData, load_run  # noqa: E402  (its imports need the check)
+# Imported when they are first used: most load torch, which takes seconds.
+_MODULES = {
+    "RunData": "grpo.run.reader",
+    "load_run": "grpo.run.reader",
+    **dict.fromkeys(
+        ("train", "make_trainer", "load_model", "TrainedRun", "Trainer", "Model"), "grpo.api"
+    ),
+}
 
-# These load torch, which takes seconds, so they are imported when they are first used.
-_OF_API = ("train", "make_trainer", "load_model", "TrainedRun", "Trainer", "Model")
-
-__all__ = ["RunData", "load_run", *_OF_API]
+__all__ = list(_MODULES)
 
 
 def __getattr__(name: str) -> Any:
-    """Return a name of `grpo.api`."""
-    if name in _OF_API:
-        from grpo import api
-
-        return getattr(api, name)
+    """Return a name of the library."""
+    if name in _MODULES:
+        return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'grpo' has no attribute {name!r}")

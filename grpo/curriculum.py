@@ -1,13 +1,13 @@
 """Which level a run trains on, where it starts, and how it gets from no reward to some.
 
-    ladder      the curriculum: levels climbed one after the other
-    survey      what the policy can do at each level before training
-    preflight   the level where the run starts, chosen by the survey
-    perplexity  whether the model predicts plain text, or was converted wrongly
-    difficulty  the mean score of single problems of a data set, before training
-    warm_start  a short imitation of right answers, for a policy that earns nothing
+    Ladder         levels climbed one after the other, with replay and steps back
+    survey         what the policy can do at each level before training
+    choose_start   the pre-flight: where the run starts, chosen by the survey
+    demonstrate    the right answer shown in groups where no completion is right
+    warm_start     a short imitation of right answers, for a policy that earns nothing
 
 A level is a difficulty of the task's problems; for interleave it is the words of each text.
+docs/curriculum.md describes the rules for users.
 """
 
 import hashlib
@@ -20,8 +20,10 @@ from itertools import takewhile
 from statistics import fmean
 from typing import Any
 
+from data.errors import UserError
+from grpo.config import Config
 from grpo.distributed import SINGLE, Ranks
-from grpo.ending import SOLVED_MEAN
+from grpo.ending import CHECK_EVERY, EXHAUSTED
 from grpo.evaluate import (
     TOO_MANY_TRUNCATED,
     EvaluationSettings,
@@ -29,81 +31,66 @@ from grpo.evaluate import (
     evaluate,
     score_groups,
     select,
+    turns_of,
 )
+from grpo.learn.optimizer import Optimizer
+from grpo.learn.update import imitate
 from grpo.model.policy import Policy
 from grpo.records import Completion, Decision, Group, StepSummary, truncated_share
 from grpo.statistics import MARGIN, mean_interval, problems_needed, reaches_mark
-from grpo.variance import ClassRule, common_trap, group_class
-from tasks.base import Problem, Task, levels_of
-from tasks.scoring import range_of
+from grpo.stream import ProblemStream
+from grpo.variance import common_trap, group_class
+from tasks.base import Problem, Task, compares, levels_of
+from tasks.scoring import range_of, scores_of
 from tasks.supply import LADDER, Supply, patience
 
+# --- the ladder -----------------------------------------------------------------------------------
 
-def level_draws(seed: int, step: int, drawn: int) -> random.Random:
-    """Return the generator that draws a step's levels after its first `drawn` prompts."""
-    later = f"/{drawn}" if drawn else ""
-    return random.Random(hashlib.sha256(f"levels/{seed}/{step}{later}".encode()).digest())
+# The running mean is taken over the groups of the last WINDOW steps, or of more steps if these have
+# too few groups for its interval.
+WINDOW = 3
 
+# The share of the prompts that come from earlier levels.
+REPLAY = 0.25
 
-@dataclass(frozen=True)
-class LadderSettings:
-    """The rules of a ladder. Those without a default are settings of `grpo.config.Config`.
-
-    Promotion: the next level is reached at a mean score of `promote_at`, if the mean's 95 %
-    interval begins no more than MARGIN below. With `promote_by` "running" that is the mean over the
-    groups of the last `window` steps, or of more steps if these have too few groups. A group counts
-    once, because its completions share their problem. With "heldout" it is the mean of a validation
-    check: an evaluation on held-out problems, made every `promote_every` steps while the running
-    mean is within MARGIN of the mark. A level with too few of them is left by the running mean.
-    The last level is never left.
-
-    Replay: a share `replay` of the prompts comes from earlier levels, mostly from those whose last
-    score is lowest.
-
-    Step back: if a share `collapse_at` or more of the current level's groups collapses for
-    `collapse_steps` steps in a row, training goes back one level, unless that level is solved.
-    Each time doubles the evidence: twice as many collapsed steps before the
-    next step back, and as many steps of practice below before the level is tried again, or until
-    the one below is solved. So a level that stays out of reach is tried less and less often.
-    """
-
-    promote_by: str
-    promote_at: float
-    window: int
-    promote_every: int
-    replay: float
-    # With these two, a level on which every group collapses is left after 8 steps, and tried again
-    # ever more rarely: 7 moves in 200 steps, with replay or without. Before the evidence doubled,
-    # there were 36 moves without replay, and with replay none at all ("Ladder and servo" in
-    # runs/LOG.md, 2026-11-23: "Intervals near 1, promotion, step back").
-    collapse_at: float = 0.9
-    collapse_steps: int = 8
-
-    def __post_init__(self) -> None:
-        assert self.promote_by in ("running", "heldout")
-        assert 0 <= self.replay < 1 and self.window >= 1
-
-    @property
-    def least_groups(self) -> int:
-        """The fewest groups that the running mean is taken over.
-
-        It is twice what a perfect policy would need, so that a good one passes with a few wrong
-        answers.
-        """
-        return 2 * problems_needed(self.promote_at)
+# With these two, a level on which every group collapses is left after 8 steps, and tried again ever
+# more rarely: 7 moves in 200 steps, with replay or without. Before the evidence doubled, there were
+# 36 moves without replay, and with replay none at all (runs/LOG.md, 2026-11-23: "Intervals near 1,
+# promotion, step back").
+COLLAPSE_AT = 0.9
+COLLAPSE_STEPS = 8
 
 
 class Ladder:
-    """Chooses the level of every prompt: it climbs `levels`, which rise, by `LadderSettings`.
+    """Chooses the level of every prompt: it climbs `levels`, which rise. One level is fixed.
+
+    Promotion: the next level is reached at a mean score of `promote_at`, if the mean's 95 %
+    interval begins no more than MARGIN below. With `promote_by` "running" that is the running mean
+    over groups. A group counts once, because its completions share their problem. With "heldout" it
+    is the mean of a validation check: an evaluation on held-out problems, made every CHECK_EVERY
+    steps while the running mean is within MARGIN of the mark. A level with too few of them is left
+    by the running mean. The last level is never left.
+
+    Replay: a share of the prompts comes from earlier levels, mostly from those whose last score is
+    lowest.
+
+    Step back: if a share COLLAPSE_AT or more of the current level's groups collapses for
+    COLLAPSE_STEPS steps in a row, training goes back one level, unless that level is solved. Each
+    time doubles the evidence: twice as many collapsed steps before the next step back, and as many
+    steps of practice below before the level is tried again, or until the one below is solved. So a
+    level that stays out of reach is tried less and less often.
 
     Every method depends on nothing but its arguments and the state, so a resumed run makes the same
     decisions.
     """
 
-    def __init__(self, levels: list[int], settings: LadderSettings):
-        assert levels
+    def __init__(self, levels: Sequence[int], promote_by: str, promote_at: float):
+        assert levels and promote_by in ("running", "heldout")
         self.levels = list(levels)
-        self.settings = settings
+        self.promote_by = promote_by
+        self.promote_at = promote_at
+        # Twice what a perfect policy needs, so that a good one passes with a few wrong answers.
+        self.least_groups = 2 * problems_needed(promote_at)
 
         self.position = 0  # of the current level in `levels`
         self.scores: dict[int, float] = {}  # level -> its last mean score
@@ -130,7 +117,7 @@ class Ladder:
     @property
     def levels_to_check(self) -> list[int]:
         """The levels that are left by a validation check."""
-        if self.settings.promote_by == "running":
+        if self.promote_by == "running":
             return []
         return [level for level in self.levels[:-1] if level not in self.by_training]
 
@@ -138,13 +125,12 @@ class Ladder:
         """Take note of the number of held-out problems of a level; return a warning if they are too
         few to promote by, else "".
         """
-        mark = self.settings.promote_at
-        if found >= (needed := problems_needed(mark)):
+        if found >= (needed := problems_needed(self.promote_at)):
             return ""
         self.by_training.add(level)
         return (
-            f"level {level} has {found} held-out problems, and promotion at {mark:g} needs at "
-            f"least {needed}: the running mean of its training scores decides instead"
+            f"level {level} has {found} held-out problems, and promotion at {self.promote_at:g} "
+            f"needs at least {needed}: the running mean of its training scores decides instead"
         )
 
     def levels_for(self, seed: int, step: int, count: int, drawn: int = 0) -> list[int]:
@@ -152,13 +138,14 @@ class Ladder:
 
         The first of them is at the current level.
         """
-        rng = level_draws(seed, step, drawn)
+        later = f"/{drawn}" if drawn else ""
+        digest = hashlib.sha256(f"levels/{seed}/{step}{later}".encode()).digest()
+        rng = random.Random(digest)
+
         earlier = self.levels[: self.position]
         # 1.1, so that a level is replayed now and then even if its score is 1.
         weights = [1.1 - self.scores.get(level, 0.0) for level in earlier]
-
-        replay = self.settings.replay
-        replayed = [bool(earlier) and i > 0 and rng.random() < replay for i in range(count)]
+        replayed = [bool(earlier) and i > 0 and rng.random() < REPLAY for i in range(count)]
         return [rng.choices(earlier, weights)[0] if again else self.level for again in replayed]
 
     def observe(self, summary: StepSummary) -> list[Decision]:
@@ -167,9 +154,10 @@ class Ladder:
         self._remember(summary.values.get(self.level, []))
         self.stayed += 1
 
-        share = self._collapsed_share(summary)
-        self.collapsed = self.collapsed + 1 if share >= self.settings.collapse_at else 0
-        if self._must_step_back():
+        groups = summary.collapsed.get(self.level)  # without replayed ones
+        share = fmean(groups) if groups else 0.0
+        self.collapsed = self.collapsed + 1 if share >= COLLAPSE_AT else 0
+        if self.position > 0 and self.collapsed >= self._patience(self.position):
             return [self._step_back(summary.step, share)]
 
         return self._promote(summary.step)
@@ -178,46 +166,35 @@ class Ladder:
         """Add a step's groups to the window, and drop the oldest steps that it does not need."""
         if values:
             self.recent.append(list(values))
-
-        def without_oldest() -> int:
-            return sum(map(len, self.recent)) - len(self.recent[0])
-
-        least = self.settings.least_groups
-        while len(self.recent) > self.settings.window and without_oldest() >= least:
+        while (
+            len(self.recent) > WINDOW
+            and sum(map(len, self.recent)) - len(self.recent[0]) >= self.least_groups
+        ):
             self.recent.popleft()
-
-    def _collapsed_share(self, summary: StepSummary) -> float:
-        """Return the share of the current level's groups that collapsed, without replayed ones."""
-        groups = summary.collapsed.get(self.level)
-        return fmean(groups) if groups else 0.0
 
     def _patience(self, position: int) -> int:
         """Return how many steps are evidence about a level; each step back from it doubles them."""
-        return self.settings.collapse_steps * 2 ** self.steps_back[position]
-
-    def _must_step_back(self) -> bool:
-        return self.position > 0 and self.collapsed >= self._patience(self.position)
+        return COLLAPSE_STEPS * 2 ** self.steps_back[position]
 
     def _step_back(self, step: int, share: float) -> Decision:
         """Go back a level, or stay if the level below has nothing left to teach."""
-        steps = self.collapsed
+        figures = {"steps": self.collapsed, "share": share}
         self.steps_back[self.position] += 1
         why = (
-            f"at least {self.settings.collapse_at:.0%} of the level's groups collapsed in {steps} "
+            f"at least {COLLAPSE_AT:.0%} of the level's groups collapsed in {self.collapsed} "
             "steps in a row"
         )
         below = self.position - 1
-        if not self._is_solved(below):
-            return self._move(-1, step, "collapse", why, steps=steps, share=share)
+        if not self._is_exhausted(below):
+            return self._move(-1, step, "collapse", why, **figures)
 
         self.collapsed = 0
         why += f"; level {self.levels[below]} is solved, so going back would teach nothing"
-        figures = {"steps": steps, "share": share}
         return Decision(step, self.level, self.level, "collapse", why, figures)
 
-    def _is_solved(self, position: int) -> bool:
+    def _is_exhausted(self, position: int) -> bool:
         """Return whether a level's last mean score leaves nothing to learn."""
-        return self.scores.get(self.levels[position], 0.0) >= SOLVED_MEAN
+        return self.scores.get(self.levels[position], 0.0) >= EXHAUSTED
 
     def _may_climb(self) -> bool:
         """Return whether the next level may be tried: it is new, or was practised for below as long
@@ -226,7 +203,8 @@ class Ladder:
         if self.is_last:
             return False
         following = self.position + 1
-        is_practised = self.stayed >= self._patience(following) or self._is_solved(self.position)
+        is_practised = self.stayed >= self._patience(following)
+        is_practised = is_practised or self._is_exhausted(self.position)
         return self.steps_back[following] == 0 or is_practised
 
     def move_on(self, step: int, why: str) -> list[Decision]:
@@ -235,18 +213,17 @@ class Ladder:
 
     def _promote(self, step: int) -> list[Decision]:
         """Return the promotion by the running mean, if that reaches the mark."""
-        settings = self.settings
         values = [value for groups in self.recent for value in groups]
-        is_enough = len(self.recent) >= settings.window and len(values) >= settings.least_groups
+        is_enough = len(self.recent) >= WINDOW and len(values) >= self.least_groups
         if self.level in self.levels_to_check or not is_enough or not self._may_climb():
             return []
 
         mean = fmean(values)
-        if mean < settings.promote_at:  # saves the interval, which takes 10 ms
+        if mean < self.promote_at:  # saves the interval, which takes 10 ms
             return []
 
         low, high = mean_interval(values)
-        if not reaches_mark(mean, low, settings.promote_at):
+        if not reaches_mark(mean, low, self.promote_at):
             return []
 
         steps, groups = len(self.recent), len(values)
@@ -258,21 +235,20 @@ class Ladder:
         """Return whether a validation check of the current level is due after `step`, and has a
         chance.
         """
-        settings = self.settings
-        is_due = self.level in self.levels_to_check and step % settings.promote_every == 0
+        is_due = self.level in self.levels_to_check and step % CHECK_EVERY == 0
         if not is_due or not self.recent or not self._may_climb():
             return False
 
         # Only the last steps: a longer window lags further behind a policy that learns.
-        last = [value for groups in list(self.recent)[-settings.window :] for value in groups]
-        return fmean(last) >= settings.promote_at - MARGIN
+        last = [value for groups in list(self.recent)[-WINDOW:] for value in groups]
+        return fmean(last) >= self.promote_at - MARGIN
 
     def observe_validation(self, step: int, line: Mapping[str, Any]) -> list[Decision]:
         """Take note of a validation check of the current level, a line of eval.jsonl.
 
         Returns the decision: to climb or to stay.
         """
-        mark = self.settings.promote_at
+        mark = self.promote_at
         figures = {name: line[name] for name in ("mean", "ci_low", "ci_high", "n")}
         self.scores[self.level] = line["mean"]
         result = (
@@ -325,15 +301,19 @@ class Ladder:
         self.by_training = set(state["by_training"])
 
 
-SEED = 3_000_003  # of the problems and the samples, whatever the seed of the run
-PROBLEMS = 4  # of each level; with 16 completions each, enough to see whether groups vary
-LEVELS = (1, 2, 3, 5, *LADDER)  # for a task that does not name its own
+# --- the pre-flight: a survey, and the choice of the level where the run starts -------------------
+
+SURVEY_SEED = 3_000_003  # of the problems and the samples, whatever the seed of the run
+SURVEY_PROBLEMS = 4  # of each level; with 16 completions each, enough to see whether groups vary
+SURVEY_LEVELS = (1, 2, 3, 5, *LADDER)  # for a task that does not name its own
 
 # A level is within reach if at least half of its groups vary and at least one in four has a right
-# answer. It is solved if nearly all answers are right: a ladder would leave it in a few steps.
+# answer. It is left out if nearly all answers are right: a ladder would leave it in a few steps.
 VARIED = 0.5
 ANY_EXACT = 0.25
-SOLVED = 0.9
+NEARLY_SOLVED = 0.9
+
+NO_LEVEL = f"at no level do {VARIED:.0%} of the groups vary and {ANY_EXACT:.0%} hold a right answer"
 
 
 @dataclass(frozen=True)
@@ -341,29 +321,26 @@ class LevelSurvey:
     """The results of one level, e.g. ``LevelSurvey(10, 4, 0.46, 0.19, 0.2, 1.0, 0.5, ...)``.
 
     `value` (score), `reward`, `exact` (right answers) and `truncated` are means over all
-    completions. `reward_std` is the mean standard deviation within a group, with divisor n.
-    `varied` and `any_exact` are the shares of the groups that vary, and that have a right answer
-    (pass@G). `distinct` is the mean number of different texts in a group. Levels that were sampled
-    together divide their `seconds` by tokens.
+    completions.
     """
 
     level: int
     groups: int
     value: float
     reward: float
-    reward_std: float
-    varied: float
-    any_exact: float
+    reward_std: float  # mean standard deviation within a group, with divisor n
+    varied: float  # share of the groups that vary
+    any_exact: float  # share of the groups that have a right answer (pass@G)
     exact: float
     truncated: float
-    distinct: float
+    distinct: float  # mean number of different texts in a group
     tokens: int
-    seconds: float
+    seconds: float  # levels that were sampled together divide their seconds by tokens
 
     @property
     def is_solved(self) -> bool:
         """Whether nearly all answers are right."""
-        return self.exact >= SOLVED
+        return self.exact >= NEARLY_SOLVED
 
     @property
     def is_within_reach(self) -> bool:
@@ -378,62 +355,41 @@ class LevelSurvey:
         return f"{self.varied:.0%} of its groups vary and {self.any_exact:.0%} hold a right answer"
 
 
-@dataclass(frozen=True)
-class SurveySettings:
-    """How a run samples and classifies groups.
-
-    E.g. ``SurveySettings(Sampling(1.0), group_size=16, rule=ClassRule())``.
-    """
-
-    sampling: Sampling
-    group_size: int
-    rule: ClassRule
-    draft: str = "auto"
-
-
-@dataclass(frozen=True)
-class SurveySubject:
-    """A policy to be measured before training, on which problems, and how.
-
-    E.g. ``SurveySubject(policy, supply, SurveySettings(Sampling(1.0), 16, ClassRule()))``.
-    """
-
-    policy: Policy
-    supply: Supply
-    settings: SurveySettings
-    ranks: Ranks = SINGLE
-
-    def answer(self, problems: Sequence[Problem], seed: int) -> list[Group]:
-        """Return a scored group for each problem, on this rank alone."""
-        how = self.settings
-        settings = EvaluationSettings(how.sampling, seed, how.group_size, draft=how.draft)
-        return evaluate(self.policy, self.supply.task, problems, settings)
-
-
 def levels_to_survey(supply: Supply, training_levels: Sequence[int]) -> list[int]:
     """Return the `training_levels` and the levels that are easier than the last of them, rising.
 
-    The easier levels are those of the dataset, or else those that the task names, or else LEVELS.
+    The easier levels are those of the dataset, or those that the task names, or SURVEY_LEVELS.
     """
     last = training_levels[-1]
-    offered = supply.levels or levels_of(supply.task, last) or LEVELS
+    offered = supply.levels or levels_of(supply.task, last) or SURVEY_LEVELS
     return sorted({level for level in offered if level < last} | set(training_levels))
 
 
 def survey(
-    subject: SurveySubject, levels: Sequence[int], *, training_levels: Sequence[int]
+    policy: Policy,
+    supply: Supply,
+    config: Config,
+    training_levels: Sequence[int],
+    ranks: Ranks = SINGLE,
 ) -> tuple[list[LevelSurvey], list[Group]]:
-    """Sample problems of the `levels`, which rise; return a row for each level, and all groups.
+    """Sample a few problems of each level; return a row for each level, and all groups.
+
+    They are sampled exactly as the run will sample them. The problems are from the training split,
+    with a seed of their own, so every run of a task has the same ones and tables can be compared.
+    They do not count as seen, because nothing is learned from them.
 
     Beyond the first of the `training_levels` the survey ends at a level without a right answer,
     because harder ones would take longest and show nothing. A level for which the task has no
     problems is left out, unless it is one of the `training_levels`.
     """
     # The easier levels are one batch, which takes as many forward passes as the longest of them.
+    levels = levels_to_survey(supply, training_levels)
     first = training_levels[0]
     batches = [[level for level in levels if level <= first]]
     batches += [[level] for level in levels if level > first]
 
+    task, sampling = supply.task, Sampling.of(config)
+    settings = EvaluationSettings(sampling, SURVEY_SEED, config.group_size, draft=config.draft)
     rows: list[LevelSurvey] = []
     groups: list[Group] = []
     for batch in batches:
@@ -442,9 +398,12 @@ def survey(
         problems: list[Problem] = []
         for level in batch:
             is_asked = level in training_levels
-            problems += draw(subject, level, is_asked=is_asked)
+            problems += survey_problems(policy, supply, level, sampling, is_asked=is_asked)
 
-        sampled = _sample(subject, problems)
+        sampled = ranks.gather(evaluate(policy, task, ranks.share(problems), settings))
+        for group in sampled:
+            group.class_name = group_class(group, config, range_of(task))
+            group.action = "skip"  # nothing is learned from it
         rows += _rows(sampled, time.perf_counter() - start)
         groups += sampled
         if not rows or not rows[-1].any_exact:
@@ -455,22 +414,23 @@ def survey(
     return rows, groups
 
 
-def draw(subject: SurveySubject, level: int, *, is_asked: bool) -> list[Problem]:
-    """Return PROBLEMS distinct problems of a level, or as many as there are.
+def survey_problems(
+    policy: Policy, supply: Supply, level: int, sampling: Sampling, *, is_asked: bool
+) -> list[Problem]:
+    """Return SURVEY_PROBLEMS distinct problems of a level, or as many as there are.
 
     If the task cannot make problems of the level, its error is raised if the user asked for the
     level (`is_asked`); otherwise the list is empty.
     """
-    supply = subject.supply
     try:
         family = supply.family_size(level)
         found = select(
-            subject.policy,
-            supply.sample(level, SEED),
-            PROBLEMS,
+            policy,
+            supply.sample(level, SURVEY_SEED),
+            SURVEY_PROBLEMS,
             frozenset(),
-            subject.settings.sampling,
-            fruitless=patience(PROBLEMS, family),
+            sampling,
+            fruitless=patience(SURVEY_PROBLEMS, family),
             family=family,
         )
     except Exception:
@@ -479,16 +439,6 @@ def draw(subject: SurveySubject, level: int, *, is_asked: bool) -> list[Problem]
             raise
         return []
     return found.problems
-
-
-def _sample(subject: SurveySubject, problems: Sequence[Problem]) -> list[Group]:
-    """Return a group for each problem, sampled, scored and classified."""
-    ranks = subject.ranks
-    groups = ranks.gather(subject.answer(ranks.share(problems), SEED))
-    for group in groups:
-        group.class_name = group_class(group, subject.settings.rule, range_of(subject.supply.task))
-        group.action = "skip"  # nothing is learned from it
-    return groups
 
 
 def _rows(groups: Sequence[Group], seconds: float) -> list[LevelSurvey]:
@@ -523,9 +473,6 @@ def summarise_level(level: int, groups: Sequence[Group], seconds: float = 0.0) -
     )
 
 
-NO_LEVEL = f"at no level do {VARIED:.0%} of the groups vary and {ANY_EXACT:.0%} hold a right answer"
-
-
 @dataclass(frozen=True)
 class Start:
     """Where a run starts, e.g. ``Start([2, 3, 5, 10], 2, "75% of its groups vary ...")``.
@@ -539,8 +486,14 @@ class Start:
     why: str
 
 
-def choose_start(surveys: Sequence[LevelSurvey], levels: Sequence[int]) -> Start:
+def choose_start(
+    surveys: Sequence[LevelSurvey], levels: Sequence[int], *, mixed: bool = False
+) -> Start:
     """Return where a run that was asked to train on `levels` starts.
+
+    GRPO learns from the differences within a group. So the run starts where groups vary *and* a
+    right answer is within reach. Variation alone is not enough: at two words SmolLM2 was rewarded
+    for "the first word, then stop", its groups varied, and it learned that.
 
     1. Of the first levels that are solved already, all are left out if the next one is within
        reach; otherwise all but the last, where the run starts.
@@ -549,9 +502,18 @@ def choose_start(surveys: Sequence[LevelSurvey], levels: Sequence[int]) -> Start
     3. Otherwise the run starts at the hardest easier level within reach, and climbs by way of the
        surveyed levels between.
     4. If there is none, the levels stay as they are, and `Start.level` is None.
+
+    A run on all levels of a dataset as they come (`mixed`) leaves the levels as they are.
     """
     levels = list(levels)
     found = {row.level: row for row in surveys}
+    if mixed:
+        reachable = [row.level for row in surveys if row.is_within_reach]
+        if not reachable:
+            return Start(levels, None, NO_LEVEL)
+        listed = ", ".join(map(str, reachable))
+        why = f"all levels of the dataset are trained on as they come; within reach: {listed}"
+        return Start(levels, levels[0], why)
 
     solved = len(list(takewhile(lambda level: level in found and found[level].is_solved, levels)))
     if solved:
@@ -562,11 +524,11 @@ def choose_start(surveys: Sequence[LevelSurvey], levels: Sequence[int]) -> Start
         return Start(levels, levels[0], first.finding)
 
     easier = [row for row in surveys if row.level < levels[0]]
-    reachable = [row for row in easier if row.is_within_reach]
-    if not reachable:
+    within_reach = [row for row in easier if row.is_within_reach]
+    if not within_reach:
         return Start(levels, None, NO_LEVEL)
 
-    hardest = max(reachable, key=lambda row: row.level)
+    hardest = max(within_reach, key=lambda row: row.level)
     between = [row.level for row in easier if row.level >= hardest.level]
     why = f"{hardest.finding}; level {levels[0]} is out of reach"
     if first:
@@ -586,17 +548,6 @@ def _past_the_solved(levels: list[int], found: dict[int, LevelSurvey], solved: i
     return Start(levels[skipped:], start, why)
 
 
-def choose_mixed_start(surveys: Sequence[LevelSurvey], levels: Sequence[int]) -> Start:
-    """Return the start of a run on all levels of a dataset as they come, which changes nothing."""
-    reachable = [row.level for row in surveys if row.is_within_reach]
-    if not reachable:
-        return Start(list(levels), None, NO_LEVEL)
-
-    listed = ", ".join(map(str, reachable))
-    why = f"all levels of the dataset are trained on as they come; within reach: {listed}"
-    return Start(list(levels), levels[0], why)
-
-
 def advice(surveys: Sequence[LevelSurvey]) -> str:
     """Return what the user can do if no level is within reach."""
     text = "give a --model that solves some of these problems, or an easier task"
@@ -609,19 +560,10 @@ def advice(surveys: Sequence[LevelSurvey]) -> str:
     return text
 
 
-def figures_of(surveys: Sequence[LevelSurvey], start: Start) -> dict[str, Any]:
-    """Return all results as JSON values: the figures of the pre-flight's line in
-    curriculum.jsonl.
-    """
-    return {
-        "start": start.level,
-        "training_levels": start.levels,
-        "levels": [asdict(row) for row in surveys],
-    }
+# --- right answers, shown or imitated -------------------------------------------------------------
 
-
-# Right answers in an update. SmolLM2-135M then needs 18 to 22 updates, or 12 seconds, for 10 words
-# (runs/LOG.md, 2026-11-23: "10 words by one command").
+# Right answers in an update of the warm start. SmolLM2-135M then needs 18 to 22 updates, or 12
+# seconds, for 10 words (runs/LOG.md, 2026-11-23: "10 words by one command").
 ANSWERS = 32
 
 # Updates between two held-out scores. The score rises by 0.03 an update, and a score every five
@@ -638,94 +580,29 @@ ENOUGH = 0.4
 MAX_SHARE = 0.05
 
 
-@dataclass
-class WarmStart:
-    """The result of an imitation.
+def has_right_targets(stream: ProblemStream, level: int) -> bool:
+    """Return whether the next problem has a target, and it is scored as right.
 
-    E.g. ``WarmStart(20, 640, 19_200, [2.9, ...], [[0, 0.02], [2, 0.1], ...], "held-out ...")``.
-
-    `losses` has the loss of each update, in nats per token. `validation_scores` has pairs of
-    (updates made, held-out score), beginning before the first update. `why` is a sentence.
+    A task with continuous rewards may have targets that are no better than other texts, and rows of
+    the user's own have none. One that compares completions does not say what a target alone earns.
     """
-
-    updates: int = 0
-    answers: int = 0
-    tokens: int = 0
-    losses: list[float] = field(default_factory=list)
-    validation_scores: list[list[float]] = field(default_factory=list)
-    why: str = ""
-
-    @property
-    def score(self) -> float:
-        """The last held-out score."""
-        return self.validation_scores[-1][1]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON types."""
-        return asdict(self)
+    _, problem = stream.at(stream.next_index, level)
+    if not problem.target.strip() or compares(stream.task):
+        return False
+    turns = turns_of(stream.task, stream.policy.opened(problem), [problem.target])
+    (score,) = scores_of(stream.task, problem, turns)
+    return score.exact
 
 
-def right_answer(policy: Policy, task: Task, index: int, problem: Problem) -> Group:
-    """Return the right answer of a problem as a group of one completion, with advantage 1."""
-    group = Group(
-        index,
-        problem,
-        policy.encode(problem),
-        1.0,
-        [demonstration(policy, problem)],
-        action="imitate",
-        advantages=[1.0],
-        shots=policy.shots(problem),
-        opened=policy.opened(problem),
+def no_answers(setting: str, task: str, remedy: str) -> UserError:
+    """Return the error of a `setting` that needs right answers, for a task whose targets are not.
+
+    The `remedy` says what is done with them, and what to do instead.
+    """
+    return UserError(
+        f"{setting}: task {task} does not score the target of its problems as right, so there is "
+        f"nothing to {remedy}"
     )
-    score_groups(task, [group])
-    return group
-
-
-def most_updates(steps: int, completions: int) -> int:
-    """Return the most updates before a run of `steps` with `completions` completions each.
-
-    That is a share MAX_SHARE of the run, counting answers like completions, which are about as
-    long. It is never less than the updates before the first validation.
-    """
-    return max(VALIDATE_EVERY, int(MAX_SHARE * steps * completions / ANSWERS))
-
-
-def warm_start(
-    draw: Callable[[int], Sequence[Group]],
-    learn: Callable[[Sequence[Group]], dict[str, float]],
-    validate: Callable[[], float],
-    limit: int,
-) -> tuple[WarmStart, list[Group]]:
-    """Imitate until the held-out score is ENOUGH, or `limit` updates are made.
-
-    `draw(n)` returns the right answers of n new problems, `learn` makes one update on them and
-    returns its "loss", and `validate` returns the policy's held-out score. Returns the result and
-    the answers that were learned from.
-    """
-    result = WarmStart(validation_scores=[[0, validate()]])
-    learned: list[Group] = []
-
-    while result.score < ENOUGH and result.updates < limit:
-        groups = draw(ANSWERS)
-        learned += groups
-
-        result.losses.append(learn(groups)["loss"])
-        result.updates += 1
-        result.answers += len(groups)
-        result.tokens += sum(len(group.completions[0].tokens) for group in groups)
-
-        if result.updates % VALIDATE_EVERY == 0 or result.updates == limit:
-            result.validation_scores.append([result.updates, validate()])
-
-    before = result.validation_scores[0][1]
-    cause = "its share of the run is spent"
-    if result.score >= ENOUGH:
-        cause = "the score is enough for reinforcement"
-    result.why = (
-        f"held-out score {before:.3f} → {result.score:.3f} after {result.updates} updates: {cause}"
-    )
-    return result, learned
 
 
 def demonstration(policy: Policy, problem: Problem) -> Completion:
@@ -736,17 +613,21 @@ def demonstration(policy: Policy, problem: Problem) -> Completion:
 
 
 def demonstrate(
-    policy: Policy,
-    score: Callable[[Sequence[Group]], None],
-    groups: Sequence[Group],
-    ranks: Ranks = SINGLE,
+    policy: Policy, task: Task, groups: Sequence[Group], ranks: Ranks = SINGLE
 ) -> list[Group]:
     """Return a copy of each group without a right completion that shows the right answer.
 
+    A policy that is sure of a mistake never samples the right answer: all completions of the group
+    make the same mistake, and no difference between them says what would be right. So the last
+    completion is replaced by the right answer (LUFFY, arXiv:2504.14945). The paper's demonstrations
+    are those of a stronger model, in every group, and its loss shapes the policy's probability p as
+    p / (p + 0.1), whose slope vanishes with p. A policy that is sure of a mistake gives the right
+    token 1e-5 or less (runs/LOG.md, 2026-11-27). So here the ratio uses the trainer's own
+    log-probabilities: the gradient of a token is its advantage times the one of log p.
+
     The copy is to be learned from, and the group's action becomes "demonstrate". A group that will
     be sampled again is left alone, and so is one whose problem has no target, or one that is not
-    scored as right, or earns no more than the best completion. `score` fills in the scores of
-    groups. Each of several `ranks` scores some of the answers.
+    scored as right, or earns no more than the best completion.
     """
     stuck = [
         group
@@ -759,7 +640,7 @@ def demonstrate(
         replace(group, completions=[demonstration(policy, group.problem)], scores=[])
         for group in ranks.share(stuck)
     ]
-    score(answers)
+    score_groups(task, answers)
 
     shown = []
     for group, answer in zip(stuck, ranks.gather(answers), strict=True):
@@ -780,3 +661,110 @@ def demonstrate(
         shown.append(copy)
         group.action = "demonstrate"
     return shown
+
+
+def draw_answers(stream: ProblemStream, level: int, size: int) -> list[Group]:
+    """Return the right answers of the next `size` problems, which then count as seen.
+
+    Each is a group of one completion, with advantage 1.
+    """
+    policy = stream.policy
+    groups: list[Group] = []
+    while len(groups) < size:
+        index, problem = stream.at(stream.next_index, level)
+        stream.mark_seen([(index, problem)])
+        group = Group(
+            index,
+            problem,
+            policy.encode(problem),
+            1.0,
+            [demonstration(policy, problem)],
+            action="imitate",
+            advantages=[1.0],
+            shots=policy.shots(problem),
+            opened=policy.opened(problem),
+        )
+        groups.append(group)
+    score_groups(stream.task, groups)
+    return groups
+
+
+@dataclass
+class WarmStart:
+    """The result of an imitation.
+
+    E.g. ``WarmStart(20, 640, 19_200, [2.9, ...], [[0, 0.02], [2, 0.1], ...], "held-out ...")``.
+    """
+
+    updates: int = 0
+    answers: int = 0
+    tokens: int = 0
+    losses: list[float] = field(default_factory=list)  # of each update, nats per token
+    # Pairs of (updates made, held-out score), beginning before the first update.
+    validation_scores: list[list[float]] = field(default_factory=list)
+    why: str = ""  # a sentence
+
+    @property
+    def score(self) -> float:
+        """The last held-out score."""
+        return self.validation_scores[-1][1]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as JSON types."""
+        return asdict(self)
+
+
+def most_updates(steps: int, completions: int) -> int:
+    """Return the most updates before a run of `steps` with `completions` completions each.
+
+    That is a share MAX_SHARE of the run, counting answers like completions, which are about as
+    long. It is never less than the updates before the first validation.
+    """
+    return max(VALIDATE_EVERY, int(MAX_SHARE * steps * completions / ANSWERS))
+
+
+def warm_start(
+    stream: ProblemStream,
+    level: int,
+    optimizer: Optimizer,
+    validate: Callable[[], float],
+    *,
+    limit: int,
+    micro_tokens: int,
+    max_grad_norm: float,
+) -> tuple[WarmStart, list[Group]]:
+    """Imitate right answers of `level` until the held-out score is ENOUGH, or for `limit` updates.
+
+    It is for a policy with no level within reach. `validate` returns the policy's held-out score.
+    Returns the result, which is recorded apart from what reinforcement adds, and the answers.
+    """
+    result = WarmStart(validation_scores=[[0, validate()]])
+    learned: list[Group] = []
+
+    while result.score < ENOUGH and result.updates < limit:
+        groups = draw_answers(stream, level, ANSWERS)
+        learned += groups
+        figures = imitate(
+            stream.policy,
+            optimizer,
+            groups,
+            micro_tokens=micro_tokens,
+            max_grad_norm=max_grad_norm,
+        )
+
+        result.losses.append(figures["loss"])
+        result.updates += 1
+        result.answers += len(groups)
+        result.tokens += sum(len(group.completions[0].tokens) for group in groups)
+
+        if result.updates % VALIDATE_EVERY == 0 or result.updates == limit:
+            result.validation_scores.append([result.updates, validate()])
+
+    before = result.validation_scores[0][1]
+    cause = "its share of the run is spent"
+    if result.score >= ENOUGH:
+        cause = "the score is enough for reinforcement"
+    result.why = (
+        f"held-out score {before:.3f} → {result.score:.3f} after {result.updates} updates: {cause}"
+    )
+    return result, learned

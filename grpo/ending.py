@@ -1,30 +1,42 @@
-"""The verdict on a run.
+"""How a run ends: the reasons to end it early, its verdict, and the program's exit status.
 
-It compares the policy after training with the policy before it, on the same held-out problems. A
-paired comparison needs no assumption about how hard the problems are, and its interval is several
-times narrower than that of the difference of two independent means.
+The verdict compares the policy after training with the policy before it, on the same held-out
+problems. A paired comparison needs no assumption about how hard the problems are, and its interval
+is several times narrower than that of the difference of two independent means.
 
 The score alone does not decide. Copying one text earns half of the similarity, so a policy that
 fell into a trap, or into one wrong text, has collapsed whatever its score; one that gives fewer
 exact answers got worse; and one that hardly any step updated had no signal to learn from.
+
+Nothing here imports torch, because the report reads verdicts.
 """
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from operator import itemgetter
 from statistics import fmean
 from typing import Any, Literal
 
-from grpo.config import PROMOTE_AT
-from grpo.records import WHY, Completion, Group, first_tries, level_name, truncated_share
+from grpo.config import Config
+from grpo.records import WHY, Completion, Decision, Group, first_tries, level_name, truncated_share
 from grpo.statistics import MARGIN, TAIL, mean_interval, reaches_mark
 from grpo.variance import DEGENERATE, REMEDIES, common_trap
 from tasks.base import Problem, Score
 
-# From this mean score on, a level has nothing left to teach. It is higher than 0.99, because the
-# mean on other problems may be lower.
-SOLVED_MEAN = 0.995
+# A level is solved if the mean of a held-out evaluation is at least SOLVED, whatever --promote-at,
+# and nothing more can be learned there from a mean of EXHAUSTED on. That is higher than 0.99,
+# because the mean on other problems may be lower.
+SOLVED = 0.97
+EXHAUSTED = 0.995
+
+# A held-out evaluation may end the run once this share of the groups of as many steps is solved. A
+# few steps are not enough: the score still rises when most groups are solved (runs/LOG.md,
+# 2026-11-25).
+SOLVED_SHARE = 0.9
+SOLVED_STEPS = 10
+CHECK_EVERY = 10  # steps between two validation checks
+CHECK_PROBLEMS = 128
 
 MIN_STEPS = 50  # fewer steps without a clear difference are too few to say "not learned"
 UNFINISHED = 3  # exit status of a run that was stopped, or has not learned
@@ -40,6 +52,177 @@ LAST_STEPS = 5  # of training, whose groups are asked for identical wrong texts
 # Fewer held-out completions prove no collapse unless those of training agree; nor can a run be
 # called "learned" with fewer.
 MIN_COMPLETIONS = 6
+
+
+def is_solved(line: Mapping[str, Any]) -> bool:
+    """Return whether a held-out evaluation, a line of eval.jsonl, solves its level.
+
+    The interval must begin at most MARGIN below SOLVED, and the budget may cut off one completion
+    of twenty: an answer needs an end.
+    """
+    is_high = reaches_mark(line["mean"], line["ci_low"], SOLVED)
+    return is_high and line.get("truncated", 0.0) <= MARGIN
+
+
+def solved_step(evaluations: Sequence[Mapping[str, Any]], level: int) -> int | None:
+    """Return the first step from which on each held-out evaluation of `level` is solved.
+
+    These are reports and validation checks. Returns None if the last of them is not solved, or if
+    there is none.
+    """
+    of_level = [
+        line
+        for line in evaluations
+        if line["level"] == level and line["purpose"] in ("report", "promotion")
+    ]
+    last_unsolved = max((line["step"] for line in of_level if not is_solved(line)), default=-1)
+    later = [line["step"] for line in of_level if line["step"] > last_unsolved]
+    return min(later, default=None)
+
+
+class EndWatch:
+    """Finds every reason for which a run ends before its steps are made:
+
+    - *stopped*: no group could be trained on for `patience` steps (0: never), which is a failure;
+    - *exhausted*: every group of the last level was solved for as many steps;
+    - *solved*: nearly all groups of the last level were solved for SOLVED_STEPS steps, and a
+      held-out evaluation confirms it.
+    """
+
+    def __init__(self, config: Config):
+        self.patience = config.patience
+        # The rewards of a control experiment say nothing about the policy.
+        self.may_be_solved = config.patience > 0 and config.control == "none"
+        self.solved = ""  # why the run ends, once a held-out evaluation has confirmed it
+
+        # Of the last steps at a level: solved groups, all groups.
+        self.level: int | None = None
+        self.recent: deque[tuple[int, int]] = deque(maxlen=SOLVED_STEPS)
+        self.solved_steps = 0  # in a row, at which nearly all recent groups were solved
+
+        # Of the steps in a row that trained on nothing.
+        self.untrained = 0
+        self.classes: Counter[str] = Counter()
+        self.reward = 0.0  # mean of the last step
+
+    def observe(self, groups: Sequence[Group], level: int) -> None:
+        """Count a step at a level; `groups` has every try.
+
+        Steps without a trained group count whatever their level, unless the groups were solved:
+        solved groups of one level say nothing about the next.
+        """
+        if self.level != level:
+            self.level = level
+            self.recent.clear()
+            if self._were_solved:
+                self._forget()
+
+        first = first_tries(groups)
+        self.reward = fmean(reward for group in first for reward in group.rewards)
+        self.recent.append((sum(group.class_name == "solved" for group in first), len(first)))
+        solved, count = map(sum, zip(*self.recent, strict=True))
+        is_solved = len(self.recent) == SOLVED_STEPS and solved >= SOLVED_SHARE * count
+        self.solved_steps = self.solved_steps + 1 if is_solved else 0
+
+        if any(group.teaches for group in groups):
+            self._forget()
+        else:
+            self.untrained += 1
+            self.classes.update(group.class_name for group in first)
+
+    def _forget(self) -> None:
+        self.untrained = 0
+        self.classes.clear()
+
+    @property
+    def _were_solved(self) -> bool:
+        """Whether nearly all groups of the untrained steps were solved."""
+        return self.classes["solved"] > SOLVED_SHARE * self.classes.total()
+
+    @property
+    def _is_out_of_patience(self) -> bool:
+        return 0 < self.patience <= self.untrained
+
+    @property
+    def exhausted(self) -> str:
+        """Why the level that was trained on has nothing left to teach; "" if it has."""
+        if not (self._is_out_of_patience and self._were_solved):
+            return ""
+        return f"every training group was solved for {self.untrained} steps"
+
+    def stopped(self, levels: Sequence[int], level: int) -> str:
+        """Return why training has failed on the ladder of `levels`, of which `level` is the
+        current one; "" if it has not.
+        """
+        if not self._is_out_of_patience or self._were_solved:
+            return ""
+
+        ranked = ", ".join(
+            f"{count / self.classes.total():.0%} {name}"
+            for name, count in self.classes.most_common()
+        )
+        failures = [name for name in DEGENERATE if name != "solved"]
+        cause = max(failures, key=self.classes.__getitem__)
+        reason = (
+            f"no group could be trained on for {self.untrained} steps ({ranked}; reward "
+            f"{self.reward:.3f}); {REMEDIES[cause]}"
+        )
+        if position := levels.index(level):
+            below = levels[position - 1]
+            return f"level {level} was not learned after level {below}: {reason}"
+        return reason
+
+    def ended(self, levels: Sequence[int], level: int) -> str:
+        """Return why no step follows although steps are left; "" if one does."""
+        exhausted = self.exhausted if self._was_at_last_level(levels, level) else ""
+        return self.stopped(levels, level) or self.solved or exhausted
+
+    def _was_at_last_level(self, levels: Sequence[int], level: int) -> bool:
+        """Return whether the last step was at the last level, and a promotion has not led there."""
+        return self.level == level == levels[-1]
+
+    def wants_check(self, levels: Sequence[int], level: int) -> bool:
+        """Return whether a held-out evaluation may end the run now."""
+        is_due = self.solved_steps > 0 and (self.solved_steps - 1) % CHECK_EVERY == 0
+        is_open = is_due and self.may_be_solved and self._was_at_last_level(levels, level)
+        return is_open and not self.ended(levels, level)
+
+    def take_check(self, step: int, line: Mapping[str, Any]) -> list[Decision]:
+        """Take note of a held-out evaluation that `wants_check` asked for; return the decision to
+        end the run, if it is one.
+        """
+        if not is_solved(line) or line["mean"] < EXHAUSTED:
+            return []
+        self.solved = (
+            f"at least {SOLVED_SHARE:.0%} of the groups of the last {SOLVED_STEPS} steps were "
+            f"solved, and the held-out mean is {line['mean']:.3f} "
+            f"[{line['ci_low']:.3f}, {line['ci_high']:.3f}]"
+        )
+        figures = {name: line[name] for name in ("mean", "ci_low", "ci_high", "n")}
+        return [Decision(step, line["level"], line["level"], "solved", self.solved, figures)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON types."""
+        return {
+            "solved": self.solved,
+            "level": self.level,
+            "recent": list(self.recent),
+            "solved_steps": self.solved_steps,
+            "untrained": self.untrained,
+            "classes": dict(self.classes),
+            "reward": self.reward,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state that `state_dict` returned."""
+        self.solved = state["solved"]
+        self.level = state["level"]
+        self.recent = deque(map(tuple, state["recent"]), maxlen=SOLVED_STEPS)
+        self.solved_steps = state["solved_steps"]
+        self.untrained = state["untrained"]
+        self.classes = Counter(state["classes"])
+        self.reward = state["reward"]
+
 
 Kind = Literal[
     "learned",
@@ -61,47 +244,30 @@ Means = tuple[float, float, float]
 class Verdict:
     """Whether a run learned, e.g. ``Verdict("learned", level=25, n=200, before=0.18, after=0.99,
     difference=0.81, low=0.78, high=0.84, steps=60, updated=41, untaught=0.62, truncated=0.0)``.
-
-    `before` and `after` are mean held-out scores on the same `n` problems of `level`. `imitated` is
-    the score on them after the warm start and before the first step; None without a warm start.
-    `difference` is what reinforcement added: to `imitated`, or else to `before`. `low` and `high`
-    are its 95 % interval, or a wider one if several levels are compared (see `reach_verdict`).
-    `updated` is the number of steps that changed the weights, `untaught` the share of sampled
-    tokens in groups that taught nothing, `truncated` the share of completions that reached the
-    token budget, `demonstrated` the share of the groups trained on that showed the right answer.
-    `stopped` says why the run was stopped; "" if it was not.
-
-    `solved_step` is the first step from which on each held-out evaluation had solved the level (see
-    `is_solved`); None without one. `mistake` is the most common mistake of the
-    last held-out evaluation, in words; "" without wrong answers.
-
-    `cause` says in a sentence why the run failed, and `remedy` what to change; "" where there is
-    nothing to say. `trap` is the one that the policy fell into, and `degenerate` the most common
-    class of the groups without gradient; "" without one. `next_command` is what to run next.
     """
 
     kind: Kind
     level: int
-    n: int
-    before: float | None
+    n: int  # problems that were scored both before and after
+    before: float | None  # mean held-out scores on these problems
     after: float | None
-    difference: float | None
-    low: float | None
+    difference: float | None  # what reinforcement added: to `imitated`, or else to `before`
+    low: float | None  # of its 95 % interval, wider if several levels are compared
     high: float | None
     steps: int
-    updated: int
-    untaught: float
-    truncated: float
-    stopped: str = ""
-    imitated: float | None = None
-    solved_step: int | None = None
-    mistake: str = ""
-    next_command: str = ""
-    demonstrated: float = 0.0
-    cause: str = ""
-    remedy: str = ""
-    trap: str = ""
-    degenerate: str = ""
+    updated: int  # steps that changed the weights
+    untaught: float  # share of the sampled tokens in groups that taught nothing
+    truncated: float  # share of the completions that reached the token budget
+    stopped: str = ""  # why the run was stopped; "" if it was not
+    imitated: float | None = None  # score after the warm start; None without one
+    solved_step: int | None = None  # see `solved_step`
+    mistake: str = ""  # the most common one of the last held-out evaluation, in words
+    next_command: str = ""  # what to run next
+    demonstrated: float = 0.0  # share of the groups trained on that showed the right answer
+    cause: str = ""  # why the run failed, in a sentence
+    remedy: str = ""  # what to change
+    trap: str = ""  # the one that the policy fell into
+    degenerate: str = ""  # the most common class of the groups without gradient
 
     @property
     def exit_status(self) -> int:
@@ -193,16 +359,64 @@ class HeldOut:
 
     def paired(self, level: int, name: str) -> list[Means]:
         """Return the means of "value" or "exact" of each problem of `level` that all answered."""
-        before, begun, after = (_means_by_problem(groups, name) for groups in self.at(level))
+        before, begun, after = (
+            {
+                group.problem.key: fmean(getattr(score, name) for score in group.scores)
+                for group in groups
+            }
+            for groups in self.at(level)
+        )
         return [
             (before[key], begun[key], after[key]) for key in before if key in begun and key in after
         ]
 
 
-def _means_by_problem(groups: Sequence[Group], name: str) -> dict[str, float]:
-    return {
-        group.problem.key: fmean(getattr(score, name) for score in group.scores) for group in groups
+def conclude(
+    level: int,
+    answers: HeldOut,
+    metrics: Sequence[Mapping[str, Any]],
+    evaluations: Sequence[Mapping[str, Any]],
+    *,
+    stopped: str = "",
+    words: Mapping[str, str] = {},
+) -> Verdict:
+    """Return the verdict on a run that was asked for `level`, from its logs and `answers`.
+
+    If the run learned nothing there, it is the verdict on the hardest level at which it learned,
+    unless the policy collapsed or got worse at the level that it was training on. `evaluations` are
+    the lines of eval.jsonl; `words` says what the task's labels of mistakes mean.
+    """
+    first = {
+        line["level"]: line
+        for line in evaluations
+        if line["purpose"] == "report" and line["step"] == 0
     }
+    levels = sorted({*first, level}, reverse=True)
+    answers = replace(answers, levels=len(levels))
+    verdicts = {
+        each: reach_verdict(
+            each,
+            answers,
+            metrics,
+            was_solved=each in first and is_solved(first[each]),
+            stopped=stopped,
+        )
+        for each in levels
+    }
+
+    chosen = verdicts[level]
+    last = metrics[-1].get("levels", {}) if metrics else {}
+    has_fallen = chosen.kind in ("collapsed", "got worse") and str(level) in last
+    learned = [verdict for verdict in verdicts.values() if verdict.kind == "learned"]
+    if chosen.kind != "learned" and learned and not has_fallen:
+        chosen = learned[0]
+
+    before, _, after = answers.at(chosen.level)
+    return replace(
+        chosen,
+        solved_step=solved_step(evaluations, chosen.level),
+        mistake=most_common_mistake(after or before, words),
+    )
 
 
 def reach_verdict(
@@ -213,7 +427,7 @@ def reach_verdict(
     was_solved: bool,
     stopped: str = "",
 ) -> Verdict:
-    """Return the verdict on a run.
+    """Return the verdict on a run at one level.
 
     A policy that is called "learned" if it learned at any of several levels has as many chances of
     being called so by mistake. So the interval then misses as many times more rarely (Bonferroni's
@@ -379,7 +593,7 @@ def _figures_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     last = metrics[-1] if metrics else {}
     tokens = last.get("num_tokens", 0)
     truncated = [line.get("completions/clipped_ratio") or 0 for line in metrics]
-    # Weighted by groups: dynamic sampling and a token budget take more or fewer in a step.
+    # Weighted by groups, because dynamic sampling takes more or fewer in a step.
     groups = [max(1, line.get("groups/count") or 1) for line in metrics]
     kept, demonstrated = (
         sum(line.get(f"groups/{done}") or 0 for line in metrics)
@@ -408,132 +622,6 @@ def has_update(metrics: Mapping[str, Any]) -> bool:
     return "loss" in metrics and metrics.get("grad_norm") != 0
 
 
-# Once SOLVED_SHARE of the groups of the last SOLVED_STEPS steps are solved, a validation check may
-# end the run. A few steps are not enough: the score still rises when most groups are solved
-# (runs/LOG.md, 2026-11-25).
-SOLVED_SHARE = 0.95
-SOLVED_STEPS = 10
-
-
-class EarlyStop:
-    """Counts the steps in a row that trained on nothing, and those in a row at which nearly all
-    recent groups were solved.
-
-    `patience` is the number of steps without a trained group after which a run stops (0: never).
-    """
-
-    def __init__(self, patience: int):
-        self.patience = patience
-        self.untrained = 0
-        self.solved_steps = 0
-        self.recent: deque[tuple[int, int]] = deque(maxlen=SOLVED_STEPS)  # solved groups, groups
-        self.level: int | None = None  # that of the recent steps
-        self.classes: Counter[str] = Counter()  # of the groups in the untrained steps
-        self.reward = 0.0  # mean of the last step
-
-    def observe(self, groups: Sequence[Group], level: int) -> None:
-        """Count a step at a level; `groups` has every try.
-
-        Steps without a trained group count whatever their level, unless the groups were solved:
-        solved groups of one level say nothing about the next.
-        """
-        if self.level != level:
-            self.level = level
-            self.recent.clear()
-            if self._were_solved:
-                self.untrained = 0
-                self.classes.clear()
-
-        first = first_tries(groups)
-        solved = sum(group.class_name == "solved" for group in first)
-        self.recent.append((solved, len(first)))
-        solved_groups, groups_in_all = map(sum, zip(*self.recent, strict=True))
-        is_solved = solved_groups >= SOLVED_SHARE * groups_in_all
-        self.solved_steps = (
-            self.solved_steps + 1 if is_solved and len(self.recent) == SOLVED_STEPS else 0
-        )
-        self.reward = fmean(reward for group in first for reward in group.rewards)
-
-        if any(group.teaches for group in groups):
-            self.untrained = 0
-            self.classes.clear()
-            return
-
-        self.untrained += 1
-        self.classes.update(group.class_name for group in first)
-
-    @property
-    def stopped(self) -> str:
-        """Why the run stops: its groups taught nothing for `patience` steps; "" if it does not.
-
-        Solved groups are no reason to stop, because they are no failure (see `exhausted`).
-        """
-        cause = self._cause
-        if cause is None or cause == "solved":
-            return ""
-
-        ranked = ", ".join(
-            f"{count / self.classes.total():.0%} {name}"
-            for name, count in self.classes.most_common()
-        )
-        return (
-            f"no group could be trained on for {self.untrained} steps ({ranked}; reward "
-            f"{self.reward:.3f}); {REMEDIES[cause]}"
-        )
-
-    @property
-    def exhausted(self) -> str:
-        """Why there is nothing left to learn: solved groups for `patience` steps; "" if there is
-        something.
-        """
-        if self._cause != "solved":
-            return ""
-        return f"every training group was solved for {self.untrained} steps"
-
-    @property
-    def _were_solved(self) -> bool:
-        """Whether nearly all groups of the untrained steps were solved."""
-        return self.classes["solved"] > 0.9 * self.classes.total()
-
-    @property
-    def _cause(self) -> str | None:
-        """The class that explains why nothing could be trained on; None while patience lasts."""
-        if not self.patience or self.untrained < self.patience:
-            return None
-        if self._were_solved:
-            return "solved"
-        failures = [name for name in DEGENERATE if name != "solved"]
-        return max(failures, key=self.classes.__getitem__)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as JSON types."""
-        return {
-            "untrained": self.untrained,
-            "solved": self.solved_steps,
-            "recent": [list(counts) for counts in self.recent],
-            "level": self.level,
-            "classes": dict(self.classes),
-            "reward": self.reward,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore a state that `state_dict` returned."""
-        self.untrained = state["untrained"]
-        self.solved_steps = state["solved"]
-        self.recent.clear()
-        self.recent.extend((solved, groups) for solved, groups in state["recent"])
-        self.level = state["level"]
-        self.classes = Counter(state["classes"])
-        self.reward = state["reward"]
-
-
-# A text repeats itself if it has at least this many words, each of them twice on average.
-REPEATED_WORDS = 8
-
-# The labels in the parts of a score that name a mistake.
-LABELS = ("trap", "reason")
-
-
 def most_common_mistake(groups: Sequence[Group], words: Mapping[str, str]) -> str:
     """Return the most common mistake of the completions, e.g. "empty (31 of 44 wrong answers)".
 
@@ -555,48 +643,24 @@ def most_common_mistake(groups: Sequence[Group], words: Mapping[str, str]) -> st
 def mistake_of(
     problem: Problem, completion: Completion, score: Score, words: Mapping[str, str]
 ) -> str:
-    """Return what is wrong with a completion; the first of the causes that applies."""
-    labels = [score.parts.get(name) for name in LABELS]
-    label = next((label for label in labels if isinstance(label, str) and label), None)
-    if label is not None:
-        return words.get(label, label)
+    """Return what is wrong with a completion; the first of the causes that applies.
+
+    A task names what goes wrong by the labels `trap` and `reason` in the parts of a score, and may
+    say in words what a label means. Other mistakes are read from the text.
+    """
+    for label in (score.parts.get("trap"), score.parts.get("reason")):
+        if isinstance(label, str) and label:
+            return words.get(label, label)
 
     written, wanted = completion.text.split(), problem.target.split()
     if not written:
         return "nothing is written"
     if completion.is_truncated:
         return "truncated at the token budget"
-    if len(written) >= REPEATED_WORDS and 2 * len(set(written)) <= len(written):
+    if len(written) >= 8 and 2 * len(set(written)) <= len(written):
         return "the text repeats itself"
-
-    if len(wanted) > 1 and len(written) < len(wanted):
-        return "words are missing"
-    if len(wanted) > 1 and len(written) > len(wanted):
-        return "words are added"
-    return "a wrong word" if len(wanted) > 1 else "a wrong answer"
-
-
-def is_solved(line: Mapping[str, Any]) -> bool:
-    """Return whether a held-out evaluation solves its level.
-
-    The mean must be at least 0.97 and the interval begin at 0.92 or above, whatever --promote-at,
-    and the budget may cut off one completion of twenty: an answer needs an end.
-    """
-    is_high = reaches_mark(line["mean"], line["ci_low"], PROMOTE_AT["heldout"])
-    return is_high and line.get("truncated", 0.0) <= MARGIN
-
-
-def solved_step(evaluations: Sequence[Mapping[str, Any]], level: int) -> int | None:
-    """Return the first step from which on each held-out evaluation of `level` is solved.
-
-    These are reports and validation checks. Returns None if the last of them is not solved, or if
-    there is none.
-    """
-    of_level = [
-        line
-        for line in evaluations
-        if line["level"] == level and line["purpose"] in ("report", "promotion")
-    ]
-    last_unsolved = max((line["step"] for line in of_level if not is_solved(line)), default=-1)
-    later = [line["step"] for line in of_level if line["step"] > last_unsolved]
-    return min(later, default=None)
+    if len(wanted) <= 1:
+        return "a wrong answer"
+    if len(written) != len(wanted):
+        return "words are missing" if len(written) < len(wanted) else "words are added"
+    return "a wrong word"

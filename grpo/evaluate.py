@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+from grpo.config import Config
 from grpo.model.policy import Policy
 from grpo.records import Group
 from grpo.rollout.budget import budget_for, fitting, room_warning
@@ -36,6 +37,11 @@ class Sampling:
     top_k: int = 0  # 0: all tokens
     top_p: float = 1.0  # 1: all tokens
     max_new_tokens: int = 0  # 0: chosen by the target and the task, see `budget_for`
+
+    @classmethod
+    def of(cls, config: Config) -> "Sampling":
+        """Return the sampling settings of a run."""
+        return cls(config.temperature, 0, config.top_p, config.max_new_tokens or 0)
 
 
 @dataclass(frozen=True)

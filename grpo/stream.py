@@ -76,34 +76,13 @@ class ProblemStream:
         return taken
 
     def following(self, levels: Sequence[int], earlier: Sequence[Indexed] = ()) -> list[Indexed]:
-        """Return the problems of these `levels` that a step takes after its `earlier` ones.
-
-        They are fewer than `levels` if the step's token budget is reached.
-        """
-        problems = list(earlier)
+        """Return problems of these `levels`, which a step takes after its `earlier` ones."""
+        problems: list[Indexed] = []
         index = earlier[-1][0] + 1 if earlier else self.next_index
         for level in levels:
             problems.append(self.at(index, level))
             index = problems[-1][0] + 1
-
-        most = self.affordable([problem for _, problem in problems])
-        return problems[len(earlier) : most]
-
-    def affordable(self, problems: Sequence[Problem]) -> int:
-        """Return how many of `problems`, from the first on, a step can take.
-
-        At least one; more as long as problems x group size x the largest completion budget is at
-        most `step_tokens`.
-        """
-        if not self.config.step_tokens:
-            return len(problems)
-
-        largest = 0
-        for number, problem in enumerate(problems, start=1):
-            largest = max(largest, self.budget(self.policy.encode(problem), problem))
-            if number * self.config.group_size * largest > self.config.step_tokens:
-                return max(1, number - 1)
-        return len(problems)
+        return problems
 
     def budget(self, prompt: tuple[int, ...], problem: Problem) -> int:
         """Return the most new tokens that a completion of `problem` may take after its `prompt`."""
@@ -178,6 +157,24 @@ class ProblemStream:
             of_level = self.trained[level] + sum(each == level for each in new.values())
             metrics["problems/family_share"] = of_level / size
         return metrics
+
+    def summary(self, level: int, draws: int, imitated: int = 0) -> str:
+        """Return in words how many problems the run was trained on, in how many `draws`.
+
+        For a finite family of problems it also gives the share of the one at `level`.
+        """
+        seen = len(self.seen) - self.inherited
+        line = f"trained on {seen:,} unique problems in {draws:,} draws"
+        if imitated:
+            line += f" and {imitated:,} imitated answers"
+        if size := self.supply.family_size(level):
+            of_level = self.trained[level]
+            where = "" if of_level == seen else f" at level {level}"
+            what = "training problems" if self.supply.dataset else "that exist"
+            line += f", {of_level / size:.1%} of the {size:,} {what}{where}"
+        if self.inherited:
+            line += f", after {self.inherited:,} in earlier runs"
+        return line
 
     def begin_after(self, state: dict[str, Any]) -> None:
         """Begin with the policy of an earlier run, whose trainer had this `state`.

@@ -5,9 +5,6 @@
 Departures from the paper: the loss is DAPO's, without a reference model, unless the settings say
 otherwise; groups without variance are kept, skipped, replaced or sampled again; a curriculum
 chooses the level of the problems; every update compares its log-probabilities with the sampler's.
-
-The file is longer than 400 lines, because what a checkpoint saves of the trainer (`state`,
-`restore`) stands beside the attributes that it saves.
 """
 
 import ctypes
@@ -20,7 +17,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import cached_property
 from statistics import fmean, stdev
 from typing import Any
 
@@ -29,88 +26,40 @@ from data.text import is_encodable, shown
 from grpo.config import Config
 from grpo.curriculum import (
     Ladder,
-    LadderSettings,
     WarmStart,
     demonstrate,
+    has_right_targets,
     most_updates,
-    right_answer,
+    no_answers,
     warm_start,
 )
 from grpo.distributed import SINGLE, Ranks
-from grpo.ending import EarlyStop
-from grpo.evaluate import score_groups, turns_of
+from grpo.ending import EndWatch
+from grpo.evaluate import score_groups
 from grpo.learn.advantages import advantages, token_advantages
 from grpo.learn.loss import OwnLoss, load_loss
 from grpo.learn.optimizer import Optimizer, adamw, default_rate, lr_factor
-from grpo.learn.update import PARITY, FirstPass, UpdateMemory, UpdateSettings, imitate, update
+from grpo.learn.update import PARITY, FirstPass, UpdateMemory, UpdateSettings, update
 from grpo.model.policy import Policy
 from grpo.model.sizes import optimizer_bytes, text_config
 from grpo.records import Group, StepReport, StepSummary, first_tries, truncated_share
 from grpo.rollout.generate import new_drafting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.stream import Indexed, ProblemStream
-from grpo.variance import COLLAPSED, ClassRule, VarianceMonitor, VarianceSettings
-from tasks.base import (
-    COMPONENT,
-    Problem,
-    Score,
-    Task,
-    calling,
-    compares,
-    credits_of,
-)
-from tasks.scoring import range_of, scores_of
+from grpo.variance import COLLAPSED, VarianceMonitor
+from tasks.base import COMPONENT, Task, calling, credits_of
+from tasks.scoring import range_of
 from tasks.supply import Supply
 from tasks.user_code import process_unchanged
 
-# Its result is ignored. Numbers that it adds to the report's metrics are stored with them.
-Callback = Callable[[StepReport], Any]
-
-
-def run_callback(callback: Callback, report: StepReport) -> None:
-    """Call `callback` with the report of a step.
-
-    Raises UserError if it is a coroutine function, if it raises, if it changes the process
-    (`process_unchanged`), if it adds a metric that is not a number, or if it changes what the run
-    stores: a metric that was there before, an event, or the groups with their scores and
-    advantages.
-    """
-    where = f"callback {getattr(callback, '__name__', type(callback).__name__)}"
-    if inspect.iscoroutinefunction(callback):
-        raise UserError(f"{where}: is async, and nothing would wait for it; give a plain function")
-
-    before = dict(report.metrics)
-    events, groups = list(report.events), list(report.groups)
-    parts = [_parts(group) for group in groups]
-    with process_unchanged(where), calling(f"{where}, step {report.step}"):
-        callback(report)
-
-    for name, value in report.metrics.items():
-        if not isinstance(name, str) or not is_encodable(name):
-            raise UserError(f"{where}: it has added a metric named {name!a}; give a text")
-        if name not in before:
-            plain = value.tolist() if hasattr(value, "tolist") else value  # of NumPy or PyTorch
-            if type(plain) not in (int, float):
-                raise UserError(f"{where}: its metric {name} is {shown(value)}; give a number")
-            report.metrics[name] = plain
-    for name, value in before.items():
-        if name not in report.metrics or report.metrics[name] is not value:
-            raise UserError(f"{where}: it has changed the metric {name}; add one of another name")
-    if list(map(id, report.groups)) != list(map(id, groups)):
-        raise UserError(f"{where}: it has changed the list of groups; make a copy")
-    if report.events != events:
-        raise UserError(f"{where}: it has changed the events; make a copy")
-    if [_parts(group) for group in groups] != parts:
-        raise UserError(f"{where}: it has changed a group; make a copy")
-
-
-def _parts(group: Group) -> tuple[Any, ...]:
-    """Return what a group holds, as it was: its records cannot be changed, its lists can."""
-    return (*map(list, (group.completions, group.scores, group.advantages)), group.action)
-
+MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for one step
 
 # The learning rate of the embedded model, all weights (runs/LOG.md, 2026-11-22: "a new base").
 BUILTIN_RATE = 2e-4
+
+# A function of the user's own that is called after each step. Its result is ignored. Numbers that
+# it adds to the report's metrics are stored with them.
+Callback = Callable[[StepReport], Any]
 
 
 @dataclass(frozen=True)
@@ -129,223 +78,6 @@ class Parts:
     callbacks: Sequence[Callback] = ()
 
 
-def with_learning_rate(config: Config, policy: Policy) -> Config:
-    """Fill in the learning rate if none was asked for: it depends on the size of the model."""
-    if config.learning_rate is not None:
-        return config
-    if config.model == "builtin" and not config.lora_rank:
-        rate = BUILTIN_RATE
-    else:
-        rate = default_rate(text_config(policy.causal.config).hidden_size, is_lora=policy.is_lora)
-    return dataclasses.replace(config, learning_rate=rate)
-
-
-def build_curriculum(config: Config, levels: list[int]) -> Ladder:
-    """Return a ladder of `levels` with the rules of the configuration."""
-    return Ladder(levels, ladder_settings(config))
-
-
-def ladder_settings(config: Config) -> LadderSettings:
-    """Return the rules of the configuration's ladder."""
-    promote_by, promote_at = config.promotion
-    return LadderSettings(
-        promote_by=promote_by,
-        promote_at=promote_at,
-        window=config.promote_window,
-        promote_every=config.promote_every,
-        replay=config.replay,
-    )
-
-
-def build_monitor(config: Config) -> VarianceMonitor:
-    """Return the variance monitor."""
-    return VarianceMonitor(variance_settings(config))
-
-
-def variance_settings(config: Config) -> VarianceSettings:
-    """Return how the configuration treats groups without variance."""
-    return VarianceSettings(
-        on_degenerate=config.on_degenerate,
-        temperature=config.temperature,
-        rule=class_rule(config),
-        retries=config.retries,
-        temperature_factor=config.temperature_factor,
-        temperature_ceiling=config.temperature_ceiling,
-    )
-
-
-def class_rule(config: Config) -> ClassRule:
-    """Return which groups carry a gradient under the configuration."""
-    return ClassRule(
-        masks_truncated=config.truncated == "mask",
-        credits_tokens=config.credit == "alignment",
-    )
-
-
-def build_optimizer(config: Config, policy: Policy, ranks: Ranks) -> Optimizer:
-    """Return the optimizer of the policy's parameters."""
-    assert config.learning_rate is not None, "the configuration is resolved"
-    make = adamw(config.learning_rate)
-    return Optimizer(policy.parameters, make, dtype=policy.dtype, ranks=ranks)
-
-
-def reserved_bytes(policy: Policy) -> int:
-    """Return the bytes that weights and optimizer state take on the device of this rank."""
-    return policy.weight_bytes + optimizer_bytes(
-        sum(p.numel() for p in policy.parameters),
-        policy.parameters[0].element_size(),
-    )
-
-
-def update_settings(
-    config: Config, *, max_length: int, truncate: Callable | None, own_loss: OwnLoss | None = None
-) -> UpdateSettings:
-    """Return the settings of an update; dr_grpo divides by `max_length` tokens."""
-    clip_low, clip_high = config.clips
-    return UpdateSettings(
-        kind=config.loss,
-        beta=config.beta,
-        clip_low=clip_low,
-        clip_high=clip_high,
-        max_length=max_length,
-        max_grad_norm=config.max_grad_norm,
-        truncate=truncate,
-        importance_limit=config.importance_limit,
-        own_loss=own_loss,
-        masks_truncated=config.truncated == "mask",
-    )
-
-
-@dataclass(frozen=True)
-class GroupRequest:
-    """A group to be sampled: its problem, the problem's index in the stream, and a temperature."""
-
-    index: int
-    problem: Problem
-    temperature: float
-
-
-class GroupSampler:
-    """Samples a group of completions for each problem.
-
-    `truncate` is the truncation by top-k and top-p, which the loss shares; `drafting` decides how
-    much is drafted.
-    """
-
-    def __init__(self, config: Config, task: Task, policy: Policy, stream: ProblemStream):
-        self.config = config
-        self.task = task
-        self.policy = policy
-        self.stream = stream
-        self.truncate = truncation(config.top_k, config.top_p)
-        self.drafting = new_drafting(policy, config.draft)
-
-    def sample(self, step: int, requests: Sequence[GroupRequest], attempt: int) -> list[Group]:
-        """Return an unscored group for each request. `attempt` counts the tries, from 0."""
-        if not requests:
-            return []
-
-        problems = [request.problem for request in requests]
-        return sample_groups(
-            self.policy,
-            self.task,
-            problems,
-            indices=[request.index for request in requests],
-            keys=[self._keys(step, request.index, attempt) for request in requests],
-            temperatures=[request.temperature for request in requests],
-            budgets=[
-                self.stream.budget(self.policy.encode(problem), problem) for problem in problems
-            ],
-            truncate=self.truncate,
-            drafting=self.drafting,
-            attempt=attempt,
-        )
-
-    def _keys(self, step: int, index: int, attempt: int) -> list[int]:
-        """Return a key for each completion of a group: its random numbers follow from that."""
-        return [
-            sample_key(self.config.seed, step, index, sample, attempt)
-            for sample in range(self.config.group_size)
-        ]
-
-
-class StepTimer:
-    """The seconds that each part of a step takes."""
-
-    def __init__(self) -> None:
-        self.start = self.last = time.perf_counter()
-        self.laps: dict[str, float] = defaultdict(float)
-
-    def lap(self, name: str) -> None:
-        """Add the time since the last lap to the part `name`."""
-        now = time.perf_counter()
-        self.laps[name] += now - self.last
-        self.last = now
-
-    def total(self) -> float:
-        """Return the time since the start."""
-        return time.perf_counter() - self.start
-
-    def metrics(self) -> dict[str, float]:
-        """Return the time of each part."""
-        return {f"time/{name}": seconds for name, seconds in self.laps.items()}
-
-
-def reward_metrics(first: Sequence[Group]) -> dict[str, float]:
-    """Return means over the completions of first tries, and the rewards' standard deviation."""
-    scores = [score for group in first for score in group.scores]
-    return {
-        "reward": fmean(score.reward for score in scores),
-        "reward_std": stdev(score.reward for score in scores) if len(scores) > 1 else 0.0,
-        "value": fmean(score.value for score in scores),
-        "exact": fmean(score.exact for score in scores),
-        **component_metrics(scores),
-    }
-
-
-def component_metrics(scores: Sequence[Score]) -> dict[str, float]:
-    """Return the mean of each component of the reward: the parts that are called "reward/...".
-
-    A completion without a component counts as 0.
-    """
-    names = {name for score in scores for name in score.parts if name.startswith(COMPONENT)}
-    return {name: fmean(score.parts.get(name, 0.0) for score in scores) for name in sorted(names)}
-
-
-def length_metrics(first: Sequence[Group]) -> dict[str, float]:
-    """Return the mean length in tokens and the share of truncated completions, of first tries."""
-    completions = [completion for group in first for completion in group.completions]
-    return {
-        "completions/mean_length": fmean(len(completion.tokens) for completion in completions),
-        "completions/clipped_ratio": truncated_share(first),
-    }
-
-
-def speed_metrics(tokens: int, tokens_so_far: int, seconds: float) -> dict[str, Any]:
-    """Return the tokens sampled and the time of a step."""
-    return {
-        "num_tokens": tokens_so_far,
-        "tokens_per_second": tokens / seconds,
-        "step_time": seconds,
-    }
-
-
-def step_summary(step: int, groups: Sequence[Group]) -> StepSummary:
-    """Return the step as the curriculum sees it: its first tries."""
-    values: dict[int, list[float]] = defaultdict(list)
-    collapsed: dict[int, list[bool]] = defaultdict(list)
-    # What a group is shown, it can learn from. Under `resample` only its last try says so.
-    shown = {group.index for group in groups if group.action == "demonstrate"}
-    for group in first_tries(groups):
-        level = group.problem.level
-        values[level].append(fmean(score.value for score in group.scores))
-        collapsed[level].append(group.class_name in COLLAPSED and group.index not in shown)
-    return StepSummary(step, dict(values), dict(collapsed))
-
-
-MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for one step
-
-
 class Trainer:
     """Owns everything that changes during a run; `step` makes one step and reports it.
 
@@ -361,6 +93,7 @@ class Trainer:
         self.task = task
         self.policy = policy
         self.ranks = ranks
+        self.callbacks = list(parts.callbacks)
 
         policy.use(config.prompt_format(task))
         if policy.device.type == "cpu":
@@ -369,31 +102,31 @@ class Trainer:
         # Where problems and samples come from.
         supply = parts.supply or Supply(task, seed=config.seed, kind=config.problems)
         self.stream = ProblemStream(config, task, policy, supply)
-        self.sampler = GroupSampler(config, task, policy, self.stream)
-        self.curriculum = build_curriculum(config, config.levels_for(task))
+        self.truncate = truncation(0, config.top_p)  # the loss shares it
+        self.drafting = new_drafting(policy, config.draft)
+        self.curriculum = Ladder(config.levels_for(task), *config.promotion)
 
         # How rewards become advantages.
         self.reward_range = range_of(task)
-        self.monitor = build_monitor(config)
+        self.monitor = VarianceMonitor(config, self.reward_range)
         self.credits = credits_of(task) if config.credit == "alignment" else None
 
         # How the policy learns from them.
         self.own_loss = parts.own_loss or load_loss(config.loss)
         self.optimizer = build_optimizer(config, policy, ranks)
-        policy.reserved_bytes = reserved_bytes(policy)
+        policy.reserved_bytes = policy.weight_bytes + optimizer_bytes(
+            sum(p.numel() for p in policy.parameters), policy.parameters[0].element_size()
+        )
         if config.gradient_checkpointing:
             policy.enable_gradient_checkpointing()
         self.update_memory = UpdateMemory(policy, config.micro_tokens)
-
-        self.callbacks = list(parts.callbacks)
 
         # The progress of the run.
         self.done = 0  # steps
         self.tokens = 0  # sampled so far
         self.kept_share = 1.0  # of the last step's prompts, those whose group taught something
-        self.early_stop = EarlyStop(config.patience)
+        self.end = EndWatch(config)
         self.imitation: WarmStart | None = None  # the result of the warm start, if there was one
-        self.solved_reason = ""  # why the run ends early, once a validation check has confirmed it
         self.current: list[Group] = []  # of the step in progress, to be saved if it fails
 
     def check_fit(self) -> None:
@@ -420,6 +153,8 @@ class Trainer:
         """
         return self.config.max_new_tokens or self.stream.largest_budget(self._levels)
 
+    # --- a step -------------------------------------------------------------------------------
+
     def step(self) -> StepReport:
         """Make one step: sample groups, score them, keep those that teach, and learn from them."""
         step = self.done + 1
@@ -440,17 +175,17 @@ class Trainer:
                 run_callback(callback, report)
         return report
 
-    def collect(self, step: int, timer: StepTimer) -> tuple[list[Indexed], list[Group]]:
+    def collect(self, step: int, timer: "StepTimer") -> tuple[list[Indexed], list[Group]]:
         """Sample until enough groups vary (`dynamic_sampling`); return the problems and the groups.
 
         The groups are those of every try, discarded ones included.
         """
-        drafting = self.sampler.drafting
-        drafting.begin()
+        self.drafting.begin()
         problems: list[Indexed] = []
         groups = self.current = []
         wanted = missing = self.config.dynamic_sampling or 0
-        while more := self.problems(step, problems, self.batches(missing, len(problems))):
+        while True:
+            more = self.problems(step, problems, self.batches(missing, len(problems)))
             problems += more
             groups += self.rollout(step, more, timer)
 
@@ -460,7 +195,7 @@ class Trainer:
             if missing <= 0 or len(problems) >= MAX_BATCHES * self.prompts:
                 break
 
-        drafting.take_mean(self.ranks.gather([drafting.counts]))
+        self.drafting.take_mean(self.ranks.gather([self.drafting.counts]))
         return problems, groups
 
     def batches(self, missing: int, drawn: int) -> int:
@@ -481,14 +216,14 @@ class Trainer:
     ) -> list[Indexed]:
         """Return the problems that a step takes next, after its `earlier` ones.
 
-        They are `batches` times --prompts, or fewer if the step's token budget is reached. They
-        depend on nothing but the seed, the step and the trainer's state.
+        They are `batches` times --prompts, and depend on nothing but the seed, the step and the
+        trainer's state.
         """
         count = batches * self.prompts
         levels = self.curriculum.levels_for(self.config.seed, step, count, len(earlier))
         return self.stream.following(levels, earlier)
 
-    def rollout(self, step: int, problems: Sequence[Indexed], timer: StepTimer) -> list[Group]:
+    def rollout(self, step: int, problems: Sequence[Indexed], timer: "StepTimer") -> list[Group]:
         """Return the groups of these problems, sampled, scored and classified, every try.
 
         The monitor decides which degenerate groups are sampled again, and at which temperature.
@@ -496,14 +231,14 @@ class Trainer:
         """
         groups: list[Group] = []
         attempt = 0
-        temperature = self.monitor.temperature
-        requests = [GroupRequest(index, problem, temperature) for index, problem in problems]
+        temperatures = [self.monitor.temperature] * len(problems)
 
-        while requests:
-            local = self.sampler.sample(step, self.ranks.share(requests), attempt)
+        while problems:
+            share = self.ranks.share
+            local = self.sample(step, share(problems), share(temperatures), attempt)
             timer.lap("rollout")
 
-            self.score(local)
+            score_groups(self.task, local)
             timer.lap("score")
 
             tried = self.ranks.gather(local)
@@ -512,24 +247,46 @@ class Trainer:
 
             key = f"{self.config.seed}/{step}/{attempt}/{tried[0].index}"
             apply_control(tried, self.config.control, key, self.reward_range)
-            self.monitor.classify(tried, self.reward_range)
+            self.monitor.classify(tried)
             timer.lap("score")
 
             groups += tried
             attempt += 1
-            requests = [
-                GroupRequest(group.index, group.problem, self.monitor.retry_temperature(group))
-                for group in tried
-                if group.action == "resample"
-            ]
+            again = [group for group in tried if group.action == "resample"]
+            problems = [(group.index, group.problem) for group in again]
+            temperatures = [self.monitor.retry_temperature(group) for group in again]
+
         if self.config.demonstrate:
-            groups += demonstrate(self.policy, self.score, groups, self.ranks)
+            groups += demonstrate(self.policy, self.task, groups, self.ranks)
             timer.lap("score")
         return groups
 
-    def score(self, groups: Sequence[Group]) -> None:
-        """Fill in the scores of groups."""
-        score_groups(self.task, groups)
+    def sample(
+        self, step: int, problems: Sequence[Indexed], temperatures: Sequence[float], attempt: int
+    ) -> list[Group]:
+        """Return an unscored group for each problem. `attempt` counts the tries, from 0."""
+        if not problems:
+            return []
+        return sample_groups(
+            self.policy,
+            self.task,
+            [problem for _, problem in problems],
+            indices=[index for index, _ in problems],
+            keys=[
+                [
+                    sample_key(self.config.seed, step, index, sample, attempt)
+                    for sample in range(self.config.group_size)
+                ]
+                for index, _ in problems
+            ],
+            temperatures=temperatures,
+            budgets=[
+                self.stream.budget(self.policy.encode(problem), problem) for _, problem in problems
+            ],
+            truncate=self.truncate,
+            drafting=self.drafting,
+            attempt=attempt,
+        )
 
     def compute_advantages(self, kept: list[Group]) -> list[list[float]] | list[list[list[float]]]:
         """Return the advantages of each group: one number for each completion, or under
@@ -568,18 +325,18 @@ class Trainer:
             if all(group.is_truncated for group in kept):
                 return masked
 
-        settings = update_settings(
-            self.config,
-            max_length=self.max_length,
-            truncate=self.sampler.truncate,
-            own_loss=self.own_loss,
-        )
         first_pass: FirstPass = {}  # the first epoch fills it, see `update`
         history = [
-            update(self.policy, self.optimizer, kept, settings, self.update_memory, first_pass)
+            update(
+                self.policy,
+                self.optimizer,
+                kept,
+                self.update_settings,
+                self.update_memory,
+                first_pass,
+            )
             for _ in range(self.config.epochs)
         ]
-
         averaged = {
             name: value if name.startswith(PARITY) else fmean(one[name] for one in history)
             for name, value in history[0].items()
@@ -587,26 +344,29 @@ class Trainer:
         }
         return history[-1] | averaged | masked
 
-    @staticmethod
-    def _number_worst_tokens(learned: dict[str, Any], groups: list[Group]) -> None:
-        """Name the group of each of "parity/worst" by its number in the step, not in the stream."""
-        numbers = {
-            group.index: number for number, group in enumerate(groups) if group.action == "keep"
-        }
-        for token in learned.get("parity/worst", ()):
-            token["group"] = numbers[token["group"]]
+    @property
+    def update_settings(self) -> UpdateSettings:
+        """The settings of an update."""
+        config = self.config
+        clip_low, clip_high = config.clips
+        return UpdateSettings(
+            kind=config.loss,
+            beta=config.beta,
+            clip_low=clip_low,
+            clip_high=clip_high,
+            own_loss=self.own_loss,
+            max_length=self.max_length,
+            max_grad_norm=config.max_grad_norm,
+            truncate=self.truncate,
+            masks_truncated=config.truncated == "mask",
+        )
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate at `step` (1, 2, ...)."""
         assert self.config.learning_rate is not None, "the configuration is resolved"
-        return self.config.learning_rate * self.lr_factor(step)
-
-    def lr_factor(self, step: int) -> float:
-        """Return the factor on the learning rate at `step` (1, 2, ...)."""
-        return lr_factor(
+        return self.config.learning_rate * lr_factor(
             step,
             schedule=self.config.schedule or "constant",
-            warmup=self.config.warmup,
             steps=self.config.steps,
             cosine_start=self.curriculum.steps_before_last,
         )
@@ -616,23 +376,28 @@ class Trainer:
         step: int,
         problems: Sequence[Indexed],
         groups: list[Group],
-        learned: dict[str, float],
-        timer: StepTimer,
+        learned: dict[str, Any],
+        timer: "StepTimer",
     ) -> StepReport:
-        """Let the monitor, the early stop and the curriculum take note of a step; report it."""
-        self._number_worst_tokens(learned, groups)
+        """Let the monitor, the watch for the end and the curriculum take note; report the step."""
+        # "parity/worst" names groups by their number in the step, not in the stream.
+        numbers = {group.index: i for i, group in enumerate(groups) if group.action == "keep"}
+        for token in learned.get("parity/worst", ()):
+            token["group"] = numbers[token["group"]]
+
         self.tokens += sum(group.tokens for group in groups)
         metrics = self.metrics(step, groups, learned, timer)
+
         events = self.policy.take_memory_notes() + self.update_memory.take_notes()
         # In a mixed data set every group counts, on a ladder those of its level.
         level = self.curriculum.level
-        events += self.monitor.observe(groups, None if self.config.mixed else level)
+        events += self.monitor.observe(groups, None if self.stream.supply.mixed else level)
         metrics["events"] = events
 
-        self.early_stop.observe(groups, level)
+        self.end.observe(groups, level)
         decisions = self.curriculum.observe(step_summary(step, groups))
-        if not decisions and self.early_stop.exhausted:
-            decisions = self.curriculum.move_on(step, self.early_stop.exhausted)
+        if not decisions and self.end.exhausted:
+            decisions = self.curriculum.move_on(step, self.end.exhausted)
 
         self.stream.mark_seen(problems)
         self.done = step
@@ -642,7 +407,7 @@ class Trainer:
         return StepReport(step, metrics, groups, lines, decisions)
 
     def metrics(
-        self, step: int, groups: list[Group], learned: dict[str, float], timer: StepTimer
+        self, step: int, groups: list[Group], learned: dict[str, Any], timer: "StepTimer"
     ) -> dict[str, Any]:
         """Return the step's line of metrics.jsonl. `groups` has every try; `learned` are the
         metrics of the update.
@@ -650,10 +415,8 @@ class Trainer:
         Metrics of rewards and lengths count only first tries.
         """
         first = first_tries(groups)
-        tokens = sum(group.tokens for group in groups)
-
-        # Rank 0's time, so that all ranks agree when a level's budget of time is spent.
-        seconds = self.ranks.on_rank0(timer.total)
+        lengths = [len(each.tokens) for group in first for each in group.completions]
+        seconds = self.ranks.on_rank0(timer.total)  # so that all ranks report the same
 
         return {
             "step": step,
@@ -663,56 +426,28 @@ class Trainer:
             **reward_metrics(first),
             **self.monitor.metrics(groups),
             **learned,
-            **self.sampler.drafting.metrics(),
+            **self.drafting.metrics(),
             **self.stream.metrics(first, self.curriculum.level),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
-            **length_metrics(first),
-            **speed_metrics(tokens, self.tokens, seconds),
+            "completions/mean_length": fmean(lengths),
+            "completions/clipped_ratio": truncated_share(first),
+            "num_tokens": self.tokens,
+            "tokens_per_second": sum(group.tokens for group in groups) / seconds,
+            "step_time": seconds,
             **timer.metrics(),
         }
 
     @property
     def stopped(self) -> str:
-        """Why training failed and stops after this step; "" if it continues.
-
-        Either an alarm of collapse was raised under `on_alarm: stop`, or no group taught anything
-        for --patience steps.
-        """
-        collapse = self.monitor.collapse if self.config.on_alarm == "stop" else []
-        stopped, position = self.early_stop.stopped, self.curriculum.position
-        if stopped and position:
-            below, level = self.curriculum.levels[position - 1 : position + 1]
-            stopped = f"level {level} was not learned after level {below}: {stopped}"
-        return "; ".join(collapse) or stopped
+        """Why training failed and stops after this step; "" if it continues."""
+        return self.end.stopped(self.curriculum.levels, self.curriculum.level)
 
     @property
     def ended(self) -> str:
-        """Why no step follows although steps are left; "" if one does.
+        """Why no step follows although steps are left; "" if one does."""
+        return self.end.ended(self.curriculum.levels, self.curriculum.level)
 
-        Solved groups of a lower level are no reason: its promotion follows.
-        """
-        exhausted = self.early_stop.exhausted if self._was_at_last_level else ""
-        return self.stopped or self.solved_reason or exhausted
-
-    @property
-    def _was_at_last_level(self) -> bool:
-        """Whether the last step was one of the last level, which a promotion has not changed."""
-        level = self.curriculum.level
-        return self.early_stop.level == level == self.curriculum.levels[-1]
-
-    @property
-    def seems_solved(self) -> bool:
-        """Whether a validation check may end the run: nearly all recent groups are solved.
-
-        Only at the last level, and again every `promote_every` steps while that lasts. The rewards
-        of a control experiment say nothing about the policy.
-        """
-        if not self.early_stop.patience or self.config.control != "none":
-            return False
-
-        solved = self.early_stop.solved_steps
-        is_due = solved > 0 and (solved - 1) % self.config.promote_every == 0
-        return is_due and self._was_at_last_level
+    # --- the warm start -----------------------------------------------------------------------
 
     @property
     def knows_answers(self) -> bool:
@@ -724,20 +459,18 @@ class Trainer:
 
         `validate` returns the held-out score. The result is kept in `imitation`.
         """
-        learn = partial(
-            imitate,
-            self.policy,
+        self.imitation, answers = warm_start(
+            self.stream,
+            self.curriculum.level,
             self.optimizer,
+            validate,
+            limit=most_updates(self.config.steps or 0, self.prompts * self.config.group_size),
             micro_tokens=self.update_memory.micro_tokens,
             max_grad_norm=self.config.max_grad_norm,
         )
-        self.imitation, answers = warm_start(
-            partial(draw_answers, self.stream, self.curriculum.level),
-            learn,
-            validate,
-            most_updates(self.config.steps or 0, self.prompts * self.config.group_size),
-        )
         return answers
+
+    # --- checkpoints --------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Return the state without tensors, as JSON types."""
@@ -751,9 +484,8 @@ class Trainer:
             "trained": sorted(self.stream.trained.items()),
             "curriculum": self.curriculum.state_dict(),
             "monitor": self.monitor.state_dict(),
-            "progress": self.early_stop.state_dict(),
-            "solved": self.solved_reason,
-            "drafting": self.sampler.drafting.state_dict(),
+            "end": self.end.state_dict(),
+            "drafting": self.drafting.state_dict(),
             "imitation": self.imitation.to_json() if self.imitation else None,
         }
 
@@ -765,55 +497,37 @@ class Trainer:
         self.stream.next_index = state["drawn"]
         self.stream.seen = dict.fromkeys(state["seen"])
         self.stream.inherited = state["inherited"]
-        self.curriculum.load_state_dict(state["curriculum"])
         self.stream.trained = Counter(dict(state["trained"]))
+        self.curriculum.load_state_dict(state["curriculum"])
         self.monitor.load_state_dict(state["monitor"])
-        self.early_stop.load_state_dict(state["progress"])
-        self.solved_reason = state["solved"]
-        self.sampler.drafting.load_state_dict(state["drafting"])
+        self.end.load_state_dict(state["end"])
+        self.drafting.load_state_dict(state["drafting"])
         if state["imitation"]:
             self.imitation = WarmStart(**state["imitation"])
 
 
-def has_right_targets(stream: ProblemStream, level: int) -> bool:
-    """Return whether the next problem has a target, and it is scored as right.
-
-    A task with continuous rewards may have targets that are no better than other texts, and rows of
-    the user's own have none. One that compares completions does not say what a target alone earns.
-    """
-    _, problem = stream.at(stream.next_index, level)
-    if not problem.target.strip() or compares(stream.task):
-        return False
-    turns = turns_of(stream.task, stream.policy.opened(problem), [problem.target])
-    (score,) = scores_of(stream.task, problem, turns)
-    return score.exact
+def with_learning_rate(config: Config, policy: Policy) -> Config:
+    """Fill in the learning rate if none was asked for: it depends on the size of the model."""
+    if config.learning_rate is not None:
+        return config
+    if config.model == "builtin" and not config.lora_rank:
+        rate = BUILTIN_RATE
+    else:
+        rate = default_rate(text_config(policy.causal.config).hidden_size, is_lora=policy.is_lora)
+    return dataclasses.replace(config, learning_rate=rate)
 
 
-def no_answers(setting: str, task: str, remedy: str) -> UserError:
-    """Return the error of a `setting` that needs right answers, for a task whose targets are not.
-
-    The `remedy` says what is done with them, and what to do instead.
-    """
-    return UserError(
-        f"{setting}: task {task} does not score the target of its problems as right, so there is "
-        f"nothing to {remedy}"
-    )
-
-
-def draw_answers(stream: ProblemStream, level: int, size: int) -> list[Group]:
-    """Return the right answers of the next `size` problems, which then count as seen."""
-    groups: list[Group] = []
-    while len(groups) < size:
-        index, problem = stream.at(stream.next_index, level)
-        groups.append(right_answer(stream.policy, stream.task, index, problem))
-        stream.mark_seen([(index, problem)])
-    return groups
+def build_optimizer(config: Config, policy: Policy, ranks: Ranks) -> Optimizer:
+    """Return the optimizer of the policy's parameters."""
+    assert config.learning_rate is not None, "the configuration is resolved"
+    make = adamw(config.learning_rate)
+    return Optimizer(policy.parameters, make, dtype=policy.dtype, ranks=ranks)
 
 
 def apply_control(
     groups: Sequence[Group], control: str, key: str, reward_range: tuple[float, float] | None
 ) -> None:
-    """Remove the information from the rewards of `groups`, in place.
+    """Remove the information from the rewards of `groups`, in place, for a control experiment.
 
     "shuffled-rewards" permutes the rewards over all completions, with a generator seeded by `key`.
     "constant-reward" replaces each by the middle of the `reward_range`, or by 0.5 if that is
@@ -834,9 +548,92 @@ def apply_control(
         group.scores = [replace(score, reward=next(remaining)) for score in group.scores]
 
 
-# Parameters of mallopt, from glibc's malloc.h.
-M_TRIM_THRESHOLD = -1
-M_MMAP_THRESHOLD = -3
+def run_callback(callback: Callback, report: StepReport) -> None:
+    """Call `callback` with the report of a step.
+
+    Raises UserError if it is a coroutine function, if it raises, if it changes the process
+    (`process_unchanged`) or what the run stores, or if it adds a metric that is not a number.
+    """
+    where = f"callback {getattr(callback, '__name__', type(callback).__name__)}"
+    if inspect.iscoroutinefunction(callback):
+        raise UserError(f"{where}: is async, and nothing would wait for it; give a plain function")
+
+    metrics, stored = dict(report.metrics), _stored(report)
+    with process_unchanged(where), calling(f"{where}, step {report.step}"):
+        callback(report)
+
+    if _stored(report) != stored:
+        raise UserError(f"{where}: it has changed the groups or the events; make a copy")
+    for name, value in metrics.items():
+        if name not in report.metrics or report.metrics[name] is not value:
+            raise UserError(f"{where}: it has changed the metric {name}; add one of another name")
+    for name in report.metrics.keys() - metrics.keys():
+        value = report.metrics[name]
+        plain = value.tolist() if hasattr(value, "tolist") else value  # of NumPy or PyTorch
+        if type(plain) not in (int, float) or not isinstance(name, str) or not is_encodable(name):
+            raise UserError(f"{where}: its metric {name!a} is {shown(value)}; give a number")
+        report.metrics[name] = plain
+
+
+def _stored(report: StepReport) -> list[Any]:
+    """Return what a run stores of a report besides its metrics: copies of lists, not of records."""
+    return [
+        list(report.events),
+        *([*g.completions, *g.scores, *g.advantages, g.action] for g in report.groups),
+    ]
+
+
+class StepTimer:
+    """The seconds that each part of a step takes."""
+
+    def __init__(self) -> None:
+        self.start = self.last = time.perf_counter()
+        self.laps: dict[str, float] = defaultdict(float)
+
+    def lap(self, name: str) -> None:
+        """Add the time since the last lap to the part `name`."""
+        now = time.perf_counter()
+        self.laps[name] += now - self.last
+        self.last = now
+
+    def total(self) -> float:
+        """Return the time since the start."""
+        return time.perf_counter() - self.start
+
+    def metrics(self) -> dict[str, float]:
+        """Return the time of each part."""
+        return {f"time/{name}": seconds for name, seconds in self.laps.items()}
+
+
+def reward_metrics(first: Sequence[Group]) -> dict[str, float]:
+    """Return means over the completions of first tries, and the rewards' standard deviation.
+
+    The parts of a score that are called "reward/..." are components of the reward. A completion
+    without a component counts as 0.
+    """
+    scores = [score for group in first for score in group.scores]
+    names = {name for score in scores for name in score.parts if name.startswith(COMPONENT)}
+    return {
+        "reward": fmean(score.reward for score in scores),
+        "reward_std": stdev(score.reward for score in scores) if len(scores) > 1 else 0.0,
+        "value": fmean(score.value for score in scores),
+        "exact": fmean(score.exact for score in scores),
+        **{name: fmean(score.parts.get(name, 0.0) for score in scores) for name in sorted(names)},
+    }
+
+
+def step_summary(step: int, groups: Sequence[Group]) -> StepSummary:
+    """Return the step as the curriculum sees it: its first tries."""
+    values: dict[int, list[float]] = defaultdict(list)
+    collapsed: dict[int, list[bool]] = defaultdict(list)
+    # A group that shows the right answer has a gradient. Under `resample` only its last try is
+    # marked so.
+    shown = {group.index for group in groups if group.action == "demonstrate"}
+    for group in first_tries(groups):
+        level = group.problem.level
+        values[level].append(fmean(score.value for score in group.scores))
+        collapsed[level].append(group.class_name in COLLAPSED and group.index not in shown)
+    return StepSummary(step, dict(values), dict(collapsed))
 
 
 def keep_freed_memory() -> None:
@@ -847,5 +644,6 @@ def keep_freed_memory() -> None:
     """
     libc = ctypes.CDLL(None) if sys.platform == "linux" else None
     if libc is not None and hasattr(libc, "mallopt"):
-        libc.mallopt(M_MMAP_THRESHOLD, 1 << 30)
-        libc.mallopt(M_TRIM_THRESHOLD, (1 << 31) - 1)
+        trim_threshold, mmap_threshold = -1, -3  # from glibc's malloc.h
+        libc.mallopt(mmap_threshold, 1 << 30)
+        libc.mallopt(trim_threshold, (1 << 31) - 1)

@@ -18,11 +18,11 @@ import math
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
+from grpo.config import Config
 from grpo.records import CLASSES, Action, Group, GroupClass, first_tries, truncated_share
 from tasks.base import Score
 
@@ -38,10 +38,23 @@ EQUAL = 1e-6
 # of 16 is "identical", and 4 of 16 are hardly better.
 DIVERSITY = 0.25
 
+# The most times that a group is sampled again.
+RETRIES = 2
+
+# The shares of the groups that raise the temperature and let it fall, by these factors.
+TRIGGER = 0.5
+RELEASE = 0.25
+HEATING = 1.15
+COOLING = 1.05
+
 # Heat is judged after HEAT_STEPS hot steps. It is kept if the share of the groups that have lost
 # their diversity is at most HEAT_WORKS times that of the cold steps, and the reward is no lower.
 HEAT_STEPS = 20
 HEAT_WORKS = 0.75
+
+# An alarm is raised after this many steps in a row with a larger share (of a trap: at least it).
+ALARM_STEPS = 5
+ALARM_SHARE = 0.5
 
 # The causes of alarms are the classes of groups, TRUNCATED, and TRAP followed by the trap's name.
 TRUNCATED = "truncated"
@@ -93,20 +106,8 @@ def classify(
     return "failed" if max(rewards) <= lowest + EQUAL else "tied"
 
 
-@dataclass(frozen=True)
-class ClassRule:
-    """Which groups carry a gradient, e.g. ``ClassRule(masks_truncated=True)``.
-
-    With `masks_truncated` the loss leaves truncated completions out (``truncated: mask``). With
-    `credits_tokens` each token has its own advantage (--credit alignment).
-    """
-
-    masks_truncated: bool = False
-    credits_tokens: bool = False
-
-
 def group_class(
-    group: Group, rule: ClassRule, reward_range: tuple[float, float] | None
+    group: Group, config: Config, reward_range: tuple[float, float] | None
 ) -> GroupClass:
     """Return the class of a scored group.
 
@@ -117,16 +118,16 @@ def group_class(
     if reward_range and any(completion.is_truncated for completion in group.completions):
         reward_range = reward_range[0], math.inf
     name = classify(group.scores, group.texts, reward_range)
-    return "masked" if name == "varied" and _is_masked(group, rule) else name
+    return "masked" if name == "varied" and _is_masked(group, config) else name
 
 
-def _is_masked(group: Group, rule: ClassRule) -> bool:
+def _is_masked(group: Group, config: Config) -> bool:
     """Return whether the loss leaves out every completion of a varied group with an advantage.
 
     The advantages are taken from the mean of all rewards, those of truncated completions included.
     So one completion that is left can teach; and those left teach nothing if they earned the mean.
     """
-    if not rule.masks_truncated:
+    if config.truncated != "mask":
         return False
 
     from grpo.learn.advantages import advantages  # imports torch, which takes seconds
@@ -134,7 +135,7 @@ def _is_masked(group: Group, rule: ClassRule) -> bool:
     (values,) = advantages([group.rewards], scale="none")
     return not any(
         # A completion that earned the mean may have tokens with an advantage of their own.
-        (value or rule.credits_tokens) and not completion.is_truncated
+        (value or config.credit == "alignment") and not completion.is_truncated
         for value, completion in zip(values, group.completions, strict=True)
     )
 
@@ -156,81 +157,39 @@ def lost_diversity(group: Group) -> bool:
     return group.class_name in COLLAPSED and distinct <= max(1, DIVERSITY * len(group.texts))
 
 
-@dataclass(frozen=True)
-class VarianceSettings:
-    """How the monitor treats groups without variance.
-
-    Fields without a default are settings of `grpo.config.Config`.
-
-    - `on_degenerate`: what happens to such a group: "keep" (it stays in the denominator), "skip"
-      (it leaves the step) or "resample" (it is sampled again at most `retries` times, then
-      skipped);
-    - `rule`: which groups carry a gradient;
-    - `temperature`: the base. It is multiplied by `temperature_factor`, up to `temperature_ceiling`
-      times the base, and divided by `cooling` on its way back;
-    - `trigger`, `release`: the shares of the groups that raise the temperature and let it fall;
-    - `alarm_steps`, `alarm_share`: an alarm is raised after `alarm_steps` steps in a row with a
-      share above `alarm_share` (for a trap: of at least that share).
-    """
-
-    on_degenerate: str
-    temperature: float
-    rule: ClassRule
-    retries: int
-    temperature_factor: float
-    temperature_ceiling: float
-    cooling: float = 1.05
-    trigger: float = 0.5
-    release: float = 0.25
-    alarm_share: float = 0.5
-    alarm_steps: int = 5
-
-    def __post_init__(self) -> None:
-        assert self.on_degenerate in ("keep", "skip", "resample")
-        assert 0 <= self.release < self.trigger <= 1
-
-
-class TrapFigures(NamedTuple):
-    """A trap in one step: the share of the completions in it, their mean reward and mean score."""
-
-    share: float
-    reward: float
-    value: float
-
-
-NO_TRAP = TrapFigures(0.0, 0.0, 0.0)
-
-
 class VarianceMonitor:
     """Decides what happens to groups without variance, sets the temperature, and raises alarms.
+
+    The configuration's `on_degenerate` says what happens to such a group: "keep" (it stays in the
+    denominator), "skip" (it leaves the step) or "resample" (it is sampled again, then skipped).
 
     The temperature answers lost diversity and never incompetence:
 
     | share of the groups | temperature |
     |---|---|
-    | `trigger` or more have lost their diversity | is raised, except under "keep" |
-    | `trigger` or more have collapsed with diverse texts | returns to the base at once |
-    | `release` or fewer have lost their diversity | falls towards the base |
+    | TRIGGER or more have lost their diversity | is raised, except under "keep" |
+    | TRIGGER or more have collapsed with diverse texts | returns to the base at once |
+    | RELEASE or fewer have lost their diversity | falls towards the base |
 
     Heat that changes nothing in HEAT_STEPS steps, or costs reward, is given up: the temperature
-    stays at the base until the level changes, or until only `release` of the groups or fewer have
+    stays at the base until the level changes, or until only RELEASE of the groups or fewer have
     lost their diversity in the mean of as many steps.
 
     Each cause has its own alarm: most groups carry no gradient (the cause is their most common
     class), most completions are in the same trap, or most completions are truncated. The alarm is
-    raised once its cause has lasted for `alarm_steps` steps in a row, and again when it has lasted
-    2, 4, 8, ... times as long. It is cleared when the share falls to `release`. That of truncation
-    is not raised beside that of masked groups, which has the same cause. That of solved groups is a
-    note.
+    raised once its cause has lasted for ALARM_STEPS steps in a row, and again when it has lasted
+    2, 4, 8, ... times as long. It is cleared when the share falls to RELEASE.
 
     Only first tries count, and a group that is learned from with the right answer shown counts as
     varied. If the caller names a level, only groups of that level count, because replayed easier
     levels must not hide problems of the current one.
     """
 
-    def __init__(self, settings: VarianceSettings):
-        self.settings = settings
-        self.temperature = settings.temperature
+    def __init__(self, config: Config, reward_range: tuple[float, float] | None = (0.0, 1.0)):
+        self.config = config
+        self.reward_range = reward_range
+        self.base = self.temperature = config.temperature
+        self.ceiling = config.temperature * config.temperature_ceiling
         self.wasted = 0  # tokens of groups that were not learned from
 
         # The share of groups that have lost their diversity and the mean reward, of the last steps
@@ -240,29 +199,23 @@ class VarianceMonitor:
         self.gave_up_heat = False
         self.level: int | None = None
 
-        # Of the last steps: the share of the groups in each class; the figures of each trap; the
-        # share of truncated completions.
-        self.classes: deque[dict[str, float]] = deque(maxlen=settings.alarm_steps)
-        self.traps: deque[dict[str, TrapFigures]] = deque(maxlen=settings.alarm_steps)
-        self.truncated: deque[float] = deque(maxlen=settings.alarm_steps)
-
+        self.shares: deque[dict[str, float]] = deque(maxlen=ALARM_STEPS)  # of each cause, by step
         self.alarms: dict[str, int] = {}  # cause -> for how many steps it has lasted
-        self.collapse: list[str] = []  # alarms of the last step that `on_alarm: stop` obeys
 
-    def classify(self, groups: Sequence[Group], reward_range: tuple[float, float] | None) -> None:
+    def classify(self, groups: Sequence[Group]) -> None:
         """Fill in the class, the trap and the action of scored groups."""
         for group in groups:
-            group.class_name = group_class(group, self.settings.rule, reward_range)
+            group.class_name = group_class(group, self.config, self.reward_range)
             group.trap = common_trap(group.scores)
             group.action = self.decide(group.class_name, group.attempt)
 
     def decide(self, class_name: GroupClass, attempt: int) -> Action:
         """Return the action for a group of this class after try number `attempt` (from 0)."""
-        settings = self.settings
-        if class_name == "varied" or settings.on_degenerate == "keep":
+        way = self.config.on_degenerate
+        if class_name == "varied" or way == "keep":
             return "keep"
 
-        may_retry = settings.on_degenerate == "resample" and attempt < settings.retries
+        may_retry = way == "resample" and attempt < RETRIES
         return "resample" if may_retry and class_name != "solved" else "skip"
 
     def retry_temperature(self, group: Group) -> float:
@@ -271,12 +224,9 @@ class VarianceMonitor:
         It rises with each try if the group has lost its diversity; otherwise, and where heat was
         given up, it is the base.
         """
-        settings = self.settings
         if self.gave_up_heat or not lost_diversity(group):
-            return settings.temperature
-
-        raised = self.temperature * settings.temperature_factor ** (group.attempt + 1)
-        return min(raised, self._ceiling)
+            return self.base
+        return min(self.temperature * HEATING ** (group.attempt + 1), self.ceiling)
 
     def observe(self, groups: Sequence[Group], level: int | None = None) -> list[str]:
         """Take note of all groups of a step, every try; return the lines for the console."""
@@ -287,44 +237,34 @@ class VarianceMonitor:
 
         if level != self.level:  # figures of two levels cannot be compared
             self.level = level
-            self.temperature = self.settings.temperature
+            self.temperature = self.base
             self.hot.clear()
             self.cold.clear()
             self.gave_up_heat = False
 
-        changed = self._adjust_temperature(first)
-        collapse = self._watch_traps(first)
-        collapsed, others = self._watch_classes(first, shown)
-        self.collapse = collapse + collapsed
-        return changed + self.collapse + others + self._watch_truncation(first)
-
-    @property
-    def _ceiling(self) -> float:
-        """The highest temperature."""
-        return self.settings.temperature * self.settings.temperature_ceiling
+        return self._adjust_temperature(first) + self._raise_alarms(first, shown)
 
     def _adjust_temperature(self, groups: Sequence[Group]) -> list[str]:
         """Set the temperature of the next step; return a line if it has changed."""
-        settings = self.settings
         lost = fmean(lost_diversity(group) for group in groups)
         failing = fmean(
             group.class_name in COLLAPSED and not lost_diversity(group) for group in groups
         )
         before = self.temperature
-        steps = self.hot if before > settings.temperature else self.cold
+        steps = self.hot if before > self.base else self.cold
         steps.append((lost, fmean(reward for group in groups for reward in group.rewards)))
 
-        may_rise = settings.on_degenerate != "keep" and not self.gave_up_heat
+        may_rise = self.config.on_degenerate != "keep" and not self.gave_up_heat
         if why := self._failure_of_heat():
-            self.temperature = settings.temperature
-        elif may_rise and lost >= settings.trigger:
-            self.temperature = min(before * settings.temperature_factor, self._ceiling)
+            self.temperature = self.base
+        elif may_rise and lost >= TRIGGER:
+            self.temperature = min(before * HEATING, self.ceiling)
             why = f"{lost:.0%} of the groups lost their diversity"
-        elif failing >= settings.trigger:
-            self.temperature = settings.temperature
+        elif failing >= TRIGGER:
+            self.temperature = self.base
             why = f"{failing:.0%} of the groups have different texts and equal rewards"
-        elif lost <= settings.release:
-            self.temperature = max(before / settings.cooling, settings.temperature)
+        elif lost <= RELEASE:
+            self.temperature = max(before / COOLING, self.base)
             why = f"only {lost:.0%} of the groups lost their diversity"
 
         if self.temperature == before:
@@ -333,7 +273,7 @@ class VarianceMonitor:
 
     def _failure_of_heat(self) -> str:
         """Judge the heat if that is due; return why it is given up, "" if it is not."""
-        if len(self.cold) == HEAT_STEPS and _means(self.cold)[0] <= self.settings.release:
+        if len(self.cold) == HEAT_STEPS and _means(self.cold)[0] <= RELEASE:
             self.gave_up_heat = False
         if len(self.hot) < HEAT_STEPS:
             return ""
@@ -351,93 +291,78 @@ class VarianceMonitor:
         self.cold.clear()
         return f"{HEAT_STEPS} steps of heat {why}"
 
-    def _watch_classes(
-        self, groups: Sequence[Group], shown: Container[int]
-    ) -> tuple[list[str], list[str]]:
-        """Return the alarms about collapsed groups, and those about others without gradient.
+    def _raise_alarms(self, groups: Sequence[Group], shown: Container[int]) -> list[str]:
+        """Return the alarms that are raised after a step.
 
         Groups whose index is in `shown` are learned from by a copy, and so count as varied.
         """
-        counts = Counter("varied" if group.index in shown else group.class_name for group in groups)
-        shares: dict[str, float] = {name: counts[name] / len(groups) for name in CLASSES}
-        self.classes.append(shares)
-        for name in CLASSES:
-            self._clear(name, shares[name])
-
-        without_gradient = [1 - step["varied"] for step in self.classes]
-        is_full = len(self.classes) == self.settings.alarm_steps
-        if not is_full or min(without_gradient) <= self.settings.alarm_share:
-            return [], []
-
-        means = {name: fmean(step[name] for step in self.classes) for name in DEGENERATE}
-        cause = max(means, key=means.__getitem__)
-        # The most common class of the last steps may have ended, or been reported already.
-        if shares[cause] <= self.settings.release or not self._count_step(cause):
-            return [], []
-
-        ranked = sorted(means, key=means.__getitem__, reverse=True)
-        listed = ", ".join(f"{means[name]:.0%} {name}" for name in ranked if means[name])
-        line = (
-            f"{'note' if cause == 'solved' else 'ALARM'}: for {self.alarms[cause]} steps most "
-            f"groups carry no gradient "
-            f"({listed}); {REMEDIES[cause]}"
-        )
-        return ([line], []) if cause in COLLAPSED else ([], [line])
-
-    def _watch_traps(self, groups: Sequence[Group]) -> list[str]:
-        """Return the alarms about traps, of which each has its own."""
-        step = _trap_figures([score for group in groups for score in group.scores])
-        self.traps.append(step)
-        for cause in [cause for cause in self.alarms if cause.startswith(TRAP)]:
-            self._clear(cause, step.get(cause.removeprefix(TRAP), NO_TRAP).share)
-
-        lines = []
-        for name in step:
-            past = [traps.get(name, NO_TRAP) for traps in self.traps]
-            is_full = len(past) == self.settings.alarm_steps
-            has_lasted = is_full and min(each.share for each in past) >= self.settings.alarm_share
-            if has_lasted and self._count_step(TRAP + name):
-                shares = [each.share for each in past]
-                reward = fmean((each.reward for each in past), shares)
-                value = fmean((each.value for each in past), shares)
-                lines.append(
-                    f"ALARM: for {self.alarms[TRAP + name]} steps {fmean(shares):.0%} of the "
-                    f"completions are in the trap '{name}', reward {reward:.2f} "
-                    f"(score {value:.2f}): {TRAP_REMEDY}"
-                )
-        return lines
-
-    def _watch_truncation(self, groups: Sequence[Group]) -> list[str]:
-        """Return the alarm about truncated completions, if it is raised."""
-        share = truncated_share(groups)
-        self.truncated.append(share)
-        self._clear(TRUNCATED, share)
-
-        is_full = len(self.truncated) == self.settings.alarm_steps
-        has_lasted = is_full and min(self.truncated) > self.settings.alarm_share
-        # The alarm of masked groups names truncation as well, and what follows from it.
-        if not has_lasted or not self._count_step(TRUNCATED) or "masked" in self.alarms:
+        now = _shares(groups, shown)
+        self.shares.append(now)
+        # A cause whose share has fallen must last anew for an alarm.
+        self.alarms = {
+            cause: lasted for cause, lasted in self.alarms.items() if now.get(cause, 0) > RELEASE
+        }
+        if len(self.shares) < ALARM_STEPS:
             return []
-        return [
-            f"ALARM: for {self.alarms[TRUNCATED]} steps {fmean(self.truncated):.0%} of the "
+
+        traps = [self._trap_alarm(cause, groups) for cause in now if cause.startswith(TRAP)]
+        lines = [*traps, self._class_alarm(), self._truncation_alarm()]
+        return [line for line in lines if line]
+
+    def _trap_alarm(self, cause: str, groups: Sequence[Group]) -> str:
+        """Return the alarm about completions in one trap, "" if it is not raised now."""
+        shares = [step.get(cause, 0) for step in self.shares]
+        if min(shares) < ALARM_SHARE or not self._count_step(cause):
+            return ""
+
+        name = cause.removeprefix(TRAP)
+        scores = [score for group in groups for score in group.scores]
+        trapped = [score for score in scores if score.parts.get("trap") == name]
+        return (
+            f"ALARM: for {self.alarms[cause]} steps {fmean(shares):.0%} of the completions are in "
+            f"the trap '{name}', last with reward {fmean(each.reward for each in trapped):.2f} "
+            f"(score {fmean(each.value for each in trapped):.2f}): {TRAP_REMEDY}"
+        )
+
+    def _class_alarm(self) -> str:
+        """Return the alarm about groups without gradient, "" if it is not raised now."""
+        if any(step["varied"] >= 1 - ALARM_SHARE for step in self.shares):
+            return ""
+
+        means = {name: fmean(step[name] for step in self.shares) for name in DEGENERATE}
+        ranked = sorted(means, key=means.__getitem__, reverse=True)
+        cause = ranked[0]
+        # The most common class of the last steps may have ended, or been reported already.
+        if self.shares[-1][cause] <= RELEASE or not self._count_step(cause):
+            return ""
+
+        listed = ", ".join(f"{means[name]:.0%} {name}" for name in ranked if means[name])
+        return (
+            f"{'note' if cause == 'solved' else 'ALARM'}: for {self.alarms[cause]} steps most "
+            f"groups carry no gradient ({listed}); {REMEDIES[cause]}"
+        )
+
+    def _truncation_alarm(self) -> str:
+        """Return the alarm about truncated completions, "" if it is not raised now."""
+        shares = [step[TRUNCATED] for step in self.shares]
+        has_lasted = min(shares) > ALARM_SHARE and self._count_step(TRUNCATED)
+        # The alarm of masked groups names truncation as well, and what follows from it.
+        if not has_lasted or "masked" in self.alarms:
+            return ""
+        return (
+            f"ALARM: for {self.alarms[TRUNCATED]} steps {fmean(shares):.0%} of the "
             f"completions are truncated: {REMEDIES[TRUNCATED]}"
-        ]
+        )
 
     def _count_step(self, cause: str) -> bool:
         """Count a step in which `cause` lasts, and return whether its alarm is raised now.
 
-        That is after `alarm_steps` steps, and then each time that it has lasted twice as long.
+        That is after ALARM_STEPS steps, and then each time that it has lasted twice as long.
         """
-        alarm_steps = self.settings.alarm_steps
-        lasted = self.alarms.get(cause, alarm_steps - 1) + 1
+        lasted = self.alarms.get(cause, ALARM_STEPS - 1) + 1
         self.alarms[cause] = lasted
-        periods, rest = divmod(lasted, alarm_steps)
+        periods, rest = divmod(lasted, ALARM_STEPS)
         return rest == 0 and periods.bit_count() == 1
-
-    def _clear(self, cause: str, share: float) -> None:
-        """Forget a cause whose share has fallen to `release`: it must last anew for an alarm."""
-        if share <= self.settings.release:
-            self.alarms.pop(cause, None)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, Any]:
         """Return the metrics of a step's groups (every try). Call it before `observe`."""
@@ -454,34 +379,24 @@ class VarianceMonitor:
         return {
             "temperature": self.temperature,
             "wasted": self.wasted,
-            "classes": list(self.classes),
-            "traps": list(self.traps),
-            "truncated": list(self.truncated),
-            "hot": [list(step) for step in self.hot],
-            "cold": [list(step) for step in self.cold],
+            "hot": list(self.hot),
+            "cold": list(self.cold),
             "gave_up_heat": self.gave_up_heat,
             "level": self.level,
+            "shares": list(self.shares),
             "alarms": self.alarms,
-            "collapse": self.collapse,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore a state that `state_dict` returned."""
-        alarm_steps = self.settings.alarm_steps
         self.temperature = state["temperature"]
         self.wasted = state["wasted"]
-        self.classes = deque(map(dict, state["classes"]), maxlen=alarm_steps)
-        traps = [
-            {name: TrapFigures(*each) for name, each in step.items()} for step in state["traps"]
-        ]
-        self.traps = deque(traps, maxlen=alarm_steps)
-        self.truncated = deque(state["truncated"], maxlen=alarm_steps)
         self.hot = deque(map(tuple, state["hot"]), maxlen=HEAT_STEPS)
         self.cold = deque(map(tuple, state["cold"]), maxlen=HEAT_STEPS)
         self.gave_up_heat = state["gave_up_heat"]
         self.level = state["level"]
+        self.shares = deque(state["shares"], maxlen=ALARM_STEPS)
         self.alarms = dict(state["alarms"])
-        self.collapse = list(state["collapse"])
 
 
 def _means(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -490,20 +405,17 @@ def _means(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return fmean(lost), fmean(rewards)
 
 
-def _trap_figures(scores: Sequence[Score]) -> dict[str, TrapFigures]:
-    """Return the figures of each trap that some of a step's completions are in."""
-    by_trap: dict[str, list[Score]] = {}
-    for score in scores:
-        if name := score.parts.get("trap"):
-            by_trap.setdefault(name, []).append(score)
-
+def _shares(groups: Sequence[Group], shown: Container[int]) -> dict[str, float]:
+    """Return the share of each cause of an alarm in a step: of its groups for a class, of its
+    completions for a trap and for truncation.
+    """
+    classes = Counter("varied" if group.index in shown else group.class_name for group in groups)
+    scores = [score for group in groups for score in group.scores]
+    traps = Counter(trap for score in scores if (trap := score.parts.get("trap")))
     return {
-        name: TrapFigures(
-            share=len(members) / len(scores),
-            reward=fmean(score.reward for score in members),
-            value=fmean(score.value for score in members),
-        )
-        for name, members in by_trap.items()
+        **{name: classes[name] / len(groups) for name in CLASSES},
+        **{TRAP + name: count / len(scores) for name, count in traps.items()},
+        TRUNCATED: truncated_share(groups),
     }
 
 
@@ -512,7 +424,7 @@ def _wasted(groups: Sequence[Group]) -> int:
     return sum(group.tokens for group in groups if group.action not in ("keep", "demonstrate"))
 
 
-# Upper bounds of the histogram's bins. The first bin holds only 0.
+# Upper bounds of the bins of the standard deviations of reward. The first bin holds only 0.
 BOUNDS = (0, 0.01, 0.03, 0.1, 0.3)
 
 

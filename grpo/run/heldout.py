@@ -9,7 +9,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from grpo.ending import SOLVED_MEAN, SOLVED_SHARE, SOLVED_STEPS, is_solved
+from grpo.ending import CHECK_PROBLEMS
 from grpo.evaluate import (
     EvaluationSettings,
     HeldOutRequest,
@@ -21,7 +21,7 @@ from grpo.evaluate import (
     summarise,
     truncation_warning,
 )
-from grpo.records import Decision, Group, level_name, truncated_share
+from grpo.records import Group, level_name, truncated_share
 from grpo.run.logs import NoFiles, RunFiles
 from grpo.show.console import Console
 from grpo.statistics import problems_needed
@@ -36,7 +36,6 @@ EVAL_SEED = 1_000_003
 PROMOTION_SEED = 2_000_003
 WARM_START_SEED = 3_000_017
 
-PROMOTION_PROBLEMS = 128  # of each validation check
 
 # Mean scores that differ by less are the same but for rounding.
 SAME = 1e-9
@@ -73,8 +72,7 @@ class HeldOutEvaluator:
     @property
     def sampling(self) -> Sampling:
         """The sampling settings of training, which evaluations use as well."""
-        config = self.config
-        return Sampling(config.temperature, 0, config.top_p, config.max_new_tokens or 0)
+        return Sampling.of(self.config)
 
     def evaluate(
         self, level: int, seed: int, size: int, purpose: str
@@ -219,7 +217,7 @@ class HeldOutEvaluator:
     def check_problems(self) -> None:
         """Warn of each level that has too few held-out problems for a validation check."""
         curriculum = self.trainer.curriculum
-        size = min(problems_needed(curriculum.settings.promote_at), PROMOTION_PROBLEMS)
+        size = min(problems_needed(curriculum.promote_at), CHECK_PROBLEMS)
         for level in curriculum.levels_to_check:
             found = self.find(level, PROMOTION_SEED, size)
             if warning := curriculum.note_problems(level, len(found.problems)):
@@ -246,27 +244,15 @@ class HeldOutEvaluator:
     def end_if_solved(self) -> None:
         """End the run if the last level is solved in training and on held-out problems."""
         trainer = self.trainer
-        if trainer.ended or not trainer.seems_solved:
+        if not trainer.end.wants_check(trainer.curriculum.levels, trainer.curriculum.level):
             return
 
-        level = trainer.curriculum.level
-        line = self._check(level)
-        if line is None or not is_solved(line) or line["mean"] < SOLVED_MEAN:
-            return
-
-        trainer.solved_reason = (
-            f"at least {SOLVED_SHARE:.0%} of the groups of the last {SOLVED_STEPS} steps were "
-            f"solved, and the held-out mean is {line['mean']:.3f} "
-            f"[{line['ci_low']:.3f}, {line['ci_high']:.3f}]"
-        )
-        figures = {name: line[name] for name in ("mean", "ci_low", "ci_high", "n")}
-        self.files.write_decisions(
-            [Decision(trainer.done, level, level, "solved", trainer.solved_reason, figures)]
-        )
+        if line := self._check(trainer.curriculum.level):
+            self.files.write_decisions(trainer.end.take_check(trainer.done, line))
 
     def _check(self, level: int) -> dict[str, Any] | None:
         """Evaluate a level on the held-out problems of promotions; None if there are none."""
-        line, groups = self.evaluate(level, PROMOTION_SEED, PROMOTION_PROBLEMS, "promotion")
+        line, groups = self.evaluate(level, PROMOTION_SEED, CHECK_PROBLEMS, "promotion")
         if line is not None:
             self.files.write_rollouts("promotion", self.trainer.done, groups)
         return line

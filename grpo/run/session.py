@@ -15,20 +15,16 @@ from typing import Any
 from data.errors import UserError, blaming
 from data.files import read_json
 from grpo.curriculum import (
-    PROBLEMS,
+    SURVEY_PROBLEMS,
+    Ladder,
     LevelSurvey,
     Start,
-    SurveySettings,
-    SurveySubject,
     advice,
-    choose_mixed_start,
     choose_start,
-    figures_of,
-    levels_to_survey,
+    no_answers,
     survey,
 )
 from grpo.ending import Verdict, is_expected
-from grpo.evaluate import Sampling
 from grpo.model.prompts import middle_left_out, sent_lines
 from grpo.records import Decision, Ending, StepReport
 from grpo.run.checkpoint import Saver, remove_checkpoints_after, remove_partial, seen_keys
@@ -48,7 +44,7 @@ from grpo.run.resume import (
     with_resumption,
 )
 from grpo.show.console import Console
-from grpo.trainer import Trainer, build_curriculum, class_rule, no_answers
+from grpo.trainer import Trainer
 from tasks.base import notes_of
 
 # How many held-out problems decide when the imitation ends.
@@ -262,26 +258,26 @@ class Run:
         levels = list(trainer.curriculum.levels)
         mark = "".join(f"CONTROL {control}  " for control in config.mark.values())
         self.console.say(
-            f"{mark}pre-flight: {PROBLEMS} problems per level, {config.group_size} completions each"
+            f"{mark}pre-flight: {SURVEY_PROBLEMS} problems per level, "
+            f"{config.group_size} completions each"
         )
         with self.console.working("pre-flight"):
-            rows, groups = survey(
-                survey_subject(trainer, self.heldout.sampling),
-                levels_to_survey(trainer.stream.supply, levels),
-                training_levels=levels,
-            )
+            rows, groups = survey(trainer.policy, trainer.stream.supply, config, levels, self.ranks)
 
         # The run may start at an easier level than the requested one, unless --no-ramp forbids it
         # or a dataset was asked for at one level.
         may_ease = config.ramp and (config.curriculum or not config.dataset)
         eligible = [row for row in rows if may_ease or row.level in levels]
-        choose = choose_mixed_start if config.mixed else choose_start
-        start = choose(eligible, levels)
+        start = choose_start(eligible, levels, mixed=trainer.stream.supply.mixed)
         if start.levels != levels:
-            trainer.curriculum = build_curriculum(config, start.levels)
+            trainer.curriculum = Ladder(start.levels, *config.promotion)
             trainer.check_fit()
 
-        figures = figures_of(rows, start)
+        figures = {
+            "start": start.level,
+            "training_levels": start.levels,
+            "levels": [dataclasses.asdict(row) for row in rows],
+        }
         level = trainer.curriculum.level
         self.files.write_rollouts("preflight", 0, groups)
         self.files.write_decisions([Decision(0, levels[0], level, "preflight", start.why, figures)])
@@ -487,13 +483,6 @@ class Run:
                 is_expected=is_expected(verdict, config.mark),
             )
         )
-
-
-def survey_subject(trainer: Trainer, sampling: Sampling) -> SurveySubject:
-    """Return what the pre-flight measures: groups as training samples and classifies them."""
-    config = trainer.config
-    settings = SurveySettings(sampling, config.group_size, class_rule(config), config.draft)
-    return SurveySubject(trainer.policy, trainer.stream.supply, settings, trainer.ranks)
 
 
 def wants_imitation(run: Run, start: Start | None) -> bool:

@@ -102,8 +102,8 @@ class Scripted:
 
     def __init__(self, script, monkeypatch):
         self.script, self.step = script, 0
-        monkeypatch.setattr("grpo.trainer.generate", self.train)
-        monkeypatch.setattr("grpo.evaluate.generate", self.answer)
+        monkeypatch.setattr("grpo.rollout.generate.generate", self.train)
+        monkeypatch.setattr("grpo.rollout.generate.generate", self.answer)
 
     def train(self, policy, request, drafting=None):
         self.step += 1

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from grpo.config import Config
 from grpo.records import Completion, Group
-from grpo.trainer import variance_settings
 from grpo.variance import VarianceMonitor
 from tasks.base import Problem, Score
 
@@ -28,10 +27,8 @@ def group(class_name, action="keep", attempt=0, tokens=3, distinct=None):
     )
 
 
-def monitor_for(on_degenerate, **settings):
-    """A monitor with the defaults of the configuration, except for the `settings`."""
-    config = Config(on_degenerate=on_degenerate)
-    return VarianceMonitor(replace(variance_settings(config), **settings))
+def monitor_for(on_degenerate="skip", **settings):
+    return VarianceMonitor(Config(on_degenerate=on_degenerate, **settings))
 
 
 def step(level=1, **counts):

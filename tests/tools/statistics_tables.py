@@ -19,10 +19,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grpo.config import PROMOTE_AT, Config
+from grpo import curriculum
+from grpo.config import PROMOTE_AT
+from grpo.curriculum import Ladder
 from grpo.records import StepSummary
 from grpo.statistics import mean_bounds, rate_interval, reaches_mark
-from grpo.trainer import build_curriculum
 
 Draw = Callable[[np.random.Generator, tuple[int, ...], float], np.ndarray]
 
@@ -230,7 +231,7 @@ def heldout(samples: int):
 def climbs(draw: Draw, mean: float, prompts: int, steps: int, seed: int) -> float:
     """Return the step at which the running mean promotes from the second level, or infinity."""
     rng = np.random.default_rng(seed)
-    ladder = build_curriculum(Config(), [10, 25, 50])
+    ladder = Ladder([10, 25, 50], "running", PROMOTE_AT["running"])
     ladder.position = 1
     for step in range(1, steps + 1):
         groups = ladder.levels_for(seed, step, prompts).count(25)
@@ -266,12 +267,13 @@ def running(samples: int):
 def moves_of_a_ladder() -> Iterator[list[str]]:
     yield ["replay", "moves", "step → level"]
     for replay in (0.0, 0.25):
-        curriculum, moves = build_curriculum(Config(replay=replay), [10, 25]), []
+        curriculum.REPLAY = replay
+        ladder, moves = Ladder([10, 25], "running", PROMOTE_AT["running"]), []
         for step in range(1, 201):
-            levels = Counter(curriculum.levels_for(0, step, 16))
+            levels = Counter(ladder.levels_for(0, step, 16))
             values = {level: [0.98 if level == 10 else 0.02] * n for level, n in levels.items()}
             collapsed = {level: [level == 25] * n for level, n in levels.items()}
-            moves += curriculum.observe(StepSummary(step, values, collapsed=collapsed))
+            moves += ladder.observe(StepSummary(step, values, collapsed=collapsed))
         said = ", ".join(f"{move.step} → {move.after}" for move in moves)
         yield [f"{replay:g}", str(len(moves)), said]
 

@@ -1,22 +1,24 @@
-"""The trainer: one step, from the problems to the update, and its state."""
+"""The trainer: one step, from the problems to the update, which groups it keeps, and its state."""
 
+import copy
 import json
 import math
-from types import SimpleNamespace
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
 from forced import Forced, trainer_for, weights
 
 from grpo import trainer as trainer_module
+from grpo.curriculum import Ladder
 from grpo.learn.loss import LOSSES
 from grpo.model.load import load_policy
-from grpo.records import Group
-from grpo.rollout.budget import budget_for
-from grpo.run.conclusion import supply_line
-from grpo.trainer import step_summary
-from tasks.base import Problem
-from tasks.supply import Supply
+from grpo.records import StepSummary
+from grpo.trainer import StepTimer, step_summary
+from tasks.base import Score
 
 
 def test_advantages_are_kept_beside_rewards(tiny_policy):
@@ -81,106 +83,6 @@ def test_epochs_are_updates_on_one_rollout(tiny_policy, monkeypatch):
         assert first != second and metrics[name] == pytest.approx((first + second) / 2), name
 
 
-def test_the_factor_on_the_loss_is_the_last_updates(tiny_policy, monkeypatch):
-    factors = iter([64.0, 32.0])
-
-    def watched(*args, **options):
-        return plain_update(*args, **options) | {"loss_scale": next(factors)}
-
-    plain_update = trainer_module.update
-    monkeypatch.setattr(trainer_module, "update", watched)
-    assert trainer_for(tiny_policy, epochs=2).step().metrics["loss_scale"] == 32
-
-
-def test_parity_is_measured_before_the_weights_change(tiny_policy):
-    metrics = trainer_for(tiny_policy, epochs=2).step().metrics
-    assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
-
-
-def test_problems_are_a_pure_function_of_seed_step_and_state(tiny_policy):
-    one, two, other = (
-        trainer_for(tiny_policy),
-        trainer_for(tiny_policy),
-        trainer_for(tiny_policy, seed=1),
-    )
-    assert not {p.key for _, p in one.problems(1)} & {p.key for _, p in other.problems(1)}
-    for trainer in (one, two):
-        trainer.stream.next_index = 8
-    assert one.problems(3) == two.problems(3)
-    assert [index for index, _ in one.problems(3)] == [8, 9, 10, 11]
-
-
-def test_a_step_takes_the_prompts_that_its_tokens_allow_and_none_comes_twice(tiny_policy):
-    trainer = trainer_for(tiny_policy, step_tokens=200)  # 4 completions of 24 tokens: 96 a prompt
-    assert [index for index, _ in trainer.problems(1)] == [0, 1]
-    first, second = trainer.step(), trainer.step()
-    assert [sorted({group.index for group in report.groups}) for report in (first, second)] == [
-        [0, 1],
-        [2, 3],
-    ]
-    assert (
-        second.metrics["groups/count"] == 2
-        and trainer.stream.next_index == len(trainer.stream.seen) == 4
-    )
-    counts = {
-        tokens: len(trainer_for(tiny_policy, step_tokens=tokens).problems(1))
-        for tokens in (1, 96, 191, 192, 383, 384, 9999)
-    }
-    assert counts == {1: 1, 96: 1, 191: 1, 192: 2, 383: 3, 384: 4, 9999: 4}
-
-
-def test_problems_that_do_not_fit_are_passed_over(tiny_policy):
-    problems = [
-        Problem("forced", 1, "p", "x " * (1100 if i in (1, 2, 5) else 1), str(i)) for i in range(8)
-    ]
-    trainer = trainer_for(tiny_policy, prompts=2)
-    trainer.stream.supply = Supply(trainer.task, seed=0, dataset=problems)
-    trainer.stream.supply.at = lambda index, level: problems[index]
-    trainer.task.drawn = {problem.key: 0 for problem in problems}
-    reports = [trainer.step() for _ in range(2)]
-    assert [[group.index for group in report.groups] for report in reports] == [
-        [0, 3],
-        [4, 6],
-    ] and trainer.stream.next_index == 7
-
-    (warning,) = trainer.stream.take_warnings()  # of the first alone, and never again
-    assert warning.startswith("problem 1 is left out of training, as is every problem whose ")
-    trainer.stream.at(5, 1)
-    assert trainer.stream.take_warnings() == []
-
-
-def test_a_prompt_that_leaves_little_room_is_named_once(tiny_policy):
-    trainer = trainer_for(tiny_policy, prompts=2, max_new_tokens=24)
-    problems = [Problem("forced", 1, "p" if i < 2 else "p p p", "", str(i)) for i in range(4)]
-    trainer.stream.supply.at = lambda index, level: problems[index]
-    trainer.task.drawn = {problem.key: 0 for problem in problems}
-    tiny_policy.context = len(tiny_policy.encode(problems[0])) + 12
-
-    trainer.step()
-    assert trainer.stream.take_warnings() == []  # half of the budget is enough
-    report = trainer.step()
-    (warning,) = trainer.stream.take_warnings()
-    assert warning.startswith("problem 2: its prompt takes ")
-    longest = max(len(each.tokens) for group in report.groups for each in group.completions)
-    assert longest == tiny_policy.context - len(tiny_policy.encode(problems[2]))
-    assert f"leaves a completion {longest} instead of 24" in warning
-
-
-def test_the_largest_budget_counts(tiny_policy):
-    problems = [Problem("forced", 1, "p", "one " * words, str(words)) for words in (1, 12, 1)]
-    budgets = [
-        budget_for(tiny_policy, tiny_policy.encode("p"), problem.target) for problem in problems
-    ]
-    trainer = trainer_for(tiny_policy, step_tokens=3 * 4 * budgets[1] - 1, max_new_tokens=None)
-    assert sum(budgets) < 3 * budgets[1] - 1 and trainer.stream.affordable(problems) == 2
-    assert (
-        trainer_for(
-            tiny_policy, step_tokens=3 * 4 * budgets[1], max_new_tokens=None
-        ).stream.affordable(problems)
-        == 3
-    )
-
-
 def test_the_curriculum_sees_first_tries_and_tokens_are_those_of_all(tiny_policy):
     report = trainer_for(tiny_policy, stuck=1, on_degenerate="resample").step()
     outcome = step_summary(1, report.groups)
@@ -203,40 +105,376 @@ def test_state_survives_json(tiny_policy):
     )
 
 
-def test_the_share_of_a_family_is_that_of_its_level(tiny_policy, tmp_path):
-    """Three problems of level 1, one of them twice, and then one of two that exist at level 2."""
-    trainer = trainer_for(tiny_policy)
-    stream = trainer.stream
-    stream.supply.family_size = {1: 10, 2: 2}.get
-    easy = [Problem("forced", 1, "p", "x", key) for key in ("a", "b", "c", "b")]
-    stream.mark_seen(list(enumerate(easy)))
-    other = trainer_for(tiny_policy)
-    other.restore(json.loads(json.dumps(trainer.state())))
-    assert other.stream.trained == {1: 3}
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_skipped_groups_change_nothing_by_one_bit(tiny_model, beta):
+    """Issue: gradient, denominator and KL of a step with skipped groups are those of a step
+    without these groups.
+    """
+    with_them, without = (
+        trainer_for(
+            load_policy(str(tiny_model), device="cpu", keep_reference=True),
+            beta=beta,
+        )
+        for _ in range(2)
+    )
+    a = with_them.step()
+    without.rollout = lambda *_: [
+        copy.deepcopy(group) for group in a.groups if group.index % 2 == 0
+    ]
+    b = without.step()
+    assert (
+        a.metrics["groups/skipped"] == 2
+        and b.metrics["groups/skipped"] == 0
+        and a.metrics["grad_norm"] > 0
+    )
+    assert (
+        a.metrics["loss"] == b.metrics["loss"] and a.metrics["grad_norm"] == b.metrics["grad_norm"]
+    )
+    assert a.metrics.get("kl") == b.metrics.get("kl")
+    assert all(
+        torch.equal(x, y)
+        for x, y in zip(weights(with_them.policy), weights(without.policy), strict=True)
+    )
+    assert a.metrics["wasted_tokens"] == sum(group.tokens for group in a.groups if group.index % 2)
 
-    hard = Group(4, Problem("forced", 2, "p", "x", "d"), (1,), 1.0, [])
-    assert stream.metrics([hard], 2) == {
-        "problems/seen": 4,
-        "problems/repeated": 0.0,
-        "problems/family_share": 1 / 2,
+
+def test_kept_groups_stay_in_the_denominator(tiny_model):
+    norms = {}
+    for policy in ("keep", "skip"):
+        trainer = trainer_for(
+            load_policy(str(tiny_model), device="cpu"),
+            on_degenerate=policy,
+            loss="dr_grpo",
+            max_grad_norm=0.0,
+        )
+        norms[policy] = trainer.step().metrics["grad_norm"]
+    # dr_grpo weighs every token by 1 / (rows * budget): 8 of 16 rows add nothing to the sum, but
+    # double the rows
+    assert norms["keep"] == pytest.approx(norms["skip"] / 2, rel=1e-5)
+
+
+@pytest.fixture()
+def every_loss_is_lost_diversity(monkeypatch):
+    """The groups of `Forced` tie with different texts; here they pass for texts that repeat."""
+    monkeypatch.setattr("grpo.variance.lost_diversity", lambda group: group.class_name != "varied")
+
+
+def test_groups_that_lost_their_diversity_are_drawn_again_hotter_then_skipped(
+    tiny_policy, every_loss_is_lost_diversity
+):
+    report = trainer_for(tiny_policy, on_degenerate="resample").step()
+    tries = sorted(
+        (group.index, group.attempt, group.action, round(group.temperature, 6))
+        for group in report.groups
+    )
+    assert tries == [
+        (0, 0, "keep", 1.0),
+        (1, 0, "resample", 1.0),
+        (1, 1, "resample", 1.15),
+        (1, 2, "skip", 1.3225),
+        (2, 0, "keep", 1.0),
+        (3, 0, "resample", 1.0),
+        (3, 1, "resample", 1.15),
+        (3, 2, "skip", 1.3225),
+    ]
+    assert report.metrics["groups/resampled"] == 4 and report.metrics["groups/count"] == 4
+
+
+def test_each_try_is_drawn_with_its_own_numbers(tiny_policy):
+    report = trainer_for(tiny_policy, on_degenerate="resample").step()
+    tries = {
+        tuple(c.tokens for c in group.completions) for group in report.groups if group.index == 1
     }
-    stream.mark_seen([(4, hard.problem)])
-    line = supply_line(tmp_path, trainer, 2)
-    assert line == "trained on 4 unique problems in 0 draws, 50.0% of the 2 that exist at level 2"
+    assert len(tries) == 3  # at one temperature
 
 
-def test_repeated_problems_are_counted(tiny_policy):
-    problems = [Problem("forced", 1, "p", "x", str(i)) for i in range(6)]
+def test_a_second_try_that_varies_is_learned_from(tiny_policy, every_loss_is_lost_diversity):
+    report = trainer_for(tiny_policy, stuck=1, on_degenerate="resample").step()
+    tries = sorted(
+        (group.index, group.attempt, group.action, group.temperature) for group in report.groups
+    )
+    assert tries == [
+        (0, 0, "keep", 1.0),
+        (1, 0, "resample", 1.0),
+        (1, 1, "keep", 1.15),
+        (2, 0, "keep", 1.0),
+        (3, 0, "resample", 1.0),
+        (3, 1, "keep", 1.15),
+    ]
+    assert all(
+        len(group.advantages) == (4 if group.action == "keep" else 0) for group in report.groups
+    )
+    assert report.metrics["groups/kept"] == 4
+    # a try is scored at its own temperature, and figures of reward are those of first tries
+    assert report.metrics["sampling/sampling_logp_difference/max"] < 1e-4
+    assert report.metrics["reward"] == pytest.approx((0.15 + 0.5 + 0.15 + 0.5) / 4)
+
+
+def test_solved_groups_are_not_drawn_again(all_end, tiny_policy):
+    report = trainer_for(tiny_policy, odd=1.0, on_degenerate="resample").step()
+    assert {group.action for group in report.groups if group.index % 2} == {"skip"}
+    assert report.metrics["groups/class/solved"] == 2 and len(report.groups) == 4
+
+
+@pytest.mark.parametrize("wanted, drawn, kept", [(0, 2, 1), (1, 2, 1), (3, 6, 3), (9, 8, 4)])
+def test_dynamic_sampling_draws_on_until_enough_groups_vary(tiny_policy, wanted, drawn, kept):
+    trainer = trainer_for(
+        tiny_policy, prompts=2, dynamic_sampling=wanted
+    )  # one of each two prompts varies; four times two are the most
+    report = trainer.step()
+    assert [group.index for group in report.groups] == list(
+        range(drawn)
+    ) and trainer.stream.next_index == drawn
+    assert report.metrics["groups/kept"] == kept and report.metrics["groups/count"] == drawn
+    assert all(bool(group.advantages) == (group.index % 2 == 0) for group in report.groups)
+    assert trainer.step().groups[0].index == drawn  # no problem comes twice
+
+
+def test_dynamic_sampling_draws_at_once_what_the_last_step_needed(tiny_policy):
+    """One of each two prompts varies. What a step draws at once is noted as (first, count)."""
+
+    def drawing(**options):
+        trainer = trainer_for(tiny_policy, prompts=2, **options)
+        drawn, rollout = [], trainer.rollout
+
+        def noted(step, problems, timer):
+            drawn.append((problems[0][0], len(problems)))
+            return rollout(step, problems, timer)
+
+        trainer.rollout = noted
+        return trainer, drawn
+
+    trainer, drawn = drawing(dynamic_sampling=2)
+    trainer.step()
+    assert drawn == [(0, 2), (2, 2)]  # nothing is known yet, so two are expected to vary
+    trainer.step()
+    assert drawn[2:] == [(4, 4)]
+
+    resumed, drawn = drawing(dynamic_sampling=2)
+    resumed.restore(trainer.state())
+    resumed.step()
+    assert drawn == [(8, 4)]
+
+    nothing_varied, drawn = drawing(dynamic_sampling=2)
+    nothing_varied.kept_share = 0.0
+    nothing_varied.step()
+    assert drawn == [(0, 8)]  # the most that a step may take
+
+    keeping, drawn = drawing(dynamic_sampling=2, on_degenerate="keep")
+    keeping.step()
+    assert drawn == [(0, 2), (2, 2)]  # a group that is kept without variance does not count
+
+    without, drawn = drawing(dynamic_sampling=0)
+    without.kept_share = 0.0
+    without.step()
+    assert drawn == [(0, 2)]
+
+
+@pytest.mark.parametrize(
+    "share, missing, drawn, batches",
+    [(1.0, 8, 0, 1), (0.25, 8, 0, 2), (0.25, 3, 32, 1), (0.25, 8, 32, 2), (0.01, 8, 48, 1)],
+)
+def test_batches_are_those_that_the_share_of_varying_groups_takes(
+    tiny_policy, share, missing, drawn, batches
+):
+    trainer = trainer_for(tiny_policy, prompts=16, dynamic_sampling=8)
+    trainer.kept_share = share
+    assert trainer.batches(missing, drawn) == batches
+
+
+@pytest.mark.parametrize("on_degenerate", ["skip", "resample"])
+def test_a_step_without_a_group_to_learn_from_leaves_the_weights(tiny_policy, on_degenerate):
+    trainer = trainer_for(tiny_policy, prompts=2, on_degenerate=on_degenerate)
+    trainer.task.drawn = dict.fromkeys(trainer.task.drawn, 1)
+    before = weights(tiny_policy)
+    report = trainer.step()
+    assert "loss" not in report.metrics and report.metrics["groups/kept"] == 0
+    assert all(torch.equal(x, y) for x, y in zip(before, weights(tiny_policy), strict=True))
+
+
+def test_dr_grpo_divides_by_the_same_number_in_every_step(tiny_policy):
+    trainer = trainer_for(tiny_policy, loss="dr_grpo", max_new_tokens=None, prompts=2)
+    largest = trainer.update_settings.max_length
+    first = [trainer.stream.supply.at(index, 1) for index in range(16)]
+    budgets = [trainer.stream.budget(tiny_policy.encode(each), each) for each in first]
+    assert largest == max(budgets) > min(budgets)
+    trainer.step()
+    assert trainer.update_settings.max_length == largest
+
+    given = trainer_for(tiny_policy, loss="dr_grpo", max_new_tokens=31)
+    assert given.update_settings.max_length == 31
+
+
+def test_shuffled_rewards_are_permuted_over_the_batch_and_the_scores_stay_true(tiny_policy):
+    true = {
+        (g.index, i): score
+        for g in trainer_for(tiny_policy).rollout(
+            1, trainer_for(tiny_policy).problems(1), StepTimer()
+        )
+        for i, score in enumerate(g.scores)
+    }
+    trainer = trainer_for(tiny_policy, control="shuffled-rewards")
+    groups = trainer.rollout(1, trainer.problems(1), StepTimer())
+    paid = {(g.index, i): score for g in groups for i, score in enumerate(g.scores)}
+    assert sorted(score.reward for score in paid.values()) == sorted(
+        score.reward for score in true.values()
+    )
+    values = {score.value for score in true.values()}
+    assert (
+        values == {score.reward for score in true.values()} and len(values) == 5
+    )  # 0, 0.1, 0.2, 0.3 and the 0.5 of odd ones
+    moved = [place for place in true if paid[place].reward != true[place].reward]
+    assert len(moved) > 4 and all(paid[place].value == true[place].value for place in true)
+    # over the batch, not within groups: some group was paid what another one had earned
+    assert any(
+        sorted(paid[g, i].reward for i in range(4)) != sorted(true[g, i].reward for i in range(4))
+        for g in range(4)
+    )
+    again = trainer_for(tiny_policy, control="shuffled-rewards")
+    assert [g.rewards for g in again.rollout(1, again.problems(1), StepTimer())] == [
+        g.rewards for g in groups
+    ]
+
+
+def test_a_constant_reward_teaches_nothing(tiny_policy):
+    before = weights(tiny_policy)
+    metrics = (
+        trainer_for(tiny_policy, control="constant-reward", on_degenerate="keep").step().metrics
+    )
+    assert (
+        metrics["reward"] == 0.5
+        and metrics["reward_std"] == 0
+        and metrics["control"] == "constant-reward"
+    )
+    assert all(torch.equal(x, y) for x, y in zip(before, weights(tiny_policy), strict=True))
+
+
+class Penalised(Forced):
+    """Even problems vary below 0, odd ones earn `odd`."""
+
+    reward_range = (-1.0, 0.0)
+
+    def score(self, problem, completions):
+        return [
+            replace(score, reward=score.reward - 1) for score in super().score(problem, completions)
+        ]
+
+
+@pytest.mark.parametrize("odd, class_name", [(1.0, "solved"), (0.0, "failed"), (0.5, "tied")])
+def test_groups_are_judged_on_the_scale_of_the_task(all_end, tiny_policy, odd, class_name):
+    trainer = trainer_for(tiny_policy, odd=odd, kind=Penalised)
+    judged = Counter(group.class_name for group in trainer.step().groups)
+    assert judged == {"varied": 2, class_name: 2}
+
+
+def test_a_constant_reward_lies_in_the_middle_of_the_range(tiny_policy):
+    trainer = trainer_for(tiny_policy, kind=Penalised, control="constant-reward")
+    assert trainer.step().metrics["reward"] == -0.5
+
+
+def test_a_run_without_a_trained_group_stops_with_its_cause(tiny_policy):
+    trainer = trainer_for(tiny_policy, odd=0.5, patience=2, prompts=1)
+    trainer.task.score = lambda problem, texts: [Score(0.0) for _ in texts]
+    trainer.step()
+    assert not trainer.ended
+    report = trainer.step()
+    assert trainer.stopped.startswith("no group could be trained on for 2 steps (100% failed")
+    assert report.metrics["stopped"] == trainer.stopped == trainer.ended
+
+    resumed = trainer_for(tiny_policy, patience=3, prompts=1)
+    resumed.restore(json.loads(json.dumps(trainer.state())))
+    assert not resumed.ended  # by more patience it goes on
+    resumed.task.score = trainer.task.score
+    resumed.step()
+    assert "for 3 steps" in resumed.stopped
+
+
+class Impossible(Forced):
+    """Level 1 is solved, level 2 earns nothing."""
+
+    def score(self, problem, completions):
+        return [Score(float(problem.level == 1)) for _ in completions]
+
+
+@pytest.mark.parametrize("moves_back", [False, True])
+def test_patience_counts_steps_without_an_update_at_every_level(tiny_policy, moves_back):
+    trainer = trainer_for(tiny_policy, kind=Impossible, patience=5, prompts=4, curriculum="1,2")
+    trainer.curriculum.move_on(0, "")
+    if moves_back:  # at every step
+        trainer.curriculum.observe = lambda summary: [
+            trainer.curriculum._move(1 if trainer.curriculum.level == 1 else -1, 0, "", "")
+        ]
+    steps = 0
+    while not trainer.ended:
+        trainer.step()
+        steps += 1
+    assert steps == 5 and "no group could be trained on for 5 steps" in trainer.stopped
+    said = "level 2 was not learned after level 1: "
+    assert trainer.stopped.startswith(said) == (trainer.curriculum.level == 2)
+
+
+def test_a_run_goes_on_after_solved_steps_of_a_level_that_is_not_the_last(all_end, tiny_policy):
+    trainer = trainer_for(tiny_policy, patience=3, prompts=1, curriculum="1,2")
+    trainer.task.score = lambda problem, texts: [Score(1.0) for _ in texts]
+    reports = [trainer.step() for _ in range(3)]
+    assert [decision.line for report in reports for decision in report.decisions] == [
+        "step 3: level 1 → 2, every training group was solved for 3 steps"
+    ]
+    assert trainer.end.exhausted and not trainer.ended  # no step of level 2 has been made
+    trainer.step()
+    assert not trainer.end.exhausted and not trainer.ended
+    for _ in range(2):
+        trainer.step()
+    assert trainer.ended == "every training group was solved for 3 steps"
+
+
+@pytest.mark.parametrize("mixed, level", [(True, None), (False, 1)])
+def test_every_group_of_a_mixed_data_set_is_watched(tiny_policy, mixed, level):
     trainer = trainer_for(tiny_policy)
-    trainer.stream.supply = Supply(trainer.task, seed=0, dataset=problems)
-    trainer.task.drawn = {problem.key: 0 for problem in problems}
-    first, second = (trainer.step().metrics for _ in range(2))
-    assert (first["problems/seen"], first["problems/repeated"]) == (4, 0)
-    assert (second["problems/seen"], second["problems/repeated"]) == (6, 0.5)
+    trainer.stream.supply.mixed = mixed
+    watched = []
+    trainer.monitor.observe = lambda groups, level: watched.append(level) or []
+    trainer.step()
+    assert watched == [level]
 
 
-def test_the_decoder_is_freed_if_there_is_one(tiny_policy):
-    freed = []
-    assert not tiny_policy.free_decoder()
-    tiny_policy.decoder.step = SimpleNamespace(free=lambda: freed.append(1))
-    assert tiny_policy.free_decoder() and freed == [1]
+def rates_of(trainer, climbs=()):
+    """Return the factor of each step of a ladder that climbs after the steps `climbs`."""
+    ladder, shares = trainer.curriculum, []
+    for step in range(1, trainer.config.steps + 1):
+        shares.append(round(trainer.learning_rate(step) / 1e-3, 4))
+        ladder.observe(StepSummary(step, {ladder.level: [0.5]}))
+        if step in climbs:
+            ladder._move(+1, step, "promotion", "")
+    return shares
+
+
+@pytest.mark.parametrize("climbs, falls", [((1, 8), 8), ((1,), 10), ((1, 12), 10)])
+def test_on_a_ladder_cosine_begins_at_the_last_level_or_after_half_of_the_steps(
+    tiny_policy, climbs, falls
+):
+    trainer = trainer_for(tiny_policy, steps=20, schedule="cosine")
+    trainer.curriculum = Ladder([3, 5, 10], "running", 0.9)
+    shares = rates_of(trainer, climbs)
+    assert shares[:6] == [0.1667, 0.3333, 0.5, 0.6667, 0.8333, 1.0]
+    assert shares[5 : falls + 1] == [1.0] * (falls - 4)
+    assert shares[falls:] == sorted(shares[falls:], reverse=True) and shares[-1] < 0.05
+
+
+def test_a_step_needs_no_run_directory():
+    """Nor its display, nor its tools."""
+    program = """
+import random, sys
+from grpo.config import Config, resolve_config
+from grpo.model.load import load_policy
+from grpo.trainer import Parts, Trainer, with_learning_rate
+from tasks.interleave import Interleave
+task = Interleave()
+config = Config(level=2, steps=1, prompts=1, group_size=2, dynamic_sampling=0, ramp=False)
+config = resolve_config(config, task)
+policy = load_policy(config.model, device="cpu", **config.loading)
+Trainer(with_learning_rate(config, policy), Parts(task), policy).step()
+print([name for name in sys.modules if name.startswith(("grpo.run", "grpo.show", "grpo.tools"))])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr

@@ -9,9 +9,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from grpo.config import Config
-from grpo.curriculum import SurveySettings, SurveySubject, survey
+from grpo.curriculum import survey
 from grpo.ending import HeldOut, is_solved, reach_verdict
-from grpo.evaluate import Sampling, score_groups, summarise
+from grpo.evaluate import score_groups, summarise
 from grpo.learn.batch import micro_batches
 from grpo.learn.loss import LOSSES
 from grpo.model.encoding import text_of
@@ -95,7 +95,7 @@ def test_a_step_with_masked_completions_is_the_step_without_them(lists, kind, mi
 
 def cut_off(trainer, is_cut):
     """Let the sampler mark the completions of which `is_cut(sample)` is true as truncated."""
-    sample = trainer.sampler.sample
+    sample = trainer.sample
 
     def marked(*arguments):
         groups = sample(*arguments)
@@ -106,7 +106,7 @@ def cut_off(trainer, is_cut):
             ]
         return groups
 
-    trainer.sampler.sample = marked
+    trainer.sample = marked
     return trainer
 
 
@@ -161,7 +161,7 @@ def test_dynamic_sampling_draws_on_for_groups_that_are_masked(tiny_policy):
     """Without truncation problems 0, 2, 4 and 6 would be trained on; those of 0 and 4 are cut."""
     options = dict(truncated="mask", prompts=2, dynamic_sampling=2)
     trainer = trainer_for(tiny_policy, **options)
-    sample = trainer.sampler.sample
+    sample = trainer.sample
 
     def cut(*arguments):
         groups = sample(*arguments)
@@ -170,7 +170,7 @@ def test_dynamic_sampling_draws_on_for_groups_that_are_masked(tiny_policy):
             group.completions = [replace(each, finish=finish) for each in group.completions]
         return groups
 
-    trainer.sampler.sample = cut
+    trainer.sample = cut
     report = trainer.step()
     actions = {group.index: (group.class_name, group.action) for group in report.groups}
     assert [actions[index] for index in (0, 2, 4, 6)] == [
@@ -267,8 +267,7 @@ SHORT = dict(task="interleave", level=3, ramp=False, prompts=2, group_size=4, st
 def test_a_policy_that_writes_newlines_to_the_budget_solves_nothing(
     tiny_policy, monkeypatch, truncated
 ):
-    monkeypatch.setattr("grpo.trainer.generate", writes_newlines(tiny_policy))
-    monkeypatch.setattr("grpo.evaluate.generate", writes_newlines(tiny_policy))
+    monkeypatch.setattr("grpo.rollout.generate.generate", writes_newlines(tiny_policy))
     task = Interleave()
     config = Config(**SHORT, learning_rate=0.0, truncated=truncated, patience=2)
     trainer = Trainer(config, Parts(task), tiny_policy)
@@ -276,12 +275,9 @@ def test_a_policy_that_writes_newlines_to_the_budget_solves_nothing(
     assert truncated_share(report.groups) == 1 and report.metrics["exact"] == 0
     assert report.metrics["reward"] == pytest.approx(5 / 6)
     assert {group.class_name for group in report.groups} == {"identical"}
-    assert trainer.early_stop.solved_steps == 0 and not trainer.early_stop.exhausted
+    assert trainer.end.solved_steps == 0 and not trainer.end.exhausted
 
-    settings = SurveySettings(Sampling(), group_size=4, rule=trainer.monitor.settings.rule)
-    (row,), groups = survey(
-        SurveySubject(tiny_policy, Supply(task, seed=0), settings), [3], training_levels=[3]
-    )
+    (*_, row), groups = survey(tiny_policy, Supply(task, seed=0), config, [3])
     assert row.exact == row.any_exact == 0 and not row.is_solved and not row.is_within_reach
     assert summarise(groups)["exact"] == 0
     assert repeated_figures(groups)["pass_at"][-1]["mean"] == 0
@@ -294,7 +290,7 @@ def test_credits_of_an_answer_that_is_cut_off_add_up_to_its_reward(
     tiny_policy, monkeypatch, reward
 ):
     cuts = writes_newlines(tiny_policy, shares=lambda sample: sample >= 2)
-    monkeypatch.setattr("grpo.trainer.generate", cuts)
+    monkeypatch.setattr("grpo.rollout.generate.generate", cuts)
     config = Config(**SHORT, learning_rate=0.0, credit="alignment", reward=reward)
     trainer = Trainer(config, Parts(Interleave(reward)), tiny_policy)
     groups = trainer.rollout(1, trainer.problems(1), StepTimer())

@@ -8,30 +8,25 @@ from pathlib import Path
 import pytest
 import yaml
 from compare_runs import assert_same_run, differing, written
-from forced import trainer_for
 
 from data.errors import UserError
+from grpo.config import Config
 from grpo.curriculum import (
     NO_LEVEL,
-    PROBLEMS,
     LevelSurvey,
-    SurveySettings,
-    SurveySubject,
     advice,
-    choose_mixed_start,
     choose_start,
     levels_to_survey,
     summarise_level,
     survey,
 )
-from grpo.evaluate import Sampling
+from grpo.curriculum import SURVEY_PROBLEMS as PROBLEMS
 from grpo.records import Completion, Group
 from grpo.run.logs import read_metrics
 from grpo.run.reader import load_run
-from grpo.run.session import Run, survey_subject
+from grpo.run.session import Run
 from grpo.tools import inspect, train
 from grpo.tools.report import program as report
-from grpo.variance import ClassRule
 from tasks.base import Problem, Score, split_of_key
 from tasks.interleave import Interleave
 from tasks.registry import load_task
@@ -96,9 +91,9 @@ def test_truncated_completions_may_be_the_cause():
 
 
 def test_a_mixed_dataset_has_no_level_to_start_at():
-    start = choose_mixed_start(rows(l2="reach", l3="none", l5="none"), [5])
+    start = choose_start(rows(l2="reach", l3="none", l5="none"), [5], mixed=True)
     assert start.levels == [5] and start.why.endswith("within reach: 2")
-    assert choose_mixed_start(rows(l5="varied"), [5]).level is None
+    assert choose_start(rows(l5="varied"), [5], mixed=True).level is None
 
 
 def group(*answers, level=3):
@@ -139,7 +134,7 @@ def test_figures_of_a_level():
 
 
 TOYS = Path(__file__).parents[2] / "examples" / "by_chance.py"
-SETTINGS = SurveySettings(Sampling(), group_size=4, rule=ClassRule())
+CONFIG = Config(group_size=4)
 
 
 def test_levels_below_the_asked_one():
@@ -161,13 +156,12 @@ def test_levels_below_the_asked_one():
     ) == [4, 7, 30]
 
 
+def toys(seed=0):
+    return Supply(load_task(f"{TOYS}:Toy"), seed=seed)
+
+
 def test_survey_of_a_model(all_end, tiny_policy):
-    levels, training_levels = [1, 2, 3, 5, 10, 25], [5, 10, 25]
-    found, groups = survey(
-        SurveySubject(tiny_policy, Supply(load_task(f"{TOYS}:Toy"), seed=0), SETTINGS),
-        levels,
-        training_levels=training_levels,
-    )
+    found, groups = survey(tiny_policy, toys(), CONFIG, [5, 10, 25])
     # Levels that the task cannot make are passed over; beyond the first training level the survey
     # ends without a right answer.
     assert [row.level for row in found] == [3, 5]
@@ -180,51 +174,26 @@ def test_survey_of_a_model(all_end, tiny_policy):
     assert {group.action for group in groups} == {"skip"}
 
     # The seed of the run changes nothing, so that the tables of two runs can be compared.
-    again, _ = survey(
-        SurveySubject(tiny_policy, Supply(load_task(f"{TOYS}:Toy"), seed=9), SETTINGS),
-        levels,
-        training_levels=training_levels,
-    )
+    again, _ = survey(tiny_policy, toys(seed=9), CONFIG, [5, 10, 25])
     assert [replace(row, seconds=0) for row in again] == [replace(row, seconds=0) for row in found]
+
+    # Harder levels are surveyed in turn, until no answer is right.
+    found, _ = survey(tiny_policy, toys(), CONFIG, [3, 4, 5])
+    assert [(row.level, row.any_exact > 0) for row in found] == [(3, True), (4, False)]
 
     # A training level that the task cannot make is the user's to know.
     with pytest.raises(UserError, match="raised ZeroDivisionError"):
-        survey(
-            SurveySubject(tiny_policy, Supply(load_task(f"{TOYS}:Toy"), seed=0), SETTINGS),
-            [1],
-            training_levels=[1],
-        )
+        survey(tiny_policy, toys(), CONFIG, [1])
 
 
-def test_harder_levels_are_surveyed_in_turn_until_no_answer_is_right(all_end, tiny_policy):
-    found, _ = survey(
-        SurveySubject(tiny_policy, Supply(load_task(f"{TOYS}:Toy"), seed=0), SETTINGS),
-        [3, 4, 5],
-        training_levels=[3, 4, 5],
-    )
-    assert [(row.level, row.groups, row.any_exact > 0) for row in found] == [
-        (3, PROBLEMS, True),
-        (4, PROBLEMS, False),
-    ]
-
-
-def test_groups_that_the_run_would_mask_do_not_vary(tiny_policy, monkeypatch):
-    def answer(subject, problems, seed):
+@pytest.mark.parametrize("truncated, share", [("learn", 1.0), ("mask", 0.0)])
+def test_groups_that_the_run_would_mask_do_not_vary(tiny_policy, monkeypatch, truncated, share):
+    def answer(policy, task, problems, settings):
         return [group(("long", 0.0, True), ("long", 0.5, True)) for _ in problems]
 
-    monkeypatch.setattr(SurveySubject, "answer", answer)
-    masking = replace(SETTINGS, rule=ClassRule(masks_truncated=True))
-    supply = Supply(load_task(f"{TOYS}:Toy"), seed=0)
-    for settings, share in ((SETTINGS, 1.0), (masking, 0.0)):
-        (row,), _ = survey(SurveySubject(tiny_policy, supply, settings), [3], training_levels=[3])
-        assert row.varied == share
-
-
-def test_the_survey_classifies_groups_as_training_does(tiny_policy):
-    trainer = trainer_for(tiny_policy, truncated="mask")
-    subject = survey_subject(trainer, Sampling())
-    assert subject.settings.rule == trainer.monitor.settings.rule
-    assert subject.settings.rule.masks_truncated
+    monkeypatch.setattr("grpo.curriculum.evaluate", answer)
+    (row,), _ = survey(tiny_policy, toys(), replace(CONFIG, truncated=truncated), [3])
+    assert row.varied == share
 
 
 def test_problems_are_those_of_training():
@@ -371,8 +340,3 @@ def test_a_level_within_reach_is_trained_as_without_a_pre_flight(start, capsys):
     assert "pre-flight" not in capsys.readouterr().out
     others = {"curriculum.jsonl", "rollouts/preflight-000000.jsonl.zst"}
     assert set(differing(written(Path("runs/with")), written(Path("runs/without")))) == others
-
-
-def test_an_unknown_kind_of_pre_flight_is_refused(start, capsys):
-    assert start("a", "--preflight", "yes") == 2
-    assert "--preflight yes: give one of on, off, only" in capsys.readouterr().err

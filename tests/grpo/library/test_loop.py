@@ -229,12 +229,12 @@ def test_what_a_callback_may_not_change_is_one_line(tiny_policy):
         pass
 
     for callback, message in (
-        (adds, "^callback adds: its metric text is 'no'; give a number"),
+        (adds, "^callback adds: its metric 'text' is 'no'; give a number"),
         (changes, "^callback changes: it has changed the metric step; add one of another"),
-        (removes, "^callback removes: it has changed the list of groups; make a copy"),
-        (names, "^callback names: it has added a metric named .'a', 1.; give a text"),
-        (says, "^callback says: it has changed the events; make a copy"),
-        (flatters, "^callback flatters: it has changed a group; make a copy"),
+        (removes, "^callback removes: it has changed the groups or the events"),
+        (names, "^callback names: its metric .'a', 1. is 2; give a number"),
+        (says, "^callback says: it has changed the groups or the events"),
+        (flatters, "^callback flatters: it has changed the groups or the events"),
         (waits, "^callback waits: is async, and nothing would wait for it"),
     ):
         trainer = trainer_for(tiny_policy)

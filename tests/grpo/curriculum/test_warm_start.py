@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,44 +17,25 @@ from grpo.curriculum import (
     ENOUGH,
     VALIDATE_EVERY,
     Start,
+    draw_answers,
     most_updates,
-    right_answer,
     warm_start,
 )
-from grpo.learn.optimizer import default_rate
 from grpo.learn.update import imitate
 from grpo.model.load import load_policy
-from grpo.records import Completion, Group
 from grpo.run.logs import write_rollouts
 from grpo.run.session import wants_imitation
 from grpo.tools import train
 from grpo.trainer import Parts, Trainer
 from tasks import audit
-from tasks.base import Problem, Score
+from tasks.base import Score
 from tasks.interleave import Interleave
-from tasks.supply import problem_at
-
-PROBLEM = Problem("t", 2, "Say it.", "Owls see. It rains,", "k")
 
 
 @pytest.fixture(scope="module")
 def one_policy(tiny_model):
     """A policy that is read and not trained."""
     return load_policy(str(tiny_model), device="cpu")
-
-
-def group(exact=(), *, level=2, class_name="varied", attempt=0):
-    """A group whose completions are right or wrong as `exact` says."""
-    return Group(
-        0,
-        replace(PROBLEM, level=level),
-        (1, 2),
-        1.0,
-        [Completion((3,), (-0.5,), f" {i}", "stop") for i in range(len(exact))],
-        attempt,
-        [Score(float(right), exact=right) for right in exact],
-        class_name=class_name,
-    )
 
 
 def trainer_for(policy, way, **options):
@@ -79,59 +59,35 @@ def trainer_for(policy, way, **options):
 
 
 def test_the_right_answer_is_a_completion_that_ends(one_policy):
-    answer = right_answer(
-        one_policy,
-        Interleave(),
-        0,
-        problem_at(Interleave(), level=3, split="train", seed=0, index=0),
-    )
+    stream = trainer_for(one_policy, "off").stream
+    (answer,) = draw_answers(stream, 3, 1)
     (shown,) = answer.completions
     assert one_policy.decode(shown.tokens) == shown.text
     assert shown.text.split() == answer.problem.target.split() and answer.scores[0].exact
     assert shown.tokens[-1] in one_policy.stops and shown.is_demonstration and answer.tokens == 0
     assert len(shown.tokens) == one_policy.target_length(answer.problem.target)
+    assert stream.seen.keys() == {answer.problem.key} and stream.next_index == answer.index + 1
 
 
-def counted(scores):
-    """A warm start whose validations return `scores` one after the other, and what it drew."""
-    drawn = []
-
-    def draw(size):
-        drawn.append(size)
-        completion = Completion((1, 2, 3), (0.0,) * 3, "x", "stop", True)
-        return [replace(group(), completions=[completion]) for _ in range(size)]
-
+@pytest.mark.parametrize(
+    "scores, limit, updates, cause",
+    [
+        ([0.05, 0.2, ENOUGH, 0.9], 100, 2 * VALIDATE_EVERY, "the score is enough"),
+        ([0.0] * 9, VALIDATE_EVERY + 1, VALIDATE_EVERY + 1, "its share of the run is spent"),
+        ([ENOUGH], 100, 0, "the score is enough"),
+    ],
+)
+def test_when_imitation_ends(one_policy, monkeypatch, scores, limit, updates, cause):
+    monkeypatch.setattr("grpo.curriculum.imitate", lambda *_, **options: {"loss": 1.0})
+    stream = trainer_for(one_policy, "off").stream
     checks = iter(scores)
-    return drawn, lambda limit: warm_start(
-        draw, lambda groups: {"loss": 1.0}, lambda: next(checks), limit
-    )
-
-
-def test_imitation_ends_as_soon_as_the_policy_earns_something():
-    drawn, run = counted([0.05, 0.2, ENOUGH, 0.9])
-    made, answers = run(100)
-    assert made.updates == 2 * VALIDATE_EVERY and made.score == ENOUGH
-    assert made.why.startswith("held-out score 0.050 → 0.400 after 4 updates: the score is enough")
-    assert made.answers == len(answers) == sum(drawn) == 2 * VALIDATE_EVERY * ANSWERS
-    assert made.tokens == 3 * made.answers and len(made.losses) == made.updates
-    assert made.validation_scores == [
-        [0, 0.05],
-        [VALIDATE_EVERY, 0.2],
-        [2 * VALIDATE_EVERY, ENOUGH],
-    ]
-
-
-def test_imitation_ends_at_its_share_of_the_run():
-    _, run = counted([0.0] * 9)
-    made, _ = run(VALIDATE_EVERY + 1)
-    assert made.updates == VALIDATE_EVERY + 1 and "spent" in made.why
-    assert made.validation_scores[-1][0] == VALIDATE_EVERY + 1
-
-
-def test_a_policy_that_earns_something_is_not_imitating():
-    drawn, run = counted([ENOUGH])
-    made, answers = run(100)
-    assert not drawn and not answers and made.updates == 0
+    step = dict(micro_tokens=4096, max_grad_norm=1.0)
+    made, answers = warm_start(stream, 2, None, lambda: next(checks), limit=limit, **step)
+    assert made.updates == len(made.losses) == updates and cause in made.why
+    assert made.answers == len(answers) == len(stream.seen) == updates * ANSWERS
+    assert made.tokens == sum(len(one.completions[0].tokens) for one in answers)
+    assert made.validation_scores[0] == [0, scores[0]]
+    assert made.validation_scores[-1] == [updates, made.score]
 
 
 def test_the_share_of_the_run_is_a_twentieth():
@@ -150,9 +106,8 @@ def test_a_step_of_imitation_is_cross_entropy(tiny_policy, tiny_model):
     """Against plain `transformers`: the mean over all tokens of the answers, end tokens
     included.
     """
-    task = Interleave()
-    problems = [problem_at(task, seed=0, split="train", level=n, index=n) for n in (1, 3)]
-    groups = [right_answer(tiny_policy, task, 0, problem) for problem in problems]
+    trainer = trainer_for(tiny_policy, "imitation")
+    groups = [draw_answers(trainer.stream, level, 1)[0] for level in (1, 3)]
     plain = AutoModelForCausalLM.from_pretrained(tiny_model)
     nll, tokens = 0.0, 0
     for one in groups:
@@ -163,7 +118,6 @@ def test_a_step_of_imitation_is_cross_entropy(tiny_policy, tiny_model):
         nll -= sum(logp[len(one.prompt) - 1 + i, token].item() for i, token in enumerate(answer))
         tokens += len(answer)
 
-    trainer = trainer_for(tiny_policy, "imitation")
     step = dict(micro_tokens=4096, max_grad_norm=1.0)
     first = imitate(tiny_policy, trainer.optimizer, groups, **step)
     assert first["loss"] == pytest.approx(nll / tokens, rel=1e-5)
@@ -223,12 +177,6 @@ def test_targets_that_are_not_right_answers_are_not_imitated(one_policy):
         wants_imitation(run, None)
 
 
-def test_the_learning_rate_follows_the_width():
-    assert default_rate(576, is_lora=True) == 1e-3 and default_rate(576, is_lora=False) == 1e-4
-    assert default_rate(64, is_lora=True) == 1e-3  # nothing is extrapolated to narrower models
-    assert default_rate(3072, is_lora=True) == pytest.approx(1e-3 * (576 / 3072) ** 0.781)
-
-
 def test_a_run_states_what_imitation_came_to_and_survives_a_kill(
     tmp_path, monkeypatch, tiny_flags, capsys
 ):
@@ -276,19 +224,6 @@ def test_a_run_states_what_imitation_came_to_and_survives_a_kill(
     assert audit.main(["runs/again"]) == 1
 
 
-def test_nothing_is_put_down_to_an_imitation_that_was_not_needed(tmp_path, monkeypatch, tiny_flags):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("grpo.curriculum.ENOUGH", 0.0)
-    flags = ["--words", "2", "--no-ramp", "--steps", "1", "--prompts", "2", "--group-size", "2"]
-    flags += [*tiny_flags, "--eval-problems", "4", "--preflight", "off", "--device", "cpu"]
-    assert train.main([*flags, "--warm-start", "imitation", "--name", "good"]) == 3
-
-    run = load_run("runs/good")
-    (decision,) = [line for line in run.decisions if line["kind"] == "imitation"]
-    assert decision["figures"]["updates"] == 0 and run.verdict["imitated"] is None
-    assert "imitation" not in [line["purpose"] for line in run.evals]
-
-
 TAUGHT = """
 from tasks.base import Problem, Score, key_of
 class Taught:
@@ -322,7 +257,6 @@ def test_imitation_is_no_learning_at_the_first_level_of_a_ladder_either(
     flags = ["--curriculum", "1,2", "--steps", "2", "--prompts", "2", "--group-size", "2"]
     flags += [*tiny_flags, "--eval-problems", "40", "--preflight", "off", "--device", "cpu"]
     flags += ["--task", "taught.py:Taught", "--warm-start", "imitation"]
-    flags += ["--config", "{promote_by: heldout}"]
     assert train.main([*flags, "--name", "ladder"]) == 0
 
     run = load_run("runs/ladder")
@@ -332,34 +266,6 @@ def test_imitation_is_no_learning_at_the_first_level_of_a_ladder_either(
     verdict = run.verdict
     assert (verdict["verdict"], verdict["updated"]) == ("too short to tell", 2)
     assert (verdict["level"], verdict["before"], verdict["difference"]) == (2, 0.1, 0.0)
-
-
-FEW = """
-from tasks.base import Problem, Score
-from data.errors import UserError
-class Few:
-    name, rewards, default_level, level_unit = "few", (), 1, ""
-    def make(self, level, split, rng):
-        if split != "train":
-            raise UserError("too few different problems")
-        word = rng.choice("abcdefgh")
-        return Problem("few", level, f"say {word}", word, word)
-    def score(self, problem, completions):
-        return [Score(float(text == problem.target)) for text in completions]
-"""
-
-
-def test_a_task_without_validation_problems_is_imitated_and_trained(
-    tmp_path, monkeypatch, tiny_flags
-):
-    """Found with reasoning-gym's coin_flip, whose first level has a dozen problems."""
-    monkeypatch.chdir(tmp_path)
-    Path("few.py").write_text(FEW)
-    flags = ["--task", "few.py:Few", "--steps", "2", "--prompts", "2", "--group-size", "2"]
-    flags += [*tiny_flags, "--preflight", "off", "--max-new-tokens", "4", "--device", "cpu"]
-    assert train.main([*flags, "--warm-start", "imitation", "--name", "few"]) == 3
-    verdict = load_run("runs/few").verdict
-    assert (verdict["verdict"], verdict["n"]) == ("no signal", 0)
 
 
 def weights_of(run):

@@ -1,0 +1,91 @@
+"""The stream of training problems."""
+
+import json
+
+from forced import trainer_for
+
+from grpo.records import Group
+from tasks.base import Problem
+from tasks.supply import Supply
+
+
+def test_problems_are_a_pure_function_of_seed_step_and_state(tiny_policy):
+    one, two, other = (
+        trainer_for(tiny_policy),
+        trainer_for(tiny_policy),
+        trainer_for(tiny_policy, seed=1),
+    )
+    assert not {p.key for _, p in one.problems(1)} & {p.key for _, p in other.problems(1)}
+    for trainer in (one, two):
+        trainer.stream.next_index = 8
+    assert one.problems(3) == two.problems(3)
+    assert [index for index, _ in one.problems(3)] == [8, 9, 10, 11]
+
+
+def test_problems_that_do_not_fit_are_passed_over(tiny_policy):
+    problems = [
+        Problem("forced", 1, "p", "x " * (1100 if i in (1, 2, 5) else 1), str(i)) for i in range(8)
+    ]
+    trainer = trainer_for(tiny_policy, prompts=2)
+    trainer.stream.supply = Supply(trainer.task, seed=0, dataset=problems)
+    trainer.stream.supply.at = lambda index, level: problems[index]
+    trainer.task.drawn = {problem.key: 0 for problem in problems}
+    reports = [trainer.step() for _ in range(2)]
+    assert [[group.index for group in report.groups] for report in reports] == [
+        [0, 3],
+        [4, 6],
+    ] and trainer.stream.next_index == 7
+
+    (warning,) = trainer.stream.take_warnings()  # of the first alone, and never again
+    assert warning.startswith("problem 1 is left out of training, as is every problem whose ")
+    trainer.stream.at(5, 1)
+    assert trainer.stream.take_warnings() == []
+
+
+def test_a_prompt_that_leaves_little_room_is_named_once(tiny_policy):
+    trainer = trainer_for(tiny_policy, prompts=2, max_new_tokens=24)
+    problems = [Problem("forced", 1, "p" if i < 2 else "p p p", "", str(i)) for i in range(4)]
+    trainer.stream.supply.at = lambda index, level: problems[index]
+    trainer.task.drawn = {problem.key: 0 for problem in problems}
+    tiny_policy.context = len(tiny_policy.encode(problems[0])) + 12
+
+    trainer.step()
+    assert trainer.stream.take_warnings() == []  # half of the budget is enough
+    report = trainer.step()
+    (warning,) = trainer.stream.take_warnings()
+    assert warning.startswith("problem 2: its prompt takes ")
+    longest = max(len(each.tokens) for group in report.groups for each in group.completions)
+    assert longest == tiny_policy.context - len(tiny_policy.encode(problems[2]))
+    assert f"leaves a completion {longest} instead of 24" in warning
+
+
+def test_the_share_of_a_family_is_that_of_its_level(tiny_policy):
+    """Three problems of level 1, one of them twice, and then one of two that exist at level 2."""
+    trainer = trainer_for(tiny_policy)
+    stream = trainer.stream
+    stream.supply.family_size = {1: 10, 2: 2}.get
+    easy = [Problem("forced", 1, "p", "x", key) for key in ("a", "b", "c", "b")]
+    stream.mark_seen(list(enumerate(easy)))
+    other = trainer_for(tiny_policy)
+    other.restore(json.loads(json.dumps(trainer.state())))
+    assert other.stream.trained == {1: 3}
+
+    hard = Group(4, Problem("forced", 2, "p", "x", "d"), (1,), 1.0, [])
+    assert stream.metrics([hard], 2) == {
+        "problems/seen": 4,
+        "problems/repeated": 0.0,
+        "problems/family_share": 1 / 2,
+    }
+    stream.mark_seen([(4, hard.problem)])
+    line = stream.summary(2, draws=7)
+    assert line == "trained on 4 unique problems in 7 draws, 50.0% of the 2 that exist at level 2"
+
+
+def test_repeated_problems_are_counted(tiny_policy):
+    problems = [Problem("forced", 1, "p", "x", str(i)) for i in range(6)]
+    trainer = trainer_for(tiny_policy)
+    trainer.stream.supply = Supply(trainer.task, seed=0, dataset=problems)
+    trainer.task.drawn = {problem.key: 0 for problem in problems}
+    first, second = (trainer.step().metrics for _ in range(2))
+    assert (first["problems/seen"], first["problems/repeated"]) == (4, 0)
+    assert (second["problems/seen"], second["problems/repeated"]) == (6, 0.5)
