@@ -9,7 +9,6 @@ import hashlib
 import json
 import math
 import sys
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -28,21 +27,8 @@ from tasks.supply import (
 )
 
 
-@dataclass(frozen=True)
-class DatasetSettings:
-    """What a data set holds, e.g. ``DatasetSettings("test", [10, 25], size=200, seed=0)``.
-
-    `size` is the number of problems of each level.
-    """
-
-    split: str
-    levels: list[int]
-    size: int
-    seed: int
-
-
-def generate(task: Task, settings: DatasetSettings, folder: Path) -> None:
-    """Write ``<task>-<split>-<level>.jsonl`` for each level.
+def generate(task: Task, split: str, levels: list[int], size: int, seed: int, folder: Path) -> None:
+    """Write ``<task>-<split>-<level>.jsonl``, of `size` problems, for each level.
 
     Each file is entered in the manifest as soon as it is complete. The manifest is ``{"files":
     {name: {"task", "split", "level", "seed", "size", "sha256", "date"}}}``; entries of other files
@@ -52,8 +38,7 @@ def generate(task: Task, settings: DatasetSettings, folder: Path) -> None:
     manifest = folder / MANIFEST
     manifest_files(manifest)  # reports a damaged manifest before the work rather than after it
 
-    split, size, seed = settings.split, settings.size, settings.seed
-    for level in settings.levels:
+    for level in levels:
         problems = distinct_problems(task, seed=seed, split=split, level=level, size=size)
         path = folder / f"{task.name}-{split}-{level}.jsonl"
         write_problems(path, problems)
@@ -145,8 +130,7 @@ def write(arguments: list[str] | None) -> int:
     elif options.curriculum:
         levels = list(LADDER)
     size = round(options.size * options.oversize)
-    settings = DatasetSettings(options.split, levels, size, options.seed)
-    generate(task, settings, options.output_dir)
+    generate(task, options.split, levels, size, options.seed, options.output_dir)
     return 0
 
 

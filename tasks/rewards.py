@@ -33,7 +33,7 @@ from data.errors import UserError
 from data.text import shown
 from tasks.base import COMPONENT, Problem, Score
 from tasks.scoring import LARGEST, ROUNDING, Range, finite_number, is_within
-from tasks.user_code import TaskError, raised
+from tasks.user_code import raised
 
 # Is told the calls that are done, all calls, and the seconds since they were started.
 Show = Callable[[int, int, float], None]
@@ -135,10 +135,7 @@ class Calls:
         """
         error = self._wait(call, whose, progress)
         if error is not None:
-            # What completion[0]["content"] raises if the completion is a text.
-            is_of_turns = isinstance(error, TypeError | IndexError) and "string ind" in str(error)
-            fix = "; prompts and completions are texts, not lists of turns" if is_of_turns else ""
-            raise TaskError(f"{raised(whose, error)}{fix}") from error
+            raise raised(whose, error) from error
 
         result = call.future.result()
         if inspect.iscoroutine(result):

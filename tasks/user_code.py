@@ -57,10 +57,7 @@ def raised(what: str, error: BaseException) -> TaskError:
     if isinstance(error, SyntaxError) and error.filename:
         file, line = error.filename, error.lineno
 
-    try:
-        said = shortened(" ".join(str(error).split()), 300)
-    except Exception:  # the text of an exception is made by the user's code, too
-        said = ""
+    said = shortened(" ".join(str(error).split()), 300)
     reason = f"{type(error).__name__}: {said}" if said else type(error).__name__
     return TaskError(f"{what} raised {reason} ({file}, line {line})")
 
