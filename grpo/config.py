@@ -346,20 +346,6 @@ class Config:
     start: str | None = None
     mixed: bool = False
 
-    # Constants, until the code that uses them has them itself.
-    importance_limit = 0.0
-    warmup = 5
-    promote_window = 3
-    promote_every = 10
-    replay = 0.25
-    retries = 2
-    temperature_factor = 1.15
-    temperature_ceiling = 1.5
-    on_alarm = "say"
-    step_tokens = 0
-    max_grad_norm = 1.0
-    top_k = 0
-
     def __post_init__(self) -> None:
         for name, is_good, fix in self._checks():
             if not is_good:

@@ -57,6 +57,8 @@ MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for o
 # The learning rate of the embedded model, all weights (runs/LOG.md, 2026-11-22: "a new base").
 BUILTIN_RATE = 2e-4
 
+MAX_GRAD_NORM = 1.0  # gradients are clipped to it
+
 # A function of the user's own that is called after each step. Its result is ignored. Numbers that
 # it adds to the report's metrics are stored with them.
 Callback = Callable[[StepReport], Any]
@@ -356,7 +358,7 @@ class Trainer:
             clip_high=clip_high,
             own_loss=self.own_loss,
             max_length=self.max_length,
-            max_grad_norm=config.max_grad_norm,
+            max_grad_norm=MAX_GRAD_NORM,
             truncate=self.truncate,
             masks_truncated=config.truncated == "mask",
         )
@@ -466,7 +468,7 @@ class Trainer:
             validate,
             limit=most_updates(self.config.steps or 0, self.prompts * self.config.group_size),
             micro_tokens=self.update_memory.micro_tokens,
-            max_grad_norm=self.config.max_grad_norm,
+            max_grad_norm=MAX_GRAD_NORM,
         )
         return answers
 

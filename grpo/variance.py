@@ -45,6 +45,7 @@ RETRIES = 2
 TRIGGER = 0.5
 RELEASE = 0.25
 HEATING = 1.15
+HOTTEST = 1.5
 COOLING = 1.05
 
 # Heat is judged after HEAT_STEPS hot steps. It is kept if the share of the groups that have lost
@@ -189,7 +190,7 @@ class VarianceMonitor:
         self.config = config
         self.reward_range = reward_range
         self.base = self.temperature = config.temperature
-        self.ceiling = config.temperature * config.temperature_ceiling
+        self.ceiling = config.temperature * HOTTEST
         self.wasted = 0  # tokens of groups that were not learned from
 
         # The share of groups that have lost their diversity and the mean reward, of the last steps

@@ -127,8 +127,9 @@ def test_only_lost_diversity_raises_the_temperature(steps, policy):
             assert hotter or monitor.retry_temperature(each) == 0.8
 
 
-def test_temperature_rises_and_returns_by_hand():
-    monitor = monitor_for("skip", temperature_ceiling=1.25)
+def test_temperature_rises_and_returns_by_hand(monkeypatch):
+    monkeypatch.setattr("grpo.variance.HOTTEST", 1.25)
+    monitor = monitor_for("skip")
     seen = []
     for counts in (
         dict(identical=2, varied=2),
@@ -232,8 +233,9 @@ def test_diversity_is_lost_with_few_distinct_texts_and_no_variance(class_name, d
     assert (monitor.temperature > 1) == lost
 
 
-def test_tries_get_hotter_only_where_diversity_was_lost():
-    monitor = monitor_for("resample", temperature_ceiling=1.25)
+def test_tries_get_hotter_only_where_diversity_was_lost(monkeypatch):
+    monkeypatch.setattr("grpo.variance.HOTTEST", 1.25)
+    monitor = monitor_for("resample")
     tries = [monitor.retry_temperature(group("identical", attempt=n)) for n in range(3)]
     assert tries == pytest.approx([1.15, 1.25, 1.25])
     assert monitor.retry_temperature(group("failed")) == 1.0
