@@ -12,13 +12,10 @@ Shapes: P prompts, G completions each, C completions that are still being writte
 R rows, k drafted tokens, T = 1 + k.
 """
 
-import time
-
 import torch
 from torch import Tensor
 
-from grpo.fast.cuda_decoder import CudaRows, new_cuda_step
-from grpo.fast.cuda_graph import CudaStep
+from grpo.fast.cuda_decoder import CudaRows, CudaStep, new_cuda_step
 from grpo.fast.forward import FastForward
 from grpo.fast.speculative import (
     LENGTHS,
@@ -88,7 +85,7 @@ class FastDecoder:
         if _is_drafted(request, drafting):
             assert request.guesses is not None and isinstance(drafting, AcceptanceModel)
             plans = DraftPlans(policy, [guess for guess in request.guesses for _ in range(G)], room)
-            drafter = Drafter(decoder, plans, drafting, _longest_draft(request, drafting), C)
+            drafter = Drafter(decoder, plans, drafting, _longest_draft(request, drafting))
 
         tokens = torch.zeros(C, room, dtype=torch.long)
         logprobs = torch.zeros(tokens.shape)
@@ -98,14 +95,13 @@ class FastDecoder:
 
         while len(rows):
             # One forward pass: the drafts are verified, and one more token is drawn.
-            start = time.perf_counter()
             decoder.start(drafts)
             if drafter is not None:
                 drafter.plan_meanwhile(tokens)
             chosen, chosen_logprobs, count = decoder.finish()
             written = lengths[rows]
             if drafter is not None:
-                drafter.observe(rows, written, chosen, count, start)
+                drafter.observe(rows, written, chosen, count)
 
             # Tokens after a rejected draft are overwritten later, or cut off at the end.
             positions = written[:, None] + torch.arange(chosen.shape[1])

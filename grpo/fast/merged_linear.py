@@ -6,7 +6,6 @@ so that W x and A x come out of one product.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -19,8 +18,7 @@ ROW_MULTIPLE = 128  # some products are faster if the number of rows is a multip
 MIN_RANK = 16  # the least number of rows that the kernels' products take
 
 
-@dataclass(frozen=True)
-class LoraWeights:
+class LoraWeights(NamedTuple):
     """The adapter of one layer: A (r, I), B (O, r) and the factor s."""
 
     a: nn.Parameter
@@ -34,25 +32,6 @@ class WeightCopy(NamedTuple):
     target: Tensor
     source: Tensor
     factor: float
-
-
-@dataclass
-class LayerGrads:
-    """The gradients of one layer's parameters; None where none is needed."""
-
-    weight: Tensor | None = None
-    bias: Tensor | None = None
-    lora_a: Tensor | None = None
-    lora_b: Tensor | None = None
-
-
-class NeededGrads(NamedTuple):
-    """Which gradients of one layer autograd asks for."""
-
-    weight: bool
-    bias: bool
-    lora_a: bool
-    lora_b: bool
 
 
 class Copies:
@@ -241,63 +220,34 @@ class MergedLinear:
         `dy_NO` is the gradient of the outputs and `lora_hidden` is what `forward` returned.
         `needed` says of each parameter whether its gradient is wanted; the others are None.
         """
-        needs = self._by_layer(needed)
-        grads = [LayerGrads() for _ in self.layers]
+        n = len(self.layers)
+        need_weight, need_bias, need_a, need_b = (needed[i * n : (i + 1) * n] for i in range(4))
+        lora_a: list[Tensor | None] = [None] * n
+        lora_b: list[Tensor | None] = [None] * n
         dy_parts = [dy_NO[:, columns] for columns in self.columns]
         dx_NI = dy_NO @ self.weight[: self.out_features]
 
         # One product for the weights of all layers.
-        d_weight = dy_NO.t() @ x_NI if any(need.weight for need in needs) else None
-        for i, (grad, need) in enumerate(zip(grads, needs)):
-            if need.weight:
-                assert d_weight is not None
-                grad.weight = d_weight[self.columns[i]]
-            if need.bias:
-                grad.bias = dy_parts[i].sum(0)
+        d_weight = dy_NO.t() @ x_NI if any(need_weight) else dy_NO
+        weights = [d_weight[own] if need else None for own, need in zip(self.columns, need_weight)]
+        biases = [dy.sum(0) if need else None for dy, need in zip(dy_parts, need_bias)]
 
         if lora_hidden is not None:
             # The gradient of A x, for all layers at once.
             d_hidden = dy_NO @ self.lora_blocks.t()
-            self._lora_gradients(dy_parts, d_hidden, _LoraInputs(x_NI, lora_hidden), needs, grads)
+            wide = next(adapter.a.dtype for adapter in self.adapters if adapter)
+            d_lora_a = _product(d_hidden.t(), x_NI, wide) if any(need_a) else d_hidden
+            for i, adapter in enumerate(self.adapters):
+                if adapter is None:
+                    continue
+                own = self._own_ranks(i, adapter)
+                if need_a[i]:
+                    lora_a[i] = d_lora_a[own].to(adapter.a.dtype)
+                if need_b[i]:
+                    d_lora_b = _product(dy_parts[i].t(), lora_hidden[:, own], adapter.b.dtype)
+                    lora_b[i] = d_lora_b.mul_(adapter.scaling)
             dx_NI.addmm_(d_hidden, self.weight[self.out_features :])
-        return dx_NI, _flatten(grads)
-
-    def _lora_gradients(
-        self,
-        dy_parts: Sequence[Tensor],
-        d_hidden: Tensor,
-        inputs: "_LoraInputs",
-        needs: Sequence[NeededGrads],
-        grads: Sequence[LayerGrads],
-    ) -> None:
-        """Write the gradients of the adapters into `grads`."""
-        wide = next(adapter.a.dtype for adapter in self.adapters if adapter)
-        d_lora_a = None
-        if any(need.lora_a for need in needs):
-            d_lora_a = _product(d_hidden.t(), inputs.x_NI, wide)
-
-        for i, adapter in enumerate(self.adapters):
-            if adapter is None:
-                continue
-            own = self._own_ranks(i, adapter)
-            if needs[i].lora_a:
-                assert d_lora_a is not None
-                grads[i].lora_a = d_lora_a[own].to(adapter.a.dtype)
-            if needs[i].lora_b:
-                d_lora_b = _product(dy_parts[i].t(), inputs.lora_hidden[:, own], adapter.b.dtype)
-                grads[i].lora_b = d_lora_b.mul_(adapter.scaling)
-
-    def _by_layer(self, needed: Sequence[bool]) -> list[NeededGrads]:
-        """Return the flags of `needed`, which has the order of `parameters`, layer by layer."""
-        count = len(self.layers)
-        return [NeededGrads(*needed[i::count]) for i in range(count)]
-
-
-class _LoraInputs(NamedTuple):
-    """What the products of an adapter read: x (N, I), and A x (N, layers * rank)."""
-
-    x_NI: Tensor
-    lora_hidden: Tensor
+        return dx_NI, [*weights, *biases, *lora_a, *lora_b]
 
 
 def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
@@ -313,13 +263,3 @@ def _adapter_of(module: Model) -> LoraWeights | None:
     if not name:
         return None
     return LoraWeights(module.lora_A[name].weight, module.lora_B[name].weight, module.scaling[name])
-
-
-def _flatten(grads: Sequence[LayerGrads]) -> list[Tensor | None]:
-    """Return the gradients of all layers in the order of `MergedLinear.parameters`."""
-    return [
-        *(grad.weight for grad in grads),
-        *(grad.bias for grad in grads),
-        *(grad.lora_a for grad in grads),
-        *(grad.lora_b for grad in grads),
-    ]

@@ -16,7 +16,7 @@ a token that stands for several completions collects the gradients of all of the
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -93,9 +93,9 @@ class Packing:
         first = sum(prompt_lengths)
         branches = list(_branches(completions, rows, first, shares_beginnings))
 
-        row = _lay_out(prompts, completions, branches)
-        self.tokens_N = to_device(row.tokens_N, device)
-        self.positions_N = to_device(row.positions_N, device)
+        tokens_N, positions_N, predictors = _lay_out(prompts, completions, branches)
+        self.tokens_N = to_device(tokens_N, device)
+        self.positions_N = to_device(positions_N, device)
         self.prompt_tokens = first  # the completions' tokens come after these
 
         # The length of the longest sequence: prompt and completion, less its last token.
@@ -104,7 +104,7 @@ class Packing:
             for r, completion in enumerate(completions)
         )
 
-        predictors_M = to_device(row.predictors_M, device)
+        predictors_M = to_device(predictors, device)
         self._first_U: Tensor | None = None
         self._set_M: Tensor | None = None
         if shares_beginnings:
@@ -140,20 +140,16 @@ class Packing:
         return _SharedPrefixAttention.apply(query, key, value, self, scale)[None]
 
 
-class _Row(NamedTuple):
-    """What a `Packing` runs; its tensors are on the CPU."""
-
-    tokens_N: Tensor
-    positions_N: Tensor
-    predictors_M: Tensor  # the index of the token that predicts each token of the completions
-
-
 def _lay_out(
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[int]],
     branches: Sequence[_Branch],
-) -> _Row:
-    """Return the row of a packing: all prompts, then all branches."""
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the row of a packing, all prompts and then all branches, on the CPU.
+
+    That is its tokens and their positions (N,), and the index of the token that predicts each token
+    of the completions (M,).
+    """
     rows = len(completions) // len(prompts)
     prompt_lengths = [len(prompt) for prompt in prompts]
     prompt_ends = list(accumulate(prompt_lengths))
@@ -172,7 +168,7 @@ def _lay_out(
         before = torch.tensor([prompt_ends[prompt] - 1, *branch.stem])
         own = torch.arange(branch.start, branch.start + branch.length)
         predictors[branch.completion] = torch.cat([before, own])
-    return _Row(torch.cat(tokens), torch.cat(positions), torch.cat(predictors))
+    return torch.cat(tokens), torch.cat(positions), torch.cat(predictors)
 
 
 def _branches(

@@ -13,7 +13,6 @@ Shapes: C completions, k drafted tokens.
 """
 
 import re
-import time
 from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -79,7 +78,6 @@ class AcceptanceModel(Drafting):
         """Begin a step. The counts of earlier steps lose half of their weight."""
         self.matched, self.rejected = self.matched / 2, self.rejected / 2
         self.tokens = self.passes = 0  # of all completions
-        self.seconds = self.plain_seconds = 0.0
 
     @property
     def acceptance(self) -> float:
@@ -130,46 +128,25 @@ class AcceptanceModel(Drafting):
         return best if speed(best) > MIN_GAIN * speed(0) else 0
 
     def observe(
-        self,
-        *,
-        draft_length: int,
-        rows: int,
-        fixed_cost: float,
-        matched: int,
-        rejected: int,
-        completions: int,
-        tokens: int,
-        seconds: float,
+        self, draft_length: int, matched: int, rejected: int, completions: int, tokens: int
     ) -> None:
         """Learn from one pass, or from any number of passes without drafts (`draft_length` 0).
 
-        - `rows`: rows of the pass with different tokens; `completions`: those they stand for;
-        - `fixed_cost`: that of the decoder, in tokens;
         - `matched`, `rejected`: tokens that agreed with the plans, and rows in which one did not;
-        - `tokens`: tokens that the completions gained.
+        - `tokens`: what the `completions` of the pass gained.
         """
         self.matched += matched
         self.rejected += rejected
         self.tokens += tokens
         self.passes += completions if draft_length else tokens
-        self.seconds += seconds
-
-        # How long the same tokens would have taken without drafts.
-        slower = 1.0
-        if draft_length:
-            passes = tokens / completions
-            cost = fixed_cost + rows * (draft_length + 1)
-            slower = passes * (fixed_cost + rows) / cost
-        self.plain_seconds += seconds * slower
 
     def metrics(self) -> dict[str, float]:
-        """Return the step's figures. The time saved is an estimate, based on `length`."""
+        """Return the step's figures."""
         if not self.passes:
             return {}
         return {
             "draft/acceptance": self.acceptance,
             "draft/tokens_per_forward": self.tokens / self.passes,
-            "time/saved_by_drafts": self.plain_seconds - self.seconds,
         }
 
 
@@ -376,7 +353,6 @@ class Drafter:
     """Speculative decoding within one rollout: what to draft, and how well it went.
 
     - `longest`: the most tokens of a draft; `request`: that of the last drafts, None before any;
-    - `distinct`: rows that differ, which decide what a pass costs;
     - `has_first_tokens`: whether each row has written its first token. It is drawn without a draft,
       and it says little about the rest: SmolLM2 begins its answers with a space that the guess does
       not have. So a different first token is not counted as a rejection, and the rest is planned
@@ -389,32 +365,25 @@ class Drafter:
         plans: DraftPlans,
         drafting: AcceptanceModel,
         longest: int,
-        distinct: int,
     ):
         self.decoder = decoder
         self.plans = plans
         self.drafting = drafting
         self.longest = longest
-        self.distinct = distinct
         self.request: DraftRequest | None = None
         self.has_first_tokens = False
 
-    def observe(
-        self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor, start: float
-    ) -> None:
-        """Record which drafts a pass accepted, and what it cost. The pass began at `start`."""
+    def observe(self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor) -> None:
+        """Record which drafts a pass accepted."""
         matched, rejected = self.plans.observe(rows, written, chosen, count)
         if not self.has_first_tokens:
             matched = rejected = 0
         self.drafting.observe(
             draft_length=self.request.length if self.request else 0,
-            rows=self.distinct,
-            fixed_cost=self.decoder.costs.fixed,
             matched=matched,
             rejected=rejected,
             completions=int((count > 0).sum()),
             tokens=int(count.sum()),
-            seconds=time.perf_counter() - start,
         )
 
     def propose(self, rows: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
@@ -424,10 +393,9 @@ class Drafter:
             self.plans.begin(rows, live, tokens, lengths[rows])
             self.has_first_tokens = True
 
-        self.distinct = int(live.sum())
         k = self.drafting.length(
             self.decoder.costs,
-            self.distinct,
+            int(live.sum()),
             self.plans.matched[rows[live]].sum().item(),
             self.plans.rejected[rows[live]].sum().item(),
             [k for k in self.decoder.lengths if k <= self.longest],

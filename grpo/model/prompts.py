@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from data.errors import UserError
 from data.files import json_kind, read_text
@@ -37,15 +37,6 @@ PROBE = "probe of the {} turn"
 
 # What to do about a flag that the chat template does not pass on.
 FLAG_FIX = "leave the flag out, or write it into the prompt with --wording"
-
-
-class Encoder(Protocol):
-    """What encodes problems: a `grpo.model.policy.Policy`."""
-
-    tokenizer: Tokenizer
-
-    def encode(self, problem: Problem | str) -> tuple[int, ...]:
-        """Return the token ids of the whole prompt of `problem`."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +160,7 @@ def check_format(tokenizer: Tokenizer, format: PromptFormat) -> None:
         _try(tokenizer, before + examples + question, format.arguments, "--shots")
 
 
-def check_conversations(policy: Encoder, problems: Iterable[Problem]) -> None:
+def check_conversations(policy: Any, problems: Iterable[Problem]) -> None:
     """Raise UserError unless the chat template passes on the turns of all `problems`.
 
     The longest problem is tried for each sequence of roles, because templates refuse or drop turns
@@ -200,7 +191,7 @@ def opened_reasoning(prompt: str) -> str:
     return found[0] if found else ""
 
 
-def sent_lines(policy: Encoder, problem: Problem) -> list[str]:
+def sent_lines(policy: Any, problem: Problem) -> list[str]:
     r"""Return the whole prompt of `problem`, decoded from its token ids, line by line.
 
     Nothing in it is unprintable. Control tokens are shown by their names. Plain text that looks

@@ -8,7 +8,6 @@ as with float32, or better than with bfloat16 (runs/LOG.md, 2026-11-26; arXiv:25
 numbers end at 65,504, and some models have larger hidden states. So a forward pass tells.
 """
 
-import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -23,9 +22,6 @@ from grpo.distributed import SINGLE, Ranks
 from grpo.model.forward import Model
 
 NAMED_TENSORS = 3  # how many tensors of each kind an error names
-
-# Bytes of the largest file in which impossible characters are looked for.
-MAX_SETTINGS = 1 << 20
 
 # What `transformers` and `tokenizers` read of a directory.
 KINDS = (".json", ".jinja", ".safetensors", ".txt", ".model")
@@ -71,8 +67,6 @@ def check_files(folder: Path) -> None:
                     f"--model {folder}: {path.name} has {path.stat().st_size >> 20:,} MiB; at "
                     f"most {MAX_BYTES >> 20:,} MiB are read"
                 )
-            if path.suffix == ".json" and path.stat().st_size <= MAX_SETTINGS:
-                _check_characters(path)
 
 
 def why_unreadable(folder: Path) -> str:
@@ -86,16 +80,6 @@ def why_unreadable(folder: Path) -> str:
     if not any((folder / name).exists() for name in TOKENIZERS):
         return "it has no tokenizer: no tokenizer.json, and no older kind"
     return ""
-
-
-def _check_characters(path: Path) -> None:
-    """Raise UserError if a JSON file holds half a surrogate pair, which cannot be saved again."""
-    try:
-        json.dumps(json.loads(path.read_text("utf-8")), ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"--model {path.parent}: {path.name} holds a lone surrogate") from error
-    except (ValueError, RecursionError):
-        return  # `transformers` says what is wrong with it
 
 
 def check_step(

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
 from data.errors import UserError
 from grpo.model.policy import Policy
@@ -15,42 +14,6 @@ LEAST_ROOM = 0.5
 MAX_TOO_LONG = 16
 
 
-@dataclass(frozen=True)
-class ModelContext:
-    """The context of a model, e.g. ``ModelContext("builtin", 4096)``."""
-
-    model: str  # its name in error messages
-    tokens: int  # the most that prompt and completion may have together
-
-
-def budget(
-    needed: int, prompt: int, context: ModelContext, *, asked: int | None, declared: int = 0
-) -> int:
-    """Return the most new tokens a completion may take.
-
-    The budget is `asked` (--max-new-tokens) if that is given. Otherwise it is a quarter more than
-    the right answer takes (`needed`), or what the task has `declared` if that is larger. It never
-    exceeds the room that the `prompt` leaves in the `context`. All numbers are tokens.
-
-    Raises UserError if `asked` is too small for the right answer, or if prompt and answer do not
-    fit the context.
-    """
-    if asked and asked < needed:
-        raise UserError(
-            f"--max-new-tokens {asked}: the right answer takes {needed} tokens; give at least "
-            "that, or leave it out"
-        )
-
-    room = context.tokens - prompt
-    if room < needed:
-        raise UserError(
-            f"--model {context.model}: its context of {context.tokens} tokens is too short for "
-            f"this level: the prompt takes {prompt} tokens and the right answer {needed}; give a "
-            "lower level, shorter prompts or fewer --shots"
-        )
-    return min(asked or max(declared, math.ceil(1.25 * needed)), room)
-
-
 def budget_for(
     policy: Policy,
     prompt: tuple[int, ...],
@@ -58,10 +21,30 @@ def budget_for(
     asked: int | None = None,
     declared: int = 0,
 ) -> int:
-    """Return the most new tokens a completion of the policy may take; see `budget`."""
+    """Return the most new tokens a completion of the policy may take.
+
+    The budget is `asked` (--max-new-tokens) if that is given. Otherwise it is a quarter more than
+    the right answer takes, or what the task has `declared` if that is larger. It never exceeds the
+    room that the `prompt` leaves in the model's context.
+
+    Raises UserError if `asked` is too small for the right answer, or if prompt and answer do not
+    fit the context.
+    """
     needed = policy.target_length(target)
-    context = ModelContext(policy.name, policy.context)
-    return budget(needed, len(prompt), context, asked=asked, declared=declared)
+    if asked and asked < needed:
+        raise UserError(
+            f"--max-new-tokens {asked}: the right answer takes {needed} tokens; give at least "
+            "that, or leave it out"
+        )
+
+    room = policy.context - len(prompt)
+    if room < needed:
+        raise UserError(
+            f"--model {policy.name}: its context of {policy.context} tokens is too short for this "
+            f"level: the prompt takes {len(prompt)} tokens and the right answer {needed}; give a "
+            "lower level, shorter prompts or fewer --shots"
+        )
+    return min(asked or max(declared, math.ceil(1.25 * needed)), room)
 
 
 def room_warning(

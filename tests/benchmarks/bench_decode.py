@@ -28,7 +28,7 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from grpo.fast import decoder as fast_decoder
 from grpo.fast.cuda_decoder import CudaRows
-from grpo.fast.cuda_memory import bucket
+from grpo.fast.cuda_layers import bucket
 from grpo.fast.prefix_cache import ATTENTION_NAME
 from grpo.fast.speculative import AcceptanceModel, DraftPlans
 from grpo.model.load import BUILTIN

@@ -36,7 +36,6 @@ METRICS = {
     "parity/worst",
     "draft/acceptance",
     "draft/tokens_per_forward",
-    "time/saved_by_drafts",
     "time/rollout",
     "time/score",
     "time/update",

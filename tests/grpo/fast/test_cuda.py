@@ -235,7 +235,7 @@ def least_p(one, other):
     ],
 )
 def test_products_of_few_tokens(M, X, K):
-    from grpo.fast import kernels
+    from grpo.fast import decode_kernels as kernels
 
     if not kernels.IS_HOPPER:
         pytest.skip("for Hopper only")

@@ -9,7 +9,7 @@ from tiny_models import FAMILIES, OTHERS, PROMPTS, VOCABULARY, make_tiny_model, 
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.fast import cuda_decoder
-from grpo.fast.cuda_graph import cublaslt
+from grpo.fast.cuda_decoder import cublaslt
 from grpo.fast.decoder import EagerRows, accepted
 from grpo.model.load import BUILTIN, load_policy
 from grpo.rollout.generate import RolloutRequest, generate

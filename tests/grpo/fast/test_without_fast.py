@@ -14,8 +14,13 @@ TOP = Path(__file__).resolve().parents[3]
 # Two steps of GRPO on the embedded model by the library, without a run directory.
 STEPS = """
 import json
+import sys
 from importlib.util import find_spec
 
+# An editable installation would find the folder in its checkout.
+sys.meta_path = [
+    finder for finder in sys.meta_path if "editable" not in getattr(finder, "__module__", "")
+]
 from grpo import make_trainer
 
 trainer = make_trainer(

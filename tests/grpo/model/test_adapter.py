@@ -11,7 +11,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from data.errors import UserError
 from grpo import load_model
 from grpo.model.load import load_policy, load_tokenizer
-from grpo.run.resume import base_sources
 from grpo.tools import export, train
 from grpo.tools.evaluation import program as evaluation
 
@@ -111,18 +110,6 @@ def test_a_run_starts_from_it_is_resumed_and_exported(
         torch.testing.assert_close(logits(found), wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_a_copied_checkpoint_of_a_run_that_began_with_it_has_both(
-    adapter, wanted, tiny_model, tmp_path
-):
-    policy = load_policy(str(adapter), device="cpu", lora_rank=2)
-    policy.save(tmp_path)
-    named = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert named["base_model_name_or_path"] == str(adapter)
-    torch.testing.assert_close(
-        logits(load_policy(str(tmp_path), device="cpu")), wanted, atol=1e-4, rtol=1e-4
-    )
-
-
 def test_its_own_tokenizer_comes_before_its_bases(adapter, tiny_model, tmp_path):
     assert (
         load_tokenizer(str(adapter)).chat_template == load_tokenizer(str(tiny_model)).chat_template
@@ -132,15 +119,6 @@ def test_its_own_tokenizer_comes_before_its_bases(adapter, tiny_model, tmp_path)
     own.chat_template = "{{ messages[0].content }}"
     own.save_pretrained(folder)
     assert load_tokenizer(str(folder)).chat_template == own.chat_template
-
-
-def test_another_adapter_or_base_is_another_source(adapter, tiny_model, tmp_path):
-    found = base_sources(str(adapter))
-    assert set(base_sources(str(tiny_model))) < set(found)
-    folder = shutil.copytree(adapter, tmp_path / adapter.name)
-    assert base_sources(str(folder)) == found
-    change(folder, lora_alpha=99)
-    assert base_sources(str(folder)) != found
 
 
 def change(folder, **values):

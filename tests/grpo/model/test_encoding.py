@@ -21,7 +21,6 @@ from tokenizers import (
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from data.errors import UserError
-from grpo.fast.speculative import DraftPlans
 from grpo.model.encoding import (
     controls_of,
     end_of_turn,
@@ -251,20 +250,6 @@ def test_a_conversation_is_encoded_as_the_template_writes_it(kind):
     assert ids == tuple(wanted)
 
 
-@kinds
-def test_the_rest_of_a_prompt_is_encoded_as_it_would_be_beside_any_word(kind):
-    """Where a control token's text stands between line ends, the lines around it have the tokens
-    that they have anyway.
-    """
-    tokenizer = tokenizer_of(kind)
-    first, second = "the owl saw\n", "\nit all, twice"
-    before = encode(tokenizer, f"{first}x{second}")
-    after = encode(tokenizer, f"{first}{control_texts(tokenizer)[0]}{second}")
-    same = next(n for n, (one, other) in enumerate(zip(before, after)) if one != other)
-    tail = next(n for n, (one, other) in enumerate(zip(before[::-1], after[::-1])) if one != other)
-    assert same + tail >= len(before) - 2  # all but the word, and perhaps the line end beside it
-
-
 class Slow:
     """A tokenizer written in Python: it cannot tell where in a text its tokens stand."""
 
@@ -301,16 +286,6 @@ def test_only_the_last_end_token_is_not_seen(kind):
     assert policy.decode([end]) == policy.decode([]) == ""
 
 
-@kinds
-def test_completions_without_control_tokens_read_as_ever(kind):
-    tokenizer = tokenizer_of(kind)
-    policy = policy_of(tokenizer)
-    for text in ODD + [one.target for one in problems(30)]:
-        (ids,) = plain_tokens(tokenizer, [text])
-        for tokens in (ids, ids[: len(ids) // 2], [*ids, tokenizer.eos_token_id]):
-            assert policy.decode(tokens) == tokenizer.decode(tokens, skip_special_tokens=True)
-
-
 def test_spaces_before_marks_are_read_as_they_were_written():
     tokenizer = tidies_spaces()
     problem = TASK.problem("the old man said , no .".split(), "it was not here ,".split())
@@ -331,22 +306,6 @@ def test_control_tokens_inside_an_answer_cost_the_reward():
     scores = TASK.score(problem, [policy.decode(answer) for answer in answers])
     assert scores[0].reward == 1.0 and scores[0].exact
     assert all(score.reward < 1.0 and not score.exact for score in scores[1:])
-
-
-def test_an_answer_that_holds_the_text_of_a_control_token_can_be_written():
-    tokenizer = tokenizer_of("builtin")
-    policy = policy_of(tokenizer)
-    problem = TASK.problem(["the", "<|end|>", "saw"], ["it", "</s>", "<|pad|>"])
-    (ids,) = plain_tokens(tokenizer, [problem.target])
-    assert not set(ids) & controls_of(tokenizer).ids
-
-    answer = [*ids, tokenizer.eos_token_id]
-    assert len(answer) == target_length(tokenizer, problem.target)
-    assert TASK.score(problem, [policy.decode(answer)])[0].reward == 1.0
-
-    # and it is drafted so
-    plans = DraftPlans(policy, [TASK.draft(problem)], 100)
-    assert plans.planned[0, : len(ids)].tolist() == ids
 
 
 def test_no_end_token_stands_between_a_prompt_and_its_answer():

@@ -15,7 +15,6 @@ from data.errors import UserError
 from grpo.model.encoding import text_of
 from grpo.model.gguf import correct_vocabulary
 from grpo.model.load import load_policy, load_tokenizer
-from grpo.run.resume import base_sources
 from grpo.tools import export, train
 from grpo.tools.evaluation import program as evaluation
 
@@ -128,22 +127,11 @@ def test_a_run_is_resumed_evaluated_and_exported(model, tmp_path, monkeypatch, c
         assert PeftModel.from_pretrained(base, "runs/run/checkpoints/step-000002")
 
 
-def test_another_file_is_another_base(model, tmp_path):
-    other = tmp_path / "tiny.gguf"
-    other.write_bytes(Path(model).read_bytes())
-    assert base_sources(str(other)) == base_sources(model) != {}
-    other.write_bytes(Path(model).read_bytes() + b"\0")
-    assert base_sources(str(other)) != base_sources(model)
-    assert base_sources(str(tmp_path / "none.gguf")) is None
-
-
 @pytest.mark.parametrize(
     "damage, said",
     [
         (lambda path: path.unlink(), "no such file; give the path of a GGUF file on disk"),
         (lambda path: path.write_bytes(b""), "cannot be loaded"),
-        (lambda path: path.write_bytes(b"text, no model"), "cannot be loaded"),
-        (lambda path: path.write_bytes(path.read_bytes()[:4_000]), "cannot be loaded"),
         (lambda path: path.write_bytes(path.read_bytes()[:-9]), "cannot be loaded"),
         (
             lambda path: path.write_bytes(
@@ -166,11 +154,6 @@ def test_what_is_missing_is_named(model, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "gguf", None)
     with pytest.raises(UserError, match=r"extra|\[gguf\]"):
         load_tokenizer(model)
-
-
-def test_fewer_bits_on_a_gpu_are_refused(model, monkeypatch):
-    with pytest.raises(UserError, match="--config: quantise"):
-        load_policy(model, device="cpu", lora_rank=2, quantise="nf4")
 
 
 def test_a_vocabulary_of_byte_pairs_is_merged_by_rank(tmp_path):

@@ -236,15 +236,6 @@ def test_a_missing_bitsandbytes_is_one_line(monkeypatch):
         load._quantisation("nf4", torch.float32)
 
 
-def test_cudnns_attention_is_not_asked(tiny_model):
-    """It would be the first choice on an H100, and plan anew, for 50 ms, at each length of the
-    prompts.
-    """
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    load_policy(str(tiny_model), device="cpu")
-    assert not torch.backends.cuda.cudnn_sdp_enabled()
-
-
 @pytest.mark.gpu
 @pytest.mark.filterwarnings(
     "ignore:inner dimension"

@@ -4,8 +4,6 @@ is shown.
 
 import json
 import os
-import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -14,7 +12,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from data.errors import UserError
-from grpo.config import Config, parse
+from grpo.config import Config
 from grpo.model.encoding import controls_of
 from grpo.model.load import BUILTIN
 from grpo.model.policy import Policy
@@ -27,7 +25,6 @@ from grpo.model.prompts import (
     middle_left_out,
     sent_lines,
     system_text,
-    template_arguments,
     wording_text,
 )
 from grpo.rollout.budget import budget_for, fitting
@@ -139,21 +136,6 @@ def test_the_reasoning_that_a_prompt_opens_is_known(end, opened):
     assert Policy.opened(policy_with(None), asks) == "<think>\n"  # a base model goes on from there
 
 
-def test_a_template_that_adds_nothing_sends_the_prompt_as_written():
-    """The one that docs/your-data.md names for base models."""
-    written = "Question: Which owl?\nAnswer:"
-    page = Path(__file__).parents[3] / "docs" / "your-data.md"
-    (template,) = re.findall(r"```\n(.*bos_token.*)\n```", page.read_text())
-    tokenizer = tokenizer_with(None)
-    assert tokenizer.bos_token is None
-
-    def ids_of(text):
-        return tuple(tokenizer(text, add_special_tokens=False).input_ids)
-
-    assert policy_with(template).encode(written) == ids_of(written)
-    assert policy_with(None).encode(written) == ids_of(f"{written}\n")
-
-
 def test_the_variables_of_the_template_reach_it():
     pad = tokenizer_with(CHAT).convert_tokens_to_ids("<|pad|>")
     for value, last in ((False, True), (True, False)):
@@ -194,11 +176,6 @@ def conversation(*roles, where="rows.jsonl, line 7"):
     return Problem("data", 1, turns[-1]["content"], "x", "k" + "".join(roles), data)
 
 
-def test_a_template_may_trim_a_turn():
-    assert TRIMMING != CHAT
-    assert policy_with(TRIMMING).encode(conversation("system", "user"))
-
-
 def test_one_conversation_of_each_sequence_of_roles_is_tried():
     most = [conversation("user", "assistant", "user", where="rows.jsonl, line 1")] * 99
     for template in (RAISING, IGNORING):
@@ -206,11 +183,6 @@ def test_one_conversation_of_each_sequence_of_roles_is_tried():
         check_conversations(policy, most)
         with pytest.raises(UserError, match="^rows.jsonl, line 7: the model's chat template"):
             check_conversations(policy, [*most, conversation("system", "user"), *most])
-
-
-def test_a_problem_that_the_template_refuses_is_named():
-    with pytest.raises(UserError, match="^rows.jsonl, line 7: the model's chat template refuses"):
-        policy_with(RAISING).encode(conversation("system", "user"))
 
 
 PARTS = CHAT.replace(
@@ -236,11 +208,6 @@ def test_a_template_that_does_not_pass_on_a_single_turn_is_one_line(template):
     short = Problem("data", 1, "Hi", "42", "k")
     with pytest.raises(UserError, match=said):
         check_conversations(policy, [problem, short])
-
-
-def test_a_template_may_change_white_space():
-    policy = policy_with(CHAT.replace("m.content", "m.content.replace('\n\n', '\n')"))
-    assert policy.tokenizer.decode(policy.encode("one\n\ntwo")).count("\n") == 1
 
 
 def test_an_assistants_turn_that_is_dropped_says_what_would_be_right():
@@ -293,13 +260,6 @@ def test_bad_variables_are_one_line(text, said):
     assert "\n" not in line and len(line) < 300
 
 
-def test_good_variables():
-    assert template_arguments('{"enable_thinking": false, "a": [1]}') == {
-        "enable_thinking": False,
-        "a": [1],
-    }
-
-
 def test_texts_and_files(tmp_path):
     file = tmp_path / "text.txt"
     file.write_bytes("Be brief, \u732b.\n".encode())
@@ -313,23 +273,6 @@ def test_texts_and_files(tmp_path):
         wording_text("absent.txt")
     with pytest.raises(UserError, match="--system .*: is not UTF-8 text"):
         system_text(os.fsdecode(b"\xff"))
-
-
-def test_flags_become_settings_that_need_no_file(tmp_path):
-    words, brief, bad = (tmp_path / name for name in ("w.txt", "b.txt", "bad.txt"))
-    words.write_text("{a} with\n{b}\n")
-    brief.write_text("Be brief.\n")
-    bad.write_text("{a} with {c}")
-    config, given = parse(["--wording", str(words), "--system", f"@{brief}", "--shots", "2"])
-    assert (config.wording, config.system, config.shots) == ("{a} with\n{b}", "Be brief.", 2)
-    assert given["wording"] == config.wording and given["system"] == config.system
-
-    with pytest.raises(UserError, match=f"^{bad}: no placeholder of task interleave"):
-        parse(["--wording", str(bad)])
-    with pytest.raises(UserError, match=f"^{words}: no placeholder of task arithmetic"):
-        parse(["--wording", str(words), "--task", "arithmetic"])
-    with pytest.raises(UserError, match="^--shots -1: give 0 or more"):
-        parse(["--shots", "-1"])
 
 
 def test_examples_count_against_the_context():

@@ -1,13 +1,8 @@
-import math
-from contextlib import nullcontext
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tiny_models import PROMPTS, Sampling, assert_same_samples, rounded_masses
 from transformers import (
     LogitsProcessorList,
     TemperatureLogitsWarper,
@@ -122,13 +117,6 @@ def test_the_loss_keeps_what_was_drawn():
     ]
 
 
-def test_the_nucleus_is_that_of_what_top_k_leaves():
-    logits = torch.tensor([[0.4, 0.3, 0.2, 0.1]]).log()
-    # Of two tokens left the first has 0.4 / 0.7 = 0.571 of the mass, which alone makes a nucleus
-    # of 0.5.
-    assert truncation(top_k=2, top_p=0.5)(logits).isfinite()[0].tolist() == [True] + 3 * [False]
-
-
 def warped(logits_RV: torch.Tensor, temperature: float, top_k: int, top_p: float) -> torch.Tensor:
     """Return what `transformers` makes of the logits, with all tokens that tie with the least
     likely one it keeps.
@@ -188,72 +176,3 @@ def test_the_support_moves_with_the_tokens_however_they_tie(limits):
     kept = truncate(logits, None)
     assert torch.equal(truncate(logits[:, order], None), kept[:, order])
     assert kept.isfinite()[0].tolist() == 4 * [True] + 3 * [False]
-
-
-def at_one_place(logits):
-    """Return a policy that gives these logits (V,) at each place."""
-    return SimpleNamespace(
-        pack=lambda prompts, completions: None,
-        predict=lambda packing: logits[None],
-        head=lambda hidden: hidden,
-    )
-
-
-def assert_passes(mass, truncate, found, expected, token=0):
-    """Compare samples of `token`, one of probability `found` and one of probability `expected`."""
-    one, other = (
-        [[SimpleNamespace(tokens=(token,), logprobs=(math.log(share),))]]
-        for share in (found, expected)
-    )
-    logits = torch.tensor(mass, dtype=torch.float64).log().float()
-    assert_same_samples(at_one_place(0.3 * logits), [(1,)], one, other, Sampling(0.3, truncate))
-
-
-NUCLEUS, LIKELIEST, BOTH = (truncation(*limits) for limits in ((0, 0.8), (2,), (4, 0.8)))
-AT_THE_BORDER = [  # of a nucleus of 0.8: two tokens have that much, or a third is kept
-    ([0.6, 0.20002, 0.19998], NUCLEUS, 0.6 / 0.80002, 0.6),
-    ([0.6, 0.19998, 0.1, 0.10002], NUCLEUS, 0.6 / 0.79998, 0.6 / 0.9),
-    ([0.54, 0.18002, 0.09, 0.08998, 0.05, 0.05], BOTH, 0.54 / 0.72002, 0.54 / 0.81002),
-]
-
-
-@pytest.mark.parametrize("mass, truncate, one, other", AT_THE_BORDER)
-def test_at_a_border_of_truncation_either_set_of_tokens_passes(mass, truncate, one, other):
-    for found, expected in ((one, other), (other, one)):
-        assert_passes(mass, truncate, found, expected)
-    with pytest.raises(AssertionError):
-        assert_passes(mass, truncate, 0.55, one)  # of neither set
-
-
-@pytest.mark.parametrize(
-    "mass, truncate",
-    [
-        ([0.6, 0.2005, 0.1995], NUCLEUS),
-        ([0.6, 0.1995, 0.1, 0.1005], NUCLEUS),
-        ([0.6, 0.201, 0.199], LIKELIEST),
-        ([0.6, 0.2, 0.2], None),
-    ],
-)
-def test_away_from_a_border_a_difference_fails(mass, truncate):
-    kept = rounded_masses(torch.tensor(mass).log(), truncate)
-    assert len(kept) == 1
-    share = kept[0][0].item()
-    assert_passes(mass, truncate, share, share)
-    sets = [0.6, 0.6 / 0.9, 0.6 / (0.6 + mass[1])]  # those of other sets fail
-    for other in (each for each in sets if abs(each - share) > 1e-3):
-        with pytest.raises(AssertionError):
-            assert_passes(mass, truncate, other, share)
-
-
-@pytest.mark.parametrize(
-    "off, passes", [(5e-5, True), (-5e-5, True), (5e-4, False), (-5e-4, False)]
-)
-def test_completions_may_part_where_the_uniform_number_is_at_a_border(off, passes):
-    number = uniform(torch.tensor(sample_key(0, 1, PROMPTS[0], 0, 0)), 0).item()
-    logits = 0.3 * torch.tensor([number + off, 1 - number - off]).log()
-    one, other = ([[SimpleNamespace(tokens=(token,), logprobs=(-1.0,))]] for token in (1, 0))
-    for found, expected in ((one, other), (other, one)):
-        # Past the border of its share, a token is only wrong on one of the two sides.
-        is_right = passes or (off > 0) == (found is other)
-        with nullcontext() if is_right else pytest.raises(AssertionError):
-            assert_same_samples(at_one_place(logits), [(1,)], found, expected, Sampling(0.3))
