@@ -153,10 +153,9 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(checkpoints(run)[0][-1] / "model.safetensors")
 
 
-@pytest.mark.parametrize("shared", [pytest.param([], marks=pytest.mark.slow), ["--shard"]])
-def test_three_ranks_make_the_run_of_one(alone, flags, tmp_path, monkeypatch, shared):
+def test_three_ranks_make_the_run_of_one(alone, flags, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = with_ranks(3, *flags, *PREFLIGHT, *shared, "--name", "three")
+    done = with_ranks(3, *flags, *PREFLIGHT, "--name", "three")
     run = Path("runs/three")
     assert_alike(alone, run)
     assert (
@@ -322,10 +321,9 @@ COUNTS = [count for count in (2, 4, 8) if count <= torch.cuda.device_count()]
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not COUNTS, reason="needs two GPUs")
-@pytest.mark.parametrize("shared", [[], ["--shard"]])
-def test_gpus_make_the_run_of_one_and_go_on_with_another_number(tmp_path, monkeypatch, shared):
+def test_gpus_make_the_run_of_one_and_go_on_with_another_number(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    flags = [*FLAGS, *shared, "--device", "cuda"]
+    flags = [*FLAGS, "--device", "cuda"]
     with_ranks(1, *flags, "--name", "one")
     for ranks in COUNTS:
         with_ranks(ranks, *flags, "--name", f"on-{ranks}")
