@@ -5,4 +5,4 @@ def check_often(monkeypatch, problems: int = 3) -> None:
     """Have each step of a ladder checked on a few held-out problems."""
     for module in ("grpo.ending", "grpo.curriculum"):
         monkeypatch.setattr(f"{module}.CHECK_EVERY", 1)
-    monkeypatch.setattr("grpo.run.heldout.PROMOTION_PROBLEMS", problems)
+    monkeypatch.setattr("grpo.run.heldout.CHECK_PROBLEMS", problems)
