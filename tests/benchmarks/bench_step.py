@@ -4,9 +4,8 @@
 
 Both sides get the same model file (a Llama with random weights), tokenizer, prompts, completions of
 exactly `--new` tokens, random rewards, LoRA, KL weight and learning rate. On a GPU both use
-bfloat16; in full fine-tuning ours has float32 masters, and TRL has none. On a CPU both use float32;
-by its default (`--dtype auto`) ours uses bfloat16 in the backward pass if the CPU has units for it
-(`grpo.model.forward`). TRL gets our line end after each prompt.
+bfloat16; in full fine-tuning ours has float32 masters, and TRL has none. On a CPU both use float32.
+TRL gets our line end after each prompt.
 
 Each side is a process of its own, so that its memory can be measured. They run one after the other,
 ours first, on one device, which should be idle. A side that saw other prompts (token by token) or

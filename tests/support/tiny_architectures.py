@@ -74,30 +74,39 @@ HYBRID: dict[str, Any] = {
 EVERY_SECOND = ["linear_attention", "full_attention", "linear_attention"]
 
 
+# The kinds whose tests are not slow: at least one for each way that a model may differ.
+TELLING = frozenset(
+    "llama qwen2 qwen3 mistral gemma3_text phi3 gpt2 gpt_neox opt olmo2 smollm3 glm4 llama4_text "
+    "bloom mpt gptj falcon cohere2 granite mixtral qwen3_moe gpt_oss deepseek_v3 mamba falcon_h1 "
+    "qwen3_next lfm2 jamba gemma2 nanochat doge xlstm".split()
+)
+
+
 @dataclass(frozen=True)
 class Architecture:
     """A model type of `transformers`, and how it is expected to run.
 
     - `outcome`: "fast", "shared" or "plain", or a part of the message that refuses it;
-    - `changes`: what its configuration has in addition to SIZES;
-    - `is_slow`: whether its test is slow.
+    - `changes`: what its configuration has in addition to SIZES.
     """
 
     kind: str
     outcome: str
     changes: dict[str, Any] = field(default_factory=dict)
     variant: str = ""
-    is_slow: bool = False
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its test is slow."""
+        return self.kind not in TELLING
 
     @property
     def name(self) -> str:
         return f"{self.kind}, {self.variant}" if self.variant else self.kind
 
 
-def _all(
-    outcome: str, kinds: str, changes: dict | None = None, is_slow=False
-) -> list[Architecture]:
-    return [Architecture(kind, outcome, changes or {}, is_slow=is_slow) for kind in kinds.split()]
+def _all(outcome: str, kinds: str, changes: dict | None = None) -> list[Architecture]:
+    return [Architecture(kind, outcome, changes or {}) for kind in kinds.split()]
 
 
 CONVOLUTIONS = ["conv", "full_attention", "conv"]
@@ -109,13 +118,11 @@ ARCHITECTURES = [
     *_all("shared", "starcoder2 persimmon olmo olmo2 olmo3 glm glm4 helium arcee smollm3 ernie4_5"),
     *_all("shared", "exaone4 hunyuan_v1_dense seed_oss apertus bitnet ministral llama4_text"),
     *_all("plain", "bloom mpt codegen gptj xglm stablelm nemotron diffllama openai-gpt"),
-    *_all(
-        "shared", "aria_text cwm fuyu hyperclovax jais2 ministral3 gpt-sw3 whisper", is_slow=True
-    ),
-    *_all("shared", "minimax_m3_vl_text gemma4_text", is_slow=True),
-    *_all("plain", "gpt_neox_japanese granite_swa inkling_text hrm_text mbart mvp", is_slow=True),
-    *_all("plain", "plbart trocr marian blenderbot-small moshi", is_slow=True),
-    *_all("plain", "bart blenderbot bigbird_pegasus pegasus", is_slow=True),
+    *_all("shared", "aria_text cwm fuyu hyperclovax jais2 ministral3 gpt-sw3 whisper"),
+    *_all("shared", "minimax_m3_vl_text gemma4_text"),
+    *_all("plain", "gpt_neox_japanese granite_swa inkling_text hrm_text mbart mvp"),
+    *_all("plain", "plbart trocr marian blenderbot-small moshi"),
+    *_all("plain", "bart blenderbot bigbird_pegasus pegasus"),
     Architecture("falcon", "plain", {"head_dim": OWN}),
     Architecture("falcon", "plain", {"head_dim": OWN, "alibi": True}, "ALiBi"),
     Architecture("falcon", "plain", {"head_dim": OWN, "new_decoder_architecture": True}, "40B"),
@@ -125,10 +132,10 @@ ARCHITECTURES = [
     *_all("shared", "mixtral qwen2_moe qwen3_moe phimoe olmoe glm4_moe dots1 minimax_m2"),
     *_all("shared", "ernie4_5_moe"),
     *_all("plain", "jetmoe gpt_oss"),
-    *_all("shared", "exaone_moe flex_olmo hunyuan_v1_moe hy_v3 laguna mellum", is_slow=True),
-    *_all("shared", "solar_open", is_slow=True),
-    *_all("plain", "afmoe deepseek_v4 granitemoe_swa hy_v4 mimo_v2_flash", is_slow=True),
-    Architecture("zaya", "plain", {"num_experts_per_tok": 1}, is_slow=True),
+    *_all("shared", "exaone_moe flex_olmo hunyuan_v1_moe hy_v3 laguna mellum"),
+    *_all("shared", "solar_open"),
+    *_all("plain", "afmoe deepseek_v4 granitemoe_swa hy_v4 mimo_v2_flash"),
+    Architecture("zaya", "plain", {"num_experts_per_tok": 1}),
     Architecture(
         "dbrx",
         "shared",
@@ -148,15 +155,15 @@ ARCHITECTURES = [
     ),
     # Keys from a latent vector
     *_all("plain", "deepseek_v2 deepseek_v3", LATENT),
-    *_all("plain", "axk1 axk2 deepseek_v32 glm4_moe_lite glm_moe_dsa", LATENT, is_slow=True),
-    *_all("plain", "minicpm3 youtu", LATENT, is_slow=True),
+    *_all("plain", "axk1 axk2 deepseek_v32 glm4_moe_lite glm_moe_dsa", LATENT),
+    *_all("plain", "minicpm3 youtu", LATENT),
     # States and convolutions
     *_all("plain", "mamba falcon_mamba falcon_h1 rwkv"),
     *_all("plain", "qwen3_next qwen3_5_text minimax", {"layer_types": EVERY_SECOND}),
-    *_all("plain", "qwen3_5_moe_text", {"layer_types": EVERY_SECOND}, is_slow=True),
-    *_all("plain", "olmo_hybrid", is_slow=True),
+    *_all("plain", "qwen3_5_moe_text", {"layer_types": EVERY_SECOND}),
+    *_all("plain", "olmo_hybrid"),
     Architecture("lfm2", "plain", {"layer_types": CONVOLUTIONS}),
-    Architecture("lfm2_moe", "plain", {"layer_types": CONVOLUTIONS}, is_slow=True),
+    Architecture("lfm2_moe", "plain", {"layer_types": CONVOLUTIONS}),
     Architecture("bamba", "plain", {"attn_layer_indices": [1]}),
     Architecture("granitemoehybrid", "plain", {"layer_types": ["mamba", "attention", "mamba"]}),
     Architecture("jamba", "plain", {"attn_layer_offset": 1, "attn_layer_period": 2}),
@@ -168,7 +175,6 @@ ARCHITECTURES = [
         "nemotron_h",
         "plain",
         {"n_groups": 1, "layers_block_type": ["mamba", "attention", "moe"]},
-        is_slow=True,
     ),
     # Refused
     *_all("capped", "gemma2 recurrent_gemma vaultgemma nanochat modernbert-decoder"),
@@ -181,7 +187,6 @@ ARCHITECTURES = [
             "layer_types": ["sliding_attention", "full_attention", "full_attention"],
             "num_kv_shared_layers": 0,
         },
-        is_slow=True,
     ),
 ]
 

@@ -49,6 +49,7 @@ def results(policy):
         policy.head,
         targets,
         Distribution(torch.full(targets.shape, 0.7, device=policy.device)),
+        kernels=policy.kernels,
     )
     (logprobs * torch.arange(len(targets), device=policy.device)).sum().backward()
     return [logprobs.detach(), entropies, *(p.grad.clone() for p in policy.parameters)]

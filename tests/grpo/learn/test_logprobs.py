@@ -203,10 +203,13 @@ def test_a_linear_head_on_a_gpu(dtype, tolerance, bonus):
         torch.randn(50, dtype=torch.float64),
     )
 
+    from grpo.fast import update_kernels
+
     def results(hidden, head, device):
         distribution = Distribution(heat.to(device), has_entropy_gradient=bonus > 0)
+        kernels = update_kernels if device == "cuda" else None
         logprobs, entropies = token_logprobs(
-            hidden, head, targets.to(device), distribution, chunk=16
+            hidden, head, targets.to(device), distribution, kernels=kernels, chunk=16
         )
         objective = weights.to(device, logprobs.dtype) @ logprobs
         if bonus:
