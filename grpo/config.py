@@ -70,8 +70,8 @@ MAX_NAME = 255  # bytes: the longest name of a folder that file systems take
 
 # The mean score at which a level is left, unless the user gives one. The running mean has the lower
 # mark because it lags behind the policy. At 0.9, a policy whose true mean is 0.96 is promoted
-# within 100 steps of 2 prompts, and one of 0.8 hardly ever (runs/LOG.md, 2026-11-23: "Intervals
-# near 1, promotion, step back").
+# within 100 steps of 2 prompts, and one of 0.8 hardly ever (runs/archive/LOG.md, 2026-11-23:
+# "Intervals near 1, promotion, step back").
 PROMOTE_AT = {"running": 0.9, "heldout": 0.97}
 
 # Defaults for models other than the embedded one. A run whose last level is solved ends sooner.
@@ -80,7 +80,7 @@ STEPS = 800
 
 # Prompts a step, and how many groups must vary, or else dynamic sampling draws more prompts. The
 # embedded model learns as fast by the step from 8 prompts as from 16 while most of its groups vary
-# (runs/LOG.md, 2026-11-25: "Half the prompts").
+# (runs/archive/LOG.md, 2026-11-25: "Half the prompts").
 PROMPTS = 16
 BUILTIN_PROMPTS = 8
 BUILTIN_VARIED = 4

@@ -55,8 +55,8 @@ REPLAY = 0.25
 
 # With these two, a level on which every group collapses is left after 8 steps, and tried again ever
 # more rarely: 7 moves in 200 steps, with replay or without. Before the evidence doubled, there were
-# 36 moves without replay, and with replay none at all (runs/LOG.md, 2026-11-23: "Intervals near 1,
-# promotion, step back").
+# 36 moves without replay, and with replay none at all (runs/archive/LOG.md, 2026-11-23:
+# "Intervals near 1, promotion, step back").
 COLLAPSE_AT = 0.9
 COLLAPSE_STEPS = 8
 
@@ -563,16 +563,16 @@ def advice(surveys: Sequence[LevelSurvey]) -> str:
 # --- right answers, shown or imitated -------------------------------------------------------------
 
 # Right answers in an update of the warm start. SmolLM2-135M then needs 18 to 22 updates, or 12
-# seconds, for 10 words (runs/LOG.md, 2026-11-23: "10 words by one command").
+# seconds, for 10 words (runs/archive/LOG.md, 2026-11-23: "10 words by one command").
 ANSWERS = 32
 
 # Updates between two held-out scores. The score rises by 0.03 an update, and a score every five
-# updates overshot its mark (runs/LOG.md, 2026-11-23: "what it does from nothing").
+# updates overshot its mark (runs/archive/LOG.md, 2026-11-23: "what it does from nothing").
 VALIDATE_EVERY = 2
 
 # The held-out score that ends the imitation. No answer is right by then (exact 0.00), but rewards
 # vary: reinforcement goes on from 0.40 to 0.99, and needs no further right answers. Imitation alone
-# ends at 0.964 (runs/LOG.md, 2026-11-23: "10 words by one command").
+# ends at 0.964 (runs/archive/LOG.md, 2026-11-23: "10 words by one command").
 ENOUGH = 0.4
 
 # The most that imitation may take, as a share of the tokens that the run will learn from. The 18 to
@@ -622,7 +622,7 @@ def demonstrate(
     completion is replaced by the right answer (LUFFY, arXiv:2504.14945). The paper's demonstrations
     are those of a stronger model, in every group, and its loss shapes the policy's probability p as
     p / (p + 0.1), whose slope vanishes with p. A policy that is sure of a mistake gives the right
-    token 1e-5 or less (runs/LOG.md, 2026-11-27). So here the ratio uses the trainer's own
+    token 1e-5 or less (runs/archive/LOG.md, 2026-11-27). So here the ratio uses the trainer's own
     log-probabilities: the gradient of a token is its advantage times the one of log p.
 
     The copy is to be learned from, and the group's action becomes "demonstrate". A group that will

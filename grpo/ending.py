@@ -31,7 +31,7 @@ SOLVED = 0.97
 EXHAUSTED = 0.995
 
 # A held-out evaluation may end the run once this share of the groups of as many steps is solved. A
-# few steps are not enough: the score still rises when most groups are solved (runs/LOG.md,
+# few steps are not enough: the score still rises when most groups are solved (runs/archive/LOG.md,
 # 2026-11-25).
 SOLVED_SHARE = 0.9
 SOLVED_STEPS = 10

@@ -54,7 +54,7 @@ from tasks.user_code import process_unchanged
 
 MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for one step
 
-# The learning rate of the embedded model, all weights (runs/LOG.md, 2026-11-22: "a new base").
+# The learning rate of the embedded model, all weights (runs/archive/LOG.md, 2026-11-22).
 BUILTIN_RATE = 2e-4
 
 MAX_GRAD_NORM = 1.0  # gradients are clipped to it

@@ -103,7 +103,7 @@ class Interleave:
 
     @staticmethod
     def default_steps(level: int) -> int:
-        """Return the training steps that suffice for the embedded model (runs/LOG.md)."""
+        """Return the training steps that suffice for the embedded model (runs/archive/LOG.md)."""
         return 60 if level <= 50 else 200
 
     def __init__(

@@ -7,7 +7,7 @@ import pytest
 
 TOP = Path(__file__).resolve().parent.parent
 PAGES = [
-    *(TOP / name for name in ("README.md", "CONTRIBUTING.md", "runs/LOG.md")),
+    *(TOP / name for name in ("README.md", "CONTRIBUTING.md", "runs/archive/LOG.md")),
     *sorted((TOP / "docs").glob("*.md")),
 ]
 LINK = re.compile(r"\]\(([^)\s]+)\)|src=\"([^\"]+)\"")

@@ -38,16 +38,16 @@ Maker = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 def adamw(rate: float) -> partial[torch.optim.AdamW]:
     """Return a function that makes the optimizer of given weights, without weight decay."""
     # PyTorch's default for the second beta is 0.999. Of five runs of the embedded model five reach
-    # 0.99 with this one, and four with PyTorch's; the real model was not compared (runs/LOG.md,
-    # 2026-11-27: "AdamW's second beta").
+    # 0.99 with this one, and four with PyTorch's; the real model was not compared
+    # (runs/archive/LOG.md, 2026-11-27: "AdamW's second beta").
     return partial(torch.optim.AdamW, lr=rate, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
 
 
 def default_rate(hidden_size: int, *, is_lora: bool) -> float:
     """Return the default learning rate for a model of this hidden size.
 
-    It was measured on SmolLM2-135M (576) only, see runs/LOG.md: 1e-3 for LoRA, and 1e-4 for all
-    weights. Wider models get less, by the exponent that Thinking Machines fitted to the Llama
+    It was measured on SmolLM2-135M (576) only, see runs/decisions.md: 1e-3 for LoRA, and 1e-4 for
+    all weights. Wider models get less, by the exponent that Thinking Machines fitted to the Llama
     family (https://tinker-docs.thinkingmachines.ai/supervised-learning/sl-hyperparams); their
     formula gives 1.3e-3 at 576. Narrower models get no more.
     """

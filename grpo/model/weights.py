@@ -4,8 +4,9 @@ An optimizer can turn a finite gradient into a weight that is NaN. It can also s
 infinite second moment, which freezes the weight for good. Neither shows in the loss of that step.
 
 On a GPU, float16 is as fast as bfloat16 and rounds eight times as finely. With it, policies learned
-as with float32, or better than with bfloat16 (runs/LOG.md, 2026-11-26; arXiv:2510.26788). But its
-numbers end at 65,504, and some models have larger hidden states. So a forward pass tells.
+as with float32, or better than with bfloat16 (runs/archive/LOG.md, 2026-11-26;
+arXiv:2510.26788). But its numbers end at 65,504, and some models have larger hidden states. So a
+forward pass tells.
 """
 
 from collections import defaultdict

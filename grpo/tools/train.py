@@ -17,7 +17,7 @@ from grpo.torchrun import RANK
 # How often a waiting thread of OpenMP asks whether there is work, before it sleeps. The default is
 # 300,000, with which two runs on the same two cores spend most of their time asking: a step takes
 # 6.0 times as long as alone. With 2,000 it takes 2.4 times as long, and alone 1.02 times; with 300
-# 1.8 and 1.2 times (runs/LOG.md, 2026-11-25).
+# 1.8 and 1.2 times (runs/archive/LOG.md, 2026-11-25).
 SPIN_COUNT = "2000"
 
 

@@ -1,7 +1,7 @@
 """Tiny random models of many architectures, each compared with the unmodified model.
 
-`python tests/support/tiny_architectures.py` prints the table of docs/architectures.md. The table
-and the test (`test_families.py`) share one list, ARCHITECTURES.
+`python tests/support/tiny_architectures.py` prints the table of architectures.md beside it. The
+table and the test (`test_families.py`) share one list, ARCHITECTURES.
 """
 
 import argparse
