@@ -17,7 +17,7 @@ from grpo.show.console import Console
 from grpo.tools import inspect
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.train import main
-from tasks.audit import audit
+from tasks import audit
 
 SMALL_TASK = ["--task", "interleave", "--words", "3", "--max-new-tokens", "64"]
 

@@ -21,8 +21,6 @@ def test_ten_lines_train_and_return_the_run(home, monkeypatch):
     assert repr(run) == f"<TrainedRun {run.path}: {run.verdict['verdict']}>"
     assert [line["step"] for line in run.reports] == [0, 2]
     assert run.report() == Path("runs/a/report.html") and Path("runs/a/report.html").stat().st_size
-    with pytest.raises(UserError, match="^report\\(\\) ~/a.html: only a shell replaces ~"):
-        run.report("~/a.html")
     assert load_run("runs/a").rollouts(1)[0]["parts"].keys() <= {"reward/first", "reward/all"}
 
     texts = run.policy.generate(["Copy text A.\nA: owl tide"] * 3, max_new_tokens=8, seed=1)
