@@ -237,7 +237,7 @@ class Config:
         "for your own",
         heading="Algorithm",
     )
-    scale: str = setting(
+    scale: str = flag(
         "group", "the standard deviation that advantages are divided by, if any", choices=SCALES
     )
     credit: str = flag(
@@ -307,7 +307,7 @@ class Config:
         most=1,
     )
 
-    on_degenerate: str = setting(
+    on_degenerate: str = flag(
         "skip",
         "groups without variance; those that are sampled again and do not vary are skipped",
         choices=("keep", "skip", "resample"),
