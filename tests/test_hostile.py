@@ -21,7 +21,7 @@ from grpo.run.folders import check_output
 from grpo.tools import export, inspect, train
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.report import program as report_program
-from tasks.audit import audit
+from tasks import audit
 
 LINES = [*train_flags(), *eval_flags()]
 MAINS = {"train": train.main, "eval": evaluation.main}

@@ -17,7 +17,7 @@ from small_runs import BY_PLACE, whole_run
 from grpo.tools import export, inspect, train
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.report import program as report_program
-from tasks.audit import audit
+from tasks import audit
 
 TOP = Path(__file__).resolve().parents[1]
 SMALL = (

@@ -21,7 +21,7 @@ from grpo.model.load import load_policy
 from grpo.tools import inspect, train
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.train_run import FromPython, load_parts
-from tasks.audit import audit
+from tasks import audit
 
 TOP = Path(__file__).resolve().parent.parent
 SMALL = [*FEW, "--steps", "2", "--eval-problems", "2", "--save-every", "1", "--words", "2"]
