@@ -98,7 +98,7 @@ class Experiment:
         self.trainer = self._trainer()
         self.curriculum = WhereGroupsVary(flags.levels)
         self.trainer.curriculum = self.curriculum
-        self.trainer.config = replace(self.trainer.config, mixed=True)
+        self.trainer.stream.supply.mixed = True  # the monitor counts the groups of all levels
         self.step_policy = self.trainer.update_policy
         self.trainer.update_policy = self.update  # type: ignore[method-assign]
 

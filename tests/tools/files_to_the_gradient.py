@@ -59,7 +59,7 @@ def go(way: str) -> None:
         print_at_first_gradient()
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
         sys.argv = ["train.py", "--task=interleave", "--words=3", *flags]
-        train.train()
+        train.program()
     else:
         from grpo import make_trainer
 
