@@ -32,12 +32,16 @@ from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.run.folders import HOME, check_output
 from grpo.run.reader import RunData
-from grpo.run.resume import checkpoint_of, config_of, saved_options, start_from
-from grpo.tools.evaluation.models import load_run_policy
-from grpo.tools.report.page import write_report
-from grpo.tools.train import only_rank0_prints
-from grpo.tools.train_run import FromPython, build_trainer, load_parts, start_run
-from grpo.trainer import Callback, Trainer
+from grpo.run.resume import (
+    checkpoint_of,
+    config_of,
+    load_run_policy,
+    saved_options,
+    start_from,
+)
+from grpo.run.session import start_run
+from grpo.torchrun import only_rank0_prints
+from grpo.trainer import Callback, Trainer, load_parts, with_learning_rate
 from tasks.base import notes_of
 from tasks.registry import REWARD_FILE
 from tasks.rows import RowOptions, Rows
@@ -84,7 +88,7 @@ def train(
     given, values = _given("train()", data, reward, callbacks, options)
     config = Config(**given)
     with only_rank0_prints():
-        result = start_run(config, given, join_ranks(config.device), [], values)
+        result = start_run(config, given, join_ranks(config.device), [], **values)
     if result.policy is None or result.status > 128:
         raise KeyboardInterrupt
     return TrainedRun(result.folder, result.policy, result.status)
@@ -112,11 +116,12 @@ def make_trainer(
                 f"make_trainer(): {name} applies only to runs; use train(), or leave it out"
             )
     config, warned = start_from(Config(**given), given)
-    config, parts = load_parts(config, values)
+    config, parts = load_parts(config, **values)
     for text in (*warned, *notes_of(parts.task)):
         warnings.warn(text, stacklevel=2)
     policy = load_policy(config.model, device=config.device, **config.loading)
-    trainer = build_trainer(config, parts, policy)
+    trainer = Trainer(with_learning_rate(config, policy), parts, policy)
+    trainer.check_fit()
 
     def warn_of_problems(report: StepReport) -> None:
         for text in trainer.stream.take_warnings():
@@ -128,8 +133,9 @@ def make_trainer(
 
 def _given(
     where: str, data: Any, reward: Any, callbacks: Sequence[Callback], options: Mapping[str, Any]
-) -> tuple[dict[str, Any], FromPython]:
-    """Return the settings that the arguments of `train` give, and the Python values.
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the settings that the arguments of `train` give, and the
+    values that `grpo.trainer.load_parts` takes.
 
     Raises UserError, which begins with `where`, the function that the user called.
     """
@@ -140,15 +146,15 @@ def _given(
     if settings.get("resume") is True:
         settings["resume"] = "latest"
 
-    own_loss = None
+    values: dict[str, Any] = {"callbacks": callbacks}
     if callable(settings.get("loss")):
-        own_loss = from_python(settings["loss"])
-        settings["loss"] = own_loss.spec
+        values["own_loss"] = from_python(settings["loss"])
+        settings["loss"] = values["own_loss"].spec
 
     if data is not None:
-        task, own = _rows(where, data, reward, of_rows, settings)
+        values["task"], own = _rows(where, data, reward, of_rows, settings)
         given = with_texts(checked(settings, where))
-        return given | own, FromPython(task, own_loss, callbacks)
+        return given | own, values
 
     if reward is not None and (not isinstance(reward, str) or ":" in reward):
         raise UserError(
@@ -160,7 +166,7 @@ def _given(
         raise UserError(f"{where}: {name} applies only to rows; give data and a reward, too")
     if reward is not None:
         settings["reward"] = reward
-    return with_texts(checked(settings, where)), FromPython(None, own_loss, callbacks)
+    return with_texts(checked(settings, where)), values
 
 
 def _rows(
@@ -293,6 +299,8 @@ class TrainedRun(RunData):
 
     def report(self, output: str | Path | None = None) -> Path:
         """Write the report, one HTML page, and return its path (by default in the run)."""
+        from grpo.tools.report.page import write_report  # a tool, which a loop does not need
+
         if output:
             check_output(str(output), "report()")
         return write_report([self], Path(output) if output else None)

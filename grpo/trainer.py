@@ -18,12 +18,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
+from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
 from data.errors import UserError
 from data.text import is_encodable, shown
-from grpo.config import Config
+from grpo.config import Config, resolve_config
 from grpo.curriculum import (
     Ladder,
     WarmStart,
@@ -47,9 +48,10 @@ from grpo.rollout.generate import new_drafting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.stream import Indexed, ProblemStream
 from grpo.variance import COLLAPSED, VarianceMonitor
-from tasks.base import COMPONENT, Task, calling, credits_of
+from tasks.base import COMPONENT, Problem, Task, calling, credits_of, problems_of, worded
+from tasks.registry import load_task
 from tasks.scoring import range_of
-from tasks.supply import Supply
+from tasks.supply import Supply, read_problems, split_of
 from tasks.user_code import process_unchanged
 
 MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for one step
@@ -506,6 +508,40 @@ class Trainer:
         self.drafting.load_state_dict(state["drafting"])
         if state["imitation"]:
             self.imitation = WarmStart(**state["imitation"])
+
+
+def load_parts(
+    config: Config,
+    task: Task | None = None,
+    own_loss: OwnLoss | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> tuple[Config, Parts]:
+    """Return the configuration, resolved, and the parts: those given, else those it names."""
+    task = task or load_task(config.task, config.reward, config.task_options, config.wording)
+    own_loss = own_loss or load_loss(config.loss)
+    problems = training_set(config, task)
+    config = resolve_config(config, task, {problem.level for problem in problems})
+    supply = Supply(
+        task, seed=config.seed, kind=config.problems, dataset=problems, mixed=config.mixed
+    )
+    return config, Parts(task, supply, own_loss, callbacks)
+
+
+def training_set(config: Config, task: Task) -> list[Problem]:
+    """Return the problems of --dataset, or those of a task that has a fixed set; [] if neither."""
+    if config.dataset:
+        if (split := split_of(Path(config.dataset))) not in ("", "train"):
+            raise UserError(
+                f"--dataset {config.dataset}: its problems are of the {split} split, which "
+                "evaluations use; give a data set of the train split"
+            )
+        return [worded(task, one) for one in read_problems(Path(config.dataset), task)]
+    problems = problems_of(task, "train")
+    if not problems and any(problems_of(task, split) for split in ("validation", "test")):
+        raise UserError(
+            f"task {task.name}: none of its problems is of the train split; give some that are"
+        )
+    return problems
 
 
 def with_learning_rate(config: Config, policy: Policy) -> Config:

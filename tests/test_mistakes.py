@@ -177,7 +177,7 @@ def test_suggested_commands_can_be_pasted(run, capsys):
 # Gives the process half a GB more than it has once the libraries are loaded, whatever these take.
 SHORT_OF_MEMORY = """
 import resource, runpy, sys
-import grpo.tools.train_run
+import grpo.run.session
 pages = int(open("/proc/self/statm").read().split()[0])
 most = pages * resource.getpagesize() + (1 << 29)
 resource.setrlimit(resource.RLIMIT_AS, (most, most))

@@ -20,7 +20,7 @@ from grpo.config import parse
 from grpo.model.load import load_policy
 from grpo.tools import inspect, train
 from grpo.tools.evaluation import program as evaluation
-from grpo.tools.train_run import FromPython, load_parts
+from grpo.trainer import load_parts
 from tasks import audit
 
 TOP = Path(__file__).resolve().parent.parent
@@ -192,7 +192,7 @@ def test_a_program_that_the_command_line_names_is_executed(monkeypatch, flag):
     ):
         with pytest.raises(UserError, match="executed$"):
             config, _ = parse(["--config", "a.yaml", *named])
-            load_parts(config, FromPython())
+            load_parts(config)
 
 
 def test_a_settings_file_may_not_let_a_run_execute_its_programs(run, capsys):

@@ -51,7 +51,8 @@ from grpo.learn.loss import OwnLoss
 from grpo.model import load
 from grpo.model.adapter import layers_of
 from grpo.model.gguf import is_gguf
-from grpo.run.checkpoint import checkpoints, find_resume
+from grpo.model.policy import Policy
+from grpo.run.checkpoint import checkpoints, find_resume, seen_keys
 from grpo.run.folders import checkpoint_folders, new_folder, owner_of, step_of
 from grpo.run.reader import read_config
 from tasks.base import Task, python_functions_of, sources_of, summary_of
@@ -433,6 +434,25 @@ def check_base(checkpoint: Path, model: str) -> None:
     """
     if (checkpoint / "adapter_config.json").exists():
         require_same(checkpoint, read_sources(checkpoint), {"base": base_sources(model)})
+
+
+def load_run_policy(checkpoint: Path, config: Config, device: str) -> tuple[Policy, set[str]]:
+    """Return the policy of a checkpoint, and the keys of the problems that it was trained on.
+
+    Raises UserError if its base model has changed since the checkpoint.
+    """
+    check_base(checkpoint, config.model)
+    seen = seen_keys(checkpoint)
+    policy = load.load_policy(
+        config.model,
+        device=device,
+        weights=checkpoint,
+        dtype=config.dtype,
+        quantise=config.quantise,
+    )
+    # Again, because loading may have downloaded a model of the hub.
+    check_base(checkpoint, config.model)
+    return policy, set(seen)
 
 
 def differences(

@@ -6,14 +6,17 @@ work but write nothing.
 """
 
 import dataclasses
+import gc
+import signal
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from data.errors import UserError, blaming
 from data.files import read_json
+from grpo.config import Config
 from grpo.curriculum import (
     SURVEY_PROBLEMS,
     Ladder,
@@ -24,13 +27,17 @@ from grpo.curriculum import (
     no_answers,
     survey,
 )
+from grpo.distributed import Ranks
 from grpo.ending import Verdict, is_expected
+from grpo.model.load import load_policy
+from grpo.model.policy import Policy
 from grpo.model.prompts import middle_left_out, sent_lines
 from grpo.records import Decision, Ending, StepReport
 from grpo.run.checkpoint import Saver, remove_checkpoints_after, remove_partial, seen_keys
 from grpo.run.conclusion import ended_run, files_of, supply_line, verdict_of
-from grpo.run.folders import locked, remove_if_empty, resume_hint, step_of
+from grpo.run.folders import HOME, locked, remove_if_empty, resume_hint, step_of
 from grpo.run.heldout import WARM_START_SEED, HeldOutEvaluator
+from grpo.run.interrupt import Interrupt
 from grpo.run.logs import NoFiles, RunFiles, file_of, read_metrics
 from grpo.run.next_commands import next_commands
 from grpo.run.reader import load_run
@@ -39,22 +46,100 @@ from grpo.run.resume import (
     changed_versions,
     facts,
     fingerprints,
+    open_run,
+    require_unchanged,
     restore_threads,
     sources_of_run,
     with_resumption,
 )
+from grpo.run.trackers import check_installed
 from grpo.show.console import Console
-from grpo.trainer import Trainer
-from tasks.base import notes_of
+from grpo.show.settings import settings
+from grpo.trainer import Trainer, load_parts, with_learning_rate
+from tasks.base import notes_of, watch_scoring
+from tasks.scoring import range_of
 
 # How many held-out problems decide when the imitation ends.
 WARM_START_PROBLEMS = 32
 
 
+class RunResult(NamedTuple):
+    """What a run leaves behind: the program's exit status, its folder, and the trained policy.
+
+    There is no policy if Ctrl-C stopped the run at once.
+    """
+
+    status: int
+    folder: Path
+    policy: Policy | None = None
+
+
+def start_run(
+    config: Config, given: dict, ranks: Ranks, lost_streams: list[str], **values: Any
+) -> RunResult:
+    """Open or resume the run, and train.
+
+    `given` are those settings in `config` that the user gave. `lost_streams` gets a line for each
+    output stream that is lost during the run. The `values` are those of `grpo.trainer.load_parts`.
+    """
+    opened, config = open_run(config, given, home=HOME, ranks=ranks)
+    config, parts = load_parts(config, **values)
+    check_installed(config.track)
+
+    assert config.steps is not None, "the configuration is resolved"
+
+    # Before anything is loaded or written.
+    sources = None
+    if opened.checkpoint:
+        sources = sources_of_run(opened, config, parts.task, parts.own_loss, ranks)
+
+    metric = getattr(parts.task, "metric", "score")
+    console = Console(config.steps, metric, range_of(parts.task))
+    watch_scoring(parts.task, console.scoring)
+    try:
+        with ExitStack() as locks:
+            # A resumed run is locked from here on, a new one when its directory is made.
+            if opened.checkpoint and ranks.is_rank0:
+                if warning := locks.enter_context(locked(opened.folder)):
+                    console.warn(warning)
+                require_unchanged(opened)
+
+            with Interrupt() as interrupt, console:
+                with console.loading(config.model):
+                    policy = load_policy(
+                        config.model,
+                        device=config.device,
+                        weights=opened.checkpoint,
+                        **config.loading,
+                    )
+                trainer = Trainer(with_learning_rate(config, policy), parts, policy, ranks)
+                trainer.check_fit()
+                run = Run(opened, trainer, sources, console, lost_streams, locks)
+                return RunResult(run.train(interrupt), run.folder, policy)
+    except KeyboardInterrupt:
+        print(f"train.py: stopped immediately; {resume_hint(opened.folder)}", file=sys.stderr)
+        return RunResult(130, opened.folder)
+
+
+@contextmanager
+def frozen_garbage() -> Iterator[None]:
+    """Exempt all objects that exist now from garbage collection within this block.
+
+    Otherwise the collector searches them every few steps, which takes a quarter of a second.
+    """
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
 class Run:
     """The directory of one run, and the rules by which it is written.
 
-    `begin` prepares it, `after_step` follows each step, and `finish` or `save_and_exit` ends it.
+    `train` makes it: `begin` prepares it, `after_step` follows each step, and `finish` or
+    `save_and_exit` ends it.
     `lost_streams` gets a line whenever standard output or standard error is lost.
     """
 
@@ -156,6 +241,34 @@ class Run:
     def _warn(self, line: str) -> None:
         self.console.warn(line)
         self.files.write_warning(line)
+
+    def train(self, interrupt: Interrupt) -> int:
+        """Make the steps, and evaluate on held-out problems before, during and after them.
+
+        Returns the exit status. It is that of the verdict: 0, or 3 if the run was stopped or has
+        failed. After a signal it is 128 plus the signal's number.
+        """
+        self.console.settings(settings(self.folder, self.config, self.trainer))
+        start = self.begin()
+        if self.config.preflight == "only":
+            self.leave_untrained()
+            return 0
+
+        if self.is_new:
+            self.evaluate()
+        with self.saving():
+            self.warm_start_if_needed(start)
+            with frozen_garbage():
+                self.take_steps(interrupt)
+
+            if number := self.ranks.max(interrupt.wanted or 0):
+                self.save_and_exit(signal.Signals(number).name)
+                status = 128 + number
+            else:
+                status = self.finish()
+
+        self.note_lost_streams()
+        return status
 
     # --- before the first step ----------------------------------------------------------------
 
@@ -341,6 +454,26 @@ class Run:
             self.heldout.record(lines)
 
     # --- during training ----------------------------------------------------------------------
+
+    def take_steps(self, interrupt: Interrupt) -> None:
+        """Make the remaining steps, and store each."""
+        trainer = self.trainer
+        assert trainer.config.steps is not None, "the configuration is resolved"
+        # Shown beside the first step of the process, which takes longer than the others.
+        note = " (the first also allocates memory and compiles kernels)"
+        while (
+            trainer.done < trainer.config.steps
+            and not trainer.ended
+            and not self.ranks.max(interrupt.wanted or 0)
+        ):
+            interrupt.renew()
+            try:
+                with self.console.working(f"step {trainer.done + 1}{note}"):
+                    report = trainer.step()
+            except FloatingPointError as error:
+                raise FloatingPointError(f"{error}{self.save_failed()}") from error
+            note = ""
+            self.after_step(report)
 
     def after_step(self, report: StepReport) -> None:
         """Write and show a step; promote, evaluate and save if that is due."""

@@ -5,14 +5,12 @@ A mistake in the flags is reported before torch is loaded, which takes seconds.
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stdout
 
 from data.errors import exit_status
 from data.streams import interrupts_end, reason_of
 from grpo.config import parse
 from grpo.run.interrupt import end_process
-from grpo.torchrun import RANK
+from grpo.torchrun import RANK, only_rank0_prints
 
 # How often a waiting thread of OpenMP asks whether there is work, before it sleeps. The default is
 # 300,000, with which two runs on the same two cores spend most of their time asking: a step takes
@@ -49,20 +47,10 @@ def main(argv: list[str]) -> int:
         return exit_status(name, lambda: start(argv, lost_streams), on_lost=note_lost)
 
 
-@contextmanager
-def only_rank0_prints() -> Iterator[None]:
-    """Within this block the standard output of all ranks but 0 is discarded."""
-    if RANK == 0:
-        yield
-        return
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
-        yield
-
-
 def start(argv: list[str], lost_streams: list[str]) -> int:
     """Read the flags, and start the run on this rank."""
     config, given = parse(argv)
     with interrupts_end():
         from grpo.distributed import join_ranks
-        from grpo.tools.train_run import start_run
+        from grpo.run.session import start_run
     return start_run(config, given, join_ranks(config.device), lost_streams).status

@@ -17,9 +17,9 @@ from small_runs import BY_PLACE, FEW, whole_run
 
 from data.errors import UserError
 from grpo.evaluate import summarise
-from grpo.run import interrupt
+from grpo.run import interrupt, session
 from grpo.run.folders import locked
-from grpo.tools import train, train_run
+from grpo.tools import train
 from grpo.trainer import Trainer
 
 SMALL = [*FEW, "--steps", "4", "--eval-problems", "3", "--eval-every", "3", "--save-every", "9"]
@@ -243,8 +243,8 @@ def test_a_new_run_does_not_enter_a_folder_that_was_made_meanwhile(
         Path("runs/a/config.yaml").write_text("another run's")
         return load_policy(*arguments, **options)
 
-    load_policy = train_run.load_policy
-    monkeypatch.setattr(train_run, "load_policy", slow)
+    load_policy = session.load_policy
+    monkeypatch.setattr(session, "load_policy", slow)
     assert train.main([*flags, "--steps", "1", "--name", "a"]) == 2
     assert "runs/a: another run has been started there meanwhile" in capsys.readouterr().err
     assert [path.name for path in Path("runs/a").iterdir()] == ["config.yaml"]
@@ -257,12 +257,12 @@ def test_a_run_that_was_continued_meanwhile_keeps_its_steps(tmp_path, monkeypatc
     assert train.main([*flags, "--steps", "1", "--name", "a"]) == 0
     later = Path("runs/a/checkpoints/step-000099")
 
-    def slow(*arguments):
+    def slow(*arguments, **values):
         later.mkdir()
-        return load_parts(*arguments)
+        return load_parts(*arguments, **values)
 
-    load_parts = train_run.load_parts
-    monkeypatch.setattr(train_run, "load_parts", slow)
+    load_parts = session.load_parts
+    monkeypatch.setattr(session, "load_parts", slow)
     capsys.readouterr()
     assert train.main(["--resume", "runs/a", *BY_PLACE, "--steps", "2"]) == 2
     assert "runs/a: another process has continued this run meanwhile" in capsys.readouterr().err

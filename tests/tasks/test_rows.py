@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from data.errors import UserError
 from data.rows import read_rows
 from grpo.config import Config
-from grpo.tools.train_run import training_set
+from grpo.trainer import training_set
 from tasks.base import SPLITS, problems_of
 from tasks.registry import load_task
 from tasks.rows import Rows, _overlap, _sequences, near_duplicates

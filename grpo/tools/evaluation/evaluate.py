@@ -25,10 +25,10 @@ from grpo.model.load import load_policy
 from grpo.model.prompts import format_of, middle_left_out, wording_text
 from grpo.records import Group, truncated_share
 from grpo.run.folders import check_output
-from grpo.run.resume import checkpoint_of, config_of, read_sources
+from grpo.run.resume import checkpoint_of, config_of, load_run_policy, read_sources
 from grpo.show.console import Console
 from grpo.statistics import mean_interval
-from grpo.tools.evaluation.models import LocalModel, RemoteModel, load_run_policy
+from grpo.tools.evaluation.models import LocalModel, RemoteModel
 from grpo.tools.evaluation.table import ALL_KINDS, repeated_figures, show, write_samples
 from tasks.base import (
     Problem,

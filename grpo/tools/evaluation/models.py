@@ -28,7 +28,6 @@ import httpx
 from data.errors import UserError
 from data.files import kind_of, open_own, read_bytes
 from data.text import escape_control, shortened
-from grpo.config import Config
 from grpo.evaluate import (
     EvaluationSettings,
     ShowProgress,
@@ -38,12 +37,9 @@ from grpo.evaluate import (
     score_groups,
     select,
 )
-from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import PromptFormat, sent_lines
 from grpo.records import Completion, Group
-from grpo.run.checkpoint import seen_keys
-from grpo.run.resume import check_base
 from tasks.base import Problem, Task, declared_budget, key_of
 from tasks.supply import DistinctProblems, first_distinct
 
@@ -63,25 +59,6 @@ MARGIN = 32
 
 # What reading a value raises that is not what it should be.
 WRONG = (AttributeError, LookupError, OverflowError, RecursionError, TypeError, ValueError)
-
-
-def load_run_policy(checkpoint: Path, config: Config, device: str) -> tuple[Policy, set[str]]:
-    """Return the policy of a checkpoint, and the keys of the problems that it was trained on.
-
-    Raises UserError if its base model has changed since the checkpoint.
-    """
-    check_base(checkpoint, config.model)
-    seen = seen_keys(checkpoint)
-    policy = load_policy(
-        config.model,
-        device=device,
-        weights=checkpoint,
-        dtype=config.dtype,
-        quantise=config.quantise,
-    )
-    # Again, because loading may have downloaded a model of the hub.
-    check_base(checkpoint, config.model)
-    return policy, set(seen)
 
 
 class LocalModel:
