@@ -135,6 +135,7 @@ const SECTIONS = {
   },
   Other: { note: "Metrics of this run that the page knows no more about.", charts: [] },
 };
+const MARKED = ["Learning", "Signal"]; // the sections that mark levels and the step that is shown
 const CHARTS = [];
 
 // Metrics that are axes, totals, or parts of a chart under another name.
@@ -231,10 +232,14 @@ function linesOf(spec) {
   );
 }
 
-/** Return the two borders of a band around the values `y`, of which the second one is filled. */
+/** Return the two borders of a band around the values `y`, of which the second one is filled.
+    It ends where the reward's range ends, if that is known. */
 const bandOf = (spec, run, y, width, stroke) =>
   [1, -1].map((sign) => {
-    const border = y.map((value, i) => (value == null ? null : value + sign * (width[i] ?? 0)));
+    const [low, high] = run.range ?? [-Infinity, Infinity];
+    const border = y.map((value, i) =>
+      value == null ? null : Math.min(high, Math.max(low, value + sign * (width[i] ?? 0))),
+    );
     return traceOf(spec, run, border, "", stroke, "solid", {
       mode: "lines",
       line: { width: 0 },
@@ -401,6 +406,9 @@ const isSmall = (traces) =>
   traces.every(({ y }) => y.every((value) => !(Math.abs(value) >= 1e-3))) &&
   traces.some(({ y }) => y.some((value) => Math.abs(value) > 0));
 
+// The camera covers a part of its chart, so it is shown only under the pointer.
+const canHover = matchMedia("(hover: hover)").matches && "hover";
+
 /** Return the layout of a chart for the chart library. */
 function layoutOf(spec, traces) {
   const ink = css("--soft");
@@ -451,7 +459,7 @@ function layoutOf(spec, traces) {
       hoverformat: isSmall(traces) ? ".2e" : ".4~g",
       nticks: 6,
     },
-    ...(spec.section === "Learning" ? marksOf(spec) : {}),
+    ...(MARKED.includes(spec.section) ? marksOf(spec) : {}),
   };
 }
 
@@ -536,6 +544,7 @@ function drawChart(spec) {
   Plotly.react(spec.plot, traces, layoutOf(spec, traces), {
     responsive: true,
     displaylogo: false,
+    displayModeBar: canHover,
     modeBarButtons: [["toImage"]],
     toImageButtonOptions: { format: "svg", width: 900, height: 400, filename: spec.title },
   });
@@ -598,7 +607,7 @@ addEventListener("beforeprint", drawAll);
 /** Mark the step that is shown in the charts. */
 function drawMark() {
   for (const spec of CHARTS)
-    if (spec.section === "Learning" && spec.listens)
+    if (MARKED.includes(spec.section) && spec.listens)
       Plotly.relayout(spec.plot, { shapes: marksOf(spec).shapes });
 }
 

@@ -23,6 +23,7 @@ from grpo.run.reader import RunData
 from grpo.show.lines import clock_time, counted, interval
 from grpo.tools.report.samples import Pieces, packed, pieces_of
 from grpo.variance import COLLAPSED
+from tasks.registry import is_of_project
 
 Record = Mapping[str, Any]
 
@@ -148,6 +149,7 @@ def described(run: RunData, kept: Iterable[int]) -> dict[str, Any]:
             "outcome": outcome(run),
             "headline": headline(run),
             "heldout": heldout(run),
+            "range": reward_range(config),
             # The curves, the time trained after each step, and how many steps the run has made.
             "metrics": curves(lines),
             "minutes": [value / 60 for value in seconds][::every],
@@ -179,6 +181,17 @@ def _harmless_values(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {_harmless_values(key): _harmless_values(each) for key, each in value.items()}
     return [_harmless_values(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def reward_range(config: Record) -> list[float] | None:
+    """Return the lowest and the highest reward of a run, or None if they are not known.
+
+    A task or a reward of the user's own may have any range.
+    """
+    options = config.get("task_options")
+    if isinstance(options, Mapping) and "reward-range" in options:
+        return None
+    return [0.0, 1.0] if is_of_project(str(config.get("task"))) else None
 
 
 def curves(lines: Sequence[Record]) -> dict[str, list[Any]]:
