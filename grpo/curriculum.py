@@ -36,7 +36,7 @@ from grpo.evaluate import (
 from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import imitate
 from grpo.model.policy import Policy
-from grpo.records import Completion, Decision, Group, StepSummary, truncated_share
+from grpo.records import Completion, Decision, Group, Resumable, StepSummary, truncated_share
 from grpo.statistics import MARGIN, mean_interval, problems_needed, reaches_mark
 from grpo.stream import ProblemStream
 from grpo.variance import common_trap, group_class
@@ -61,7 +61,7 @@ COLLAPSE_AT = 0.9
 COLLAPSE_STEPS = 8
 
 
-class Ladder:
+class Ladder(Resumable):
     """Chooses the level of every prompt: it climbs `levels`, which rise. One level is fixed.
 
     Promotion: the next level is reached at a mean score of `promote_at`, if the mean's 95 %
@@ -83,6 +83,11 @@ class Ladder:
     Every method depends on nothing but its arguments and the state, so a resumed run makes the same
     decisions.
     """
+
+    STATE = (
+        *("levels", "position", "recent", "scores", "collapsed", "stayed"),
+        *("steps_back", "steps_before_last", "by_training"),
+    )
 
     def __init__(self, levels: Sequence[int], promote_by: str, promote_at: float):
         assert levels and promote_by in ("running", "heldout")
@@ -273,32 +278,6 @@ class Ladder:
         self.collapsed = 0
         self.stayed = 0
         return Decision(step, before, self.level, kind, why, figures)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as JSON types."""
-        return {
-            "levels": list(self.levels),
-            "position": self.position,
-            "recent": [list(values) for values in self.recent],
-            "scores": list(self.scores.items()),
-            "collapsed": self.collapsed,
-            "stayed": self.stayed,
-            "steps_back": list(self.steps_back),
-            "steps_before_last": self.steps_before_last,
-            "by_training": sorted(self.by_training),
-        }
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state that `state_dict` returned."""
-        self.levels = list(state["levels"])
-        self.position = state["position"]
-        self.recent = deque(list(values) for values in state["recent"])
-        self.scores = {level: score for level, score in state["scores"]}
-        self.collapsed = state["collapsed"]
-        self.stayed = state["stayed"]
-        self.steps_back = list(state["steps_back"])
-        self.steps_before_last = state["steps_before_last"]
-        self.by_training = set(state["by_training"])
 
 
 # --- the pre-flight: a survey, and the choice of the level where the run starts -------------------

@@ -11,10 +11,11 @@
 Reward and advantage are separate fields, and neither ever overwrites the other.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, pstdev
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from tasks.base import Problem, Score
 
@@ -198,6 +199,38 @@ class Decision:
             "why": self.why,
             "figures": self.figures,
         }
+
+
+class Resumable:
+    """Something whose attributes in STATE are saved with each checkpoint, as JSON types."""
+
+    STATE: ClassVar[tuple[str, ...]]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as JSON types. A dictionary is a list of pairs: keys may be numbers."""
+        return {name: _to_json(getattr(self, name)) for name in self.STATE}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore a state that `state_dict` returned."""
+        for name in self.STATE:
+            setattr(self, name, _from_json(state[name], getattr(self, name)))
+
+
+def _to_json(value: Any) -> Any:
+    if isinstance(value, dict):
+        return [list(pair) for pair in value.items()]
+    if isinstance(value, set):
+        return sorted(value)
+    return list(value) if isinstance(value, (list, deque)) else value
+
+
+def _from_json(value: Any, before: Any) -> Any:
+    """Return `value` as what the attribute was `before`."""
+    if isinstance(before, deque):
+        return deque(value, before.maxlen)
+    if isinstance(before, dict):
+        return type(before)(dict(value))
+    return type(before)(value) if isinstance(before, (list, set)) else value
 
 
 @dataclass

@@ -1,29 +1,30 @@
 """The variance monitor: it finds the groups that carry no gradient, names the cause, and acts.
 
 If all rewards of a group are equal, every advantage is zero and the group teaches nothing. Nor does
-a group teach if the loss leaves out every completion that has an advantage (``truncated: mask``).
-When most groups are like that, training stands still. DAPO (arXiv:2503.14476, "dynamic sampling")
-filters such groups and samples more prompts. Beyond DAPO, the monitor
-
-- classifies each group by the cause;
-- raises the temperature when groups have lost their diversity;
-- counts the tokens wasted on groups that were not learned from;
-- raises alarms, also for a policy that collapses into a trap while its rewards still vary. A trap
-  is a cheap strategy that the task has a name for (`Score.parts["trap"]`).
-
-docs/degenerate-groups.md describes all of this for users.
+it teach if the loss leaves out every completion that has an advantage (``truncated: mask``). DAPO
+(arXiv:2503.14476, "dynamic sampling") filters such groups. Beyond DAPO, the monitor classifies each
+group by the cause, answers lost diversity with a higher temperature, counts the wasted tokens, and
+raises alarms. docs/degenerate-groups.md describes all of this for users.
 """
 
 import math
 from bisect import bisect_left
 from collections import Counter, deque
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import fmean
 from typing import Any
 
 from grpo.config import Config
-from grpo.records import CLASSES, Action, Group, GroupClass, first_tries, truncated_share
+from grpo.records import (
+    CLASSES,
+    Action,
+    Group,
+    GroupClass,
+    Resumable,
+    first_tries,
+    truncated_share,
+)
 from tasks.base import Score
 
 DEGENERATE: tuple[GroupClass, ...] = CLASSES[1:]
@@ -57,9 +58,11 @@ HEAT_WORKS = 0.75
 ALARM_STEPS = 5
 ALARM_SHARE = 0.5
 
-# The causes of alarms are the classes of groups, TRUNCATED, and TRAP followed by the trap's name.
+# The causes of alarms are the classes of groups, TRUNCATED, and TRAP followed by the name of a
+# cheap strategy that the task knows (`Score.parts["trap"]`).
 TRUNCATED = "truncated"
 TRAP = "trap "
+REWARD, VALUE = "reward in ", "value in "  # of a trap: what its completions have earned
 
 REMEDIES: dict[str, str] = {
     "identical": "every completion of a group is the same text, so there is no gradient: give "
@@ -158,7 +161,7 @@ def lost_diversity(group: Group) -> bool:
     return group.class_name in COLLAPSED and distinct <= max(1, DIVERSITY * len(group.texts))
 
 
-class VarianceMonitor:
+class VarianceMonitor(Resumable):
     """Decides what happens to groups without variance, sets the temperature, and raises alarms.
 
     The configuration's `on_degenerate` says what happens to such a group: "keep" (it stays in the
@@ -176,15 +179,14 @@ class VarianceMonitor:
     stays at the base until the level changes, or until only RELEASE of the groups or fewer have
     lost their diversity in the mean of as many steps.
 
-    Each cause has its own alarm: most groups carry no gradient (the cause is their most common
-    class), most completions are in the same trap, or most completions are truncated. The alarm is
-    raised once its cause has lasted for ALARM_STEPS steps in a row, and again when it has lasted
-    2, 4, 8, ... times as long. It is cleared when the share falls to RELEASE.
+    An alarm is raised once its cause has lasted for ALARM_STEPS steps in a row, and again when it
+    has lasted 2, 4, 8, ... times as long. It is cleared when the share falls to RELEASE.
 
-    Only first tries count, and a group that is learned from with the right answer shown counts as
-    varied. If the caller names a level, only groups of that level count, because replayed easier
-    levels must not hide problems of the current one.
+    Only first tries count, and of these the groups of the level that the caller names, because
+    replayed easier levels must not hide problems of the current one.
     """
+
+    STATE = ("temperature", "wasted", "hot", "cold", "gave_up_heat", "level", "shares", "alarms")
 
     def __init__(self, config: Config, reward_range: tuple[float, float] | None = (0.0, 1.0)):
         self.config = config
@@ -195,12 +197,12 @@ class VarianceMonitor:
 
         # The share of groups that have lost their diversity and the mean reward, of the last steps
         # at this level that were sampled with heat and without.
-        self.hot: deque[tuple[float, float]] = deque(maxlen=HEAT_STEPS)
-        self.cold: deque[tuple[float, float]] = deque(maxlen=HEAT_STEPS)
+        self.hot: deque[list[float]] = deque(maxlen=HEAT_STEPS)
+        self.cold: deque[list[float]] = deque(maxlen=HEAT_STEPS)
         self.gave_up_heat = False
         self.level: int | None = None
 
-        self.shares: deque[dict[str, float]] = deque(maxlen=ALARM_STEPS)  # of each cause, by step
+        self.shares: deque[dict[str, float]] = deque(maxlen=ALARM_STEPS)  # see `_shares`, by step
         self.alarms: dict[str, int] = {}  # cause -> for how many steps it has lasted
 
     def classify(self, groups: Sequence[Group]) -> None:
@@ -234,7 +236,6 @@ class VarianceMonitor:
         self.wasted += _wasted(groups)
         first = first_tries(groups)
         first = [group for group in first if group.problem.level == level] or first
-        shown = {group.index for group in groups if group.action == "demonstrate"}
 
         if level != self.level:  # figures of two levels cannot be compared
             self.level = level
@@ -243,7 +244,8 @@ class VarianceMonitor:
             self.cold.clear()
             self.gave_up_heat = False
 
-        return self._adjust_temperature(first) + self._raise_alarms(first, shown)
+        shown = {group.index for group in groups if group.action == "demonstrate"}
+        return self._adjust_temperature(first) + self._raise_alarms(_shares(first, shown))
 
     def _adjust_temperature(self, groups: Sequence[Group]) -> list[str]:
         """Set the temperature of the next step; return a line if it has changed."""
@@ -253,7 +255,7 @@ class VarianceMonitor:
         )
         before = self.temperature
         steps = self.hot if before > self.base else self.cold
-        steps.append((lost, fmean(reward for group in groups for reward in group.rewards)))
+        steps.append([lost, fmean(reward for group in groups for reward in group.rewards)])
 
         may_rise = self.config.on_degenerate != "keep" and not self.gave_up_heat
         if why := self._failure_of_heat():
@@ -292,68 +294,54 @@ class VarianceMonitor:
         self.cold.clear()
         return f"{HEAT_STEPS} steps of heat {why}"
 
-    def _raise_alarms(self, groups: Sequence[Group], shown: Container[int]) -> list[str]:
-        """Return the alarms that are raised after a step.
-
-        Groups whose index is in `shown` are learned from by a copy, and so count as varied.
-        """
-        now = _shares(groups, shown)
+    def _raise_alarms(self, now: dict[str, float]) -> list[str]:
+        """Return the alarms that are raised after a step with these shares."""
         self.shares.append(now)
         # A cause whose share has fallen must last anew for an alarm.
         self.alarms = {
             cause: lasted for cause, lasted in self.alarms.items() if now.get(cause, 0) > RELEASE
         }
+        due = [cause for cause in self._lasting(now) if self._count_step(cause)]
+        # The alarm of masked groups names truncation as well, and what follows from it.
+        hidden = {TRUNCATED} if "masked" in self.alarms else set()
+        return [self._alarm(cause) for cause in due if cause not in hidden]
+
+    def _lasting(self, now: dict[str, float]) -> list[str]:
+        """Return the causes that most groups or completions have had for ALARM_STEPS steps."""
         if len(self.shares) < ALARM_STEPS:
             return []
 
-        traps = [self._trap_alarm(cause, groups) for cause in now if cause.startswith(TRAP)]
-        lines = [*traps, self._class_alarm(), self._truncation_alarm()]
-        return [line for line in lines if line]
+        least = {cause: min(step.get(cause, 0) for step in self.shares) for cause in now}
+        lasting = [cause for cause in now if cause.startswith(TRAP) and least[cause] >= ALARM_SHARE]
+        if all(step["varied"] < 1 - ALARM_SHARE for step in self.shares):
+            cause = max(DEGENERATE, key=self._mean)
+            # The most common class of the last steps may have ended.
+            lasting += [cause] if now[cause] > RELEASE else []
+        return lasting + ([TRUNCATED] if least[TRUNCATED] > ALARM_SHARE else [])
 
-    def _trap_alarm(self, cause: str, groups: Sequence[Group]) -> str:
-        """Return the alarm about completions in one trap, "" if it is not raised now."""
-        shares = [step.get(cause, 0) for step in self.shares]
-        if min(shares) < ALARM_SHARE or not self._count_step(cause):
-            return ""
+    def _mean(self, cause: str) -> float:
+        """Return the mean share of a cause in the last steps."""
+        return fmean(step.get(cause, 0) for step in self.shares)
 
-        name = cause.removeprefix(TRAP)
-        scores = [score for group in groups for score in group.scores]
-        trapped = [score for score in scores if score.parts.get("trap") == name]
-        return (
-            f"ALARM: for {self.alarms[cause]} steps {fmean(shares):.0%} of the completions are in "
-            f"the trap '{name}', last with reward {fmean(each.reward for each in trapped):.2f} "
-            f"(score {fmean(each.value for each in trapped):.2f}): {TRAP_REMEDY}"
-        )
+    def _alarm(self, cause: str) -> str:
+        """Return the alarm of a cause in words."""
+        share = self._mean(cause)
+        if cause.startswith(TRAP):
+            reward, value = (self._mean(name + cause) / share for name in (REWARD, VALUE))
+            found = (
+                f"{share:.0%} of the completions are in the trap '{cause.removeprefix(TRAP)}', "
+                f"reward {reward:.2f} (score {value:.2f}):"
+            )
+        elif cause == TRUNCATED:
+            found = f"{share:.0%} of the completions are truncated:"
+        else:
+            ranked = sorted(DEGENERATE, key=self._mean, reverse=True)
+            shares = [(name, share) for name in ranked if (share := self._mean(name))]
+            listed = ", ".join(f"{share:.0%} {name}" for name, share in shares)
+            found = f"most groups carry no gradient ({listed});"
 
-    def _class_alarm(self) -> str:
-        """Return the alarm about groups without gradient, "" if it is not raised now."""
-        if any(step["varied"] >= 1 - ALARM_SHARE for step in self.shares):
-            return ""
-
-        means = {name: fmean(step[name] for step in self.shares) for name in DEGENERATE}
-        ranked = sorted(means, key=means.__getitem__, reverse=True)
-        cause = ranked[0]
-        # The most common class of the last steps may have ended, or been reported already.
-        if self.shares[-1][cause] <= RELEASE or not self._count_step(cause):
-            return ""
-
-        listed = ", ".join(f"{means[name]:.0%} {name}" for name in ranked if means[name])
-        return (
-            f"{'note' if cause == 'solved' else 'ALARM'}: for {self.alarms[cause]} steps most "
-            f"groups carry no gradient ({listed}); {REMEDIES[cause]}"
-        )
-
-    def _truncation_alarm(self) -> str:
-        """Return the alarm about truncated completions, "" if it is not raised now."""
-        shares = [step[TRUNCATED] for step in self.shares]
-        has_lasted = min(shares) > ALARM_SHARE and self._count_step(TRUNCATED)
-        # The alarm of masked groups names truncation as well, and what follows from it.
-        if not has_lasted or "masked" in self.alarms:
-            return ""
-        return (
-            f"ALARM: for {self.alarms[TRUNCATED]} steps {fmean(shares):.0%} of the "
-            f"completions are truncated: {REMEDIES[TRUNCATED]}"
-        )
+        kind = "note" if cause == "solved" else "ALARM"
+        return f"{kind}: for {self.alarms[cause]} steps {found} {REMEDIES.get(cause, TRAP_REMEDY)}"
 
     def _count_step(self, cause: str) -> bool:
         """Count a step in which `cause` lasts, and return whether its alarm is raised now.
@@ -375,49 +363,30 @@ class VarianceMonitor:
             "wasted_tokens_total": self.wasted + wasted,
         }
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state as JSON types."""
-        return {
-            "temperature": self.temperature,
-            "wasted": self.wasted,
-            "hot": list(self.hot),
-            "cold": list(self.cold),
-            "gave_up_heat": self.gave_up_heat,
-            "level": self.level,
-            "shares": list(self.shares),
-            "alarms": self.alarms,
-        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore a state that `state_dict` returned."""
-        self.temperature = state["temperature"]
-        self.wasted = state["wasted"]
-        self.hot = deque(map(tuple, state["hot"]), maxlen=HEAT_STEPS)
-        self.cold = deque(map(tuple, state["cold"]), maxlen=HEAT_STEPS)
-        self.gave_up_heat = state["gave_up_heat"]
-        self.level = state["level"]
-        self.shares = deque(state["shares"], maxlen=ALARM_STEPS)
-        self.alarms = dict(state["alarms"])
-
-
-def _means(steps: Sequence[tuple[float, float]]) -> tuple[float, float]:
+def _means(steps: Sequence[Sequence[float]]) -> tuple[float, float]:
     """Return the means of both figures of `steps`."""
     lost, rewards = zip(*steps, strict=True)
     return fmean(lost), fmean(rewards)
 
 
-def _shares(groups: Sequence[Group], shown: Container[int]) -> dict[str, float]:
-    """Return the share of each cause of an alarm in a step: of its groups for a class, of its
-    completions for a trap and for truncation.
+def _shares(groups: Sequence[Group], shown: set[int]) -> dict[str, float]:
+    """Return the share of each cause of an alarm: of a step's groups for a class, of its
+    completions for truncation and for a trap. What a trap has earned is summed up beside it.
+
+    Groups whose index is in `shown` are learned from by a copy, and so count as varied.
     """
     classes = Counter("varied" if group.index in shown else group.class_name for group in groups)
+    shares: dict[str, float] = {name: classes[name] / len(groups) for name in CLASSES}
+    shares[TRUNCATED] = truncated_share(groups)
+
     scores = [score for group in groups for score in group.scores]
-    traps = Counter(trap for score in scores if (trap := score.parts.get("trap")))
-    return {
-        **{name: classes[name] / len(groups) for name in CLASSES},
-        **{TRAP + name: count / len(scores) for name, count in traps.items()},
-        TRUNCATED: truncated_share(groups),
-    }
+    sums: Counter[str] = Counter()
+    for score in scores:
+        if trap := score.parts.get("trap"):
+            cause = TRAP + trap
+            sums.update({cause: 1, REWARD + cause: score.reward, VALUE + cause: score.value})
+    return shares | {name: amount / len(scores) for name, amount in sums.items()}
 
 
 def _wasted(groups: Sequence[Group]) -> int:

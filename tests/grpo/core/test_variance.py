@@ -434,9 +434,10 @@ def test_the_alarm_names_the_trap_its_share_its_pay_and_the_remedy():
     steps = [trapped(0.9)] * 4 + [trapped(0.5, paid=1.0, value=0.75)]
     *quiet, (line,) = alarms(monitor_for(), steps)
     assert not any(quiet)
+    # 36 completions earned 0.5 and five 1.0, 0.561 in the mean; of the scores it is 0.311
     assert (
-        line == "ALARM: for 5 steps 82% of the completions are in the trap 'sulks', last with "
-        f"reward 1.00 (score 0.75): {TRAP_REMEDY}"
+        line == "ALARM: for 5 steps 82% of the completions are in the trap 'sulks', reward 0.56 "
+        f"(score 0.31): {TRAP_REMEDY}"
     )
 
 
