@@ -16,6 +16,11 @@ from torch import Tensor, nn
 from grpo.fast.decoder import FastDecoder
 from grpo.fast.forward import FastForward, Path
 from grpo.fast.llama import build_fast_llama
+from grpo.fast.merged_linear import (
+    gradient_products,
+    has_fast_bf16_matmul,
+    low_precision_backward,
+)
 from grpo.fast.packing import Packing
 from grpo.fast.prefix_cache import ATTENTION_NAME
 from grpo.model.check import (
@@ -50,8 +55,11 @@ ROLLOUT = (
 
 
 @torch.no_grad()
-def accelerate(policy: Policy) -> None:
-    """Give `policy` the fastest forward pass that agrees with its model, and the decoder for it."""
+def accelerate(policy: Policy, may_round: bool = False) -> None:
+    """Give `policy` the fastest forward pass that agrees with its model, and the decoder for it.
+
+    If the gradients `may_round`, their float32 products on a CPU may be in bfloat16.
+    """
     with probe_adapters(policy.causal):
         forward = _fastest(policy)
 
@@ -62,6 +70,9 @@ def accelerate(policy: Policy) -> None:
         from grpo.fast import update_kernels  # they need Triton, which only comes with CUDA
 
         policy.kernels = update_kernels
+    elif may_round and policy.dtype == torch.float32 and has_fast_bf16_matmul():
+        policy.low_precision_backward = low_precision_backward
+        policy.gradient_products = gradient_products
     if forward.path != "plain":
         policy.limit_context(*context_of(policy.causal.config, supports_windows=False))
 

@@ -18,7 +18,13 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from grpo.fast.merged_linear import Copies, MergedLinear, base_layer, is_plain_lora
+from grpo.fast.merged_linear import (
+    Copies,
+    MergedLinear,
+    base_layer,
+    gradient_products,
+    is_plain_lora,
+)
 from grpo.fast.prefix_cache import SharedAttention
 from grpo.model.forward import Model
 from grpo.model.sizes import attention_window
@@ -291,7 +297,8 @@ class _Linear(torch.autograd.Function):
 
         # SwiGLU is computed again: that is cheaper than keeping its output.
         inputs = swiglu(x) if ctx.has_swiglu else x
-        dx, grads = ctx.layer.gradients(dy, inputs, lora_hidden, needed)
+        with gradient_products():
+            dx, grads = ctx.layer.gradients(dy, inputs, lora_hidden, needed)
 
         if ctx.has_swiglu:
             dx = _swiglu_backward(dx, x)

@@ -3,9 +3,16 @@
 Queries, keys and values are one product instead of three, and so are gate and up. A LoRA adapter
 (arXiv:2106.09685) adds s B A x to a layer's output W x. Its A stands below W in the same matrix,
 so that W x and A x come out of one product.
+
+On some CPUs an update's gradients come from bfloat16 products with float32 sums, which are two to
+five times as fast with AMX tiles. A gradient is rounded without bias to three digits, as in any
+mixed precision training (arXiv:1710.03740). The forward pass stays exact, so that sampler and
+trainer compute the same log-probabilities.
 """
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -16,6 +23,56 @@ from grpo.model.forward import Model, linear_no_grad
 
 ROW_MULTIPLE = 128  # some products are faster if the number of rows is a multiple of this
 MIN_RANK = 16  # the least number of rows that the kernels' products take
+
+
+class _Thread(threading.local):
+    """What each thread has for itself."""
+
+    is_low_precision = False  # set by `low_precision_backward`
+
+
+_thread = _Thread()
+_lock = threading.Lock()  # held while a setting of the whole process is changed
+
+
+def has_fast_bf16_matmul() -> bool:
+    """Return whether oneDNN beats MKL once it may round float32 to bfloat16.
+
+    That is so on CPUs with AMX, which do round. It is so on CPUs with AVX512_BF16, too, although
+    oneDNN 3.12 does not round there (on an AMD EPYC: errors of 5e-7, twice as fast).
+    """
+    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+
+
+@contextmanager
+def low_precision_backward() -> Iterator[None]:
+    """Within this context, `gradient_products` has an effect on this thread."""
+    _thread.is_low_precision = True
+    try:
+        yield
+    finally:
+        _thread.is_low_precision = False
+
+
+@contextmanager
+def gradient_products() -> Iterator[None]:
+    """Within this context, float32 products on a CPU may round to bfloat16.
+
+    They may only within `low_precision_backward`. One thread at a time is here; meanwhile products
+    of others may be rounded as well.
+    """
+    if not _thread.is_low_precision:
+        yield
+        return
+
+    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at run time
+    with _lock:
+        before = settings.fp32_precision
+        settings.fp32_precision = "bf16"
+        try:
+            yield
+        finally:
+            settings.fp32_precision = before
 
 
 class LoraWeights(NamedTuple):

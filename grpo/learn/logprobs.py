@@ -11,6 +11,7 @@ hidden size.
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,6 +60,7 @@ def token_logprobs(
     distribution: Distribution,
     *,
     kernels: Any = None,
+    products: Callable[[], AbstractContextManager[None]] = nullcontext,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return log softmax(head(hidden) / temperature) at `targets_N`, and the entropy in nats, (N,)
@@ -69,8 +71,8 @@ def token_logprobs(
     is detached, unless it `has_entropy_gradient`. `head` acts on each token by itself, as a linear
     layer does, with LoRA or without.
 
-    `kernels` are those of the policy, for a GPU. `chunk` is a number of tokens; None: see
-    `_chunk_size`.
+    `kernels` are those of the policy, for a GPU, and `products` is its context for the backward
+    pass's products of matrices. `chunk` is a number of tokens; None: see `_chunk_size`.
     """
     chunk = chunk or _chunk_size(hidden_NE, head)
     if distribution.truncate is not None or type(head) is not nn.Linear:
@@ -84,6 +86,7 @@ def token_logprobs(
         distribution.temperature_N,
         chunk,
         kernels,
+        products,
         torch.is_grad_enabled(),
         distribution.has_entropy_gradient,
     )
@@ -141,6 +144,7 @@ class _LinearLogprobs(torch.autograd.Function):
         temperature_N: Tensor,
         chunk: int,
         kernels: Any,
+        products: Callable[[], AbstractContextManager[None]],
         is_learning: bool,
         has_entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
@@ -185,6 +189,7 @@ class _LinearLogprobs(torch.autograd.Function):
         )
         ctx.chunk = chunk
         ctx.kernels = kernels
+        ctx.products = products
         ctx.set_materialize_grads(False)
         if not has_entropy_gradient:
             ctx.mark_non_differentiable(entropies_N)
@@ -234,13 +239,14 @@ class _LinearLogprobs(torch.autograd.Function):
                 d_logits_nV = d_logits_nV.to(hidden_nE.dtype)
 
             # The gradients of the linear layer: dX = dY W, and dW = dY' X summed over the chunks.
-            torch.mm(d_logits_nV, weight_VE, out=d_hidden_NE[part])
-            if d_weight_VE is not None:
-                d_weight_VE.addmm_(d_logits_nV.t(), hidden_nE)
+            with ctx.products():
+                torch.mm(d_logits_nV, weight_VE, out=d_hidden_NE[part])
+                if d_weight_VE is not None:
+                    d_weight_VE.addmm_(d_logits_nV.t(), hidden_nE)
             if d_bias_V is not None:
                 d_bias_V += d_logits_nV.sum(0)
 
-        return d_hidden_NE, d_weight_VE, d_bias_V, *6 * (None,)
+        return d_hidden_NE, d_weight_VE, d_bias_V, *7 * (None,)
 
 
 def _slices(N: int, chunk: int) -> list[slice]:

@@ -246,6 +246,7 @@ def completion_logprobs(
             packing.distinct(batch.temperatures_R[places_M // T]), truncate, has_entropy_gradient
         ),
         kernels=policy.kernels,
+        products=policy.gradient_products,
     )
     logp_M, entropy_M = packing.of_tokens(logp_U), packing.of_tokens(entropy_U)
 
@@ -313,7 +314,8 @@ def _backward(
         importance_RT=importance_RT,
     )
     loss, sums = step_loss(inputs, settings, batch.sampled_R)
-    optimizer.backward(loss)
+    with policy.low_precision_backward():
+        optimizer.backward(loss)
     return _BackwardPass(batch, loss.detach(), sums, logp_RT.detach())
 
 
@@ -454,7 +456,8 @@ def imitate(
         ):
             logp_RT, _ = completion_logprobs(policy, batch)
             loss = -(batch.weights_R[:, None] * logp_RT).sum()
-            optimizer.backward(loss)
+            with policy.low_precision_backward():
+                optimizer.backward(loss)
             losses.append(loss.detach())
         grad_norm = optimizer.collect(max_grad_norm)
         if not optimizer.must_repeat(grad_norm):

@@ -143,15 +143,15 @@ def load_policy(
     reference = None
     if frozen is not None:
         reference = _accelerated(Policy(frozen.requires_grad_(False), tokenizer, name=spec))
-    policy = _accelerated(Policy(model, tokenizer, name=spec, frozen=reference))
+    policy = _accelerated(Policy(model, tokenizer, name=spec, frozen=reference), dtype == "auto")
     policy.notes = notes + policy.notes
     return policy
 
 
-def _accelerated(policy: Policy) -> Policy:
+def _accelerated(policy: Policy, may_round: bool = False) -> Policy:
     """Return the policy with the fastest forward pass and decoder that agree with its model."""
     if accelerate is not None:
-        accelerate(policy)
+        accelerate(policy, may_round)
     return policy
 
 

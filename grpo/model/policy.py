@@ -6,8 +6,8 @@ ones; `grpo.model.load` puts those of `grpo.fast` in their place.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -66,6 +66,8 @@ class Policy:
     - `logit_scale`: the factor by which the model multiplies the logits of its output layer.
     - `path`: how the model is run: "plain", or one of `grpo.fast.accelerate.PATHS`.
     - `kernels`: `grpo.fast.update_kernels` on a GPU.
+    - `low_precision_backward`, `gradient_products`: contexts of an update's backward pass and of
+      its products of matrices, in which they may round (see `grpo.fast.merged_linear`).
 
     Raises UserError for a model that is not supported (see `grpo.model.check`).
     """
@@ -101,6 +103,8 @@ class Policy:
         self.forward: ForwardPass = PlainForward(self)
         self.decoder: Decoder | None = None  # None: `grpo.rollout.generate.PlainDecoder`
         self.kernels: Any = None
+        self.low_precision_backward: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.gradient_products: Callable[[], AbstractContextManager[None]] = nullcontext
         check_model(self)
 
     def limit_context(self, context: int, reason: str) -> None:

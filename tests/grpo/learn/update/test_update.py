@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from updates import SETTINGS, loss_and_gradients, one_batch, sgd, update
 
 import grpo.learn.optimizer as optimizer_module
@@ -285,6 +286,28 @@ def test_half_precision_has_the_gradient_of_float32_to_its_rounding(
     assert gradients[1].dtype == torch.float32
     assert norms[1] == pytest.approx(norms[0], rel=0.05)
     assert torch.cosine_similarity(*gradients, dim=0) > bound
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="a PyTorch without oneDNN")
+@pytest.mark.parametrize("dtype", ["float32", "auto"])
+def test_gradients_may_come_from_bfloat16_products(tiny_model, groups, dtype, monkeypatch):
+    """The log-probabilities may not. The setting of the whole process is put back."""
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    policy = load_policy(str(tiny_model), device="cpu", dtype=dtype)
+    settings, seen = torch.backends.mkldnn.matmul, {"forward": set(), "backward": set()}
+    before = settings.fp32_precision
+
+    class Spy(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):
+            if operation.name().startswith(("aten::mm", "aten::addmm")):
+                is_backward = torch._C._current_graph_task_id() >= 0
+                seen["backward" if is_backward else "forward"].add(settings.fp32_precision)
+            return operation(*arguments, **(keywords or {}))
+
+    with Spy():
+        update(policy, sgd(policy, 0.0), groups, kind="dapo", **SETTINGS)
+    assert seen == {"forward": {before}, "backward": {"bf16" if dtype == "auto" else before}}
+    assert settings.fp32_precision == before
 
 
 def test_full_fine_tuning_in_bfloat16_moves_the_masters(tiny_model, tiny_policy, groups):
