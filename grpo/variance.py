@@ -4,7 +4,7 @@ If all rewards of a group are equal, every advantage is zero and the group teach
 it teach if the loss leaves out every completion that has an advantage (``truncated: mask``). DAPO
 (arXiv:2503.14476, "dynamic sampling") filters such groups. Beyond DAPO, the monitor classifies each
 group by the cause, answers lost diversity with a higher temperature, counts the wasted tokens, and
-raises alarms. docs/degenerate-groups.md describes all of this for users.
+raises alarms. docs/failing-run.md describes all of this for users.
 """
 
 import math

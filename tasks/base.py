@@ -223,7 +223,9 @@ def check_task(task: Any, spec: str) -> None:
 
     for method in ("make", "score"):
         if not callable(getattr(task, method, None)):
-            raise UserError(f"{where}: has no method {method}(); docs/your-task.md has an example")
+            raise UserError(
+                f"{where}: has no method {method}(); docs/data-and-tasks.md has an example"
+            )
 
     rewards = getattr(task, "rewards", ())
     if not isinstance(rewards, (tuple, list)) or not all(isinstance(r, str) for r in rewards):

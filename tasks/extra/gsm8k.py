@@ -10,8 +10,8 @@ beside the number does not matter, and of "9 * 2 = 18" what follows the "=" coun
 numbers, a formula and a denial ("not 18") are no answer. A right answer earns 1, another one 0.1,
 none 0.
 
-Numbers are read here. math-verify was compared with this reader and left out; docs/tasks.md says
-why, with figures.
+Numbers are read here. math-verify was compared with this reader and left out;
+docs/data-and-tasks.md says why, with figures.
 """
 
 import random

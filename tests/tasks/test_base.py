@@ -107,7 +107,7 @@ def test_a_users_own_task():
 
 
 def test_the_documentation_shows_that_task():
-    page = EXAMPLE.parent.parent.parent / "docs" / "your-task.md"
+    page = EXAMPLE.parent.parent.parent / "docs" / "data-and-tasks.md"
     assert f"```python\n{EXAMPLE.read_text(encoding='utf-8')}```" in page.read_text(
         encoding="utf-8"
     )

@@ -94,8 +94,8 @@ def by_length(completion, **row):
 
 
 def test_the_stations_called_one_by_one_make_the_steps_of_a_run(home):
-    """By the code of docs/your-loop.md."""
-    page = (Path(__file__).parents[3] / "docs" / "your-loop.md").read_text()
+    """By the code of docs/library.md."""
+    page = (Path(__file__).parents[3] / "docs" / "library.md").read_text()
     (program,) = re.findall(r"```python\n(from grpo.trainer import .*?)```", page, re.S)
     trainer, other = (make_trainer(ROWS, by_length, temperature=2.0, **QUICK) for _ in range(2))
     reports = []
