@@ -1,4 +1,4 @@
-"""Hostile command lines, models, datasets, tasks, texts and run directories.
+"""Hostile command lines, models, datasets, texts and run directories.
 
 Each ends within seconds with a status, and with one line if that is 2. There is no traceback, no
 control character on any output, and nothing is touched outside the run.
@@ -8,11 +8,9 @@ import random
 import re
 import signal
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-from hostile import ACCEPTED, REFUSED, eval_flags, train_flags
-from hostile_inputs import inputs
+from hostile import ACCEPTED, REFUSED, command_lines, datasets, models, texts
 from hostile_runs import copied, damages
 from small_runs import BY_PLACE, whole_run
 
@@ -23,12 +21,15 @@ from grpo.tools.evaluation import program as evaluation
 from grpo.tools.report import program as report_program
 from tasks import audit
 
-LINES = [*train_flags(), *eval_flags()]
 MAINS = {"train": train.main, "eval": evaluation.main}
 SMALL = (
     "--lora-rank 0 --words 2 --prompts 2 --group-size 4 --eval-problems 2 --preflight off "
     "--no-ramp --device cpu --warm-start off"
 ).split()
+QUICK = {
+    "train": [*SMALL, "--steps", "1", "--max-new-tokens", "4"],
+    "eval": "--words 2 --problems 2 --device cpu".split(),
+}
 
 # C0 and C1 controls but the line feed, and marks of direction.
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
@@ -86,18 +87,13 @@ def check(name, main, argv, capsys):
     return status
 
 
-def check_line(case, capsys):
-    status = check(case.name, MAINS[case.program], case.argv, capsys)
-    assert status == 2 or case.outcome != REFUSED, case
-
-
-def check_input(case, model, home, monkeypatch, capsys):
+def check_case(case, model, home, monkeypatch, capsys):
     home.mkdir()
     monkeypatch.chdir(home)
     case.prepare(home)
     own = [] if "--model" in case.flags else ["--model", str(model)]
-    argv = [*SMALL, *own, *case.flags, "--steps", "1"]
-    status = check(case.name, train.main, argv, capsys)
+    argv = [*QUICK[case.program], *own, *case.flags]
+    status = check(case.name, MAINS[case.program], argv, capsys)
     assert status == 2 or case.outcome != REFUSED, case.name
     assert status != 2 or case.outcome != ACCEPTED, case.name
 
@@ -127,14 +123,18 @@ def whole(tiny_model, tmp_path_factory):
     return whole_run([*flags, *rhythm], tmp_path_factory.mktemp("whole"))
 
 
-@pytest.mark.parametrize("case", random.Random(0).sample(LINES, 14), ids=lambda case: ascii(case))
-def test_some_command_lines(case, capsys):
-    check_line(case, capsys)
+def inputs(model):
+    return [*models(model), *datasets(), *texts()]
+
+
+def test_some_command_lines(tiny_model, tmp_path, monkeypatch, capsys):
+    for number, case in enumerate(random.Random(0).sample([*command_lines()], 14)):
+        check_case(case, tiny_model, tmp_path / str(number), monkeypatch, capsys)
 
 
 def test_some_inputs(tiny_model, tmp_path, monkeypatch, capsys):
-    for number, case in enumerate(random.Random(0).sample(list(inputs(tiny_model)), 13)):
-        check_input(case, tiny_model, tmp_path / str(number), monkeypatch, capsys)
+    for number, case in enumerate(random.Random(0).sample(inputs(tiny_model), 13)):
+        check_case(case, tiny_model, tmp_path / str(number), monkeypatch, capsys)
 
 
 def test_some_damaged_runs(whole, tmp_path, monkeypatch, capsys):
@@ -149,16 +149,9 @@ def test_the_whole_run_is_read_by_all_programs(whole, tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_all_command_lines(capsys):
-    assert len(LINES) > 500
-    for case in LINES:
-        check_line(case, capsys)
-
-
-@pytest.mark.slow
-def test_all_inputs(tiny_model, tmp_path, monkeypatch, capsys):
-    for number, case in enumerate(inputs(tiny_model)):
-        check_input(case, tiny_model, tmp_path / str(number), monkeypatch, capsys)
+def test_all_command_lines_and_inputs(tiny_model, tmp_path, monkeypatch, capsys):
+    for number, case in enumerate([*command_lines(), *inputs(tiny_model)]):
+        check_case(case, tiny_model, tmp_path / str(number), monkeypatch, capsys)
 
 
 @pytest.mark.slow
@@ -184,18 +177,6 @@ def test_a_folder_for_a_file_is_refused_before_the_evaluation(capsys):
     assert err == "eval.py: --json .: is a directory; give the path of a file\n" and not out
 
 
-def test_a_tilde_that_no_shell_has_replaced_is_no_folder(capsys):
-    """A shell leaves it alone in --json=~/figures.json."""
-    why = "only a shell replaces ~, and not behind a =; give the whole path"
-    for flag in ("--json", "--out"):
-        assert evaluation.main([f"{flag}=~/file"]) == 2
-        assert capsys.readouterr().err == f"eval.py: {flag} ~/file: {why}\n"
-    assert not Path("~").exists()
-    Path("~").mkdir()
-    check_output("~/figures.json", "--json")
-    check_output("~figures.json", "--json")
-
-
 def test_a_file_whose_name_is_too_long_is_refused_before_the_evaluation(tmp_path):
     for name in ("a" * 300, "a" * 240, "x/" * 3000):  # files are written aside, with longer names
         with pytest.raises(UserError, match="^--json .*: cannot be written: File name too long$"):
@@ -215,9 +196,12 @@ def test_no_file_of_a_run_is_overwritten(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["rollouts", "checkpoints", ".lock", "seen.jsonl", "metrics.jsonl"]
+    ("name", "program"),
+    [
+        *(("rollouts", "resume"), ("checkpoints", "continue"), (".lock", "resume")),
+        *(("seen.jsonl", "eval"), ("metrics.jsonl", "report"), ("rollouts", "audit")),
+    ],
 )
-@pytest.mark.parametrize("program", ["resume", "continue", "eval", "steps", "report", "audit"])
 def test_no_link_out_of_a_run_is_followed(name, program, whole, tmp_path, capsys):
     run = copied(whole, tmp_path)
     outside = tmp_path / "outside" / name

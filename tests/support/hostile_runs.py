@@ -17,7 +17,7 @@ import zstandard
 from hostile import ESCAPE
 
 # Values that replace the value of a key.
-VALUES = [None, "x", -1, [], {}, [1], 1e308, 10**30, True, "", ESCAPE, {"a": ESCAPE}, [[ESCAPE]]]
+VALUES = [None, "x", -1, [], {}, 1e308, 10**30, True, ESCAPE, {"a": ESCAPE}, [[ESCAPE]]]
 
 # Stands for a value whose key is deleted.
 DELETED = "deleted"
@@ -38,16 +38,8 @@ READERS = {
     "rollouts/eval-000000.jsonl.zst": ("kind", "audit", "report"),
     "checkpoints/step-000002/manifest.json": ("resume", "continue", "eval", "export"),
     "checkpoints/step-000002/trainer.json": ("resume", "continue", "eval"),
-    "checkpoints/step-000002/optimizer.json": ("resume",),
-    "checkpoints/step-000002/rng.json": ("resume",),
-    "checkpoints/step-000002/sources.json": ("resume", "eval"),
-    "checkpoints/step-000002/config.json": ("resume", "continue", "eval", "export"),
-    "checkpoints/step-000002/tokenizer.json": (
-        *("resume", "continue", "eval", "export", "report", "tokens"),
-    ),
-    "checkpoints/step-000002/tokenizer_config.json": ("resume", "eval"),
-    "checkpoints/step-000002/generation_config.json": ("resume", "eval"),
-    "checkpoints/step-000002/model.safetensors": ("resume", "continue", "eval", "export", "replay"),
+    "checkpoints/step-000002/tokenizer.json": ("resume", "eval", "report", "tokens"),
+    "checkpoints/step-000002/model.safetensors": ("resume", "continue", "export", "replay"),
     "checkpoints/step-000002/optimizer.safetensors": ("resume",),
 }
 
@@ -55,16 +47,13 @@ CONTENTS = {
     "empty": b"",
     "zeros": bytes(4096),
     "not UTF-8": b"\xff\xfe\x80abc\n",
-    "null": b"null\n",
     "a list": b"[1, 2]\n",
     "an empty object": b"{}\n",
     "a string": json.dumps(ESCAPE).encode() + b"\n",
     "deep": b"[" * 200_000 + b"]" * 200_000 + b"\n",
-    "a long number": b'{"step": ' + b"9" * 10_000 + b"}\n",
     "a lone surrogate": b'{"step": 1, "purpose": "\\ud800"}\n',
     "NaN": b'{"step": NaN}\n',
     "a step alone": b'{"step": 1}\n',
-    "HTML": b"<!doctype html><script>alert(1)</script>\n",
 }
 
 
