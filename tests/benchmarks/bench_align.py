@@ -10,9 +10,9 @@ that is not exact is named and not timed.
 """
 
 import argparse
-import json
 import random
 import time
+from functools import partial
 
 from align.needleman import nw_align_batch, nw_score_batch
 
@@ -116,57 +116,41 @@ def least(work, times: int) -> float:
     return 1000 * min(durations)
 
 
+def times_of(everyone: dict, what: str, completions, target, times: int) -> dict[str, float]:
+    """Return each exact library's milliseconds, the least of three rounds in which all take turns,
+    so that a noisy moment does not fall on one of them.
+    """
+    right = everyone["ours"]["score"](completions, target)
+    exact = {
+        name: work[what]
+        for name, work in everyone.items()
+        if what in work and list(work["score"](completions, target)) == list(right)
+    }
+    rounds = [
+        {name: least(partial(work, completions, target), times) for name, work in exact.items()}
+        for _ in range(3)
+    ]
+    return {name: min(each[name] for each in rounds) for name in exact}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--words", default="20,50,200,1000")
-    parser.add_argument("--json", default="", metavar="FILE")
     arguments = parser.parse_args()
-    rows, everyone = [], contestants()
-    print(
-        f"{'words':>5}  {'completions':<13}{'what':<7}"
-        + "".join(f"{name:>12}" for name in everyone)
-        + "  ms; ours / best peer"
-    )
+    everyone = contestants()
+    names = "".join(f"{name:>12}" for name in everyone)
+    print(f"{'words':>5}  {'completions':<13}{'what':<7}{names}  ms; ours / best peer")
     for words in map(int, arguments.words.split(",")):
         for label, slips in SLIPS.items():
             completions, target = group_of(words, slips, random.Random(0))
-            right = everyone["ours"]["score"](completions, target)
             for what in ("score", "path"):
-                rounds = []
-                for _ in range(3):  # in turns, so that a noisy moment does not fall on one of them
-                    rounds.append(
-                        {
-                            name: least(
-                                lambda: work[what](completions, target), 2 if words > 500 else 20
-                            )
-                            for name, work in everyone.items()
-                            if what in work and list(work["score"](completions, target)) == right
-                        }
-                    )
-                times = {name: min(each[name] for each in rounds) for name in rounds[0]}
+                times = times_of(everyone, what, completions, target, 2 if words > 500 else 20)
+                shown = "".join(
+                    f"{times[name]:>12.2f}" if name in times else f"{'-':>12}" for name in everyone
+                )
                 peers = [value for name, value in times.items() if name != "ours"]
-                ratio = times["ours"] / min(peers) if peers else None
-                rows.append(
-                    {
-                        "words": words,
-                        "completions": label,
-                        "what": what,
-                        "ms": times,
-                        "ratio": ratio,
-                    }
-                )
-                print(
-                    f"{words:>5}  {label:<13}{what:<7}"
-                    + "".join(
-                        f"{times[name]:>12.2f}" if name in times else f"{'-':>12}"
-                        for name in everyone
-                    )
-                    + (f"  {ratio:.2f}" if peers else ""),
-                    flush=True,
-                )
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(rows, file, indent=1)
+                ratio = f"  {times['ours'] / min(peers):.2f}" if peers else ""
+                print(f"{words:>5}  {label:<13}{what:<7}{shown}{ratio}", flush=True)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ The model is a Llama with random weights in bfloat16. There are three tables:
 """
 
 import argparse
-import json
 import random
 import time
 from dataclasses import dataclass
@@ -214,7 +213,6 @@ def main():
     parser.add_argument(
         "--tables", default="steps,1,2,3,4,5", help="steps, and the numbers of the rollouts"
     )
-    parser.add_argument("--json", default="", metavar="FILE")
     arguments = parser.parse_args()
     if not torch.cuda.is_available():
         parser.error("no GPU was found, and the CUDA decoder needs one")
@@ -227,18 +225,15 @@ def main():
     )
 
     tables = arguments.tables.split(",")
-    rows = step_table(policy, bandwidth, rate) if "steps" in tables else []
+    if "steps" in tables:
+        step_table(policy, bandwidth, rate)
     if tables != ["steps"]:
         cases = [case for number, case in enumerate(ROLLOUTS, 1) if str(number) in tables]
-        rows += rollout_table(policy, cases, arguments.right)
-    if arguments.json:
-        with open(arguments.json, "w") as file:
-            json.dump(rows, file, indent=1)
+        rollout_table(policy, cases, arguments.right)
 
 
-def step_table(policy, bandwidth: float, rate: float) -> list[dict]:
-    """Measure and print the time of a decode step; return the rows of the table."""
-    rows = []
+def step_table(policy, bandwidth: float, rate: float) -> None:
+    """Measure and print the time of a decode step."""
     print("   rows  context    ms a step    floor, ms   x floor   floor is")
     for batch in (16, 64, 256, 1024):
         for context in (256, 2816):
@@ -251,28 +246,16 @@ def step_table(policy, bandwidth: float, rate: float) -> list[dict]:
             times = {"memory": read / bandwidth, "products": operations / rate}
             bound = max(times, key=times.__getitem__)
             floor = times[bound]
-            rows.append(
-                {
-                    "table": "step",
-                    "rows": batch,
-                    "context": context,
-                    "seconds": seconds,
-                    "floor": floor,
-                    "bound": bound,
-                }
-            )
             print(
                 f"{batch:>7}{context:>9}{1000 * seconds:>13.3f}{1000 * floor:>13.3f}"
                 f"{seconds / floor:>10.2f}   {bound}",
                 flush=True,
             )
             policy.decoder.cuda_step().free()  # the next case makes its own caches
-    return rows
 
 
-def rollout_table(policy, cases: list[tuple], right: float) -> list[dict]:
-    """Measure and print rollouts, with and without drafts; return the rows of the table."""
-    rows = []
+def rollout_table(policy, cases: list[tuple], right: float) -> None:
+    """Measure and print rollouts, with and without drafts."""
     print(
         "  rollout: prompts x completions x new, prompt     first s   then s   tokens/s | "
         "drafted: first s   then s   acceptance   a forward"
@@ -281,20 +264,6 @@ def rollout_table(policy, cases: list[tuple], right: float) -> list[dict]:
         size = Size(P, G, new, prompt)
         first, best, _ = rollout(policy, size)
         d_first, d_best, figures = drafted(policy, size, right)
-        rows.append(
-            {
-                "table": "rollout",
-                "prompts": P,
-                "completions": G,
-                "new": new,
-                "prompt": prompt,
-                "first": first,
-                "seconds": best,
-                "drafted_first": d_first,
-                "drafted": d_best,
-                **figures,
-            }
-        )
         print(
             f"{P:>20} x {G} x {new}, "
             f"{prompt:<12}{first:>12.2f}{best:>9.2f}{P * G * new / best:>11.0f} "
@@ -302,7 +271,6 @@ def rollout_table(policy, cases: list[tuple], right: float) -> list[dict]:
             f"{figures['draft/acceptance']:>13.3f}{figures['draft/tokens_per_forward']:>12.1f}",
             flush=True,
         )
-    return rows
 
 
 if __name__ == "__main__":

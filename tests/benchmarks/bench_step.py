@@ -40,7 +40,6 @@ import os
 import subprocess
 import sys
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 
@@ -106,7 +105,6 @@ def parse():
         metavar="FOLDER",
         help="keep the model in this folder, and use it if it is there",
     )
-    parser.add_argument("--json", default="", metavar="FILE")
     parser.add_argument("--child", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.only == "trl" and arguments.gpus > 1:
@@ -241,8 +239,6 @@ def main():
             name: value / rows["trl"][name] for name, value in rows["ours"].items()
         }
     show_table(arguments, model, rates, rows, trained.pop())
-    if arguments.json:
-        write_json(arguments, model, rates, rows, found)
     return 0 if len(found) == len(names) else 1
 
 
@@ -273,25 +269,6 @@ def show_table(arguments, model: dict, rates: dict, rows: dict, trained: int):
             form = ".3f" if "/" in name else form
             line += f"{row[column]:>13{form}}" if column in row else " " * 13
         print(line)
-
-
-def write_json(arguments, model: dict, rates: dict, rows: dict, found: dict):
-    """Write all figures, with the arguments and the versions, to --json."""
-    packages = ("torch", "transformers", "peft", *(["trl"] if "trl" in found else []))
-    facts = {name: value for name, value in model.items() if name != "prompts"}
-    figures = {
-        "arguments": {
-            name: str(value) if isinstance(value, Path) else value
-            for name, value in vars(arguments).items()
-        },
-        "versions": {package: version(package) for package in packages},
-        "model": facts | {"mean_prompt_tokens": mean_prompt(model)},
-        "rates": rates,
-        "rows": rows,
-        "steps": {name: result["steps"] for name, result in found.items()},
-    }
-    with open(arguments.json, "w") as file:
-        json.dump(figures, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -4,13 +4,13 @@ Both share the clock, the evaluation and the record. Each run is a process of it
 which writes JSON lines: first the job, then a line per step, and finally why it ended.
 """
 
+import argparse
 import gc
 import hashlib
 import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -20,11 +20,10 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from learning_job import LOSS, MAX_GRAD_NORM, Job
 from step_sides import memory_used, now, trained_by
 
 from data.errors import UserError
-from grpo.config import CLIP
+from grpo.config import CLIP, Config, resolve_config
 from grpo.evaluate import (
     EvaluationSettings,
     HeldOutRequest,
@@ -42,21 +41,52 @@ from grpo.rollout.budget import fitting
 from grpo.run.heldout import EVAL_SEED
 from grpo.trainer import Parts, Trainer
 from tasks.base import Problem, Task
+from tasks.registry import load_task
 from tasks.scoring import scores_of
 from tasks.supply import Supply
 
 # Problems of the training stream, whose longest answer sets the completion budget.
 BUDGET_PROBLEMS = 512
 
-# Share of the GPU that vLLM takes inside TRL's process; TRL's default.
-VLLM_MEMORY = 0.3
+LOSS = "dapo"
+MAX_GRAD_NORM = 1.0
 
 
-def run_job(job: Job, path: Path):
-    """Do the run and write its lines to `path`."""
-    start, task = time.perf_counter(), job.make_task()
+def config_of(job: argparse.Namespace) -> Config:
+    """Return our configuration. `trl_config` is the same for all settings that TRL has as well."""
+    config = Config(
+        task=job.task,
+        level=job.level,
+        ramp=False,
+        model=job.model,
+        lora_rank=job.lora_rank,
+        prompts=job.prompts,
+        group_size=job.group_size,
+        temperature=1.0,
+        max_new_tokens=job.budget,
+        dynamic_sampling=0,
+        warm_start="off",
+        preflight="off",
+        loss=LOSS,
+        scale="group",
+        credit="outcome",
+        beta=0.0,
+        epochs=1,
+        learning_rate=job.rate,
+        schedule="constant",
+        patience=0,
+        steps=job.steps,
+        seed=job.seed,
+        **job.ours,
+    )
+    return resolve_config(config, load_task(job.task))
+
+
+def run_job(job: argparse.Namespace, path: Path):
+    """Do the run and write its lines to `path`; `job` is one of `bench_learning.jobs_of`."""
+    start, task = time.perf_counter(), load_task(job.task)
     cudnn = torch.backends.cuda.cudnn_sdp_enabled()
-    policy = load_policy(job.model, **job.config.loading)
+    policy = load_policy(job.model, **config_of(job).loading)
     if job.trainer == "trl":
         # Our loader turns this kind of attention off for the whole process; TRL's model keeps it.
         torch.backends.cuda.enable_cudnn_sdp(cudnn)
@@ -73,7 +103,7 @@ class Course:
     which `take_over` brings up to date.
     """
 
-    def __init__(self, job: Job, task: Task, policy: Policy, file, start: float):
+    def __init__(self, job: argparse.Namespace, task: Task, policy: Policy, file, start: float):
         self.job, self.task, self.policy, self.file, self.start = job, task, policy, file, start
         self.sampling = Sampling(max_new_tokens=job.budget)
         self.heldout = find_problems(
@@ -92,7 +122,7 @@ class Course:
     def begin(self, trained: int):
         """Write the first line, and start the clock; `trained` is a number of parameters."""
         self.write(
-            job=asdict(self.job),
+            job=vars(self.job),
             trained=trained,
             device=torch.cuda.get_device_name()
             if torch.cuda.is_available()
@@ -117,7 +147,7 @@ class Course:
         self.step_number += 1
         self.tokens += sum(lengths)
         self.first = self.first or self.seconds
-        assert len(lengths) == job.batch and max(lengths) <= job.budget
+        assert len(lengths) == job.prompts * job.group_size and max(lengths) <= job.budget
         self.prompts.update(json.dumps([list(prompt) for prompt in prompts]).encode())
 
         why = "minutes" if self.seconds >= 60 * job.minutes else ""
@@ -166,7 +196,7 @@ class Course:
 
 
 def versions() -> dict[str, str]:
-    packages = ("torch", "transformers", "peft", "trl", "vllm")
+    packages = ("torch", "transformers", "peft", "trl")
     return {name: version(name) for name in packages if find_spec(name)}
 
 
@@ -177,13 +207,13 @@ def measure_start(course: Course):
     problems = [supply.at(index, job.level) for index in range(BUDGET_PROBLEMS)] + course.heldout
     budget = job.budget or max(budgets(policy, course.task, problems, Sampling()))
     course.sampling = Sampling(max_new_tokens=budget)
-    course.write(job=asdict(job), budget=budget, versions=versions(), **course.evaluate())
+    course.write(job=vars(job), budget=budget, versions=versions(), **course.evaluate())
     course.write(end="measured")
 
 
 def train_ours(course: Course):
     """Train with our trainer, as `train.py` does, without its files."""
-    config = course.job.config
+    config = config_of(course.job)
     trainer = Trainer(config, Parts(course.task), course.policy)
     course.begin(trained_by(course.policy.model))
     continues = True
@@ -281,7 +311,7 @@ def trl_trainer(course: Course, stream: Stream):
         args=trl_config(job),
         train_dataset=dataset,
         processing_class=tokenizer,
-        peft_config=adapter_of(job.config.loading.adapter) if job.config.loading.adapter else None,
+        peft_config=adapter_of(job.lora_rank) if job.lora_rank else None,
         callbacks=[Reporter()],
     )
 
@@ -291,15 +321,15 @@ def as_turn(tokenizer, prompt: str) -> str | list[dict[str, str]]:
     return [{"role": "user", "content": prompt}] if tokenizer.chat_template else prompt + "\n"
 
 
-def trl_config(job: Job):
+def trl_config(job: argparse.Namespace):
     """Return TRL's configuration of a job."""
     from trl import GRPOConfig
 
     cuda = torch.cuda.is_available()
     low, high = CLIP[LOSS]
     beta1, beta2 = adamw(job.rate).keywords["betas"]
-    micro = job.micro or job.batch
-    vllm = {"use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": VLLM_MEMORY}
+    batch = job.prompts * job.group_size
+    micro = job.trl_micro or batch
     return GRPOConfig(
         output_dir=tempfile.mkdtemp(),
         # Under LoRA the frozen weights are in bfloat16, as ours; else weights are float32 masters.
@@ -307,7 +337,7 @@ def trl_config(job: Job):
         bf16=cuda,
         use_cpu=not cuda,
         per_device_train_batch_size=micro,
-        gradient_accumulation_steps=job.batch // micro,
+        gradient_accumulation_steps=batch // micro,
         gradient_checkpointing=False,
         num_generations=job.group_size,
         max_completion_length=job.budget,
@@ -332,7 +362,6 @@ def trl_config(job: Job):
         report_to=[],
         save_strategy="no",
         disable_tqdm=True,
-        **(vllm if job.vllm else {}),
     )
 
 
