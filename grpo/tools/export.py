@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import torch
@@ -34,9 +33,9 @@ from grpo.run.checkpoint import disk_refusal, find_resume
 from grpo.run.folders import step_of
 from grpo.run.reader import RunData, load_run
 from grpo.run.resume import check_base, checkpoint_of, require_unicode
-from grpo.show.lines import interval, sampling_name, sparkline
+from grpo.show.lines import interval, sampling_name
 
-# The settings that the model card names, and the bars of its learning curve.
+# The settings that the model card names.
 CARD_SETTINGS = (
     "loss",
     "scale",
@@ -49,7 +48,6 @@ CARD_SETTINGS = (
     "lora_rank",
     "seed",
 )
-BARS = 60
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -194,7 +192,6 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
         sections += [f"**{conclusion}**", *(f"{line}." for line in more)]
     sections += [
         _evaluations(reports, metric),
-        *_learning_curve([line["reward"] for line in run.metrics if line["step"] <= step]),
         _settings(config),
         "The model was trained for this one task. Its other abilities were not evaluated.",
     ]
@@ -233,17 +230,6 @@ def _evaluations(reports: Sequence[Mapping[str, Any]], metric: str) -> str:
     )
     columns = "| level | sampling | before | after | exact | n |"
     return "\n".join([head, columns, "|---|---|---|---|---|---|", *rows])
-
-
-def _learning_curve(rewards: Sequence[float]) -> list[str]:
-    """Return the mean rewards of the steps as at most BARS bars; [] without steps."""
-    if not rewards:
-        return []
-    count = min(BARS, len(rewards))
-    ends = [number * len(rewards) // count for number in range(count + 1)]
-    bars = [fmean(rewards[start:end]) for start, end in zip(ends, ends[1:])]
-    line = sparkline(bars, limits=None)
-    return [f"Mean reward of a step, from {min(bars):.3f} to {max(bars):.3f}: `{line}`"]
 
 
 def _settings(config: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@
     python -m grpo.inspect runs/NAME replay 12             repeat the step's update and compare
 
 Steps are counted from 1, groups and completions from 0, as in the run's files. Every command takes
---json; `steps` and `degenerate` take --from, --to, --level and --last. The exit status is 1 if a
+--json; `steps` and `degenerate` take --from, --to and --last. The exit status is 1 if a
 replayed step differs, and 2 if there is no such run, step or group, or if a file is damaged.
 Several runs side by side are in the report (`python -m grpo.report`); `grpo.load_run` gives every
 record to Python and pandas.
@@ -89,10 +89,9 @@ TOKEN_FIGURES = {
 }
 
 # The columns that a narrow screen leaves out, in this order.
-OPTIONAL_IN_STEPS = tuple(
-    "KL,T,distinct,grad norm,tokens,entropy,level,std,time (s),exact,groups,score,classes".split(
-        ","
-    )
+OPTIONAL_IN_STEPS = (
+    *("KL", "T", "distinct", "grad norm", "tokens", "entropy", "level"),
+    *("std", "time (s)", "exact", "groups", "score", "classes"),
 )
 OPTIONAL_IN_GROUPS = ("T", "level", "exact", "distinct", "score", "advantages", "trap", "std")
 
@@ -176,7 +175,6 @@ def _add_step_filters(part: argparse.ArgumentParser) -> None:
     most = 10**9
     add("--from", dest="first", type=int, default=0, metavar="STEP", help="from this step on")
     add("--to", dest="last_step", type=int, default=most, metavar="STEP", help="up to this step")
-    add("--level", type=int, help="only this level")
     add("--last", type=_positive, metavar="N", help="only the last N of these")
 
 
@@ -188,13 +186,8 @@ def _positive(text: str) -> int:
 
 
 def chosen(lines: Iterable[Record], arguments: argparse.Namespace) -> list[Record]:
-    """Return the lines that --from, --to, --level and --last leave."""
-    kept = [
-        line
-        for line in lines
-        if arguments.first <= line["step"] <= arguments.last_step
-        and arguments.level in (None, line.get("level"))
-    ]
+    """Return the lines that --from, --to and --last leave."""
+    kept = [line for line in lines if arguments.first <= line["step"] <= arguments.last_step]
     return kept[-arguments.last :] if arguments.last else kept
 
 

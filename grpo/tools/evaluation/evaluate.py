@@ -294,7 +294,7 @@ def _load(request: Request) -> LocalModel | RemoteModel:
         seed=flags.seed,
     )
     if flags.endpoint:
-        return RemoteModel(flags.endpoint, request.model, format, answering, flags.concurrency)
+        return RemoteModel(flags.endpoint, request.model, format, answering)
 
     if request.checkpoint is None:
         policy, seen = load_policy(request.model, device=flags.device), set[str]()

@@ -45,6 +45,8 @@ from tasks.supply import DistinctProblems, first_distinct
 
 KEY = "OPENAI_API_KEY"
 
+AT_A_TIME = 8  # requests
+
 TRIES = 6
 FIRST_PAUSE = 1.0  # seconds; the next ones are twice as long each
 LONGEST_PAUSE = 120.0
@@ -145,25 +147,17 @@ class AnswerFile:
 class RemoteModel:
     """A model behind a server, e.g. at "http://localhost:8000/v1".
 
-    `format` says what is added to a problem's prompt; `concurrency` requests run at the same time.
+    `format` says what is added to a problem's prompt.
     `remembered` counts the answers that the file `answers` had.
     """
 
-    def __init__(
-        self,
-        url: str,
-        model: str,
-        format: PromptFormat,
-        settings: EvaluationSettings,
-        concurrency: int,
-    ):
+    def __init__(self, url: str, model: str, format: PromptFormat, settings: EvaluationSettings):
         self.url = _address(url)
         self.model = model
         self.format = format
         self.sampling = settings.sampling
         self.seed = settings.seed
         self.samples = settings.samples
-        self.concurrency = concurrency
 
         name = re.sub(r"[^A-Za-z0-9._-]+", "-", model).strip(".-")[:100] or "model"
         self.answers = AnswerFile(Path("runs", "endpoint", f"{name}.jsonl"))
@@ -176,7 +170,7 @@ class RemoteModel:
         self._client = httpx.Client(
             headers={"Authorization": f"Bearer {key}"} if key else {},
             timeout=httpx.Timeout(READ_SECONDS, connect=CONNECT_SECONDS),
-            limits=httpx.Limits(max_connections=concurrency),
+            limits=httpx.Limits(max_connections=AT_A_TIME),
         )
 
     def choose(self, problems: Iterable[Problem], size: int, **limits: Any) -> DistinctProblems:
@@ -201,7 +195,7 @@ class RemoteModel:
 
         questions = [(problem, sample) for problem in problems for sample in range(self.samples)]
         answers = [ask(questions[0])]  # alone: it shows whether the server can be reached
-        with ThreadPool(self.concurrency) as pool:
+        with ThreadPool(AT_A_TIME) as pool:
             for answer in pool.imap(ask, questions[1:]):
                 progress("asking", len(answers), len(questions))
                 answers.append(answer)

@@ -32,7 +32,6 @@ LIMITS = {
     "top_k": (0, math.inf),
     "max_new_tokens": (0, MAX_NUMBER),
     "shots": (0, MAX_SHOTS),
-    "concurrency": (1, 256),
 }
 
 
@@ -102,7 +101,6 @@ def make_parser() -> Parser:
         help="ask this OpenAI-compatible server for the answers of --model; its key is taken from "
         "OPENAI_API_KEY; each answer is kept in runs/endpoint/, and not asked for twice",
     )
-    add("--concurrency", type=int, default=8, metavar="N", help="requests at a time (default: 8)")
     add("--json", default="", metavar="FILE", help="also write the figures there")
     add(
         "--out",

@@ -8,7 +8,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
@@ -16,7 +15,6 @@ from data.files import write_whole
 from data.text import escape_control
 from grpo.evaluate import truncation_warning
 from grpo.records import Group
-from grpo.show.lines import columns_left_out, note_left_out
 from grpo.statistics import mean_interval
 
 Result = dict[str, Any]
@@ -29,12 +27,6 @@ WORST = 2
 
 # Columns, if standard output is not a terminal.
 WIDTH = 100
-
-# Columns that a narrow screen leaves out, in this order.
-OPTIONAL = ("budget", "sampling", "truncated", "trained on")
-
-# Columns of space and lines around a cell.
-PADDING = 3
 
 
 def pass_at_k(n: int, right: int, k: int) -> float:
@@ -136,27 +128,19 @@ def show(results: Sequence[Result], metric: str) -> None:
 
 
 def _show_table(console: Console, results: Sequence[Result], title: str) -> None:
-    """Print a table with a row for each result, without the columns that do not fit."""
+    """Print a table with a row for each result."""
     shows_model = len({result["model"] for result in results}) > 1
     rows = [
         ({"model": escape_control(result["model"])} if shows_model else {}) | _cells(result)
         for result in results
     ]
-    widths = {
-        name: max(cell_len(name), *(cell_len(row[name]) for row in rows)) + PADDING
-        for name in rows[0]
-    }
-    left_out = columns_left_out(widths, OPTIONAL, console.width - 1)
-
     table = Table(title=title, title_justify="left")
-    shown = [name for name in rows[0] if name not in left_out]
-    for name in shown:
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in rows[0]:
+        table.add_column(name, justify="right", overflow="fold")
     for row, result in zip(rows, results):
         is_last = result.get("foreign") == ALL_KINDS
-        table.add_row(*(row[name] for name in shown), end_section=is_last)
+        table.add_row(*row.values(), end_section=is_last)
     console.print(table)
-    note_left_out(left_out, console)
 
 
 def _cells(result: Result) -> dict[str, str]:

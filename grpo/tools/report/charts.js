@@ -360,7 +360,7 @@ function levelsOf(run) {
     .filter((one, i) => one.level != null && one.level !== level[i - 1]);
 }
 
-/** Return the marks of a chart: changes of level, bands of levels, and the step that is shown. */
+/** Return the marks of a chart: changes of level and the step that is shown. */
 function marksOf(spec) {
   const run = RUNS[state.run];
   const levels = levelsOf(run);
@@ -375,16 +375,6 @@ function marksOf(spec) {
   const shapes = levels
     .slice(1)
     .map(({ step }) => lineAt(placeOf(run, step), css("--soft"), "dash"));
-  const bands = levels.map(({ step }, i) => ({
-    type: "rect",
-    x0: placeOf(run, step),
-    x1: placeOf(run, levels[i + 1]?.step ?? run.metrics.step.at(-1)),
-    ...vertical,
-    fillcolor: faint(css("--c6"), 0.1),
-    line: { width: 0 },
-    layer: "below",
-  }));
-  if (!MANY) shapes.push(...bands.filter((_, i) => i % 2));
 
   const here = run.kept[state.step];
   if (here != null) shapes.push(lineAt(placeOf(run, here), css("--ink"), "dot"));
@@ -600,9 +590,8 @@ function drawCharts() {
   }
 }
 
-/** Draw what is not yet drawn, for paper. */
+/** Draw what is not yet drawn. */
 const drawAll = () => CHARTS.filter((spec) => spec.isStale).forEach(drawChart);
-addEventListener("beforeprint", drawAll);
 
 /** Mark the step that is shown in the charts. */
 function drawMark() {
@@ -648,13 +637,6 @@ function metricsAsCsv() {
   return [["run", ...names], ...lines].map((row) => row.map(csvField).join(",")).join("\n") + "\n";
 }
 
-/** Return metrics, evaluations, decisions and warnings of all runs as JSON. */
-function runsAsJson() {
-  const KEPT = ["name", "metrics", "evals", "decisions", "warnings", "config", "facts", "outcome"];
-  const kept = RUNS.map((run) => Object.fromEntries(KEPT.map((key) => [key, run[key]])));
-  return JSON.stringify(kept, null, 1);
-}
-
 /** Return a field with its label; it sets what it is named after in the state of the charts. */
 function control(label, tag, attributes, read, ...children) {
   const onchange = ({ target }) => {
@@ -669,7 +651,6 @@ function makeControls() {
   const slider = { id: "smoothing", type: "range", min: 0, max: 0.95, step: 0.05, value: 0 };
   const name = RUNS.map((run) => run.name).join("-");
   const csv = () => download(`${name}.csv`, metricsAsCsv(), "text/csv");
-  const json = () => download(`${name}.json`, runsAsJson(), "application/json");
   $("controls").append(
     control("x-axis", "select", { id: "axis" }, ({ value }) => value, names),
     control("smoothing", "input", slider, ({ value }) => Number(value)),
@@ -677,6 +658,5 @@ function makeControls() {
     button({ id: "unzoom", hidden: true, onclick: () => zoom(null) }, "Whole run"),
     el("span", { class: "gap" }),
     button({ onclick: csv, "aria-label": "save the metrics as CSV" }, "CSV"),
-    button({ onclick: json, "aria-label": "save the data as JSON" }, "JSON"),
   );
 }

@@ -348,7 +348,6 @@ function rowOf(group, sample, place, order) {
       el("p", { class: "formula" }, stored.formula),
       el("p", { class: "meta" }, name, ` · ${said.filter(Boolean).join(" · ")}`),
       fillWords(el("div", { class: "words" }), group, sample, columnsOf(group, stored)),
-      (group.view === "digits" && digitsOf(group, stored)) || "",
       parts.length ? el("details", { class: "parts" }, summary, el("p", {}, parts)) : "",
     );
   };
@@ -473,23 +472,6 @@ function word(view, { kind, i, j }) {
   return el("span", {}, view.breaks.has(j) ? el("br") : "", node, " ");
 }
 
-/** Return the digits of the right number, each marked as right or wrong in the answer.
-
-    Under a wrong sign none is right, as in the task's reward. */
-function digitsOf(group, { parts }) {
-  const right = parts.digits_right;
-  const hasRightSign = parts.sign !== false;
-  const digits = group.target.replace(/^-/, "");
-  if (typeof right !== "string" || right.length !== digits.length) return null;
-  const sign = group.target.startsWith("-") ? "−" : "";
-  const shown = [...digits].map((digit, i) => {
-    const isRight = right[i] === "1" && hasRightSign;
-    return el("span", { class: isRight ? "digit" : "digit wrong" }, digit);
-  });
-  const note = hasRightSign ? null : el("small", {}, " the sign is wrong, so no digit counts");
-  return el("p", { class: "digits" }, "wanted ", sign, ...shown, note);
-}
-
 /** Return a text whose parts that match `query` are marked. */
 function marked(text, query) {
   if (query.length < 2) return [text];
@@ -527,12 +509,8 @@ function legendOfTint(group) {
       const ends = [tinted(signed(-most), "--c1", 1), tinted(signed(most), "--c0", 1)];
       return ["advantage: ", ends[0], tinted("0", "--c1", 0), ends[1]];
     }
-    const [right, wrong] = ["digit", "digit wrong"].map((name) => (text) =>
-      el("span", { class: name }, text),
-    );
     const texts = {
       plain: ["There is no target to compare with: the words are shown as they were written."],
-      digits: ["Of the wanted number: ", right("right"), " ", wrong("wrong"), " digits."],
       reasoning: ["The ", el("bdi", { class: "answer" }, "answer"), " that was read is marked."],
       alignment: [
         "right ",

@@ -108,12 +108,10 @@ def first_samples(group: Group) -> list[int]:
 def view_of(group: Group) -> str:
     """Return how the completions of a group are shown, by what their scores have stored.
 
-    "digits": an integer with the digits that are right; "reasoning": a text with its answer marked;
-    "alignment": word by word against the target; "plain": there is no target to compare with.
+    "reasoning": a text with its answer marked; "alignment": word by word against the target;
+    "plain": there is no target to compare with.
     """
     names = {name for score in group.scores for name in score.parts}
-    if "digits_right" in names:
-        return "digits"
     if "answer" in names:
         return "reasoning"
     return "alignment" if split_words(group.problem.target) else "plain"

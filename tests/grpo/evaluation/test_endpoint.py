@@ -4,27 +4,18 @@ for twice, one line for each mistake.
 
 import json
 import math
-import os
-import signal
-import socket
-import subprocess
-import sys
-import threading
-import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 from chat_server import chat, serving
 
-from grpo import load_model
 from grpo.tools.evaluation import models
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.evaluation.models import Answer, AnswerFile
 from tasks.registry import load_task
 from tasks.supply import problem_at
 
-TOP = Path(__file__).resolve().parents[3]
 STORED = Path("runs/endpoint/m.jsonl")
 
 
@@ -96,16 +87,6 @@ def test_an_answer_that_was_cut_off_is_asked_for_again(tmp_path):
     assert AnswerFile(path).get("f").text == "f" and AnswerFile(path).get("d").text == "d"
 
 
-@pytest.mark.parametrize("key", ["sk-é", "sk-1\n2"])
-def test_a_key_that_no_header_can_hold_is_refused_and_not_shown(monkeypatch, capsys, key):
-    monkeypatch.setenv("OPENAI_API_KEY", key)
-    with serving(solve) as (url, log):
-        ask(url, status=2)
-    error = capsys.readouterr().err
-    assert "OPENAI_API_KEY: has characters that no header can hold" in error and "sk" not in error
-    assert not log.bodies
-
-
 def test_the_key_is_sent_and_nowhere_else(monkeypatch, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\r\n")
     with serving(solve) as (url, log):
@@ -166,29 +147,11 @@ def test_a_server_that_fails_is_one_line(behave, message, capsys):
     assert not STORED.exists()
 
 
-def test_half_of_a_surrogate_pair_is_replaced(capsys):
-    with serving(lambda *_: (200, {}, chat("cut \ud83d off"))) as (url, _):
-        ask(url, "--out", "samples.jsonl")
-    assert "cut ? off" in Path("samples.jsonl").read_text()
-    assert "cut ? off" in capsys.readouterr().out
-
-
-def test_no_server_is_one_line(capsys):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ask(f"http://127.0.0.1:{port}", status=2)
-    error = capsys.readouterr().err
-    assert f"http://127.0.0.1:{port}/v1/chat/completions: 6 tries failed" in error
-    assert error.count("\n") == 1
-
-
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--endpoint", "localhost:8000"], "give an address such as"),
         (["--endpoint", "http://key@host/v1"], "give the key in OPENAI_API_KEY"),
-        (["--endpoint", "http://h", "--concurrency", "0"], "give 1 or more"),
     ],
 )
 def test_mistakes_in_flags_are_one_line(flags, message, capsys):
@@ -213,60 +176,6 @@ def test_several_models_are_compared_on_the_same_problems(capsys):
     assert "difference" not in good and (found["to"], found["n"]) == ("m", bad["n"])
     assert found["ci_low"] <= found["mean"] < found["ci_high"]
     assert found["mean"] == pytest.approx(bad["mean"] - 1)
-
-
-def test_ctrl_c_waits_for_no_server_and_the_same_command_continues():
-    last = threading.Event()
-
-    def slow(body, number):
-        if number > 3 and not last.is_set():
-            last.wait(60)
-        return solve(body, number)
-
-    flags = ["--endpoint", "", "--model", "m", "--words", "3", "--problems", "12"]
-    with serving(slow) as (url, log):
-        flags[1] = url
-        command = [sys.executable, str(TOP / "eval.py"), *flags, "--concurrency", "2"]
-        environment = {**os.environ, "PYTHONPATH": str(TOP)}
-        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE) as process:
-            while len(log.bodies) < 5:
-                time.sleep(0.02)
-            process.send_signal(signal.SIGINT)
-            _, error = process.communicate(timeout=30)
-        last.set()
-        assert len(STORED.read_bytes().splitlines()) == 3
-        assert evaluation.main([*flags, "--json", "out.json"]) == 0
-        assert len(log.bodies) <= 5 + 12 - 3 + 1
-    assert process.returncode == 130
-    assert error.decode().splitlines()[-1] == "eval.py: interrupted"
-    assert "Traceback" not in error.decode()
-
-
-@pytest.mark.slow
-def test_the_embedded_model_behind_a_server_scores_as_it_does_here():
-    """The server samples with seeds of its own, so the scores agree within sampling error.
-
-    Its seeds are the numbers of the requests. Those that are sent depend on the server's port, and
-    with new ones in each run, some runs would lie outside the interval.
-    """
-    model = load_model("builtin")
-
-    def sample(body, number):
-        (prompt,) = [turn["content"] for turn in body["messages"]]
-        (text,) = model.generate(
-            [prompt],
-            max_new_tokens=body["max_tokens"],
-            temperature=body["temperature"],
-            seed=number,
-        )
-        return 200, {}, chat(text)
-
-    flags = ["--words", "5", "--problems", "60", "--json", "local.json"]
-    assert evaluation.main(flags) == 0
-    (local,) = json.loads(Path("local.json").read_text())
-    with serving(sample) as (url, _):
-        (remote,) = ask(url, "--words", "5", "--problems", "60", "--concurrency", "1")
-    assert remote["ci_low"] <= local["mean"] <= remote["ci_high"]
 
 
 def test_the_turns_of_the_prompt_are_sent():

@@ -10,7 +10,6 @@ from data import foreign
 from data.corpus import documents_of, load_texts
 from data.files import read_jsonl_zst
 from grpo.config import Config, load_config
-from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.evaluation.evaluate import held_out_texts, known_texts
 from tasks.audit import audit
@@ -73,16 +72,6 @@ def test_a_run_on_own_texts_from_training_to_its_audit(run, notes, capsys):
     assert "0 of the 2 texts that the model was not trained on" in capsys.readouterr().err
 
 
-def test_a_run_whose_texts_have_changed_does_not_go_on_unawares(run, notes, capsys):
-    assert run("--texts", str(notes), "--words", "3") == 0
-    (notes / "00.md").write_text("another text altogether")
-    assert any("the corpus has changed since" in line for line in audit(Path("runs/a"))[0])
-    capsys.readouterr()
-    assert train.main(["--resume", "runs/a", "--steps", "3"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "corpus: 00.md" in error
-
-
 def test_a_task_without_texts_refuses_them_in_one_line(run, notes, capsys):
     flags = ["--task", "arithmetic", "--texts", str(notes)]
     fault = "--texts: task arithmetic has no such flag; it has --family, --operands, --operators\n"
@@ -126,20 +115,3 @@ def test_foreign_kinds_are_reported_beside_the_test_split(tiny_model, monkeypatc
     assert every["mean"] == pytest.approx((code["mean"] + tables["mean"]) / 2)
     said = " ".join(capsys.readouterr().out.split())  # a long title is broken into lines
     assert "similarity on foreign kinds of text" in said and "level 2, foreign code, score" in said
-
-
-def test_a_foreign_kind_that_does_not_fit_the_model_has_no_line(tiny_model, monkeypatch, capsys):
-    def long(rng, number):
-        return " ".join(f"{rng.random():.600f}" for _ in range(9))
-
-    monkeypatch.setattr(foreign, "KINDS", {"code": foreign._code, "long": long})
-    monkeypatch.setattr(foreign, "_licences", list)
-    monkeypatch.setattr(foreign, "_manual", list)
-    flags = ["--model", str(tiny_model), "--words", "2", "--problems", "4", "--foreign"]
-    lines = evaluated(*flags)
-    assert [line.get("foreign") for line in lines] == [None, "code", "all"]
-    assert lines[-1]["too_long"] > 0 and lines[-1]["n"] == 2
-    assert "level 2, foreign all: 2 distinct" not in capsys.readouterr().out
-    monkeypatch.setattr(foreign, "KINDS", {"long": long})
-    assert evaluation.main(flags) == 2
-    assert "--foreign: no problem of level 2 fits the model" in capsys.readouterr().err

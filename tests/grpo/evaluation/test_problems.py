@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from small_evaluations import CLIMB, PONDER, evaluated
+from small_evaluations import CLIMB, evaluated
 
 from grpo.run.logs import groups_of, read_metrics
 from grpo.run.reader import load_run
@@ -53,42 +53,3 @@ def test_an_evaluation_without_problems_is_skipped_and_the_run_goes_on(run, caps
 
     assert evaluation.main(["--model", "runs/a", "--task", "few.py:Few", "--words", "1"]) == 2
     assert "no problem is left: all 2 that were found" in capsys.readouterr().err
-
-
-def test_a_problem_beyond_the_budget_ends_no_run(run):
-    """Where one target takes more than --max-new-tokens it is passed over, in training and in
-    evaluations.
-    """
-    fits, too_long = "52", "'five ' * 60"
-    source = PONDER.replace('"52"', f"'52' if split == 'train' or rng.randrange(2) else {too_long}")
-    Path("ponder.py").write_text(source)
-    problems = [
-        Problem("ponder", 1, f"What is {i}?", fits if i % 2 else "five " * 60, f"key {i}")
-        for i in range(8)
-    ]
-    write_problems("set.jsonl", problems)
-
-    flags = ["--task", "ponder.py:Ponder", "--max-new-tokens", "40", "--dataset", "set.jsonl"]
-    assert run(*flags, "--eval-problems", "20") == 0
-    for line in load_run("runs/a").evals:
-        assert line["n"] == 20 and 5 < line["too_long"] < 50
-    steps = [groups_of(Path(f"runs/a/rollouts/step-00000{i}.jsonl.zst")) for i in (1, 2)]
-    assert {group.problem.target for groups in steps for group in groups} == {fits}
-
-
-def test_a_prompt_that_leaves_little_room_is_named(run, capsys):
-    """In training, in its evaluations and in eval.py, once each."""
-    long = PONDER.replace('f"What is {number}?"', """f"What is {number}? {'five ' * 980}\"""")
-    Path("ponder.py").write_text(long)
-    flags = ["--task", "ponder.py:Ponder", "--max-new-tokens"]
-    warning = "of the model's 1,024 tokens, which leaves a completion 3"
-
-    assert run(*flags, "80") == 0
-    assert capsys.readouterr().out.count(warning) == 2
-    assert Path("runs/a/warnings.log").read_text().count(warning) == 2
-
-    more = ["--model", "runs/a", "--words", "1,2", "--problems", "3"]
-    assert evaluation.main([*more, *flags, "80"]) == 0
-    assert capsys.readouterr().err.count(warning) == 1
-    assert evaluation.main([*more, *flags, "40"]) == 0
-    assert warning not in capsys.readouterr().err

@@ -4,9 +4,8 @@ import json
 import shlex
 from pathlib import Path
 
-from small_evaluations import CLIMB, PONDER, evaluated
+from small_evaluations import CLIMB, evaluated
 
-from data.files import read_jsonl_zst
 from grpo.evaluate import (
     EvaluationSettings,
     HeldOutRequest,
@@ -47,18 +46,6 @@ def test_training_evaluation_and_promotion_have_one_budget(run, capsys):
     assert "100% of the completions were truncated" in capsys.readouterr().out
 
 
-def test_without_a_budget_of_its_own_a_task_gets_a_quarter_more_than_the_target(run, capsys):
-    assert run("--task", "ponder.py:Ponder") == 0
-    assert longest("eval-000000") == longest("step-000001") < 10
-    assert "a quarter more new tokens than the target takes" in capsys.readouterr().out
-
-
-def test_a_wrong_declaration_is_one_line(capsys, run):
-    Path("ponder.py").write_text(PONDER.replace("39 + level", "'many'"))
-    assert run("--task", "ponder.py:Declaring") == 2
-    assert "task ponder: max_new_tokens(1) returned 'many'" in capsys.readouterr().err
-
-
 def test_an_evaluation_is_sampled_as_the_run_was(run, capsys):
     """The run's own settings hold in its evaluations and in eval.py, by the command that the run
     prints as well.
@@ -94,21 +81,6 @@ def test_an_evaluation_is_sampled_as_the_run_was(run, capsys):
     assert greedy["temperature"] == 0 and greedy["mean"] == likeliest["mean"]
 
 
-def test_top_p_holds_in_the_evaluations_of_a_run(run):
-    """From the likeliest token alone every evaluation writes what greedy decoding writes."""
-    assert (
-        run("--task", "ponder.py:Ponder", "--config", "{top_p: 1.0e-6}", "--learning-rate", "1e-9")
-        == 0
-    )
-    first, last = (read_jsonl_zst(Path(f"runs/a/rollouts/eval-00000{i}.jsonl.zst")) for i in (0, 2))
-    assert [line["completions"][0]["logprobs"] for line in first] == [
-        [0.0] * len(line["completions"][0]["tokens"]) for line in first
-    ]
-    assert [line["completions"][0]["text"] for line in first] == [
-        line["completions"][0]["text"] for line in last
-    ]
-
-
 def test_another_task_does_not_inherit_the_runs_options_and_level(run):
     assert run("--task", "arithmetic", "--family", "product", "--level", "12") == 0
     (other,) = evaluated("--model", "runs/a", "--task", "interleave", "--problems", "2")
@@ -137,10 +109,3 @@ def test_samples_of_a_problem_are_independent_draws(tiny_policy):
     assert all(len(group.completions) == 8 == len(set(group.texts)) for group in many)
     other = evaluate(tiny_policy, task, found.problems, EvaluationSettings(seed=1, samples=8))
     assert all(not set(a.texts) & set(b.texts) for a, b in zip(many, other))
-
-
-def test_more_samples_are_shown(tiny_model, capsys):
-    flags = ["--model", str(tiny_model), "--task", "ponder.py:Ponder", "--problems", "4"]
-    (many,) = evaluated(*flags, "--samples", "16")
-    assert (many["samples"], many["n"]) == (16, 4)
-    assert "4 × 16" in capsys.readouterr().out

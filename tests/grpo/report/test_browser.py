@@ -130,22 +130,6 @@ def test_tints(opened):
 
 
 @pytest.mark.browser
-def test_theme(opened):
-    def colours():
-        return opened.execute_script(
-            "return [getComputedStyle(document.body).backgroundColor, "
-            "document.querySelector('figure .xtick text').style.fill]"
-        )
-
-    before = colours()
-    opened.execute_script("document.getElementById('theme').click()")
-    after = colours()
-    assert before[0] != after[0] and before[1] != after[1]
-    press(opened, "t")
-    assert colours() == before
-
-
-@pytest.mark.browser
 def test_evil_and_endless_texts_are_shown_harmlessly(opened):
     opened.execute_script("window.alert = () => { window.alerted = true; }")
     assert (

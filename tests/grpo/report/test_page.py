@@ -2,9 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
-from html.parser import HTMLParser
 
 import pytest
 from report_runs import EVIL, STEPS, data_of, group, make_run, metrics_of, page_of
@@ -93,41 +90,6 @@ def test_every_text_is_harmless_in_the_page(made):
     assert data_of(page)["samples-0"]["1"]["groups"][0]["prompt"] == "Do <b>it</b>\n\\x1b[31mnow"
 
 
-def test_nothing_is_asked_of_a_network(made):
-    class Tags(HTMLParser):
-        tags = []
-
-        def handle_starttag(self, tag, attributes):
-            self.tags.append((tag, dict(attributes)))
-
-    page = page_of(made)
-    parser = Tags()
-    parser.feed(page)
-    assert {tag for tag, _ in parser.tags} >= {"script", "style", "main"} and not {
-        "link",
-        "img",
-        "iframe",
-        "base",
-    } & {tag for tag, _ in parser.tags}
-    for tag, attributes in parser.tags:
-        assert "src" not in attributes and attributes.get("href", "#").startswith("#"), (
-            tag,
-            attributes,
-        )
-    (policy,) = (
-        attributes["content"]
-        for _, attributes in parser.tags
-        if attributes.get("http-equiv") == "Content-Security-Policy"
-    )
-    assert (
-        policy.startswith("default-src 'none'; script-src 'sha256-")
-        and "unsafe-eval" not in policy
-        and "http" not in policy
-    )
-    for name in report.STYLES:
-        assert not re.search(r"@import|url\(", (report.FOLDER / name).read_text())
-
-
 def test_markup_is_never_made_of_data():
     for name in report.SCRIPTS:
         assert not re.search(
@@ -210,14 +172,6 @@ def test_mistakes_are_said_in_one_line(made, tmp_path, capsys):
         assert words in found.err and found.err.count("\n") == 1 and not found.out
     (made / "rollouts" / "step-000002.jsonl.zst").write_bytes(b"cut")
     assert "step-000002.jsonl.zst" in said(capsys, made, status=2).err
-
-
-def test_torch_is_not_imported(made):
-    code = (
-        f"import sys, grpo.tools.report.program as r; assert r.main([{str(made)!r}]) == 0; assert "
-        f"not {{'torch', 'transformers'}} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_the_verdict_comes_first(made):

@@ -116,7 +116,7 @@ def scored_group(target, *rows):
     [
         ("a b", {"matches": 2}, "alignment"),
         (" ", {"reward/a": 1.0}, "plain"),
-        ("52", {"answer": "51", "digits_right": "10"}, "digits"),
+        ("52", {"answer": "51", "digits_right": "10"}, "reasoning"),
         ("52", {"answer": None, "reason": "empty"}, "reasoning"),
         ("Answer: 18", {"answer": "17"}, "reasoning"),
     ],
@@ -134,24 +134,6 @@ def test_a_text_without_a_target_has_no_mistakes():
 def test_the_answer_that_was_read_is_marked():
     one = scored_group("Answer: 18", ("18 or\nso. Answer: **18**", {"answer": "18"}))
     assert packed(one)["texts"][0]["answer"] == [4, 5]
-
-
-def test_each_text_says_how_it_earned_its_reward():
-    parts = {"reward/place": 0.1, "reward/all": 0.0}
-    found = packed(scored_group("", ("a", parts)), config={"task": "data"})
-    assert found["texts"][0]["formula"] == "0.100 = 0.100 place + 0.000 all"
-
-
-def test_the_rewards_of_a_control_experiment_have_no_formula():
-    config = {"task": "interleave", "reward": "prefix", "control": "shuffled-rewards"}
-    found = packed(group(("a b", 0.25)), config=config)
-    assert "not earned" in found["texts"][0]["formula"]
-
-
-def test_a_text_that_a_judge_scored_in_two_ways_is_shown_twice():
-    found = packed(group(("a b", 0.25), ("a b", 0.5), ("a b", 0.25)))
-    assert found["rows"]["text"] == [0, 1, 0]
-    assert [text["formula"][:5] for text in found["texts"]] == ["0.250", "0.500"]
 
 
 def test_a_reward_is_rounded_once():

@@ -2,17 +2,13 @@
 
 import io
 import re
-import sys
 
 import pytest
 from rich.cells import cell_len
 from screens import ESCAPE_CODE, evaluation, plain, rendered, report, written
 
-from grpo.evaluate import EvaluationSettings, evaluate
 from grpo.records import Ending
 from grpo.show.console import Console
-from tasks.interleave import Interleave
-from tasks.supply import problem_at
 
 COMMAND = (
     "python eval.py --model runs/interleave-25 --task interleave --words 10,25,50,100 "
@@ -88,26 +84,6 @@ def test_summary_ends_the_panel_and_names_files_and_commands():
     assert output.index("\x1b[?25h", output.index("step 12 of 300")) < output.index("95 % interval")
 
 
-def test_lines_carry_the_time_of_the_settings_clock(monkeypatch):
-    monkeypatch.setattr("time.gmtime", lambda: (2026, 1, 2, 14, 3, 21, 4, 2, 0))
-    output = written(lambda console: (console.settings({"batch": "8 × 16"}), console.say("saved")))
-    assert output.splitlines() == ["batch  8 × 16", "clock  UTC", "14:03:21  saved"]
-
-
-def test_the_end_has_no_time_left_and_a_verdict_that_is_wrapped_between_words():
-    line = "77% of the sampled tokens were in groups that taught nothing"
-
-    def use(console):
-        console._rich.width = 40
-        console.step(report())
-        assert "ETA" in rendered(console._live.renderable)
-        console.summary(Ending({"run": "runs/x"}, verdict=["LEARNED", line]))
-        assert "ETA" not in rendered(console._live.renderable)
-
-    shown = ESCAPE_CODE.sub("", written(use, force_terminal=True)).replace(" \n", "\n")
-    assert "77% of the sampled tokens were in groups\nthat taught nothing" in shown
-
-
 @pytest.mark.parametrize("is_expected", [True, False])
 def test_an_unexpected_verdict_is_red(is_expected):
     ending = Ending({"run": "x"}, verdict=["NOT LEARNED: 0.2"], is_expected=is_expected)
@@ -166,24 +142,6 @@ def test_a_pipe_of_another_encoding_does_not_stop_the_run():
 # --- what is being done -----------------------------------------------------------------------
 
 
-def test_slow_scoring_is_a_line_now_and_then(clock):
-    def use(console):
-        for seconds in range(1, 75):
-            clock[0] += 1
-            console.scoring(seconds * 3, 256, seconds)
-        console.scoring(256, 256, 75.5)
-        console.scoring(1, 256, 3.0)
-        console.scoring(256, 256, 3.5)
-
-    assert plain(use) == [
-        "scoring 30/256, 10 s",
-        "scoring 120/256, 40 s",
-        "scoring 210/256, 70 s",
-    ]
-    output = written(use, force_terminal=True)  # before the first step, without a panel
-    assert "scoring 3/256, 1 s" in ESCAPE_CODE.sub("", output)
-
-
 def test_slow_scoring_is_shown_below_the_panel_until_it_ends():
     def use(console):
         console.step(report())
@@ -210,27 +168,4 @@ def test_a_long_activity_is_a_line_now_and_then(clock):
     assert plain(use) == [
         "evaluating at 10 words: sampling 10/64, 10 s",
         "evaluating at 10 words: sampling 40/64, 40 s",
-    ]
-
-
-def test_eval_shows_on_standard_error_a_line_that_disappears(capsys):
-    console = Console(0, file=sys.stderr, force_terminal=True)
-    with console.working("runs/a") as progress:
-        progress("scoring", 3, 8)
-    shown = capsys.readouterr()
-    assert "runs/a: scoring 3/8" in shown.err and shown.out == ""
-    assert shown.err.rindex("\x1b[2K") > shown.err.rindex("runs/a")
-
-
-def test_an_evaluation_says_how_far_sampling_and_scoring_are(tiny_policy):
-    calls = []
-    task = Interleave()
-    problems = [problem_at(task, seed=0, split="validation", level=2, index=i) for i in range(3)]
-    settings = EvaluationSettings(batch=2)
-    evaluate(tiny_policy, task, problems, settings, lambda *call: calls.append(call))
-    assert calls == [
-        ("sampling", 0, 3),
-        ("scoring", 0, 3),
-        ("sampling", 2, 3),
-        ("scoring", 2, 3),
     ]

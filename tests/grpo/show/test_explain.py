@@ -159,11 +159,6 @@ def test_the_reward_of_a_control_experiment_was_not_earned(tmp_path, capsys):
     assert why(capsys, earned, 1, 0, 0)["reward"] == "1.000, as the task scored it"
 
 
-def test_a_control_experiment_leaves_the_rewards_of_evaluations_as_they_are(tmp_path, capsys):
-    run = write(tmp_path / "r", control="shuffled-rewards")
-    assert why(capsys, run, 1, 0, 0, "--kind", "eval")["reward"] == "1.000, as the task scored it"
-
-
 def test_why_as_text_leads_on_to_the_tokens(tmp_path, capsys):
     run = write(tmp_path / "r")
     assert inspect.main([str(run), "why", "1", "0", "2"]) == 0

@@ -1,31 +1,19 @@
 """Steps and evaluations as lines, and tables that fit the screen."""
 
 import io
-import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
-from screens import ESCAPE_CODE, METRICS, evaluation, rendered, report
+from screens import evaluation, report
 
-from data.text import escape_control
 from grpo.show.lines import (
     clock_time,
     evaluation_line,
-    note_left_out,
     show_table,
     sparkline,
     step_line,
     summary_table,
 )
-from grpo.show.panel import History, panel
-
-
-@given(st.text(st.characters(exclude_categories=())))
-def test_visible_text_is_printable_and_printable_text_is_left_alone(text):
-    assert escape_control(text).isprintable()
-    assert escape_control(escape_control(text)) == escape_control(text)
 
 
 @pytest.mark.parametrize(
@@ -61,32 +49,6 @@ def test_step_line_shows_every_figure():
         "step  12/300  level  25  reward 0.412 ± 0.083  similarity 0.531  trained on  6 of 8 "
         "groups  resampled  2  "
         "T 1.00   92.3 tokens    5,321 tok/s    2.0 s    3.2 GB  ETA     9:32"
-    )
-
-
-def test_what_a_step_lacks_is_left_out():
-    assert step_line(report(metrics={}), 300) == "step  12/300"
-    assert (
-        step_line(report(metrics={"reward": 0.5, "value": None}), 300)
-        == "step  12/300  reward 0.500"
-    )
-    words = re.findall(r"[a-z]+", rendered(panel(report(metrics={}), History(300))))
-    assert words == ["step", "of"]
-
-
-def test_step_lines_stand_in_columns():
-    small = {
-        **METRICS,
-        "level": 6,
-        "groups/kept": 8,
-        "tokens_per_second": 87,
-        "completions/mean_length": 9.2,
-    }
-    first = step_line(report(1, small), 300, seconds_left=9)
-    later = step_line(report(300, {**METRICS, "step_time": 12.3}), 300, seconds_left=36000)
-    assert len(first) == len(later)
-    assert all(
-        first.index(word) == later.index(word) for word in ("reward", "trained", "tok/s", "ETA")
     )
 
 
@@ -144,12 +106,3 @@ def test_a_number_is_never_cut(width, columns):
     assert row.count("0.12345") == columns
     assert heading.count("figure") == row.count("0.12345")
     assert all(f"figure {i}" in note[0] for i in range(columns, 9)) and bool(note) == (columns < 9)
-
-
-def test_a_terminal_breaks_notes_between_words():
-    console = Console(width=40, file=io.StringIO(), force_terminal=True, highlight=False)
-    note_left_out(["distinct", "gradient", "entropy"], console)
-    lines = ESCAPE_CODE.sub("", console.file.getvalue()).splitlines()
-    assert max(map(len, lines)) <= 40 and len(lines) == 2
-    words = "left out at 40 columns: distinct, gradient, entropy (--json has all)"
-    assert " ".join(line.strip() for line in lines) == words

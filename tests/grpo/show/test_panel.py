@@ -1,9 +1,6 @@
 """The live panel on a terminal."""
 
-import re
-
 import pytest
-from rich.cells import cell_len
 from screens import METRICS, evaluation, rendered, report
 
 from grpo.show.panel import History, panel
@@ -67,32 +64,6 @@ def test_time_left_follows_the_exponential_mean_of_the_step_time():
         left.append(history.seconds_left)
     # means: 10; 10 + 0.2 * 10 = 12; 12 + 0.2 * 0 = 12
     assert left == pytest.approx([102 * 10, 101 * 12, 100 * 12])
-
-
-def test_panel_shows_one_completion_after_the_other():
-    texts = [f"word{i}" for i in range(4)]
-    shown = [
-        re.search(
-            r"reward (\d\.\d+) +\[-target-\]\{\+(word\d)",
-            rendered(panel(report(step, texts=texts, rewards=[0.0, 0.1, 0.2, 0.3]), History(9))),
-        ).groups()
-        for step in range(1, 5)
-    ]
-    assert sorted(shown) == [(f"0.{i}00", f"word{i}") for i in range(4)]
-
-
-@pytest.mark.parametrize("width", [160, 80, 12])
-def test_panel_is_as_wide_as_the_screen(width):
-    step = report(texts=["語" * 500], rewards=[0.5])
-    text = rendered(panel(step, History(300, pace=1e6, report=step)), width)
-    assert all(cell_len(line) == width for line in text.splitlines())
-
-
-def test_panel_cuts_a_long_completion():
-    short = rendered(panel(report(texts=["word"], rewards=[0.5]), History(300)))
-    long = rendered(panel(report(texts=["word " * 5000], rewards=[0.5]), History(300)))
-    assert len(short.splitlines()) < len(long.splitlines()) <= len(short.splitlines()) + 3
-    assert "…" in long and "…" not in short
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,6 @@
 does.
 """
 
-import json
-import subprocess
-import sys
-from importlib.util import find_spec
-
 import pytest
 import torch
 from peft import PeftModel
@@ -27,16 +22,6 @@ LORA = (
     "--seed 2 --prompts 48"  # few random words are right, and without any the group does not vary
 ).split()
 TEXT = "Copy text A.\nA: the owl saw"
-VLLM = """
-import json, os, sys
-os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"  # GB
-from vllm import LLM, SamplingParams
-if __name__ == "__main__":
-    model = LLM(model=sys.argv[1], dtype="float32", enforce_eager=True, max_model_len=256)
-    prompt = {"prompt_token_ids": json.loads(sys.argv[2])}
-    answer, = model.generate([prompt], SamplingParams(temperature=0, max_tokens=32))
-    print("tokens", json.dumps(list(answer.outputs[0].token_ids)), flush=True)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -111,39 +96,6 @@ def test_an_adapter_is_merged_or_written_by_itself(runs, tmp_path, tiny_model):
     assert (wanted - before).abs().max() > 1e-3  # the adapter does something
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    find_spec("vllm") is None, reason="vLLM is not installed; it wants an environment of its own"
-)
-def test_vllm_writes_what_transformers_does(runs, tmp_path):
-    assert export.main([str(runs / "full"), str(tmp_path / "out")]) == 0
-    model, tokenizer = (
-        AutoModelForCausalLM.from_pretrained(tmp_path / "out"),
-        AutoTokenizer.from_pretrained(tmp_path / "out"),
-    )
-    prompt = tokenizer.apply_chat_template(
-        [{"role": "user", "content": TEXT}], add_generation_prompt=True, return_dict=False
-    )
-    wanted = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=32)[
-        0, len(prompt) :
-    ].tolist()
-    (tmp_path / "write.py").write_text(
-        VLLM
-    )  # a file: vLLM's processes import the program that started them
-    done = subprocess.run(
-        [sys.executable, str(tmp_path / "write.py"), str(tmp_path / "out"), json.dumps(prompt)],
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert f"tokens {json.dumps(wanted)}" in done.stdout, done.stderr[-3000:]
-
-
-def test_the_type_of_the_weights(runs, tmp_path):
-    assert export.main([str(runs / "full"), str(tmp_path / "half"), "--dtype", "bfloat16"]) == 0
-    assert AutoModelForCausalLM.from_pretrained(tmp_path / "half").dtype == torch.bfloat16
-
-
 def test_the_card_has_the_runs_figures(runs, tmp_path, tiny_model):
     assert export.main([str(runs / "lora"), str(tmp_path / "out"), "--adapter"]) == 0
     text = (tmp_path / "out" / "README.md").read_text()
@@ -160,13 +112,11 @@ def test_the_card_has_the_runs_figures(runs, tmp_path, tiny_model):
     assert "lora_rank 4" in text and "with the reward `similarity`" in text
 
 
-def test_the_card_has_the_verdict_and_the_learning_curve(runs):
+def test_the_card_has_the_verdict(runs):
     run = load_run(runs / "lora")
     text = card(run, 2, adapter=True)
     assert "\n**TOO SHORT TO TELL: held-out similarity at 10 words " in text
     assert "steps updated the weights" in text
-    run.metrics = [{"step": step, "reward": step / 137} for step in range(1, 138)]
-    assert "Mean reward of a step, from 0.011 to 0.993: `▁" in card(run, 137, adapter=True)
 
 
 def test_the_card_of_an_earlier_checkpoint_has_no_later_figures(runs):
@@ -181,16 +131,6 @@ def test_the_card_names_no_folder_of_this_machine(runs):
         run.config["task"] = task
         text = card(run, 2, adapter=True)
         assert f"`{shown}`" in text and "/home/me" not in text
-
-
-def test_the_card_of_a_run_whose_model_was_a_folder_names_no_hub_id(runs):
-    run = load_run(runs / "lora")
-    assert run.config["facts"]["is_local_model"]
-    run.config["model"] = "models/small"  # it is not there when the run is exported
-    text = card(run, 2, adapter=True)
-    assert "base_model" not in text and "models/" not in text and "`small` trained by" in text
-    run.config["facts"]["is_local_model"] = False
-    assert "base_model: models/small" in card(run, 2, adapter=True)
 
 
 def test_what_cannot_be_exported_is_said(runs, tmp_path, capsys):

@@ -117,22 +117,6 @@ def test_what_a_run_holds(run):
             read("evals")
 
 
-def test_records_as_a_data_frame(run, monkeypatch):
-    metrics = load_run(run).metrics
-    monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(UserError, match="pandas is not installed"):
-        metrics.to_pandas()
-
-
-def test_the_index_of_groups_is_that_of_the_rollouts(copied):
-    written = load_run(copied).group_index
-    assert written == [
-        {"step": step, **line}
-        for step in range(1, STEPS + 1)
-        for line in summaries(load_run(copied).groups(step))
-    ]
-
-
 def test_torch_is_not_imported(run):
     code = (
         f"import sys, grpo.tools.inspect as i; assert i.main(['{run}', 'steps']) == 0; assert "
@@ -148,7 +132,7 @@ def test_steps(run, capsys):
     assert f"{load_run(run).metrics[0]['reward']:.3f}" in lines[1]
     chosen = records(capsys, run, "steps", "--from", 2, "--to", 4, "--last", 2)
     assert [line["step"] for line in chosen] == [3, 4]
-    assert "no such steps" in said(capsys, run, "steps", "--level", 99, status=2).err
+    assert "no such steps" in said(capsys, run, "steps", "--from", 99, status=2).err
 
 
 def test_step(made, run, capsys):
