@@ -34,7 +34,7 @@ from grpo.evaluate import (
     turns_of,
 )
 from grpo.learn.optimizer import Optimizer
-from grpo.learn.update import imitate
+from grpo.learn.update import UpdateMemory, imitate
 from grpo.model.policy import Policy
 from grpo.records import Completion, Decision, Group, Resumable, StepSummary, truncated_share
 from grpo.statistics import MARGIN, mean_interval, problems_needed, reaches_mark
@@ -709,7 +709,7 @@ def warm_start(
     validate: Callable[[], float],
     *,
     limit: int,
-    micro_tokens: int,
+    memory: UpdateMemory,
     max_grad_norm: float,
 ) -> tuple[WarmStart, list[Group]]:
     """Imitate right answers of `level` until the held-out score is ENOUGH, or for `limit` updates.
@@ -723,13 +723,7 @@ def warm_start(
     while result.score < ENOUGH and result.updates < limit:
         groups = draw_answers(stream, level, ANSWERS)
         learned += groups
-        figures = imitate(
-            stream.policy,
-            optimizer,
-            groups,
-            micro_tokens=micro_tokens,
-            max_grad_norm=max_grad_norm,
-        )
+        figures = imitate(stream.policy, optimizer, groups, memory, max_grad_norm)
 
         result.losses.append(figures["loss"])
         result.updates += 1

@@ -469,7 +469,7 @@ class Trainer:
             self.optimizer,
             validate,
             limit=most_updates(self.config.steps or 0, self.prompts * self.config.group_size),
-            micro_tokens=self.update_memory.micro_tokens,
+            memory=self.update_memory,
             max_grad_norm=MAX_GRAD_NORM,
         )
         return answers

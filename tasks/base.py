@@ -4,6 +4,7 @@ import copy
 import hashlib
 import json
 import math
+import numbers
 import operator
 import random
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -423,9 +424,16 @@ def declared_budget(task: Task, level: int) -> int:
     """Return the completion budget in tokens that the task declares for `level`; 0 if none.
 
     A task whose completions reason before a short answer needs more tokens than the answer has. The
-    budget is never less than the target needs, and --max-new-tokens overrides it.
+    budget is never less than the target needs, and --max-new-tokens overrides it. Raises UserError
+    unless it is a whole number >= 0.
     """
-    return int(asked(task, "max_new_tokens", level, default=0))
+    declared = asked(task, "max_new_tokens", level, default=0)
+    if not isinstance(declared, numbers.Integral) or declared < 0:
+        raise UserError(
+            f"task {task.name}: max_new_tokens({level}) returned {shown(declared)}; it must be a "
+            "number of tokens"
+        )
+    return int(declared)
 
 
 def default_steps_of(task: Task, level: int) -> int:

@@ -2,11 +2,11 @@
 
 The loss of a step is
 
-    sum over rows r and tokens t of  weight_r * (importance_rt * policy_rt + beta * q_rt * kl_rt)
+    sum over rows r and tokens t of  weight_r * (policy_rt + beta * q_rt * kl_rt)
 
 where q = exp(logp - old) is the ratio, and A the advantage of the row or of the single token (gspo
-has one ratio for a row, and so one advantage). The importance is 1 unless `importance_limit` is
-set. The kinds differ in the weight and in the policy term, which is minimised:
+has one ratio for a row, and so one advantage). The kinds differ in the weight and in the policy
+term, which is minimised:
 
     kind     weight of a token        policy term                          source
     grpo     1 / (R * its length)     -min(q A, clip(q) A)                 arXiv:2402.03300, eq. 3
@@ -53,7 +53,8 @@ Shapes: R rows (completions), T tokens. `mask_RT` is False at padding; whatever 
 hold there, even NaN, has no effect.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -106,9 +107,6 @@ class LossInputs:
 
     # Entropies (R, T) in nats, with gradient if the loss is an own one. Others only add them up.
     entropy_RT: Tensor | None = None
-
-    # Importance weights (R, T) of the policy term; the KL term has none.
-    importance_RT: Tensor | None = None
 
 
 def token_weights(kind: str, lengths_R: Tensor, *, max_length: int) -> Tensor:
@@ -203,11 +201,7 @@ def step_loss(
     mask_RT = inputs.mask_RT
     assert settings.beta == 0 or inputs.ref_RT is not None
 
-    # The policy term, corrected for a sampler that differs from the trainer.
     loss_RT, is_low_RT, is_high_RT = (settings.own_loss or policy_loss)(inputs, settings)
-    if inputs.importance_RT is not None:
-        loss_RT = loss_RT * zero_padding(inputs.importance_RT, mask_RT)
-
     terms = {"tokens": mask_RT, "clipped_low": is_low_RT, "clipped_high": is_high_RT}
     if inputs.ref_RT is not None:
         logp_RT = zero_padding(inputs.logp_RT, mask_RT)
@@ -259,16 +253,11 @@ class OwnLoss:
         """Return what `policy_loss` returns.
 
         Raises UserError if the function raises, or if what it returns has the wrong shape or is not
-        finite. A gradient that is not finite is the update's to find.
+        finite.
         """
         mask_RT = inputs.mask_RT
-        try:
-            with calling(f"--loss {self.spec}"):
-                returned = self.function(_without_padding(inputs), settings)
-        except UserError as error:
-            if isinstance(error.__cause__, torch.OutOfMemoryError):
-                raise error.__cause__ from None  # the update is repeated with less
-            raise
+        with self._running():
+            returned = self.function(_without_padding(inputs), settings)
 
         loss_RT, *masks = returned if isinstance(returned, tuple) else (returned,)
         if len(masks) not in (0, 2):
@@ -289,19 +278,55 @@ class OwnLoss:
                 "inputs.logp_RT; masks must hold truth values"
             )
         loss_RT = zero_padding(loss_RT, mask_RT)
-        self._check_finite(loss_RT, inputs)
+        self._check_finite("loss", loss_RT, inputs)
         is_low_RT, is_high_RT = masks or 2 * [torch.zeros_like(mask_RT)]
         return loss_RT, is_low_RT & mask_RT, is_high_RT & mask_RT
 
-    def _check_finite(self, loss_RT: Tensor, inputs: LossInputs) -> None:
-        """Raise UserError, which names a token, unless the loss of all tokens is finite."""
-        is_bad_RT = ~loss_RT.detach().isfinite()
+    def linearised(self, loss: Tensor, inputs: LossInputs) -> Tensor:
+        """Return a scalar that is linear in the log-probabilities and entropies of `inputs`, and
+        has the gradient of `loss`, the result of `step_loss`.
+
+        So the function's part of the backward pass runs here, apart from the model's. Raises
+        UserError if it raises, or if the gradient is not finite at a token.
+        """
+        given = [inputs.logp_RT]
+        if inputs.entropy_RT is not None and inputs.entropy_RT.requires_grad:
+            given.append(inputs.entropy_RT)
+        with self._running():
+            gradients = torch.autograd.grad(loss, given, allow_unused=True)
+
+        linear = torch.zeros_like(loss)
+        for x_RT, gradient_RT in zip(given, gradients):
+            if gradient_RT is not None:  # the loss depends on it
+                self._check_finite("gradient", gradient_RT, inputs)
+                linear = linear + (zero_padding(x_RT, inputs.mask_RT) * gradient_RT).sum()
+        return linear
+
+    @contextmanager
+    def _running(self) -> Iterator[None]:
+        """Run the user's code within this block: what it raises becomes a UserError.
+
+        A lack of the GPU's memory stays what it is, because the update is then repeated with less.
+        """
+        try:
+            with calling(f"--loss {self.spec}"):
+                yield
+        except UserError as error:
+            if isinstance(error.__cause__, torch.OutOfMemoryError):
+                raise error.__cause__ from None
+            raise
+
+    def _check_finite(self, what: str, values_RT: Tensor, inputs: LossInputs) -> None:
+        """Raise UserError, which names a token, unless the values of all tokens are finite."""
+        is_bad_RT = ~values_RT.detach().isfinite()
         if is_bad_RT.any():
             row, token = is_bad_RT.nonzero()[0].tolist()
+            value, logp, old = (
+                x_RT[row, token].item() for x_RT in (values_RT, inputs.logp_RT, inputs.old_RT)
+            )
             raise UserError(
-                f"--loss {self.spec}: its loss is {loss_RT[row, token].item()} at token {token} of "
-                f"row {row} (log-probability {inputs.logp_RT[row, token].item():.4g}, the "
-                f"sampler's {inputs.old_RT[row, token].item():.4g})"
+                f"--loss {self.spec}: its {what} is {value} at token {token} of row {row} "
+                f"(log-probability {logp:.4g}, the sampler's {old:.4g})"
             )
 
 
@@ -312,7 +337,7 @@ def _without_padding(inputs: LossInputs) -> LossInputs:
     if advantages_RT.dim() == 1:
         advantages_RT = advantages_RT[:, None].expand(mask_RT.shape)
 
-    names = ("logp_RT", "old_RT", "ref_RT", "entropy_RT", "importance_RT")
+    names = ("logp_RT", "old_RT", "ref_RT", "entropy_RT")
     given = {name: getattr(inputs, name) for name in names} | {"advantages": advantages_RT}
     padded = {name: zero_padding(x, mask_RT) for name, x in given.items() if x is not None}
     return replace(inputs, **padded, mask_RT=mask_RT.clone())  # the function may write to it

@@ -55,16 +55,11 @@ def default_rate(hidden_size: int, *, is_lora: bool) -> float:
 
 
 def lr_factor(
-    step: int,
-    *,
-    schedule: str,
-    steps: int | None,
-    cosine_start: int | None = 0,
-    warmup: int = WARMUP,
+    step: int, *, schedule: str, steps: int | None, cosine_start: int | None = 0
 ) -> float:
     """Return the factor on the learning rate at `step` (1, 2, ...), in [0, 1].
 
-    It rises linearly over `warmup` steps and then stays at 1 or, under the `schedule` "cosine",
+    It rises linearly over WARMUP steps and then stays at 1 or, under the `schedule` "cosine",
     falls to almost 0 at the last of the `steps`.
 
     - "constant" does not depend on the length of the run, so a run that is continued beyond its
@@ -77,10 +72,10 @@ def lr_factor(
       most `steps` - 1, so that even a short run reaches the full rate.
     """
     if schedule != "cosine":
-        return min(1.0, step / (warmup + 1))
+        return min(1.0, step / (WARMUP + 1))
 
     assert steps is not None, "the configuration is resolved"
-    warmup = min(warmup, steps - 1)
+    warmup = min(WARMUP, steps - 1)
     if step <= warmup:
         return step / (warmup + 1)
 

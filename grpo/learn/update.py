@@ -1,7 +1,7 @@
 """One update of the policy from the groups of a step.
 
 For each micro-batch: log-probabilities under the policy (and the reference), the loss, the
-gradient. Then one step of the optimizer. `imitate` is the same for right answers, by cross-entropy.
+gradient. Then one step of the optimizer. `imitate` is the same for right answers.
 
 Shapes: R rows (completions), T tokens of a row, M tokens of all rows without padding, U of them
 after leaving out what rows have in common (see `Batch.distinct`).
@@ -10,7 +10,7 @@ after leaving out what rows have in common (see `Batch.distinct`).
 import math
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -38,7 +38,6 @@ class UpdateSettings(LossSettings):
     max_length: int  # the completion budget in tokens, by which Dr. GRPO divides
     max_grad_norm: float  # 0: gradients are not clipped
     truncate: Truncate | None = None  # the sampler's; the loss must use the same
-    importance_limit: float = 0.0  # largest weight of a token, see `update`; 0: no weights
     masks_truncated: bool = False  # truncated completions take no part
 
 
@@ -109,20 +108,17 @@ def update(
     gradient. Each of several ranks takes some of the completions; gradients and metrics are those
     of all. An update that runs out of memory is repeated with less (`UpdateMemory`).
 
-    An `importance_limit` turns on truncated importance sampling
-    (https://fengyao.notion.site/off-policy-rl). Then the ratio of the loss is taken to the
-    trainer's policy p in the first pass over this rollout, instead of the sampler's policy q, from
-    which it differs by rounding; and each token is weighted by min(p / q, limit). `first_pass`
-    holds the log-probabilities of p: the first pass fills an empty one, later passes read it;
-    without one, this is the first pass.
-
-    For demonstrations, which nobody sampled, the ratio is taken to p as well; so it is for gspo in
-    half precision, because rounding alone would exceed its narrow clip bounds.
+    The ratio of the loss is taken to the policy that sampled. For demonstrations, which nobody
+    sampled, it is taken to the trainer's own log-probabilities in the first pass over this rollout;
+    so it is for gspo in half precision, because rounding alone would exceed its narrow clip bounds.
+    `first_pass` holds these: the first pass fills an empty one, later passes read it; without one,
+    this is the first pass.
 
     Raises FloatingPointError if the loss or the gradient is not finite, before the weights change;
     and if a weight or a moment is not finite after the step, before anything is saved. Raises
-    UserError if a single completion does not fit, and if memory runs out on one of several ranks
-    when they have begun to exchange their gradients: the others would not repeat the update.
+    UserError if a loss of the user's own fails, if a single completion does not fit, and if memory
+    runs out on one of several ranks when they have begun to exchange their gradients: the others
+    would not repeat the update.
     """
     first_pass = {} if first_pass is None else first_pass
     if memory.frees_decoder:
@@ -287,21 +283,13 @@ def _backward(
         policy, batch, settings.truncate, packing, has_entropy_gradient
     )
 
-    old_RT, importance_RT = batch.old_RT, None
-    is_half = policy.dtype in (torch.float16, torch.bfloat16)
-    is_to_first_pass = settings.importance_limit > 0 or (settings.kind == "gspo" and is_half)
+    old_RT = batch.old_RT
+    is_to_first_pass = settings.kind == "gspo" and policy.dtype in (torch.float16, torch.bfloat16)
     if is_to_first_pass or batch.sampled_R is not None:
         first_RT = _logprobs_of_first_pass(first_pass, batch, logp_RT.detach())
-
-        # What nobody sampled has the log-probabilities of the first pass.
-        if batch.sampled_R is not None:
-            old_RT = torch.where(batch.sampled_R[:, None], old_RT, first_RT)
-            batch = replace(batch, old_RT=old_RT)
-
-        if settings.importance_limit:
-            importance_RT = (first_RT - old_RT).exp().clamp(max=settings.importance_limit)
-        if is_to_first_pass:
-            old_RT = first_RT
+        old_RT = first_RT
+        if not is_to_first_pass and batch.sampled_R is not None:
+            old_RT = torch.where(batch.sampled_R[:, None], batch.old_RT, first_RT)
 
     inputs = LossInputs(
         logp_RT=logp_RT,
@@ -311,11 +299,11 @@ def _backward(
         weights_R=batch.weights_R,
         ref_RT=reference_RT,
         entropy_RT=entropy_RT,
-        importance_RT=importance_RT,
     )
     loss, sums = step_loss(inputs, settings, batch.sampled_R)
+    own = settings.own_loss
     with policy.low_precision_backward():
-        optimizer.backward(loss)
+        optimizer.backward(own.linearised(loss, inputs) if own else loss)
     return _BackwardPass(batch, loss.detach(), sums, logp_RT.detach())
 
 
@@ -425,44 +413,20 @@ def _metrics(figures: _Figures, grad_norm: float, *, has_kl: bool) -> dict[str, 
     }
 
 
-@torch.enable_grad()
 def imitate(
     policy: Policy,
     optimizer: Optimizer,
     groups: Sequence[Group],
-    *,
-    micro_tokens: int,
+    memory: UpdateMemory,
     max_grad_norm: float,
 ) -> dict[str, Any]:
     """Take one step towards the completions of `groups`, by the cross-entropy of their tokens.
 
-    This is the update for answers with advantage 1 and without the ratio. All tokens of the step
-    have the same weight, end tokens included. Returns "loss" (nats a token) and "grad_norm" (before
-    clipping). Each of several ranks takes some of the answers. Raises FloatingPointError if a
-    weight or a moment is not finite after the step.
+    This is the update for demonstrations with advantage 1 by a loss whose gradient is that of log p
+    where the ratio is 1. All tokens of the step have the same weight, end tokens included. "loss"
+    is in nats a token.
     """
-    ranks = optimizer.ranks
-    while True:
-        optimizer.clear()
-        losses = []
-        for batch in micro_batches(
-            groups,
-            "dapo",
-            max_length=0,
-            micro_tokens=micro_tokens,
-            device=policy.device,
-            rank=ranks.rank,
-            ranks=ranks.size,
-        ):
-            logp_RT, _ = completion_logprobs(policy, batch)
-            loss = -(batch.weights_R[:, None] * logp_RT).sum()
-            with policy.low_precision_backward():
-                optimizer.backward(loss)
-            losses.append(loss.detach())
-        grad_norm = optimizer.collect(max_grad_norm)
-        if not optimizer.must_repeat(grad_norm):
-            break
-
-    total = sum(ranks.gather([sum(loss.item() for loss in losses)]))
-    _take_step(policy, optimizer)
-    return {"loss": total, "grad_norm": grad_norm}
+    settings = UpdateSettings(
+        "cispo", clip_low=1.0, clip_high=1.0, max_length=0, max_grad_norm=max_grad_norm
+    )
+    return update(policy, optimizer, groups, settings, memory)

@@ -78,10 +78,10 @@ def test_the_right_answer_is_a_completion_that_ends(one_policy):
     ],
 )
 def test_when_imitation_ends(one_policy, monkeypatch, scores, limit, updates, cause):
-    monkeypatch.setattr("grpo.curriculum.imitate", lambda *_, **options: {"loss": 1.0})
+    monkeypatch.setattr("grpo.curriculum.imitate", lambda *_: {"loss": 1.0})
     stream = trainer_for(one_policy, "off").stream
     checks = iter(scores)
-    step = dict(micro_tokens=4096, max_grad_norm=1.0)
+    step = dict(memory=None, max_grad_norm=1.0)
     made, answers = warm_start(stream, 2, None, lambda: next(checks), limit=limit, **step)
     assert made.updates == len(made.losses) == updates and cause in made.why
     assert made.answers == len(answers) == len(stream.seen) == updates * ANSWERS
@@ -118,11 +118,11 @@ def test_a_step_of_imitation_is_cross_entropy(tiny_policy, tiny_model):
         nll -= sum(logp[len(one.prompt) - 1 + i, token].item() for i, token in enumerate(answer))
         tokens += len(answer)
 
-    step = dict(micro_tokens=4096, max_grad_norm=1.0)
-    first = imitate(tiny_policy, trainer.optimizer, groups, **step)
+    step = groups, trainer.update_memory, 1.0
+    first = imitate(tiny_policy, trainer.optimizer, *step)
     assert first["loss"] == pytest.approx(nll / tokens, rel=1e-5)
     for _ in range(3):
-        last = imitate(tiny_policy, trainer.optimizer, groups, **step)
+        last = imitate(tiny_policy, trainer.optimizer, *step)
     assert last["loss"] < first["loss"]
 
 

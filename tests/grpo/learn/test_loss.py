@@ -242,26 +242,6 @@ def test_a_ratio_beyond_all_numbers_makes_no_nan(kind, beta):
     assert loss.isfinite() and logp_RT.grad.isfinite().all()
 
 
-def test_importance_weighs_the_policy_term_and_not_the_kl():
-    # Ratios 1 and A = 1: -1 a token, times 2 and 1/2. The reference is twice as likely: k3 = 2 -
-    # log 2 - 1 = 0.3068528 a token.
-    logp_RT, mask_RT = table([[0.25, 0.25, 0.5]]).log(), torch.tensor([[True, True, False]])
-    loss, sums = step_loss(
-        "dapo",
-        logp_RT,
-        logp_RT,
-        table([1.0]),
-        mask_RT,
-        token_weights("dapo", mask_RT.sum(-1), max_length=4),
-        **CLIP,
-        beta=0.1,
-        ref_RT=table([[0.5, 0.5, 0.5]]).log(),
-        importance_RT=table([[2.0, 0.5, math.nan]]),
-    )
-    assert loss.item() == pytest.approx(-(2 + 0.5) / 2 + 0.1 * 0.30685281944, rel=1e-9)
-    assert sums["kl"].item() == pytest.approx(2 * 0.30685281944, rel=1e-9)
-
-
 def test_a_clipped_sequence_of_gspo_counts_all_its_tokens():
     # Ratios 4 and 1, so s = 2, outside although the second token is not.
     logp_RT, old_RT = table([[1.0, 0.5, 0.5]]).log(), table([[0.25, 0.5, 0.5]]).log()

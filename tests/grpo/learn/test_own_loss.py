@@ -57,7 +57,7 @@ def of(function, **changes):
     given, settings = inputs(**changes)
     own = from_python(function)
     loss, sums = step_loss(given, dataclasses.replace(settings, kind=own.spec, own_loss=own))
-    loss.backward()
+    own.linearised(loss, given).backward()
     return loss.detach(), sums, given
 
 
@@ -147,6 +147,20 @@ def raises(inputs, settings):
     raise KeyError("oh\nno")
 
 
+class RaisesBackwards(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, logp_RT):
+        return logp_RT.clone()
+
+    @staticmethod
+    def backward(ctx, gradient_RT):
+        raise KeyError("back")
+
+
+def root(inputs, settings):  # of 0: its gradient is infinite
+    return (inputs.logp_RT - inputs.logp_RT.detach()).abs().sqrt()
+
+
 @pytest.mark.parametrize(
     ("function", "message"),
     [
@@ -160,6 +174,8 @@ def raises(inputs, settings):
         (lambda inputs, settings: (inputs.logp_RT, inputs.old_RT, inputs.mask_RT), "truth values"),
         (lambda inputs, settings: inputs.mask_RT, "its loss must have a gradient"),
         (lambda inputs: inputs.logp_RT, "raised TypeError"),
+        (lambda inputs, settings: RaisesBackwards.apply(inputs.logp_RT), "raised KeyError: 'back'"),
+        (root, "its gradient is nan at token 0 of row 0 (log-probability"),
     ],
 )
 def test_what_is_wrong_is_one_line(function, message):

@@ -1,4 +1,4 @@
-"""An update: KL, LoRA, clipping, limits, importance weights, and what is not finite."""
+"""An update: KL, LoRA, clipping, memory, precision, and what is not finite."""
 
 import math
 from dataclasses import replace
@@ -66,7 +66,7 @@ def test_gradients_that_were_switched_off_are_computed(tiny_policy, groups):
     before = [p.clone() for p in tiny_policy.parameters]
     with torch.no_grad():
         update(tiny_policy, sgd(tiny_policy, 1.0), groups, kind="dapo", **SETTINGS)
-        imitate(tiny_policy, sgd(tiny_policy, 1.0), groups, micro_tokens=0, max_grad_norm=0)
+        imitate(tiny_policy, sgd(tiny_policy, 1.0), groups, UpdateMemory(tiny_policy), 0)
     assert not all(torch.equal(a, b) for a, b in zip(before, tiny_policy.parameters))
 
 
@@ -122,29 +122,6 @@ def test_parity_is_the_kl_from_the_sampler_to_the_trainer(tiny_policy, groups):
     assert metrics["parity/kl"] == pytest.approx((math.exp(2) - 2 - 1) / tokens, rel=1e-4)
 
 
-def test_importance_weights_are_truncated_and_remembered(tiny_policy, groups, float64):
-    """The sampler gave all tokens of a completion half the probability: weight 2, or the limit."""
-    plain = loss_and_gradients(tiny_policy, groups)[1]
-    completion, *others = groups[0].completions
-    halved = replace(completion, logprobs=tuple(x - math.log(2) for x in completion.logprobs))
-    other = [replace(groups[0], completions=[halved, *others]), *groups[1:]]
-
-    by_limit = {}
-    for limit in (1.0, 1.5, 5.0):
-        before = {}
-        settings = dict(importance_limit=limit, before=before)
-        _, by_limit[limit] = loss_and_gradients(tiny_policy, other, micro_tokens=60, **settings)
-        assert len(before) == 12 and len(before[0, 0]) == len(completion.tokens)
-        again = loss_and_gradients(tiny_policy, other, **settings)[1]
-        for one, two in zip(by_limit[limit], again):
-            torch.testing.assert_close(one, two, rtol=1e-9, atol=1e-12)
-
-    for one, at1, at15, at5 in zip(plain, by_limit[1.0], by_limit[1.5], by_limit[5.0]):
-        # The sampler's float32 rounding alone, and 2 - 1 against 1.5 - 1.
-        torch.testing.assert_close(at1, one, rtol=1e-3, atol=1e-6)
-        torch.testing.assert_close((at5 - at1), 2 * (at15 - at1), rtol=1e-2, atol=1e-6)
-
-
 def test_the_host_asks_for_no_number_before_all_micro_batches_are_under_way(
     tiny_policy, groups, monkeypatch
 ):
@@ -176,8 +153,15 @@ def test_updates_and_imitation_survive_an_overflow(tiny_model, groups, monkeypat
         optimizer = sgd(policy, 0.0)
         metrics = update(policy, optimizer, groups, kind="dapo", micro_tokens=60, **SETTINGS)
         assert metrics["loss_scale"] == optimizer.loss_scale.factor
-        answers = [replace(group, advantages=[1.0] * len(group.completions)) for group in groups]
-        imitated = imitate(policy, optimizer, answers, micro_tokens=60, max_grad_norm=1.0)
+        answers = [
+            replace(
+                group,
+                completions=[replace(each, is_demonstration=True) for each in group.completions],
+                advantages=[1.0] * len(group.completions),
+            )
+            for group in groups
+        ]
+        imitated = imitate(policy, optimizer, answers, UpdateMemory(policy, 60), 1.0)
         norms.append((metrics["grad_norm"], imitated["grad_norm"]))
         assert optimizer.loss_scale.factor < 2.0**40
     assert norms[0] == pytest.approx(norms[1], rel=1e-2) and all(norm > 0 for norm in norms[0])
