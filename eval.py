@@ -4,7 +4,7 @@
 `grpo/tools/evaluation/program.py`.
 """
 
-from data.streams import interrupts_end
+from data.errors import interrupts_end
 
 with interrupts_end():
     from grpo.tools.evaluation.program import program

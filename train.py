@@ -4,7 +4,7 @@
 ...`, with the same flags. The program itself is in `grpo/tools/train.py`.
 """
 
-from data.streams import interrupts_end
+from data.errors import interrupts_end
 
 with interrupts_end():
     from grpo.tools.train import program

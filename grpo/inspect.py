@@ -2,7 +2,7 @@
 
 import sys
 
-from data.streams import interrupts_end
+from data.errors import interrupts_end
 
 with interrupts_end():
     from grpo.tools.inspect import main

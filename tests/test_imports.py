@@ -28,9 +28,6 @@ EXCEPTIONS = {
     "data/make/lessons.py": {"data", "tasks.arithmetic", "tasks.interleave"},
     "grpo/show/alignment.py": {"align.needleman", "align.words"},
     "grpo/tools/report/samples.py": {"align.words"},
-    # The programs connect the packages.
-    "grpo/tools/train.py": {"data.streams"},
-    "grpo/tools/evaluation/program.py": {"data.streams"},
     "grpo/api.py": {"tasks.rows"},
 }
 
@@ -57,12 +54,6 @@ LAYERS = (  # of `grpo`, lowest first: a module imports its own package and lowe
     ("api",),  # what a user imports
     ("grpo",),
 )
-
-
-# What `python -m` runs may call off Ctrl-C while it loads the rest.
-EXCEPTIONS |= {
-    f"grpo/{name}.py": {"data.streams"} for name in ("export", "inspect", "report", "smollm2")
-}
 
 
 def imports_of(path: Path) -> set[str]:

@@ -223,18 +223,6 @@ def test_windows_is_refused_in_one_line(run, monkeypatch, capsys):
     assert line == "grpo.inspect: Windows is not supported; use its Linux subsystem (WSL)"
 
 
-def test_python_without_docstrings_is_refused_in_one_line():
-    for program in ("train", "evaluation.program"):
-        done = subprocess.run(
-            [sys.executable, "-OO", "-c", f"from grpo.tools.{program} import program; program()"],
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-        assert "PYTHONOPTIMIZE=2 or -OO removes docstrings, which transformers needs" in done.stderr
-
-
 def test_the_gpu_of_a_mac_is_refused_in_one_line(run, tiny_model, capsys):
     flags = ["--model", tiny_model, *SMALL, "--device", "mps"]
     line = refused(capsys, train.main, *flags)

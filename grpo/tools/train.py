@@ -6,8 +6,7 @@ A mistake in the flags is reported before torch is loaded, which takes seconds.
 import os
 import sys
 
-from data.errors import exit_status
-from data.streams import interrupts_end, reason_of
+from data.errors import exit_status, interrupts_end
 from grpo.config import parse
 from grpo.run.interrupt import end_process
 from grpo.torchrun import RANK, only_rank0_prints
@@ -38,13 +37,9 @@ def main(argv: list[str]) -> int:
     """Train with these flags; return the exit status."""
     # Training continues if standard output or error is lost. Then a line is added here.
     lost_streams: list[str] = []
-
-    def note_lost(name: str, error: Exception) -> None:
-        lost_streams.append(f"{name} is lost ({reason_of(error)}); training continues without it")
-
     name = f"train.py, rank {RANK}" if RANK else "train.py"
     with only_rank0_prints():
-        return exit_status(name, lambda: start(argv, lost_streams), on_lost=note_lost)
+        return exit_status(name, lambda: start(argv, lost_streams), lost_streams)
 
 
 def start(argv: list[str], lost_streams: list[str]) -> int:

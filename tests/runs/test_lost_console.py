@@ -13,7 +13,6 @@ import pytest
 from compare_runs import assert_same_run
 from tiny_models import make_tiny_model
 
-from data.streams import Lasting
 from grpo.run.interrupt import Interrupt
 from grpo.tools import train
 
@@ -180,32 +179,6 @@ def start(name, *, happens, files, preexec=None):
         start_new_session=True,
         preexec_fn=preexec,
     )
-
-
-class Broken:
-    """A stream whose writes fail."""
-
-    encoding = "utf-8"
-
-    def __init__(self, error):
-        self.error, self.tries = error, 0
-
-    def write(self, text):
-        self.tries += 1
-        raise self.error
-
-    flush = write
-
-
-@pytest.mark.parametrize(
-    "error", [BrokenPipeError(32, "Broken pipe"), OSError(5, "EIO"), ValueError("closed file")]
-)
-def test_a_stream_falls_silent_once(error):
-    lost, stream = [], Broken(error)
-    lasting = Lasting(stream, "standard output", lambda *what: lost.append(what))
-    for _ in range(3):
-        print("a line", file=lasting)
-    assert lost == [("standard output", error)] and stream.tries == 1
 
 
 @pytest.mark.parametrize("gentle", [signal.SIGHUP, signal.SIGUSR1])

@@ -16,9 +16,8 @@ import argparse
 import math
 import sys
 
-from data.errors import Parser, UserError, exit_status
+from data.errors import Parser, UserError, exit_status, interrupts_end
 from data.files import kind_of
-from data.streams import interrupts_end
 from grpo.config import MAX_NUMBER, MAX_SHOTS, Config
 from grpo.model.prompts import system_text, template_arguments
 from grpo.tools.train import let_threads_sleep
