@@ -13,11 +13,12 @@ All numbers in that place must be readable and have the same value; the reader n
 several. Digits glued to letters are words ("x2", "3rd", "42kg"). The reasons to refuse a text are
 
 - empty; no number; too long (more than MAX_CHARACTERS of text, or MAX_DIGITS digits);
-- not an integer: 1.0, .5, 1e5, 0x1F, 42 %, 4 million, 5^2, ``\frac{3}{4}``, a bound (x > 52, ≈ 52);
+- not an integer: 1.0, .5, 1e5, 0x1F, 42 %, 4 million, 5^2, 5!, ``\frac{3}{4}``, an expression that
+  is not worked out (7 * 7, 3/4), a bound (x > 52, ≈ 52);
 - malformed grouping: 12,34  1,2,3  1,234 567. Accepted: 1,234  1 234  1_234  ``1{,}234``;
 - unclear sign: "- 42" (or a bullet?), --42, –42 (en dash), minus 42. Accepted: -42, +42, −42, -$42;
 - other digits: ٤٢; only 0 to 9 count. Accepted: 007 is 7;
-- several answers: "12, 13", "12 or 13", 3/4, "52, not 53". Accepted: "52. Yes, 52.";
+- several answers: "12, 13", "12 or 13", "52, not 53". Accepted: "52. Yes, 52.";
 - denied: "not", "n't", "never", "wrong" ... in the answer or before it in its sentence;
 - open box, open reasoning: ``\boxed{4`` or ``<think>52`` was cut off.
 
@@ -59,15 +60,18 @@ _DENIAL = re.compile(
 # What makes the value another one than that of the number which stands there.
 _CHANGED = re.compile(
     r"""
-    [√∛∜^‰≤≥≠≈~] | \d [\s*_`$)}\\]{0,8} %
+    [√∛∜^‰≤≥≠≈~] | \d [\s*_`$)}\\]{0,8} [%!]
   | \\ (?: [cdt]?frac | sqrt | binom | leq? | geq? | lt | gt | neq? | approx ) (?! [a-z] )
   | \b (?: percent | dozen | hundred | thousand | million | billion | trillion ) \b
-  | \b (?: than | least | most | above | below | over | under ) \s++ [\W_]{0,8}? \d
-  | (?<! [-=|] ) [<>] =? \s*+ -? \d | \d \s*+ (?: [<>](?!\|) | != ) | !=
+  | \b than \b | \b (?: least | most | above | below | over | under ) \s++ [\W_]{0,8}? \d
+  | (?<! [-=|] ) [<>] =? [\s*_`$({-]*+ \d | \d \s*+ (?: [<>](?!\|) | != ) | !=
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-_TAG = re.compile(r"</?[a-z][^<>\n]*+>|^>+", re.IGNORECASE | re.MULTILINE)
+# Tags, marks of quoted lines, and labels that begin a line ("Step 2:"), which are no answers.
+_SKIPPED = re.compile(
+    r"</?[A-Za-z][^<>\n]*+>|^>+|^[\s#>*_•-]{0,8}[A-Z][a-z]*+ \d{1,3}[*_]*+:(?!\S)", re.MULTILINE
+)
 
 # A number with what stands before it, or a word that may have digits (x2, x-2). Signs without a
 # number are a token as well, so that a run of them is not scanned again from each of its places.
@@ -79,7 +83,7 @@ _TOKEN = re.compile(
     (?P<prefix> {_SIGNS}*+ [$€£]?+ )
     (?P<body> (?: (?<!\.)\. )?\d++ (?: [.,_ \u00a0\u2007\u2009\u202f] \d++ )*+ )
     (?P<word> [^\W\d_]\w*+ )?+
-  | {_SIGNS}++ | [^\W\d_]\w*+ (?: [-./]\d\w*+ )*+
+  | {_SIGNS}++ | [^\W\d_]\w*+ (?: [-+−./*^]\d\w*+ )*+
     """,
     re.VERBOSE | re.IGNORECASE,
 )
@@ -87,6 +91,12 @@ _TOKEN = re.compile(
 # Digits with letters are a word (42kg), unless both are a number (1e5, 0x1F).
 _LITERAL = re.compile(r"[\d.]+e\d*|0[xob]\w+", re.IGNORECASE)
 _GROUPED = re.compile(r"\d+|\d{1,3}([,_ \u00a0\u2007\u2009\u202f])\d{3}(?:\1\d{3})*")
+
+# Between two numbers that belong to one expression: no white space (10:30), or an operator.
+_TIED = re.compile(
+    r"\S*+ | [\s()\[\]{}$\\]* (?: [/÷*×·⋅:x] | times | cdot | div | mod ) [\s()\[\]{}$\\]*",
+    re.VERBOSE | re.IGNORECASE,
+)
 _READABLE = re.compile(r"[-+−]?[$€£]?")  # prefixes that leave an integer readable
 
 
@@ -141,17 +151,25 @@ def _last_sentence(text: str) -> str:
 
 def _value_in(place: str) -> Answer:
     """Return the value that all numbers in `place` share, or why there is none."""
-    place = _TAG.sub(" ", place).replace("{,}", ",").replace("\\,", ",").replace("\\$", "$")
+    place = _SKIPPED.sub(" ", place).replace("{,}", ",").replace("\\,", ",").replace("\\$", "$")
     if _CHANGED.search(place):
         return Answer(None, "not an integer")
 
-    answers = [_number(token) for token in _TOKEN.finditer(place)]
-    found = [answer for answer in answers if answer is not None]
-    if not found:
-        return Answer(None, "no number")
-    for answer in found:
+    found = []
+    end = None  # of the number before
+    for token in _TOKEN.finditer(place):
+        answer = _number(token)
+        if answer is None:
+            continue
         if answer.reason:
             return answer
+        if end is not None and _TIED.fullmatch(place, end, token.start()):
+            return Answer(None, "not an integer")
+        found.append(answer)
+        end = token.end()
+
+    if not found:
+        return Answer(None, "no number")
     return found[0] if len(set(found)) == 1 else Answer(None, "several answers")
 
 

@@ -201,11 +201,6 @@ class Arithmetic:
         first, second = (len(_integers_of(n)) for n in divmod(level, 10))
         return first * (first + 1) // 2 if first == second else first * second
 
-    def answer(self, problem: Problem, completion: str) -> str | None:
-        """Return the integer that a completion answers with, for majority votes."""
-        value = extract(completion).value
-        return None if value is None else str(value)
-
     def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
         """Return a score for each completion. Its `value` is 1 for the right integer, else 0.
 
@@ -222,7 +217,7 @@ class Arithmetic:
     @staticmethod
     def unended(problem: Problem, completion: str, score: Score) -> Score:
         """Return the score of an answer that the token budget cut off: a right one earns what its
-        digits and its error earn (see `tasks.base.OptionalMembers`).
+        digits and its error earn (see `tasks.base.Task`).
         """
         return replace(score, reward=0.3 + 0.2, value=0.0) if score.exact else score
 

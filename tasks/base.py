@@ -7,13 +7,12 @@ import math
 import numbers
 import operator
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from os import PathLike
 from typing import Any, Protocol
 
 from data.errors import UserError
-from data.text import is_encodable, shortened, shown
+from data.text import is_encodable, shown
 from tasks.user_code import TaskError, calling
 
 SPLITS = ("train", "validation", "test")
@@ -96,9 +95,30 @@ class Task(Protocol):
     """What the trainer asks of a task. A constructor without arguments must work.
 
     `rewards` are the names for --reward, the default first; () if there is only one reward. A task
-    with several has an attribute `reward`, the name of the one in use.
+    with several has an attribute `reward`, the name of the one in use. Besides, it may have
 
-    `OptionalMembers` says what else a task may have.
+    - `reward_range`: the lowest and the highest reward, by default (0.0, 1.0). None means unknown:
+      then no group is called failed, only right answers solved, and each score gives its `value`;
+    - `score_groups(groups)`: the scores of several groups at once, `watch(show)`, `compares`;
+    - `credits(problem, completions)`, `draft(problem)`;
+    - `unended(problem, completion, score)`: the score of a completion that the token budget cut
+      off, from the one that it would have had with an end. Without it the reward stays;
+    - `explain(problem, completion, score, reward)`, a static method of the project's tasks;
+    - `reads_reasoning`: whether completions begin with the reasoning tag that the prompt ends with
+      ("<think>"), so that the task sees that what follows is reasoning until it is closed;
+    - `metric`, what reports call the score; `level_unit`, what a level counts ("words");
+    - of a level: `default_steps`, `max_new_tokens`, `levels`, `family_size`; `climbs`: whether a
+      run begins with the easier levels of `tasks.supply.LADDER`;
+    - `key(problem)`, the canonical key, computed again from `problem.data`;
+    - `problems(split)`, `notes`, `mistakes`;
+    - `sources()`, `unseen(known)`, `foreign(level)`: of tasks that draw from texts;
+    - `options`: flags and their help. Each is also a keyword of the constructor, which gets a text;
+    - `placeholders`: what a wording may contain: by name, functions that make the text from a
+      problem's data, e.g. ``{"words": lambda data: " ".join(data["words"])}``;
+    - `program`, files of the user's own that the task executes; `python_functions`; `from_python`:
+      whether it was made from Python values, so that no command line can load it.
+
+    The functions below ask for these, and say what each means.
     """
 
     name: str
@@ -112,71 +132,6 @@ class Task(Protocol):
         """Return the score of each completion of `problem`, in order."""
 
 
-class OptionalMembers(Protocol):
-    """What a task may have besides what `Task` names."""
-
-    # The lowest and the highest reward, by default (0.0, 1.0). None means unknown: then no group is
-    # called failed, only right answers solved, and each `Score` gives its `value`.
-    reward_range: tuple[float, float] | None
-    reward: str  # the name of the one in use, see `Task`
-    credits: Callable[[Problem, Sequence[str]], Sequence[Sequence[tuple[int, float]]]]
-
-    # The scores of several groups at once, see `scores_of_groups`.
-    score_groups: Callable[[Sequence[tuple[Problem, Sequence[str]]]], list[list[Score]]]
-    watch: Callable[[Callable[[int, int, float], None]], None]  # see `watch_scoring`
-
-    compares: bool  # whether scores depend on the group's other completions, see `compares`
-
-    metric: str  # what reports call the score
-    level_unit: str  # what a level counts ("words")
-    answer: Callable[[Problem, str], str | None]  # see `answers_of`
-
-    # Whether completions begin with the reasoning tag that the prompt ends with, e.g. "<think>", so
-    # that the task sees that what follows is reasoning until it is closed.
-    reads_reasoning: bool
-
-    # The score of a completion that the token budget cut off, from the one that it would have had
-    # with an end. Without it the reward stays. Its result is not checked.
-    unended: Callable[[Problem, str, Score], Score]
-
-    mistakes: Mapping[str, str]  # see `mistakes_of`
-
-    # A static method that says in words how a completion earned its reward. Only tasks of the
-    # project are asked (see `tasks.registry.explain`).
-    explain: Callable[[Problem, str, Score, str | None], str]
-
-    # Of a level.
-    default_steps: Callable[[int], int]  # see `default_steps_of`
-    max_new_tokens: Callable[[int], int]  # see `declared_budget`
-    levels: Callable[[int], Iterable[int]]  # on the way to it, see `levels_of`
-    family_size: Callable[[int], int | None]  # how many different problems there are
-    climbs: bool  # whether a run begins with the easier levels of `tasks.supply.LADDER`
-
-    key: Callable[[Problem], str]  # the canonical key, computed again from `problem.data`
-    draft: Callable[[Problem], Callable[[str], str]]  # see `draft_of`
-    problems: Callable[[str], Iterable[Problem]]  # of a split, see `problems_of`
-    notes: Iterable[str]  # see `notes_of`
-
-    # The texts that problems are drawn from. Such a task may also have the option `texts`, a folder
-    # of the user's.
-    sources: Callable[[], Mapping[str, str]]  # see `sources_of`
-    unseen: Callable[[Collection[str]], Task]  # see `unseen_texts`
-    foreign: Callable[[int], Mapping[str, Task]]  # at a level, see `foreign_of`
-
-    # Flags and their help. Each is also a keyword of the constructor, which gets a string.
-    options: Mapping[str, str]
-
-    program: Sequence[str | PathLike[str]]  # files of the user's own that the task executes
-    python_functions: Mapping[str, Callable]  # see `python_functions_of`
-    from_python: bool  # whether it was made from Python values: no command line can load it
-
-    # What a wording of the user's own may contain: by name, functions that make the text from a
-    # problem's `data`, e.g. ``{"words": lambda data: " ".join(data["words"])}``. `load_task` sets
-    # `wording`, and `worded` applies it.
-    placeholders: Mapping[str, Callable[[Mapping[str, Any]], str]]
-    wording: str
-
-
 def key_of(*parts: Any) -> str:
     """Return the canonical key of a problem made of `parts`: 16 hex digits of SHA-256."""
     return hashlib.sha256("\x1f".join(map(str, parts)).encode()).hexdigest()[:16]
@@ -188,17 +143,13 @@ def split_of_key(key: str) -> str:
     return {8: "validation", 9: "test"}.get(tenth, "train")
 
 
-# For each placeholder, the function that makes its text from a problem's data.
-Placeholders = Mapping[str, Callable[[Mapping[str, Any]], str]]
-
-
 def worded(task: Task, problem: Problem) -> Problem:
     """Return `problem` with its prompt in the wording that `load_task` gave the task, if any.
 
     Raises UserError if the problem's data lacks what a placeholder needs.
     """
     wording = getattr(task, "wording", "")
-    placeholders: Placeholders = getattr(task, "placeholders", {})
+    placeholders = getattr(task, "placeholders", {})
     if not (wording and placeholders):
         return problem
 
@@ -221,16 +172,11 @@ def check_task(task: Any, spec: str) -> None:
     name = getattr(task, "name", None)
     if not isinstance(name, str) or not name:
         raise UserError(f"{where}: its name is {name!r}; give the class a name, a text")
-
     for method in ("make", "score"):
         if not callable(getattr(task, method, None)):
             raise UserError(
                 f"{where}: has no method {method}(); docs/data-and-tasks.md has an example"
             )
-
-    rewards = getattr(task, "rewards", ())
-    if not isinstance(rewards, (tuple, list)) or not all(isinstance(r, str) for r in rewards):
-        raise UserError(f"{where}: rewards is {rewards!r}; it must be a tuple of names")
 
 
 FIELDS: dict[str, tuple[type, str]] = {
@@ -251,7 +197,6 @@ def check_problem(problem: Any, where: str) -> None:
     """
     if not isinstance(problem, Problem):
         raise TaskError(f"{where}: is {type(problem).__name__}, and must be a Problem")
-
     for name, (kind, meaning) in FIELDS.items():
         value = getattr(problem, name)
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -267,8 +212,7 @@ def check_problem(problem: Any, where: str) -> None:
         )
 
     try:
-        texts = {name: getattr(problem, name) for name in FIELDS}
-        json.dumps(texts, ensure_ascii=False).encode()
+        json.dumps(problem.to_json(), ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise TaskError(
             f"{where}: holds a lone surrogate, {error.object[error.start]!a}"
@@ -283,26 +227,7 @@ def _is_turn(turn: Any) -> bool:
     )
 
 
-def check_stored(task: Task, problem: Problem, where: str) -> None:
-    """Raise UserError, which begins with `where`, unless a stored `problem` suits `task`.
-
-    If a problem names this task, and the task can compute keys, the stored key must be the one
-    computed from the data. A user's own problems may name another task; they are not checked
-    further.
-    """
-    check_problem(problem, where)
-
-    if problem.task == task.name and hasattr(task, "key"):
-        with calling(f"{where}: its data is not that of task {task.name}: key()"):
-            key = task.key(problem)
-        if key != problem.key:
-            raise UserError(
-                f"{where}: its key is {shortened(problem.key)}, and its data has {key}; "
-                "make it again with python -m tasks.generate"
-            )
-
-
-# ---- what a task may have besides: each function asks for one of the `OptionalMembers`
+# ---- what a task may have besides, see `Task`
 
 
 def asked(task: Task, name: str, *arguments: Any, default: Any = None) -> Any:
@@ -343,10 +268,9 @@ def draft_of(task: Task) -> Callable[[Problem], Callable[[str], str]] | None:
     """Return the function that guesses how completions continue, for speculative decoding, or None.
 
     ``draft(problem)(text)`` gets the text so far, which may end in the middle of a word. It returns
-    the most likely continuation to the end of the completion: "l saw it." after "the ow". It
-    returns "" if there is no guess, or if the completion should end now. A wrong guess costs time
-    but changes no sample. Each completion has its own copy (`copy.copy`) of the guesser, which may
-    remember earlier calls. Neither may change the problem's data.
+    the most likely continuation to the end of the completion ("l saw it." after "the ow"), or "".
+    A wrong guess costs time but changes no sample. Each completion has its own copy (`copy.copy`)
+    of the guesser, which may remember earlier calls. Neither may change the problem's data.
     """
     if not hasattr(task, "draft"):
         return None
@@ -354,11 +278,7 @@ def draft_of(task: Task) -> Callable[[Problem], Callable[[str], str]] | None:
 
 
 def watch_scoring(task: Task, show: Callable[[int, int, float], None]) -> None:
-    """Let `task` say how far it is while its scores take long.
-
-    It calls ``show(done, total, seconds)`` now and then, for any parts that it counts; `seconds` is
-    the time since it began.
-    """
+    """Let `task` call ``show(done, total, seconds)`` while its scores take long."""
     asked(task, "watch", show)
 
 
@@ -385,47 +305,43 @@ def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
 
     Raises UserError if the task has no credits, and when they are asked for, if they are wrong.
     """
-    credits = getattr(task, "credits", None)
-    if credits is None:
+    if not hasattr(task, "credits"):
         raise UserError(
             f"--credit alignment: task {task.name} does not say what each word of a completion "
             "earns; give --credit outcome"
         )
+    return lambda problem, completions: _checked_credits(task, problem, completions)
 
-    def checked(problem: Problem, completions: Sequence[str]) -> Credits:
-        where = f"task {task.name}, problem {problem.key}: credits()"
-        with calling(where):
-            given = list(credits(problem, list(completions)))
-            found = [
-                tuple((operator.index(end), float(amount)) for end, amount in pairs)
-                for pairs in given
-            ]
-        if len(found) != len(completions):
+
+def _checked_credits(task: Task, problem: Problem, completions: Sequence[str]) -> Credits:
+    where = f"task {task.name}, problem {problem.key}: credits()"
+    with calling(where):
+        found: Credits = [
+            tuple((operator.index(end), float(amount)) for end, amount in pairs)
+            for pairs in task.credits(problem, list(completions))  # type: ignore[attr-defined]
+        ]
+    if len(found) != len(completions):
+        raise UserError(
+            f"{where} returned {len(found)} lists for {len(completions)} completions; it must "
+            "return one for each"
+        )
+
+    for i, (pairs, text) in enumerate(zip(found, completions)):
+        ends = [0, *(end for end, _ in pairs), len(text)]
+        if ends != sorted(ends) or not math.isfinite(sum(amount for _, amount in pairs)):
             raise UserError(
-                f"{where} returned {len(found)} lists for {len(completions)} completions; it must "
-                "return one for each"
+                f"{where} returned {shown(pairs)} for completion {i}; it must return pairs "
+                f"(end, amount) for its words, in order: whole numbers from 0 to {len(text)}, "
+                "the length of the text, and finite numbers"
             )
-
-        for i, (pairs, text) in enumerate(zip(found, completions)):
-            ends = [0, *(end for end, _ in pairs), len(text)]
-            is_finite = math.isfinite(sum(amount for _, amount in pairs))
-            if ends != sorted(ends) or not is_finite:
-                raise UserError(
-                    f"{where} returned {shown(pairs)} for completion {i}; it must return pairs "
-                    f"(end, amount) for its words, in order: whole numbers from 0 to {len(text)}, "
-                    "the length of the text, and finite numbers"
-                )
-        return found
-
-    return checked
+    return found
 
 
 def declared_budget(task: Task, level: int) -> int:
     """Return the completion budget in tokens that the task declares for `level`; 0 if none.
 
-    A task whose completions reason before a short answer needs more tokens than the answer has. The
-    budget is never less than the target needs, and --max-new-tokens overrides it. Raises UserError
-    unless it is a whole number >= 0.
+    The budget is never less than the target needs, and --max-new-tokens overrides it. Raises
+    UserError unless it is a whole number >= 0.
     """
     declared = asked(task, "max_new_tokens", level, default=0)
     if not isinstance(declared, numbers.Integral) or declared < 0:
@@ -442,20 +358,13 @@ def default_steps_of(task: Task, level: int) -> int:
 
 
 def family_size(task: Task, level: int) -> int | None:
-    """Return how many different problems there are at `level`, in all splits together.
-
-    Returns None if the task does not know.
-    """
+    """Return how many different problems `level` has, in all splits; None if that is unknown."""
     size: int | None = asked(task, "family_size", level)
     return size
 
 
 def levels_of(task: Task, level: int) -> list[int]:
-    """Return the levels on the way to `level`, the easiest first; [] if the task names none.
-
-    A task names them if its levels are not simply 1, 2, 3 ..., because only the task knows which
-    are easier.
-    """
+    """Return the levels on the way to `level`, the easiest first; [] if they are 1, 2, 3 ..."""
     return list(asked(task, "levels", level, default=()))
 
 
@@ -489,17 +398,6 @@ def mistakes_of(task: Task) -> dict[str, str]:
     e.g. ``{"copies A": "only text A is copied"}``; {} if they speak for themselves.
     """
     return dict(getattr(task, "mistakes", {}))
-
-
-def answers_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[str | None]:
-    """Return the answer in each completion, for majority votes; None where there is none.
-
-    By default it is the whole completion, without white space around it; an empty one holds none.
-    """
-    return [
-        asked(task, "answer", problem, completion, default=completion.strip() or None)
-        for completion in completions
-    ]
 
 
 def sources_of(task: Task) -> dict[str, str]:

@@ -4,7 +4,7 @@ The prompt describes two processes that each keep their own place and take turns
 similarity of the completion with the true interleaving: the best Needleman-Wunsch alignment over
 words, normalised to [0, 1] (`align.needleman.similarity`). The reward is a named shaping of that
 alignment, because plain similarity rewards cheap strategies: copying one text alone scores 0.5.
-`python -m tasks.traps` prints what such strategies earn.
+docs/rewards.md has a table of what such strategies earn.
 """
 
 import copy
@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
 
-from align.needleman import Alignment, nw_align_batch
-from align.prefixes import prefix_scores
+from align.needleman import Alignment, nw_align_batch, prefix_scores
 from align.words import normalise, split_words, word_ends
 from data.corpus import Document, fingerprint, load_corpus, load_texts, split_of
 from data.errors import UserError
@@ -23,7 +22,7 @@ from data.foreign import foreign_texts
 from tasks.base import SPLITS, Problem, Score, key_of
 from tasks.drafts import Guess
 from tasks.scoring import explain_parts, has_numbers
-from tasks.trap_names import IN_WORDS, TrapNames
+from tasks.traps import IN_WORDS, TrapNames
 
 PROMPT = (
     "Two processes each read a text, one word at a time, and each keeps its own place. They take "
@@ -279,7 +278,7 @@ class Interleave:
 
     def unended(self, problem: Problem, completion: str, score: Score) -> Score:
         """Return the score of an answer that the token budget cut off: where all words are right,
-        the last one does not count (see `tasks.base.OptionalMembers`).
+        the last one does not count (see `tasks.base.Task`).
         """
         if not score.exact:
             return score
@@ -294,7 +293,7 @@ class Interleave:
 
         See `tasks.base.credits_of`. The i-th word earns V_i - V_(i-1), where V_i = v_i / max(i,
         words of the target) is the reward of the text so far, without a penalty for words that are
-        still missing. P_i is from `align.prefixes.prefix_scores`, S is the score of the whole
+        still missing. P_i is from `align.needleman.prefix_scores`, S is the score of the whole
         alignment, and M the length of the longer of text and target. The last column is settled at
         the end of the text:
 

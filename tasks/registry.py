@@ -5,7 +5,7 @@ A task of the project may have an argument: ``gsm8k:FOLDER``.
 
 import importlib
 import string
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -43,22 +43,13 @@ def load_task(
     prompt of all problems (see `worded`). Raises UserError if there is no such task, file, class,
     reward or option, or if the wording does not suit the task.
     """
-    task = _make_task(spec, reward, options)
-    if wording:
-        check_wording(spec, wording, "--wording")
-        task.wording = wording  # type: ignore[attr-defined]
-    return task
-
-
-def _make_task(spec: str, reward: str | None, options: Mapping[str, str]) -> Task:
-    """Return the task, made with the given options and checked."""
     task_class = _load_class(spec)
-    known = options_of(spec)
     for name in options:
-        if name not in known:
+        if name not in options_of(spec):
             raise UserError(_no_such_flag(name, spec))
 
-    keywords = {}
+    keywords = {name.replace("-", "_"): value for name, value in options.items()}
+    keywords |= _argument(spec, task_class)
     if reward is not None:
         rewards = tuple(getattr(task_class, "rewards", ()))
         if reward not in rewards:
@@ -66,12 +57,13 @@ def _make_task(spec: str, reward: str | None, options: Mapping[str, str]) -> Tas
             raise UserError(f"--reward {reward}: task {spec} has no such reward; it has {names}")
         keywords["reward"] = reward
 
-    keywords |= {name.replace("-", "_"): value for name, value in options.items()}
-    keywords |= _argument(spec, task_class)
     where = f"--task {spec}: its constructor"
     with process_unchanged(where), calling(where):
-        task = task_class(**keywords)
+        task: Task = task_class(**keywords)
     check_task(task, spec)
+    if wording:
+        check_wording(spec, wording, "--wording")
+        task.wording = wording  # type: ignore[attr-defined]
     return task
 
 
@@ -151,31 +143,24 @@ def require_trusted_task(
     allowed: Collection[str | None],
     where: str | Path,
 ) -> None:
-    """Check that the user has allowed the programs that the record of a run names.
+    """Raise UserError, which begins with `where`, unless the programs that the record of a run
+    names are `allowed`: its task `spec`, and the reward function in its `options`.
 
-    A run may come from a stranger, and loading a task or a reward function from a file executes the
-    file. Raises UserError, which names the record `where`, unless the task `spec` is one of
-    `REGISTRY` or `allowed`, and the reward function in its `options` is allowed as well.
+    A run may come from a stranger, and loading a task or a reward function executes a file.
     """
-    if _program(spec) and not is_allowed(spec, allowed):
-        raise UserError(
-            f"{where}: its task is a program that would be executed, {spec}; if you trust it, give "
-            f"--task {spec} as well"
-        )
-    program = options.get(REWARD_FILE)
-    if program is not None and not is_allowed(program, allowed):
-        raise UserError(
-            f"{where}: its reward is a program that would be executed, {program}; if you trust it, "
-            f"give --{REWARD_FILE} {program} as well"
-        )
+    programs = {"task": spec if _program(spec) else None, REWARD_FILE: options.get(REWARD_FILE)}
+    for flag, program in programs.items():
+        if program is not None and not is_allowed(program, allowed):
+            raise UserError(
+                f"{where}: its {flag.removesuffix('-file')} is a program that would be executed, "
+                f"{program}; if you trust it, give --{flag} {program} as well"
+            )
 
 
 def is_same_program(one: str | None, other: str | None) -> bool:
     """Return whether two programs, written as ``path/to/file.py:Name``, are the same."""
-    if one is None or other is None:
-        return False
-    if one == other:
-        return True
+    if one is None or other is None or one == other:
+        return one is not None and one == other
     (path, _, name), (other_path, _, other_name) = one.rpartition(":"), other.rpartition(":")
     are_files = path.endswith(".py") and other_path.endswith(".py")
     return are_files and name == other_name and Path(path).resolve() == Path(other_path).resolve()
@@ -198,7 +183,25 @@ def check_wording(spec: str, wording: str, where: str) -> None:
     `where` is the flag or file that holds the wording.
     """
     placeholders = getattr(_load_class(spec), "placeholders", {})
-    check_placeholders(wording, placeholders, task=spec, where=where)
+    if not placeholders:
+        raise UserError(
+            f"{where}: task {spec} has no placeholders, so its wording cannot be replaced"
+        )
+
+    known = ", ".join(f"{{{name}}}" for name in placeholders)
+    hint = f"task {spec} has the placeholders {known}, and a brace that is text is written twice"
+    try:
+        found = {
+            name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
+            for _, name, form, conversion in string.Formatter().parse(wording)
+            if name is not None
+        }
+    except ValueError as error:  # the braces do not match
+        raise UserError(f"{where}: {error}; {hint}") from error
+    if unknown := found - set(placeholders):
+        raise UserError(f"{where}: no placeholder is called {min(unknown)!r}; {hint}")
+    if missing := [name for name in placeholders if name not in found]:
+        raise UserError(f"{where}: lacks {{{missing[0]}}}; {hint}")
 
 
 def options_of(spec: str) -> Mapping[str, str]:
@@ -248,51 +251,3 @@ def split_options(spec: str, arguments: Sequence[str]) -> tuple[dict[str, str], 
 def _no_such_flag(name: str, spec: str) -> str:
     names = ", ".join(f"--{known}" for known in options_of(spec))
     return f"--{name}: task {spec} has no such flag; it has {names or 'none'}"
-
-
-# For each placeholder, the function that makes its text from a problem's data.
-Placeholders = Mapping[str, Callable[[Mapping[str, Any]], str]]
-
-BRACES = "a brace that is text is written twice"
-
-
-def check_placeholders(wording: str, placeholders: Placeholders, *, task: str, where: str) -> None:
-    """Raise UserError unless `wording` has all `placeholders` of the task and no others.
-
-    `where` is the flag or file that holds the wording.
-    """
-    if not placeholders:
-        raise UserError(
-            f"{where}: task {task} has no placeholders, so its wording cannot be replaced"
-        )
-
-    known = ", ".join(f"{{{name}}}" for name in placeholders)
-    try:
-        found = _fields_of(wording)
-    except ValueError as error:
-        raise UserError(
-            f"{where}: {error}; task {task} has the placeholders {known}, and {BRACES}"
-        ) from error
-
-    for name in found:
-        if name not in placeholders:
-            raise UserError(
-                f"{where}: no placeholder of task {task} is called {name!r}; it has {known}, and "
-                f"{BRACES}"
-            )
-    for name in placeholders:
-        if name not in found:
-            raise UserError(f"{where}: lacks {{{name}}}; task {task} has the placeholders {known}")
-
-
-def _fields_of(wording: str) -> list[str]:
-    """Return what is written between braces: ["a", "b"] for "A: {a}, B: {b}".
-
-    Raises ValueError if the braces do not match.
-    """
-    fields = []
-    for _, name, form, conversion in string.Formatter().parse(wording):
-        if name is not None:
-            suffix = (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
-            fields.append(name + suffix)
-    return fields

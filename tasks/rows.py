@@ -8,10 +8,8 @@ function. Two optional columns have a meaning: `split` ("train", "validation" or
 """
 
 import json
-import math
 import random
 import re
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,11 +34,6 @@ TURNS = re.compile(
 # The completion budget in tokens. Completions may reason before they answer, so it does not follow
 # from the length of the answer.
 BUDGET = 256
-
-# The most held-out prompts that are compared with those of the training split. If all come from one
-# template, nearly every pair is compared: without this bound 50,000 rows took a minute, and the
-# time rises with their square.
-COMPARED = 1_000
 
 
 @dataclass(frozen=True)
@@ -137,7 +130,9 @@ class Rows:
         )
         self.functions = RewardFunctions(functions, settings)
         self.compares = bool(self.functions.of_groups)
-        self.python_functions = {} if reward_file else self.functions.by_name()
+        self.python_functions = (
+            {} if reward_file else {f.name: f.function for f in self.functions.functions}
+        )
 
         names = _pairs(options.columns, "--columns")
         given_rows = read_rows(data)
@@ -145,7 +140,7 @@ class Rows:
         for problem in problems:
             self.functions.check(problem.data["row"], problem.data["where"])
         self._by_split, self.notes = _divided(problems)
-        self.notes += _replaced(given_rows, names) + self._unread(problems)
+        self.notes += self._unread(problems, given_rows, names)
         if self.compares:
             self.notes.append(
                 f"reward {', '.join(self.functions.of_groups)}: takes completions and may compare "
@@ -153,20 +148,24 @@ class Rows:
                 "itself, give it the parameter completion"
             )
 
-    def _unread(self, problems: Sequence[Problem]) -> list[str]:
-        """Return a note of the columns that no reward reads."""
+    def _unread(
+        self, problems: Sequence[Problem], rows: Sequence[Row], names: Mapping[str, str]
+    ) -> list[str]:
+        """Return notes of the columns that nothing reads."""
+        notes = [
+            f"--data: column {name} is not read; --columns {name}={column} replaces it"
+            for name, column in names.items()
+            if name not in names.values() and any(name in row for _, row in rows)
+        ]
         columns = dict.fromkeys(name for one in problems for name in one.data["row"])
         unread = [name for name in columns if not self.functions.reads(name)]
-        if not unread:
-            return []
-        names = shortened(", ".join(unread), 200)
-        note = f"--data: no reward reads {'columns' if len(unread) > 1 else 'column'} {names}"
-        if taken := [name for name in unread if name in (*OF_ONE, *OF_GROUP)]:
-            note += (
-                f"; rewards get what was sampled under the name {taken[0]}, so rename the column: "
-                f"--columns NAME={taken[0]}"
-            )
-        return [note]
+        if unread:
+            what = "columns" if len(unread) > 1 else "column"
+            note = f"--data: no reward reads {what} {shortened(', '.join(unread), 200)}"
+            if taken := [name for name in unread if name in (*OF_ONE, *OF_GROUP)]:
+                note += f"; {taken[0]} is what was sampled, so give --columns NAME={taken[0]}"
+            notes.append(note)
+        return notes
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
         """Return a random row of the split."""
@@ -260,13 +259,11 @@ def _level(given: Any, names: Mapping[str, str], where: str) -> int:
         return 1
     if isinstance(given, float) and given.is_integer():
         given = int(given)
-    if isinstance(given, bool) or not isinstance(given, int):
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
         raise UserError(
-            f"{where}: level is {shown(given)}; give a whole number, or rename the column "
+            f"{where}: level is {shown(given)}; give a whole number from 1, or rename the column "
             f"if it is no difficulty: {_aside('level', names)}"
         )
-    if given < 1:
-        raise UserError(f"{where}: level is {given}; give 1 or more")
     return given
 
 
@@ -287,15 +284,6 @@ def _renamed(given: Mapping[str, Any], names: Mapping[str, str], where: str) -> 
     renamed = set(names.values())
     others = {name: value for name, value in given.items() if name not in renamed}
     return others | {name: given[column] for name, column in names.items()}
-
-
-def _replaced(rows: Sequence[Row], names: Mapping[str, str]) -> list[str]:
-    """Return a note of each column whose name --columns gives to another one."""
-    return [
-        f"--data: column {name} is not read; --columns {name}={column} replaces it"
-        for name, column in names.items()
-        if name not in names.values() and any(name in row for _, row in rows)
-    ]
 
 
 def _prompt_of(columns: dict[str, Any], where: str) -> tuple[str, list[dict[str, str]]]:
@@ -356,23 +344,9 @@ def _divided(problems: Sequence[Problem]) -> tuple[dict[str, list[Problem]], lis
     by_split: dict[str, list[Problem]] = {split: [] for split in SPLITS}
     for problem in different.values():
         by_split[problem.data.get("split") or split_of_key(problem.key)].append(problem)
-    notes = []
-    if repeated := len(problems) - len(different):
-        notes.append(f"--data: {repeated:,} of {len(problems):,} rows repeat the prompt of another")
-
-    held_out = [*by_split["validation"], *by_split["test"]]
-    held_out = held_out[:: max(1, math.ceil(len(held_out) / COMPARED))]  # evenly, of both splits
-    pairs = near_duplicates(
-        [one.prompt for one in held_out], [one.prompt for one in by_split["train"]]
-    )
-    if pairs:
-        first, second = held_out[pairs[0][0]], by_split["train"][pairs[0][1]]
-        notes.append(
-            f"--data: {len(pairs):,} of {len(held_out):,} held-out prompts nearly repeat one of "
-            f"the training split, e.g. {first.data['where']} and {second.data['where']}; high "
-            "scores on these may come from memory"
-        )
-    return by_split, notes
+    repeated = len(problems) - len(different)
+    notes = [f"--data: {repeated:,} of {len(problems):,} rows repeat the prompt of another"]
+    return by_split, notes if repeated else []
 
 
 def _pairs(given: str | Mapping[str, Any], flag: str) -> dict[str, Any]:
@@ -440,52 +414,3 @@ def _number(given: Any, flag: str, above: float = float("-inf")) -> float:
     if not above < number < float("inf"):
         raise UserError(f"{flag} {given}: give a finite number{' above 0' if above == 0 else ''}")
     return number
-
-
-OVERLAP = 0.8
-WORDS = 3  # in a sequence
-
-# Texts with fewer sequences are not compared, because short ones are often alike: "What is 2 + 3?"
-MIN_SEQUENCES = 8
-
-
-def near_duplicates(
-    held_out: Sequence[str], known: Sequence[str], overlap: float = OVERLAP
-) -> list[tuple[int, int]]:
-    """Return (i, j) for each held-out text i that nearly repeats a known text; j is the first one.
-
-    Texts of fewer than ten words are not compared.
-    """
-    sets = [_sequences(text) for text in held_out]
-    known_sets = [_sequences(text) for text in known]
-    counts = Counter(member for members in (*sets, *known_sets) for member in members)
-
-    by_member: dict[str, list[int]] = defaultdict(list)
-    for j, members in enumerate(known_sets):
-        for member in _rarest(members, counts, overlap):
-            by_member[member].append(j)
-
-    pairs = []
-    for i, members in enumerate(sets):
-        candidates = {j for member in _rarest(members, counts, overlap) for j in by_member[member]}
-        alike = (j for j in sorted(candidates) if _overlap(members, known_sets[j]) >= overlap)
-        if (first := next(alike, None)) is not None:
-            pairs.append((i, first))
-    return pairs
-
-
-def _sequences(text: str) -> frozenset[str]:
-    """Return the sequences of three words in a text; an empty set if it is too short."""
-    words = normalise(text).casefold().split()
-    found = frozenset(" ".join(words[k : k + WORDS]) for k in range(len(words) - WORDS + 1))
-    return found if len(found) >= MIN_SEQUENCES else frozenset()
-
-
-def _rarest(members: frozenset[str], counts: Counter, overlap: float) -> list[str]:
-    """Return the members of which any set that overlaps enough has at least one."""
-    size = len(members) - math.ceil(overlap * len(members)) + 1 if members else 0
-    return sorted(members, key=lambda member: (counts[member], member))[:size]
-
-
-def _overlap(a: frozenset[str], b: frozenset[str]) -> float:
-    return len(a & b) / len(a | b) if a or b else 0.0

@@ -108,7 +108,7 @@ def scores_of_groups(
 def without_end(task: Task, problem: Problem, completion: str, score: Score) -> Score:
     """Return the `score` of a completion that the token budget cut off, which is never exact.
 
-    What it earns is the task's to say (`OptionalMembers.unended`).
+    What it earns is the task's to say (`unended`, see `tasks.base.Task`).
     """
     unended = getattr(task, "unended", None)
     earned = unended(problem, completion, score) if unended else score
@@ -126,11 +126,10 @@ def _data_unchanged(where: str, problems: Sequence[Problem]) -> Iterator[None]:
     """
     before = [repr(problem.data) for problem in problems]
     yield
-    for problem, data in zip(problems, before, strict=True):
-        if repr(problem.data) != data:
-            raise UserError(
-                f"{where} changed problem.data; let it change a copy, copy.deepcopy(problem.data)"
-            )
+    if before != [repr(problem.data) for problem in problems]:
+        raise UserError(
+            f"{where} changed problem.data; let it change a copy, copy.deepcopy(problem.data)"
+        )
 
 
 def _all_checked(
@@ -138,76 +137,66 @@ def _all_checked(
 ) -> list[Score]:
     """Return the `scores` of the completions, checked as `scores_of` says."""
     where = f"task {task.name}, problem {problem.key}"
-    if not isinstance(scores, Sequence):
+    if not isinstance(scores, Sequence) or len(scores) != len(completions):
+        what = f"{len(scores)} scores" if isinstance(scores, Sequence) else type(scores).__name__
         raise UserError(
-            f"{where}: score() returned {type(scores).__name__}; it must return one Score for each "
-            "completion"
-        )
-    if len(scores) != len(completions):
-        raise UserError(
-            f"{where}: score() returned {len(scores)} scores for {len(completions)} completions; "
-            "it must return one for each"
+            f"{where}: score() returned {what} for {len(completions)} completions; it must return "
+            "one Score for each"
         )
 
     reward_range = range_of(task)
     checked = []
     for i, score in enumerate(scores):
         try:
-            checked.append(_checked(score, reward_range, f"for completion {i}"))
+            checked.append(_checked(score, reward_range))
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{where}: score() returned {error}") from error
+            raise UserError(f"{where}, completion {i}: score() returned {error}") from error
     return checked
 
 
-def _checked(score: Any, reward_range: Range | None, whose: str) -> Score:
+def _checked(score: Any, reward_range: Range | None) -> Score:
     """Return `score` with Python's numbers and its value; an answer of value 1 is exact.
 
-    Raises ValueError, which says what is wrong; `whose` names the completion.
+    Raises ValueError, which says what is wrong.
     """
     if not isinstance(score, Score):
-        raise ValueError(f"{type(score).__name__} {whose}; it must return a Score for each")
+        raise ValueError(f"{type(score).__name__}; it must return a Score for each")
 
-    reward = _within(score.reward, "reward", reward_range, whose)
+    reward = _within(score.reward, "reward", reward_range)
     if score.gives_value:
-        value = _within(score.value, "value", (0.0, 1.0), whose)
+        value = _within(score.value, "value", (0.0, 1.0))
     elif reward_range is None:
-        raise ValueError(
-            f"no value {whose}; a task whose reward_range is None must give one, in [0, 1]"
-        )
+        raise ValueError("no value; a task whose reward_range is None must give one, in [0, 1]")
     else:
         value = rescaled(reward, reward_range)
 
     if not isinstance(score.parts, Mapping):
-        raise ValueError(f"parts of type {type(score.parts).__name__} {whose}; give a mapping")
-    parts = {str(name): _plain(part, f"{name!r} {whose}") for name, part in score.parts.items()}
+        raise ValueError(f"parts of type {type(score.parts).__name__}; give a mapping")
+    parts = {str(name): _plain(part, name) for name, part in score.parts.items()}
     for name, part in parts.items():
         if name == "trap" and not isinstance(part, str | None):
-            raise ValueError(f"{name!r} {part!r} {whose}; give the name of a trap, or None")
+            raise ValueError(f"{name!r} {part!r}; give the name of a trap, or None")
         if name.startswith(COMPONENT):
-            _within(part, name, None, whose)
+            _within(part, name, None)
     is_exact = bool(score.exact) or value >= 1.0
     return replace(score, reward=reward, value=value, exact=is_exact, parts=parts)
 
 
-def _within(given: Any, name: str, limits: Range | None, whose: str) -> float:
+def _within(given: Any, name: str, limits: Range | None) -> float:
     """Return the number `given`; if only rounding put it outside `limits`, the nearest limit.
 
     Raises ValueError, which begins with `name`, if it is no finite number or further outside.
     """
     number = finite_number(given)
     if number is None or abs(number) > LARGEST:
-        raise ValueError(
-            f"a {name} of {shown(given)} {whose}; it must be a finite number, up to {LARGEST:g}"
-        )
+        raise ValueError(f"a {name} of {shown(given)}; give a finite number, up to {LARGEST:g}")
     if limits is None:
         return number
 
     low, high = limits
     if not is_within(number, limits):
         declared = ", the task's reward_range" if name == "reward" else ""
-        raise ValueError(
-            f"a {name} of {number:g} {whose}; it must lie in [{low:g}, {high:g}]{declared}"
-        )
+        raise ValueError(f"a {name} of {number:g}; it must lie in [{low:g}, {high:g}]{declared}")
     return min(max(number, low), high)
 
 
@@ -218,7 +207,7 @@ def is_within(number: float, limits: Range) -> bool:
     return low - margin <= number <= high + margin
 
 
-def _plain(part: Any, whose: str) -> Any:
+def _plain(part: Any, name: str) -> Any:
     """Return a part of a score as JSON types; arrays of NumPy and PyTorch become lists.
 
     Raises ValueError if JSON cannot represent it.
@@ -228,13 +217,10 @@ def _plain(part: Any, whose: str) -> Any:
     if part is None or isinstance(part, (bool, int, float, str)):
         return part
     if isinstance(part, Mapping):
-        return {str(name): _plain(inner, whose) for name, inner in part.items()}
+        return {str(key): _plain(inner, name) for key, inner in part.items()}
     if isinstance(part, (list, tuple)):
-        return [_plain(inner, whose) for inner in part]
-    raise ValueError(
-        f"a {type(part).__name__} as part {whose}; give numbers, labels, or lists and mappings of "
-        "them"
-    )
+        return [_plain(inner, name) for inner in part]
+    raise ValueError(f"a {type(part).__name__} as part {name!r}; give numbers, labels, or lists")
 
 
 # Numbers beyond this are not taken for parts of a score; an integer may be too large for a float.
@@ -263,23 +249,23 @@ def explain_parts(score: Score, weights: Mapping[str, float] | None = None) -> s
         return f"{reward}, as the task scored it"
 
     weights = weights or {}
-    terms = [(weights.get(name, 1.0), x, name) for name, x in components.items()]
-    is_sum = math.isclose(_total(terms), score.reward, abs_tol=1e-6)
-    enough = (digits for digits in range(3, 16) if f"{_total(terms, digits):.3f}" == reward)
-    digits = next(enough, 3) if is_sum else 3
-
+    total = sum(weights.get(name, 1.0) * x for name, x in components.items())
     text = ""
-    for weight, x, name in terms:
+    for name, x in components.items():
+        weight = weights.get(name, 1.0)
         is_negative = (weight if weights else x) < 0
         sign = (" − " if is_negative else " + ") if text else ("-" if is_negative else "")
-        number = f"{abs(weight):.12g} × {x:.{digits}f}" if weights else f"{abs(x):.{digits}f}"
+        number = f"{abs(weight):.12g} × {_exactly(x)}" if weights else _exactly(abs(x))
         text += f"{sign}{number} {name}"
+
+    is_sum = math.isclose(total, score.reward, abs_tol=1e-6)
     return f"{reward} = {text}" if is_sum else f"{reward} = the weighted sum of {text}"
 
 
-def _total(terms: Sequence[tuple[float, float, str]], digits: int = 16) -> float:
-    """Return the sum of weight × number of some terms (weight, number, name), numbers rounded."""
-    return sum(weight * round(x, digits) for weight, x, _ in terms)
+def _exactly(number: float) -> str:
+    """Return a number with three digits after the point, or more where it has more, up to six."""
+    text = f"{number:.6f}".rstrip("0")
+    return text if len(text.partition(".")[2]) > 3 else f"{number:.3f}"
 
 
 def reward_weights(options: Any) -> dict[str, float]:

@@ -62,16 +62,15 @@ def raised(what: str, error: BaseException) -> TaskError:
     return TaskError(f"{what} raised {reason} ({file}, line {line})")
 
 
-# Torch's settings that a process has once, and that the trainer's numbers depend on, by the name of
-# the function that sets each: the name of the one that returns it, and its value before torch is
-# imported (None: not known).
-TORCH_SETTINGS: dict[str, tuple[str, Any]] = {
-    "set_default_dtype": ("get_default_dtype", "torch.float32"),
-    "set_default_device": ("get_default_device", "cpu"),
-    "set_float32_matmul_precision": ("get_float32_matmul_precision", "highest"),
-    "use_deterministic_algorithms": ("are_deterministic_algorithms_enabled", False),
-    "set_grad_enabled": ("is_grad_enabled", True),
-    "set_num_threads": ("get_num_threads", None),
+# Torch's settings that a process has once, and that the trainer's numbers depend on: the name of
+# the function that sets each, and of the one that returns it.
+TORCH_SETTINGS = {
+    "set_default_dtype": "get_default_dtype",
+    "set_default_device": "get_default_device",
+    "set_float32_matmul_precision": "get_float32_matmul_precision",
+    "use_deterministic_algorithms": "are_deterministic_algorithms_enabled",
+    "set_grad_enabled": "is_grad_enabled",
+    "set_num_threads": "get_num_threads",
 }
 
 
@@ -82,7 +81,7 @@ def process_unchanged(where: str) -> Iterator[None]:
     That is its working directory, from where the files of a run are found, and TORCH_SETTINGS. They
     are restored. The seeds of random numbers need no check: training draws none from them.
     """
-    folder, settings, has_torch = os.getcwd(), _torch_settings(), "torch" in sys.modules
+    folder, settings = os.getcwd(), _torch_settings()
     yield
     try:
         after = os.getcwd()
@@ -95,32 +94,24 @@ def process_unchanged(where: str) -> Iterator[None]:
         )
 
     for setter, value in _torch_settings().items():
-        before = settings[setter]
-        if before is None or str(value) == str(before):
-            continue
-
-        if has_torch:
+        before = settings.get(setter, value)
+        if str(value) != str(before):
             # With "cpu" as default device torch would look at each call.
             getattr(sys.modules["torch"], setter)(None if str(before) == "cpu" else before)
-        raise UserError(
-            f"{where} changed torch by torch.{setter} from {before} to {value}, which alters "
-            "the training; remove the call, or restore the value"
-        )
+            raise UserError(
+                f"{where} changed torch by torch.{setter} from {before} to {value}, which alters "
+                "the training; remove the call, or restore the value"
+            )
 
 
 def _torch_settings() -> dict[str, Any]:
-    """Return the value of each of TORCH_SETTINGS."""
+    """Return the value of each of TORCH_SETTINGS; {} before torch is imported."""
     torch = sys.modules.get("torch")
-    if torch is None:
-        return {setter: value for setter, (_, value) in TORCH_SETTINGS.items()}
-
-    values = {}
-    for setter, (getter, _) in TORCH_SETTINGS.items():
+    values: dict[str, Any] = {}
+    for setter, getter in TORCH_SETTINGS.items() if torch else ():
         try:
             values[setter] = getattr(torch, getter)()
-        except (
-            RuntimeError
-        ):  # the precisions of torch.backends, set one by one, may be no such value
+        except RuntimeError:  # of precisions that torch.backends has one by one
             values[setter] = "mixed"
     return values
 
@@ -132,6 +123,8 @@ def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
     the same name do not replace each other. Raises UserError, which begins with `where`, if there
     is no such file, if it raises an exception, or if it changes the process (`process_unchanged`).
     """
+    import torch  # noqa: F401 - so that a file that imports it first cannot change it
+
     if kind_of(path) != "file":
         raise UserError(f"{where}: no file {shortened(str(path), 300)}")
 

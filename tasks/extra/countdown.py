@@ -83,11 +83,6 @@ class Countdown:
         """Return the key of a problem, computed again from its data."""
         return _key(problem.data["numbers"], problem.data["target"])
 
-    def answer(self, problem: Problem, completion: str) -> str | None:
-        """Return the value of the answer, because many expressions are the same answer."""
-        value = _value_of(final_answer(completion), problem)
-        return None if value is None else str(value)
-
     def max_new_tokens(self, level: int) -> int:
         """Return the completion budget, unless --max-new-tokens gives one."""
         return BUDGET

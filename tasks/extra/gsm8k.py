@@ -145,11 +145,6 @@ class Gsm8k:
         """Return the key of a problem, computed again from its data."""
         return _key(problem.data["question"])
 
-    def answer(self, problem: Problem, completion: str) -> str | None:
-        """Return the number in the answer, for majority votes."""
-        number = number_of(final_answer(completion) or "")
-        return None if number is None else str(number)
-
     def max_new_tokens(self, level: int) -> int:
         """Return the completion budget, unless --max-new-tokens gives one."""
         return BUDGET

@@ -109,7 +109,7 @@ def scored(rights: Sequence[bool], answers: Sequence[str | None]) -> list[Score]
 
 def unended(problem: Problem, completion: str, score: Score) -> Score:
     """Return the score of a completion that the token budget cut off: at most that of a wrong
-    answer in the right form (see `tasks.base.OptionalMembers`).
+    answer in the right form (see `tasks.base.Task`).
     """
     return Score(min(score.reward, FORM), score.parts)
 

@@ -100,10 +100,6 @@ class ReasoningGym:
         """Return the key of a problem, computed again from its data."""
         return _key(self.dataset, problem.data["question"])
 
-    def answer(self, problem: Problem, completion: str) -> str | None:
-        """Return the answer in a completion, for majority votes."""
-        return _answer_in(completion, self._entry(problem.level, problem.data["seed"]))
-
     def levels(self, level: int) -> list[int]:
         """Return the levels up to `level`."""
         return list(range(1, min(level, self._most) + 1))

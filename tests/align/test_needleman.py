@@ -18,6 +18,7 @@ from align.needleman import (
     nw_align_batch,
     nw_score,
     nw_score_batch,
+    prefix_scores,
     similarity,
     similarity_batch,
 )
@@ -280,3 +281,24 @@ def test_a_score_is_finite_or_refused(a, b, scoring):
     assert score == pytest.approx(
         path_score(as_path(ops), a, b, **scoring), rel=1e-9, abs=1e-9 * scale
     )
+
+
+FEW = st.lists(st.sampled_from("abc"), max_size=7)
+
+
+@given(st.lists(FEW, max_size=4), FEW)
+def test_each_is_the_best_over_the_prefixes_of_the_target(sequences, target):
+    expected = [
+        [
+            max(nw_score(sequence[:i], target[:j]) for j in range(len(target) + 1))
+            for i in range(len(sequence) + 1)
+        ]
+        for sequence in sequences
+    ]
+    assert prefix_scores(sequences, target) == expected
+
+
+def test_by_hand():
+    # match, match, c passed over and d matched, too many, too many
+    assert prefix_scores([list("abdxx")], list("abcd")) == [[0, 1, 2, 2, 1, 0]]
+    assert prefix_scores([[], ["a"]], []) == [[0], [0, -1]]

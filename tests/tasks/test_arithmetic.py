@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from data.errors import UserError
 from tasks.arithmetic import Arithmetic, chain, product
-from tasks.base import SPLITS, Problem, answers_of, key_of, split_of_key
+from tasks.base import SPLITS, Problem, key_of, split_of_key
 from tasks.registry import load_task
 from tasks.supply import problem_at
 
@@ -241,12 +241,3 @@ def test_a_family_without_a_problem_of_the_split_is_refused():
             problem_at(
                 Arithmetic(operands="1-2", operators="+"), seed=0, split=split, level=1, index=0
             )
-
-
-def test_the_majority_votes_by_the_number_and_not_by_its_spelling():
-    task = load_task("arithmetic")
-    problem = task.make(1, "train", random.Random(0))
-    votes = ["92", "**92**", "= 92", "93", "", "no idea"]
-    assert answers_of(task, problem, votes) == ["92", "92", "92", "93", None, None]
-    plain = load_task("interleave")
-    assert answers_of(plain, problem, [" a b ", ""]) == ["a b", None]

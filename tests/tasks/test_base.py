@@ -240,7 +240,7 @@ def test_braces_in_the_texts_are_no_placeholders():
     [
         ("A: {a}", "lacks {b}; task interleave has the placeholders {a}, {b}"),
         ("", "lacks {a}"),
-        ("{a} {b} {c}", "no placeholder of task interleave is called 'c'"),
+        ("{a} {b} {c}", "no placeholder is called 'c'"),
         ("{a} {b} {}", "is called ''"),
         ("{a} {b} {a.__class__}", "is called 'a.__class__'"),
         ("{a:>99999999999} {b}", "is called 'a:>99999999999'"),

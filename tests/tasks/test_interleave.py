@@ -3,6 +3,7 @@ import random
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
+from strategies import strategies
 
 from align.needleman import nw_score
 from data.corpus import Document, documents_of, fingerprint, load_corpus
@@ -10,7 +11,6 @@ from data.errors import UserError
 from tasks.base import SPLITS, key_of, sources_of, unseen_texts
 from tasks.interleave import Interleave, interleaved
 from tasks.supply import problem_at
-from tasks.traps import strategies
 
 A, B = ["a1", "a2", "a3", "a4"], ["b1", "b2", "b3", "b4"]  # right: a1 b1 a2 b2 a3 b3 a4 b4
 LONG_A, LONG_B = [f"a{i}" for i in range(20)], [f"b{i}" for i in range(20)]

@@ -9,7 +9,6 @@ import pytest
 from data.errors import UserError
 from tasks.base import (
     Problem,
-    answers_of,
     check_problem,
     credits_of,
     default_steps_of,
@@ -38,14 +37,6 @@ def programs(own):
 
 def steps(own):
     return default_steps_of(own, 2)
-
-
-def test_answers_are_texts_or_none():
-    assert answers_of(task(), PROBLEM, [" a ", "b"]) == ["a", "b"]
-    own = task(answer=lambda problem, completion: None)
-    assert answers_of(own, PROBLEM, ["a"]) == [None]
-    with pytest.raises(UserError, match=r"^task own: answer\(\) raised ValueError: lost"):
-        answers_of(task(answer=raises), PROBLEM, ["a"])
 
 
 NUMPYS = Problem("own", 1, "a", "b", "k", {"x": np.int64(1)})

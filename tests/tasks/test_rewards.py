@@ -225,7 +225,7 @@ def parses(completion):
         (lambda completion: 10**400, "completion 1: returned 1000"),
         (lambda completion: numpy.zeros(2), "completion 1: returned array([0., 0.])"),
         (lambda completion: torch.zeros(2), "completion 1: returned tensor([0., 0.])"),
-        (lambda completions: [1.0], "returned 1 result for 2 completions; it must"),
+        (lambda completions: [1.0], "returned [1.0]; it must return a list"),
         (lambda completions: 1.0, "must return a list"),
         (lambda completions: "ab", "must return a list"),
         ("length", "give a function"),

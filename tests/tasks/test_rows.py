@@ -7,8 +7,6 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from data.errors import UserError
 from data.rows import read_rows
@@ -16,7 +14,7 @@ from grpo.config import Config
 from grpo.trainer import training_set
 from tasks.base import SPLITS, problems_of
 from tasks.registry import load_task
-from tasks.rows import Rows, _overlap, _sequences, near_duplicates
+from tasks.rows import Rows
 from tasks.scoring import scores_of
 from tasks.supply import problem_at
 
@@ -111,10 +109,6 @@ def test_equal_prompts_are_one_problem_and_are_counted():
     assert task.notes == ["--data: 1 of 201 rows repeat the prompt of another"]
 
 
-def test_a_level_is_at_least_one():
-    refused("row 1: level is 0; give 1 or more", lambda: rows([ROWS[0] | {"level": 0}]))
-
-
 def test_a_column_that_is_no_level_or_split_goes_to_the_reward_under_another_name():
     data = [row | {"level": "Level 3", "split": "dev"} for row in ROWS]
     task = rows(data, lambda completion, **row: 0, columns="my_level=level,my_split=split")
@@ -153,8 +147,8 @@ def test_a_column_that_nothing_reads_is_named_once():
     data = [row | {"completion": "GOLD", "source": "web"} for row in ROWS]
     (note,) = rows(data, lambda completion, **row: 0).notes
     assert note == (
-        "--data: no reward reads column completion; rewards get what was sampled under the "
-        "name completion, so rename the column: --columns NAME=completion"
+        "--data: no reward reads column completion; completion is what was sampled, so give "
+        "--columns NAME=completion"
     )
     (note,) = rows(data, lambda completion, source: 0, columns="gold=completion").notes
     assert note == "--data: no reward reads columns answer, gold"
@@ -168,7 +162,7 @@ def test_a_column_that_nothing_reads_is_named_once():
         assert not [note for note in task.notes if note.startswith("--data")]
     prompts = [row | {"prompts": ""} for row in ROWS]
     note = rows(prompts, lambda completions, **row: [0]).notes[0]
-    assert note.startswith("--data: no reward reads column prompts; rewards get what was sampled")
+    assert note.startswith("--data: no reward reads column prompts; prompts is what was sampled")
 
 
 def test_a_column_that_another_replaces_is_named():
@@ -205,39 +199,6 @@ def test_a_prompt_in_another_unicode_form_is_the_same_prompt():
     prompts = [one.prompt for split in SPLITS for one in task.problems(split)]
     assert sorted(prompts) == sorted(row["prompt"] for row in accents)
 
-    long = " ".join(f"élève{n}" for n in range(20))
-    assert near_duplicates([unicodedata.normalize("NFD", long)], [long]) == [(0, 0)]
-
-
-def test_near_duplicates_across_splits_are_named():
-    text = "the owl saw the tide come in and the salt moss on the old stone wall was wet"
-    data = [
-        {"prompt": f"{text} again", "answer": "", "split": "train"},
-        {"prompt": text, "answer": "", "split": "test"},
-        {"prompt": "something else", "answer": "", "split": "test"},
-    ]
-    (note,) = rows(data).notes
-    assert note.startswith("--data: 1 of 2 held-out prompts nearly repeat one")
-    assert "row 2 and" in note and note.count("row") == 2
-
-
-@settings(max_examples=60)
-@given(st.data())
-def test_near_duplicates_are_those_of_the_definition(draw):
-    texts = st.lists(st.lists(st.sampled_from("abc"), min_size=9, max_size=16).map(" ".join))
-    held_out, known = draw.draw(texts), draw.draw(texts)
-    overlap = draw.draw(st.sampled_from([0.3, 0.5, 0.8, 1.0]))
-
-    def alike(one, other):
-        a, b = _sequences(one), _sequences(other)
-        return bool(a) and bool(b) and _overlap(a, b) >= overlap
-
-    expected = []
-    for i, text in enumerate(held_out):
-        matches = [j for j, other in enumerate(known) if alike(text, other)]
-        expected += [(i, matches[0])] if matches else []
-    assert near_duplicates(held_out, known, overlap) == expected
-
 
 @pytest.mark.parametrize(
     ("message", "data", "options"),
@@ -260,10 +221,11 @@ def test_near_duplicates_are_those_of_the_definition(draw):
         ("a turn is", [{"messages": [{"role": "tool", "content": "?"}], "answer": ""}], {}),
         ("row 1: a turn has tool_calls, which are not shown", [{"messages": [
             {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}]}], {}),
-        ("row 1: level is 'Level 3'; give a whole number, or rename the column if it is no "
-            "difficulty: --columns my_level=level", [ROWS[0] | {"level": "Level 3"}], {}),
+        ("row 1: level is 'Level 3'; give a whole number from 1, or rename the column if "
+            "it is no difficulty: --columns my_level=level", [ROWS[0] | {"level": "Level 3"}], {}),
         ("my_level=hard", [ROWS[0] | {"hard": True}], {"columns": "level=hard"}),
         ("level is 1.5", [ROWS[0] | {"level": 1.5}], {}),
+        ("level is 0; give", [ROWS[0] | {"level": 0}], {}),
         ("wants 'answer'", [{"prompt": "?", "solution": "A"}], {}),
         ("row 201 has nothing but a prompt; add it", [*ROWS, {"prompt": "?"}], {}),
         ("lone surrogate", [{"prompt": "\ud800", "answer": ""}], {}),

@@ -1,17 +1,37 @@
+"""What cheap strategies earn, and how they are named, through slips."""
+
+import random
+
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from strategies import all_strategies
 
-from tasks.interleave import Interleave
-from tasks.traps import all_strategies, main, table
+from tasks.interleave import Interleave, interleaved
+from tasks.supply import problem_at
 
-LEVELS = (10, 25, 50, 100)
+PAID = (10, 25, 50, 100)
 IGNORE_A_TEXT = ("empty", "copies A", "copies B", "doubles A", "doubles B", "garbage")
 
 
 @pytest.fixture(scope="module")
 def pay():
-    return table(LEVELS, samples=8)
+    return table(PAID, samples=8)
+
+
+def table(levels, samples):
+    """Return the mean reward of each (strategy, level, name of the reward)."""
+    earned = {}
+    for level in levels:
+        for reward in Interleave.rewards:
+            task = Interleave(reward)
+            for index in range(samples):
+                problem = problem_at(task, seed=0, split="validation", level=level, index=index)
+                written = all_strategies(problem.data["a"], problem.data["b"])
+                texts = [" ".join(words) for words in written.values()]
+                for name, score in zip(written, task.score(problem, texts)):
+                    earned.setdefault((name, level, reward), []).append(score.reward)
+    return {key: sum(values) / samples for key, values in earned.items()}
 
 
 @st.composite
@@ -19,7 +39,7 @@ def texts(draw):
     """Two texts of 10 to 100 words each, without a word in common (else what is written of one is
     right for both).
     """
-    n = draw(st.sampled_from(LEVELS))
+    n = draw(st.sampled_from(PAID))
     return [
         draw(st.lists(st.text(letters, min_size=1, max_size=3), min_size=n, max_size=n))
         for letters in ("abcdefgh", "stuvwxyz")
@@ -49,7 +69,7 @@ def test_strategies_by_hand():
     }
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", PAID)
 def test_on_the_corpus_who_ignores_a_text_earns_next_to_nothing(pay, level):
     earned = {name: pay[name, level, Interleave.rewards[0]] for name in IGNORE_A_TEXT}
     assert max(earned.values()) <= 0.1, earned
@@ -63,7 +83,7 @@ def test_at_few_words_the_first_one_is_much(level, share):
     assert max(found) == pytest.approx(share, abs=0.03)
 
 
-@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("level", PAID)
 def test_similarity_pays_half_for_one_text(pay, level):
     # at most 2n words, n of them right and n missing: (0 + 2n) / 4n, and a little more where texts
     # share words
@@ -83,20 +103,138 @@ def test_under_the_default_reward_one_text_never_pays(pair):
     assert max(score.reward for score in scores) <= 0.1
 
 
-def test_the_command_prints_every_strategy_at_every_level(capsys):
-    assert main(["--levels", "10,12", "--samples", "1"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    names = ["10 words", *all_strategies([], []), "12 words", *all_strategies([], [])]
-    assert [line.split(" | ")[0] for line in lines if line.startswith("| ")] == [
-        f"| {name}" for name in names
-    ]
-    assert "| right | 1.00 | 1.00 | 1.00 |" in lines
+TASK = Interleave()
+NAMES = {
+    "right": None,
+    "garbage": None,
+    "one word skipped": None,
+    "stutter": None,
+    "target twice": "runs on",
+    "turn lost at a third": "turn lost",
+}
+STRATEGIES = {
+    name: NAMES.get(name, name) for name in all_strategies([], [])
+}  # -> the name it should get
+LEVELS = (10, 12, 15, 20, 25, 50, 100, 200)
 
 
-def test_the_command_refuses_what_cannot_be_made(capsys):
-    assert main(["--levels", "5000"]) == 2
-    assert capsys.readouterr().err.startswith(
-        "tasks.traps: --words 5000: the validation split of the corpus has 0 documents"
+def named(problem, words):
+    return TASK.score(problem, [" ".join(words)])[0].parts["trap"]
+
+
+def problem_of(level, index=0):
+    return problem_at(TASK, seed=7, split="train", level=level, index=index)
+
+
+def slipped(words, rng, share=0.05):
+    """Drop, double or replace `share` of the words, one at least."""
+    words = list(words)
+    for _ in range(max(1, round(share * len(words))) if words else 0):
+        place = rng.randrange(len(words))
+        words[place : place + 1] = rng.choice(
+            [[], words[place : place + 1] * 2, [rng.choice([*words, "zzz"])]]
+        )
+    return words
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_strategy_is_named_as_it_is(level):
+    for index in range(5):
+        problem = problem_of(level, index)
+        got = {
+            name: named(problem, words)
+            for name, words in all_strategies(problem.data["a"], problem.data["b"]).items()
+        }
+        assert got == STRATEGIES
+
+
+@given(
+    st.sampled_from(sorted(STRATEGIES)),
+    st.sampled_from([level for level in LEVELS if level >= 20]),
+    st.integers(0, 20),
+    st.randoms(),
+)
+def test_every_strategy_is_named_through_slips(name, level, index, rng):
+    problem = problem_of(level, index)
+    words = slipped(all_strategies(problem.data["a"], problem.data["b"])[name], rng)
+    assert named(problem, words) == STRATEGIES[name]
+
+
+@given(st.sampled_from(LEVELS), st.integers(0, 20), st.randoms(), st.floats(0, 0.1))
+def test_the_right_answer_with_slips_is_never_named(level, index, rng, share):
+    problem = problem_of(level, index)
+    assert named(problem, slipped(problem.target.split(), rng, share)) is None
+
+
+@given(st.sampled_from(sorted(STRATEGIES)), st.sampled_from(LEVELS), st.randoms(), st.floats(0, 1))
+def test_nothing_nearly_right_is_named(name, level, rng, share):
+    problem = problem_of(level)
+    (score,) = TASK.score(
+        problem,
+        [" ".join(slipped(all_strategies(problem.data["a"], problem.data["b"])[name], rng, share))],
     )
-    assert main(["--levels", "ten"]) == 2
-    assert "--levels ten: give whole numbers above 0" in capsys.readouterr().err
+    assert score.value <= 0.9 or score.parts["trap"] is None
+
+
+@st.composite
+def untidy(draw):
+    """What policies do: (problem, words, the name of it)."""
+    problem = problem_of(draw(st.sampled_from([20, 25, 50, 100])), draw(st.integers(0, 20)))
+    a, b = problem.data["a"], problem.data["b"]
+    right, level, rng = interleaved(a, b), len(a), random.Random(draw(st.integers(0, 99)))
+    at = draw(st.integers(level // 4, 2 * level // 3))
+    lead, twice = draw(st.sampled_from([2, 3])), rng.sample(range(level), level // 3)
+    return problem, *draw(
+        st.sampled_from(
+            [
+                ([word for i, word in enumerate(a) for _ in range(1 + (i in twice))], "copies A"),
+                (a[:at], "copies A"),
+                (b[:at], "copies B"),
+                (a + a[:at], "copies A"),
+                ([word for word in b[:at] for _ in range(2)], "doubles B"),
+                (a + b[:at], "A then B"),
+                (b + a[:at], "B then A"),
+                (interleaved(b, a)[: 2 * at], "B first"),
+                (right[: 2 * at], "stops half way"),
+                (right[: 2 * at - 1], "stops half way"),
+                (right[: 2 * at] + a[at:], "runs on in A"),
+                (right[: 2 * at] + b[at:], "runs on in B"),
+                (right[: 2 * at] + interleaved(b[at:], a[at:]), "turn lost"),
+                (
+                    right[: 2 * at] + a[at : at + lead] + interleaved(b[at:], a[at + lead :]),
+                    "turn lost",
+                ),
+                (right + right[: 2 * at], "runs on"),
+                (right + a[:at], "runs on"),
+                (right + ["zzz"] * at, "runs on"),
+                (right[: level // 2] + right[-level // 2 :], None),  # the middle is missing
+                ([word for word in right for _ in range(2)], None),
+                (rng.sample(right, len(right)), None),
+            ]
+        )
+    )
+
+
+@given(untidy())
+@example((problem_of(25), problem_of(25).target.split()[:1], "stops half way"))
+@example((problem_of(25), problem_of(25).data["b"][:1], None))  # one word is no strategy
+def test_untidy_traps_are_named_too(attempt):
+    problem, words, name = attempt
+    assert named(problem, words) == name
+
+
+def test_texts_of_different_lengths():
+    a, b = [f"a{i}" for i in range(30)], [f"b{i}" for i in range(12)]
+    problem = TASK.problem(a, b)  # a right answer ends with 18 words of A
+    assert named(problem, interleaved(a, b)) is None
+    assert named(problem, interleaved(a, b)[:28]) == "stops half way"
+    assert named(problem, a) == "copies A" and named(problem, b + a) == "B then A"
+
+
+def test_two_steps_along_the_other_text_are_a_slip_three_are_a_change():
+    a, b = [f"a{i}" for i in range(10)], [f"b{i}" for i in range(10)]
+    problem = TASK.problem(a, b)
+    # 7 steps along A, one that is none, and along B 2 of 10 or 3 of 11; fewer than three are no
+    # other strategy
+    assert named(problem, a[:8] + b[4:7]) == "copies A"
+    assert named(problem, a[:8] + b[4:8]) == "A then B"
