@@ -97,7 +97,7 @@ def test_components_of_a_users_reward():
         "0.867 = 0.666667 place + 0.200 all"
     )
     assert explain("data", problem, "", Score(0.5, parts)) == (
-        "0.500 = the weighted sum of 0.667 place + 0.200 all"
+        "0.500 = the weighted sum of 0.666667 place + 0.200 all"
     )
     assert explain("data", problem, "", Score(0.5)) == "0.500, as the task scored it"
     # Three digits would come to 0.666.
