@@ -100,9 +100,8 @@ def test_components_of_a_users_reward():
         "0.500 = the weighted sum of 0.666667 place + 0.200 all"
     )
     assert explain("data", problem, "", Score(0.5)) == "0.500, as the task scored it"
-    # Three digits would come to 0.666.
     thirds = Score(2 / 3, {"reward/a": 1 / 3, "reward/b": 1 / 3})
-    assert explain("data", problem, "", thirds) == "0.667 = 0.3333 a + 0.3333 b"
+    assert explain("data", problem, "", thirds) == "0.667 = 0.333333 a + 0.333333 b"
     # The file of a user's task is not loaded.
     assert explain("no/such.py:Task", problem, "", Score(0.5)) == "0.500, as the task scored it"
 
