@@ -56,3 +56,10 @@ def test_documents_stay_short():
     assert len(list((TOP / "docs").glob("*.md"))) <= 10
     rows = [line for line in lines("runs/decisions.md") if line.startswith("| ")]
     assert len(rows) <= 64  # 60, and the heads of four tables
+
+
+def test_the_guarantees_name_tests_that_exist():
+    text = (TOP / "docs" / "performance.md").read_text().partition("## Guarantees")[2]
+    named = re.findall(r"`([\w/]+(?:\.py|/))`", text)
+    assert len(named) > 20
+    assert [name for name in named if not (TOP / "tests" / name).exists()] == []

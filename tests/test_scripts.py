@@ -98,6 +98,7 @@ def test_ci_runs_the_test_command_of_the_readme_and_keeps_what_is_there(tmp_path
         checkout / ".ci",
         checkout / ".venv",
         checkout / "runs" / "a",
+        checkout / "runs" / "archive",
         programs,
         temporary,
     ):
