@@ -28,10 +28,10 @@ from grpo.model.check import (
     cause_of,
     distance,
     has_low_precision,
+    is_rounding,
     logprobs_of,
     probe_adapters,
     probe_of,
-    tolerance,
     update_distance,
 )
 from grpo.model.forward import Model
@@ -105,18 +105,17 @@ def _forward(policy: Policy, path: Path, probe: Probe) -> FastForward | None:
         if path == "shared" and not attends_once(policy, forward, probe):
             return None
 
-        differences = (
-            rollout_distance(policy, forward, probe),
-            update_distance(policy, forward, probe),
-        )
+        in_rollout = rollout_distance(policy, forward, probe)
+        in_update = update_distance(policy, forward, probe)
+        difference = torch.tensor([in_rollout, in_update]).max().item()  # NaN if either is
     except torch.OutOfMemoryError:
         raise
     except Exception as error:  # an architecture may raise anything: try the next path
         problem = f"it cannot be run this way ({cause_of(error)})"
     else:
-        if all(difference <= tolerance(model) for difference in differences):  # not if it is NaN
+        if is_rounding(policy, difference, probe):
             return forward
-        problem = f"its log-probabilities differ from ours by {max(differences):.1g}"
+        problem = f"its log-probabilities differ from ours by {difference:.1g}"
 
     if path == "fast":
         warnings.warn(

@@ -213,9 +213,9 @@ class CudaRows:
 
     def __init__(self, step: CudaStep, request: RolloutRequest, room: int):
         self.cuda_step, self.truncate = step, request.truncate
-        keys, temperatures, self.budget = request.flat
+        sample_keys, temperatures, self.budget = request.flat
         self.costs = step.costs
-        prompts, rows = request.prompts, len(keys)
+        prompts, rows = request.prompts, len(sample_keys)
         self.columns = rows // len(prompts)
 
         # `prefill` also takes over what the optimizer has changed.
@@ -237,7 +237,7 @@ class CudaRows:
         state.written[:rows] = 0
         state.live[:rows] = 1
         state.start[:rows] = cache.lengths_P.repeat_interleave(self.columns)
-        state.key[:rows] = keys
+        state.key[:rows] = sample_keys
         state.temperature[:rows] = temperatures
 
         # The host's own view of the rows.

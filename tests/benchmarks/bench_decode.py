@@ -26,9 +26,9 @@ from rates import copy_rate, product_rate
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from grpo.fast import decoder as fast_decoder
+from grpo.fast.accelerate import accelerate
 from grpo.fast.cuda_decoder import CudaRows
 from grpo.fast.cuda_layers import bucket
-from grpo.fast.prefix_cache import ATTENTION_NAME
 from grpo.fast.speculative import AcceptanceModel, DraftPlans
 from grpo.model.load import BUILTIN
 from grpo.model.policy import Policy
@@ -56,9 +56,7 @@ WORDS = {
 
 def make_policy(size: str, lora: int) -> Policy:
     torch.manual_seed(0)
-    config = LlamaConfig(
-        **SHAPES[size], tie_word_embeddings=True, attn_implementation=ATTENTION_NAME
-    )
+    config = LlamaConfig(**SHAPES[size], tie_word_embeddings=True)
     torch.set_default_dtype(torch.bfloat16)
     with torch.device("cuda"):
         model = LlamaForCausalLM(config)
@@ -71,6 +69,7 @@ def make_policy(size: str, lora: int) -> Policy:
             LoraConfig(r=lora, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
         )
     policy = Policy(model, AutoTokenizer.from_pretrained(BUILTIN), name=size)
+    accelerate(policy)
     policy.stops = ()
     return policy
 

@@ -30,7 +30,7 @@ from grpo.fast import prefix_cache
 from grpo.fast.accelerate import accelerate
 from grpo.fast.forward import FastForward
 from grpo.fast.merged_linear import MergedLinear
-from grpo.model.check import LOW_PRECISION_TOLERANCE
+from grpo.model.check import LOW_PRECISION_TOLERANCE, MISSING
 from grpo.model.load import BUILTIN, load_policy
 from grpo.model.policy import Policy
 
@@ -206,6 +206,29 @@ def test_rounding_of_a_large_logit_in_bfloat16_passes(monkeypatch):
         fast, "rollout_distance", lambda *given: seen.append(measure(*given)) or seen[-1]
     )
     assert accelerated(model).path == "fast" and seen[0] < LOW_PRECISION_TOLERANCE / 2
+
+
+def test_rounding_of_a_deep_random_model_in_bfloat16_passes(monkeypatch):
+    """It is larger than in any trained model, and so it is between the model's two attentions."""
+    shape = {"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 40}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "initializer_range": 0.3}
+    measure, seen = fast.rollout_distance, []
+    monkeypatch.setattr(
+        fast, "rollout_distance", lambda *given: seen.append(measure(*given)) or seen[-1]
+    )
+    policy = policy_of(LlamaConfig(**(SHAPE | shape | heads)), torch.bfloat16)
+    assert policy.path == "fast" and LOW_PRECISION_TOLERANCE < seen[0] < MISSING
+    assert policy.causal.config._attn_implementation == prefix_cache.ATTENTION_NAME
+
+
+def test_a_difference_beyond_the_models_own_rounding_is_noticed(monkeypatch):
+    monkeypatch.setattr(
+        fast,
+        "rollout_distance",
+        lambda _, forward, __: 0.9 * MISSING if forward.path == "fast" else 0.0,
+    )
+    with pytest.warns(UserWarning, match="the fast forward pass disagrees with the model"):
+        assert load_policy("builtin", device="cpu", dtype="bfloat16").path == "shared"
 
 
 def test_a_model_that_computes_otherwise_is_noticed(tmp_path):

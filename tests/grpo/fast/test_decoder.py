@@ -1,6 +1,10 @@
 """The rows of a rollout: what is drawn together, what counts of a draft, which decoder is used."""
 
+import ast
+import inspect
 import os
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +12,7 @@ import torch
 from tiny_models import FAMILIES, OTHERS, PROMPTS, VOCABULARY, make_tiny_model, rollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from grpo import fast
 from grpo.fast import cuda_decoder
 from grpo.fast.cuda_decoder import cublaslt
 from grpo.fast.decoder import EagerRows, accepted
@@ -115,6 +120,50 @@ def test_the_library_of_products_is_chosen_for_a_while_and_in_silence(monkeypatc
         1 / 0  # noqa: B018
     assert (inside, chosen[-1]) == ("cublaslt" if wanted else "cublas", "cublas")
     assert capfd.readouterr().err == "ours\n"
+
+
+class _Kernel:
+    """Stands in for a kernel of `grpo.fast.decode_kernels`: checks the arguments, does nothing."""
+
+    def __init__(self, kernel: ast.FunctionDef):
+        kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+        parameters = [inspect.Parameter(each.arg, kind) for each in kernel.args.args]
+        self.signature = inspect.Signature(parameters)
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **named):
+            for option in ("num_warps", "num_stages", "maxnreg"):
+                named.pop(option, None)
+            self.signature.bind(*arguments, **named)
+
+        return launch
+
+
+def test_the_captured_step_launches_its_kernels_as_they_are_declared(policy, monkeypatch):
+    """Everything but the kernels runs here, on a CPU, and the rows are those of the request."""
+    source = ast.parse(Path(fast.__file__).with_name("decode_kernels.py").read_text())
+    kernels = SimpleNamespace(IS_HOPPER=False, LAUNCH={})
+    for kernel in source.body:
+        if isinstance(kernel, ast.FunctionDef):
+            setattr(kernels, kernel.name, _Kernel(kernel))
+    monkeypatch.setitem(sys.modules, "grpo.fast.decode_kernels", kernels)
+    monkeypatch.setattr(fast, "decode_kernels", kernels, raising=False)
+
+    step = cuda_decoder.CudaStep(policy, policy.forward)
+    prompts, keys = [(1, 2, 3), (4, 5)], [[11, 12], [13, 14]]
+    request = RolloutRequest(prompts, keys, temperatures=[1.0, 0.5], budgets=[5, 6])
+    rows = cuda_decoder.CudaRows(step, request, room=9)
+    state = step.memory.state
+    assert state.key[:4].tolist() == [11, 12, 13, 14] and state.live[:4].tolist() == [1] * 4
+    assert state.temperature[:4].tolist() == [1.0, 1.0, 0.5, 0.5]
+    assert state.budget[:4].tolist() == [5, 5, 6, 6] and state.start[:4].tolist() == [3, 3, 2, 2]
+
+    # The tokens after the prompts, tokens without drafts, and drafts of three tokens.
+    for drafted, passes in ((0, 1), (0, 6), (3, 4)):
+        rows.start(torch.zeros(4, drafted, dtype=torch.long))
+        assert rows.new == passes
+    rows.live[:] = torch.tensor([True, False, True, False])
+    assert rows.retire().tolist() == [0, 2] and state.key[:2].tolist() == [11, 13]
 
 
 @pytest.fixture
