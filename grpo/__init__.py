@@ -36,8 +36,8 @@ _check_names()
 
 # Imported when they are first used: most load torch, which takes seconds.
 _MODULES = {
-    "RunData": "grpo.run.reader",
-    "load_run": "grpo.run.reader",
+    "RunData": "grpo.run.logs",
+    "load_run": "grpo.run.logs",
     **dict.fromkeys(
         ("train", "make_trainer", "load_model", "TrainedRun", "Trainer", "Model"), "grpo.api"
     ),

@@ -30,8 +30,8 @@ from grpo.model.prompts import PromptFormat, template_arguments
 from grpo.records import StepReport
 from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, truncation
-from grpo.run.folders import HOME, check_output
-from grpo.run.reader import RunData
+from grpo.run.files import HOME, check_output
+from grpo.run.logs import RunData
 from grpo.run.resume import (
     checkpoint_of,
     config_of,
@@ -286,7 +286,7 @@ def _check_generation(prompts: Any, max_new_tokens: Any, temperature: Any, top_p
 
 
 class TrainedRun(RunData):
-    """A run that `train` made: its data (see `grpo.run.reader`) and its policy.
+    """A run that `train` made: its data (see `grpo.run.logs`) and its policy.
 
     `status` is the exit status of `train.py`: 3 if the run failed (`grpo.ending.FAILED`) or was
     stopped because it learned nothing, else 0.

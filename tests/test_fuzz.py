@@ -18,8 +18,8 @@ from data.errors import UserError
 from data.files import read_json, read_jsonl, read_jsonl_zst, read_text
 from grpo.config import Config, load_config, parse
 from grpo.run.checkpoint import find_resume, verify
-from grpo.run.logs import groups_of, read_metrics
-from grpo.run.reader import load_run
+from grpo.run.logs import load_run, read_metrics
+from grpo.run.rollouts import groups_of
 from tasks.answers import extract
 from tasks.supply import read_problems
 

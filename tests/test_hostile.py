@@ -15,7 +15,7 @@ from hostile_runs import copied, damages
 from small_runs import BY_PLACE, whole_run
 
 from data.errors import UserError
-from grpo.run.folders import check_output
+from grpo.run.files import check_output
 from grpo.tools import export, inspect, train
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.report import program as report_program
@@ -175,13 +175,6 @@ def test_a_folder_for_a_file_is_refused_before_the_evaluation(capsys):
     assert evaluation.main([*flags, "--json", "."]) == 2
     out, err = capsys.readouterr()
     assert err == "eval.py: --json .: is a directory; give the path of a file\n" and not out
-
-
-def test_a_file_whose_name_is_too_long_is_refused_before_the_evaluation(tmp_path):
-    for name in ("a" * 300, "a" * 240, "x/" * 3000):  # files are written aside, with longer names
-        with pytest.raises(UserError, match="^--json .*: cannot be written: File name too long$"):
-            check_output(str(tmp_path / name), "--json")
-    check_output(str(tmp_path / ("a" * 200)), "--json")
 
 
 def test_no_file_of_a_run_is_overwritten(tmp_path):

@@ -44,6 +44,7 @@ LAYERS = (  # of `grpo`, lowest first: a module imports its own package and lowe
     ("fast",),
     ("evaluate", "variance"),
     ("ending",),
+    ("next_command",),
     ("stream",),
     ("curriculum",),
     ("trainer",),

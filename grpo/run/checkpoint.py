@@ -19,11 +19,13 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from safetensors import safe_open
@@ -31,19 +33,28 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from data.errors import UserError, blaming
-from data.files import check_links, forget_cached, kind_of, read_json, sync
+from data.files import check_links, forget_cached, json_kind, kind_of, read_json, sync
 from data.text import quoted, shortened, shown
+from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import named_tensors
 from grpo.model.weights import check_loaded
-from grpo.run.folders import CHECKPOINT, checkpoint_folders, owner_of, resume_hint, step_of
-from grpo.run.host_memory import HostMemory
-from grpo.run.interrupt import WRITER
+from grpo.run.files import (
+    CHECKPOINT,
+    WRITER,
+    checkpoint_folders,
+    owner_of,
+    resume_hint,
+    step_of,
+)
 from grpo.trainer import Trainer
 
 _FORMAT = 1
 
 # Errors of the operating system as the writers in Rust (safetensors, tokenizers) report them.
 _SYSTEM_ERROR = re.compile(r"\(os error \d+\)|Os \{ code")
+
+# Share of the free host memory that copies may take, because training may need more later.
+SHARE_OF_FREE = 0.5
 
 # The results of `verify`, by (path, time of the manifest).
 _verified: dict[tuple[str, int], str | None] = {}
@@ -77,7 +88,7 @@ class Saver:
         self.sources = sources
         self.say = say
         self.warn = warn
-        self.best: list[Any] = [0, -1.0, ""]
+        self.best = (0, -1.0, "")
         self.saved: int | None = None
         self.memory = HostMemory()
         self.writing: Future[str] | None = None
@@ -90,11 +101,9 @@ class Saver:
         """
         self.collect()
         every = self.trainer.config.save_every
-        if step % every and not is_last:
-            return
-        name = f"step-{step:06d}"
-        self.best = max(self.best, [level, reward, name])
-        self.save(f"every {every} steps" if not step % every else "the last step")
+        if step % every == 0 or is_last:
+            self.best = max(self.best, (level, reward, f"step-{step:06d}"))
+            self.save(f"every {every} steps" if step % every == 0 else "the last step")
 
     def save(self, reason: str) -> None:
         """Copy the state after this step, and write the copy while training continues.
@@ -127,14 +136,11 @@ class Saver:
             "trainer.json": json.dumps({"trainer": self.trainer.state(), "best": self.best}),
             "sources.json": json.dumps(self.sources, indent=1) + "\n",
         }
-        keep = self.best[2]
         waited = time.perf_counter() - started
+        arguments = (self.saved, tensors, texts, reason, waited, self.best[2])
         self.writing = Future()
         thread = threading.Thread(
-            target=self._write,
-            args=(self.writing, self.saved, tensors, texts, reason, waited, keep),
-            name=WRITER,
-            daemon=True,
+            target=self._write, args=(self.writing, *arguments), name=WRITER, daemon=True
         )
         thread.start()
         if not is_copied:
@@ -142,7 +148,7 @@ class Saver:
 
     def _write(
         self,
-        written: Future[str],
+        written: Future[list[str]],
         step: int,
         tensors: dict[str, Any],
         texts: Mapping[str, str],
@@ -150,22 +156,20 @@ class Saver:
         waited: float,
         keep: str,
     ) -> None:
-        """Write a checkpoint in the thread; its line for the console goes to `written`."""
-
-        def write(folder: Path) -> None:
-            self.trainer.policy.save(folder, tensors["weights"])
-            save_optimizer(folder, tensors["optimizer"])
-            for name, text in texts.items():
-                (folder / name).write_text(text, "utf-8")
-
+        """Write a checkpoint in the thread; its lines for the console go to `written`."""
         started = time.perf_counter()
         try:
-            path = save_checkpoint(self.folder, step, write, reason)
+            with new_checkpoint(self.folder, step, reason) as folder:
+                self.trainer.policy.save(folder, tensors["weights"])
+                save_optimizer(folder, tensors["optimizer"])
+                for name, text in texts.items():
+                    (folder / name).write_text(text, "utf-8")
+
             # Only now, so that older ones remain if this one cannot be written.
             removed = prune(self.folder, keep=keep)
-            seconds = time.perf_counter() - started
-            cost = f"training waited {waited:.1f} s; written in {seconds:.1f} s"
-            written.set_result("\n".join([f"checkpoint {path.name}: {reason} ({cost})", *removed]))
+            cost = f"training waited {waited:.1f} s; written in "
+            cost += f"{time.perf_counter() - started:.1f} s"
+            written.set_result([f"checkpoint step-{step:06d}: {reason} ({cost})", *removed])
         except BaseException as error:
             written.set_exception(error)
 
@@ -176,29 +180,143 @@ class Saver:
         """
         if self.writing is not None and (wait or self.writing.done()):
             written, self.writing = self.writing, None
-            for line in written.result().splitlines():
+            for line in written.result():
                 self.say(line)
 
-    def restore(self, checkpoint: Path, state: Mapping[str, Any]) -> None:
-        """Load the optimizer, the random state and the best reward of a checkpoint.
+    def restore(self, checkpoint: Path) -> None:
+        """Restore the trainer, its optimizer and the random generators from a checkpoint.
 
-        Raises UserError if they are not those of this run.
+        Raises UserError, which names the file, if one of them is not of this run.
         """
-        self.best = list(state["best"])
+        path = checkpoint / "trainer.json"
+        state = read_json(path)
+        with blaming(f"{path}: is not the state of this run"):
+            _check_like("trainer", state["trainer"], json.loads(json.dumps(self.trainer.state())))
+            self.trainer.restore(state["trainer"])
+            self.best = msgspec.convert(state["best"], tuple[int, float, str])
         self.saved = step_of(checkpoint)
+
         optimizer = self.trainer.optimizer
-        with blaming(f"{checkpoint}: the optimizer's state does not fit this run"):
-            load_optimizer(checkpoint, optimizer)
+        load_optimizer(checkpoint, optimizer)
         check_loaded(named_tensors(self.trainer.policy, optimizer), str(checkpoint))
-        with blaming(f"{checkpoint}: rng.json holds no state of the random generators"):
-            load_rng(checkpoint)
+        load_rng(checkpoint)
+
+
+def _check_like(name: str, saved: Any, own: Any) -> None:
+    """Raise ValueError unless the JSON `saved` has all keys of `own`, and values of their types.
+
+    A value may be null on either side. The items of lists are not compared.
+    """
+    kind = int | float if isinstance(own, int | float) else type(own)
+    if saved is not None and own is not None and not isinstance(saved, kind):
+        raise ValueError(f"{name} is {json_kind(saved)} instead of {json_kind(own)}")
+    for key, value in own.items() if isinstance(own, dict) else ():
+        if key not in (saved or {}):
+            raise ValueError(f"{name} has no {key}")
+        _check_like(key, saved[key], value)
+
+
+class HostMemory:
+    """Copies of tensors in host memory, which are written while training changes the originals.
+
+    Each call of `copy` overwrites the copies of the previous call, because the system has to zero
+    and map new memory, which takes several times as long as the copy itself. Copies of GPU tensors
+    are in page-locked memory.
+    """
+
+    def __init__(self) -> None:
+        self._copies: list[Tensor] = []
+
+    @torch.no_grad()
+    def copy(self, tree: Mapping[str, Any]) -> dict[str, Any]:
+        """Return nested dictionaries with a copy of each tensor, and everything else unchanged.
+
+        Tensors that share memory (tied weights) share one copy. Raises MemoryError if there is not
+        enough memory.
+        """
+        originals = {_address(tensor): tensor for tensor in _tensors(tree)}
+        self._make_room(list(originals.values()))
+        copies = dict(zip(originals, self._copies, strict=True))
+        for address, tensor in originals.items():
+            copies[address].copy_(tensor, non_blocking=True)
+        if any(tensor.is_cuda for tensor in originals.values()):
+            torch.cuda.synchronize()
+        return _with_copies(tree, copies)
+
+    def _make_room(self, originals: Sequence[Tensor]) -> None:
+        """Allocate a copy for each tensor, unless the one in its place has its shape and type."""
+        old = [
+            copy if (copy.shape, copy.dtype) == (tensor.shape, tensor.dtype) else None
+            for copy, tensor in zip(self._copies, originals)
+        ]
+        old += [None] * (len(originals) - len(old))
+        needed = sum(tensor.nbytes for copy, tensor in zip(old, originals) if copy is None)
+        try:
+            if needed > SHARE_OF_FREE * free_host_memory():
+                raise MemoryError
+            self._copies = [
+                torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                if copy is None
+                else copy
+                for copy, tensor in zip(old, originals)
+            ]
+        except (MemoryError, RuntimeError) as error:  # torch's, if page-locked memory runs out
+            self._copies = []
+            raise MemoryError(f"{needed / 1e9:.1f} GB") from error
+
+
+def _tensors(tree: Mapping) -> Iterator[Tensor]:
+    """Yield each tensor in nested dictionaries."""
+    for value in tree.values():
+        if isinstance(value, Mapping):
+            yield from _tensors(value)
+        elif isinstance(value, Tensor):
+            yield value
+
+
+def _with_copies(tree: Mapping, copies: Mapping[Hashable, Tensor]) -> dict[str, Any]:
+    """Return nested dictionaries in which the copy of each tensor replaces it."""
+    copied = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            value = _with_copies(value, copies)
+        elif isinstance(value, Tensor):
+            value = copies[_address(value)]
+        copied[key] = value
+    return copied
+
+
+def _address(tensor: Tensor) -> Hashable:
+    """Return a key that is equal for two tensors exactly if they are the same numbers in memory."""
+    return tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def free_host_memory() -> float:
+    """Return how many bytes of the host's memory are available, also to a container (cgroup 2).
+
+    Infinite where that is not known, as on systems other than Linux.
+    """
+    free = float("inf")
+    with suppress(OSError):
+        found = re.search(r"MemAvailable: *(\d+)", Path("/proc/meminfo").read_text("utf-8"))
+        free = 1024 * int(found[1]) if found else free
+
+    group = Path("/sys/fs/cgroup")
+    with suppress(OSError, ValueError):  # ValueError: the limit is "max", which is none
+        limit, used = (int((group / f"memory.{name}").read_text()) for name in ("max", "current"))
+        # The kernel drops cached files when it needs their memory.
+        cached = re.findall(r"^(?:in)?active_file (\d+)", (group / "memory.stat").read_text(), re.M)
+        free = min(free, limit - used + sum(map(int, cached)))
+    return free
 
 
 # --- whole or absent --------------------------------------------------------------------------
 
 
-def save_checkpoint(run: Path, step: int, write: Callable[[Path], None], reason: str = "") -> Path:
-    """Write checkpoints/step-NNNNNN by `write(folder)`, completely or not at all; return its path.
+@contextmanager
+def new_checkpoint(run: Path, step: int, reason: str = "") -> Iterator[Path]:
+    """Yield a folder that becomes checkpoints/step-NNNNNN when the block ends, and vanishes if it
+    fails.
 
     Raises UserError if the files cannot be written; then an older checkpoint of the same step is
     kept.
@@ -209,7 +327,7 @@ def save_checkpoint(run: Path, step: int, write: Callable[[Path], None], reason:
     try:
         remove_partial(run)
         temporary.mkdir(parents=True)
-        write(temporary)
+        yield temporary
 
         manifest = {"format": _FORMAT, "step": step, "reason": reason, "files": _on_disk(temporary)}
         (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
@@ -234,7 +352,6 @@ def save_checkpoint(run: Path, step: int, write: Callable[[Path], None], reason:
 
     shutil.rmtree(old, ignore_errors=True)
     _verified[_key(final / "manifest.json")] = None
-    return final
 
 
 def disk_refusal(error: BaseException) -> str | None:
@@ -423,19 +540,17 @@ def save_optimizer(folder: Path, state: dict[str, Any]) -> None:
     """Write an optimizer's `state_dict()`: tensors to safetensors, the rest to optimizer.json.
 
     The tensors are split over optimizer.safetensors, optimizer-1.safetensors and so on, because
-    each file must fit into host memory.
+    each file must fit into host memory. What the configuration decides is not written.
     """
-    tensors: dict[str, Tensor] = {}
-    rest: dict[str, Any] = {}
-    for index, entry in state["state"].items():
-        for name, value in entry.items():
-            target = tensors if isinstance(value, Tensor) else rest
-            target[f"{index}/{name}"] = value
-
+    tensors = {
+        f"{number}/{name}": tensor
+        for number, entry in state["state"].items()
+        for name, tensor in entry.items()
+    }
     for number, part in enumerate(_parts(_separate(tensors))):
         save_file(part, folder / f"optimizer{f'-{number}' if number else ''}.safetensors")
-    others = {name: value for name, value in state.items() if name != "state"}
-    (folder / "optimizer.json").write_text(json.dumps({"rest": rest} | others), "utf-8")
+    rest = {"loss_scale": state["loss_scale"]}
+    (folder / "optimizer.json").write_text(json.dumps(rest), "utf-8")
 
 
 def _separate(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -464,24 +579,30 @@ def _parts(tensors: dict[str, Tensor], most: int = 1 << 32) -> Iterator[dict[str
     yield part
 
 
-def load_optimizer(folder: Path, optimizer: Any) -> None:
-    """Load the state that `save_optimizer` wrote into an `Optimizer`, bit for bit."""
-    saved = read_json(folder / "optimizer.json")
-    state: dict[int, dict[str, Any]] = {}
-    for path in folder.glob("optimizer*.safetensors"):
-        with safe_open(path, "pt") as file:
-            for key in file.keys():
+def load_optimizer(folder: Path, optimizer: Optimizer) -> None:
+    """Load the state that `save_optimizer` wrote, bit for bit.
+
+    Raises UserError, which names the file, if it is of another optimizer.
+    """
+    state: dict[int, dict[str, Tensor]] = {}
+    for path in sorted(folder.glob("optimizer*.safetensors")):
+        with blaming(f"{path}: does not fit the optimizer of this run"), safe_open(path, "pt") as f:
+            for key in f.keys():
                 number, name = key.split("/", 1)
-                state.setdefault(int(number), {})[name] = file.get_tensor(key)
+                tensor = state.setdefault(int(number), {})[name] = f.get_tensor(key)
+                shape = optimizer.weights[int(number)].shape
+                if tensor.dim() and tensor.shape != shape:
+                    raise ValueError(f"{key} has shape {tuple(tensor.shape)}, not {tuple(shape)}")
 
-    for key, value in saved["rest"].items():
-        number, name = key.split("/", 1)
-        state.setdefault(int(number), {})[name] = value
+    if len({frozenset(entry) - {"master"} for entry in state.values()}) > 1:
+        raise UserError(f"{folder}: some weights lack a moment; give another checkpoint")
 
-    for group in saved["param_groups"]:
-        if "betas" in group:
-            group["betas"] = tuple(group["betas"])  # JSON has no tuples
-    optimizer.load_state_dict({**saved, "state": state})
+    path = folder / "optimizer.json"
+    rest = read_json(path)
+    with blaming(f"{path}: does not fit the optimizer of this run"):
+        scale = msgspec.convert(rest["loss_scale"], dict[str, int | float])
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": state, "param_groups": groups, "loss_scale": scale})
 
 
 def rng_state() -> dict[str, Any]:
@@ -499,15 +620,17 @@ def rng_state() -> dict[str, Any]:
 
 def load_rng(folder: Path) -> None:
     """Restore the `rng_state` in rng.json of a checkpoint."""
-    saved = read_json(folder / "rng.json")
-    version, state, gauss = saved["python"]
-    random.setstate((version, tuple(state), gauss))
+    path = folder / "rng.json"
+    saved = read_json(path)
+    with blaming(f"{path}: holds no state of the random generators"):
+        version, state, gauss = saved["python"]
+        random.setstate((version, tuple(state), gauss))
 
-    kind, keys, *numbers = saved["numpy"]
-    np.random.set_state((kind, np.array(keys, dtype=np.uint32), *numbers))
+        kind, keys, *numbers = saved["numpy"]
+        np.random.set_state((kind, np.array(keys, dtype=np.uint32), *numbers))
 
-    torch.set_rng_state(torch.tensor(saved["torch"], dtype=torch.uint8))
-    if torch.cuda.is_available() and len(saved["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(
-            [torch.tensor(state, dtype=torch.uint8) for state in saved["cuda"]]
-        )
+        torch.set_rng_state(torch.tensor(saved["torch"], dtype=torch.uint8))
+        if torch.cuda.is_available() and len(saved["cuda"]) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all(
+                [torch.tensor(state, dtype=torch.uint8) for state in saved["cuda"]]
+            )

@@ -1,21 +1,4 @@
-"""Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end a run after its current step, which is saved.
-
-A second Ctrl-C or SIGTERM ends the program immediately, unless it follows within a second: many
-programs that start others send a signal twice, once to the process and once to its group (GNU
-`timeout` does).
-
-A library may put handlers of its own in their place, without Python's knowledge. Triton's does when
-it compiles the first kernel: LLVM removes its temporary files at a signal, then sends the signal
-again, and meanwhile a second one kills the process. So the handlers are renewed at each step.
-
-A terminal that is closed often sends SIGHUP twice: once by the shell to its jobs, and once by the
-system to the foreground process. So a second SIGHUP changes nothing. If SIGHUP is ignored when the
-program starts, as under nohup, it stays ignored.
-
-SIGUSR1 is how a scheduler announces that the time of a job is over (Slurm's --signal=USR1@120). The
-SIGTERM that follows at the time limit is the first one, so the step can still be saved. A program
-that handles SIGUSR1 itself keeps its handler.
-"""
+"""Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end a run after its current step, which is saved."""
 
 import os
 import signal
@@ -25,29 +8,26 @@ import time
 from contextlib import suppress
 from typing import Any
 
-FIRST = "\n{}: finishing and saving the current step{}\n"
-AGAIN = "; send it again to stop immediately and lose this step"
-
-# Signals of which a second one stops the run immediately.
+# Signals of which a second one stops the run immediately, and others, which Windows lacks.
 STOPPING = (signal.SIGINT, signal.SIGTERM)
+HANGUP, TIME_OVER = (getattr(signal, name, None) for name in ("SIGHUP", "SIGUSR1"))
 
-# Signals that never do. Windows has neither.
-HANGUP = getattr(signal, "SIGHUP", None)
-TIME_OVER = getattr(signal, "SIGUSR1", None)
-
-# Name of the thread that writes checkpoints.
-WRITER = "checkpoint writer"
-
-# A signal that follows the first one within so many seconds is the same request.
+# A signal that follows the first one within so many seconds is the same request: many programs send
+# one twice, once to the process and once to its group (GNU `timeout` does).
 SAME = 1.0
 
 
 class Interrupt:
-    """Records the first SIGINT, SIGTERM, SIGHUP or SIGUSR1 within a `with` block.
+    """Records the first SIGINT, SIGTERM, SIGHUP or SIGUSR1 within a `with` block, as `wanted`.
 
-    A second SIGINT or SIGTERM, after more than `SAME` seconds, goes to the handler that was there
-    before. `wanted` is the signal that was received, or None. Python can handle signals only in the
-    main thread; in any other one nothing is recorded.
+    The run then ends after its current step, which is saved. A second SIGINT or SIGTERM, after more
+    than `SAME` seconds, goes to the handler that was there before, and ends the run immediately. A
+    second SIGHUP does nothing, because the shell and the system may send one each when a terminal
+    is closed; nor does SIGUSR1, by which a scheduler announces that the time of a job is over
+    (Slurm's --signal=USR1@120): the SIGTERM that follows counts as the first. SIGHUP stays ignored
+    under nohup, and SIGUSR1 with whoever handles it already.
+
+    Python can handle signals only in the main thread; in any other one nothing is recorded.
     """
 
     def __init__(self) -> None:
@@ -72,20 +52,18 @@ class Interrupt:
         self.earlier = {}
 
     def renew(self) -> None:
-        """Set the handlers again, also the one that ignores SIGHUP under nohup."""
-        if not self.earlier:
-            return
-        for number in (*STOPPING, HANGUP, TIME_OVER):
+        """Set all handlers again, also the one that ignores SIGHUP under nohup.
+
+        Triton replaces them without Python's knowledge when it compiles the first kernel: LLVM then
+        sends a signal again, and meanwhile a second one would kill the process.
+        """
+        for number in (*STOPPING, HANGUP, TIME_OVER) if self.earlier else ():
             if number and (handler := signal.getsignal(number)) is not None:
                 signal.signal(number, handler)
 
     def note(self, number: int, _: object) -> None:
-        """Remember the first signal, and announce how the run ends; pass a second one on.
-
-        A process forked from this one, for example by a reward function, is not a run. There the
-        signal does what it did before.
-        """
-        if os.getpid() != self.process:
+        """Remember the first signal, and announce how the run ends; pass a second one on."""
+        if os.getpid() != self.process:  # forked, for example by a reward function: not a run
             signal.signal(number, self.earlier[number])
             signal.raise_signal(number)
             return
@@ -93,34 +71,17 @@ class Interrupt:
             return
         if self.wanted in STOPPING:
             if time.monotonic() - self.time > SAME:
-                self._give_back()
+                for each in STOPPING:
+                    signal.signal(each, self.earlier.pop(each))
                 signal.raise_signal(number)
             return
 
         self.wanted, self.time = signal.Signals(number), time.monotonic()
-        line = FIRST.format(self.wanted.name, AGAIN if number in STOPPING else "")
+        again = "; send it again to stop immediately and lose this step"
+        line = (
+            f"\n{self.wanted.name}: finishing and saving the current step"
+            f"{again if number in STOPPING else ''}\n"
+        )
         with suppress(OSError, ValueError, AttributeError):  # standard error may be gone
             # Not print: a handler may run in the middle of one.
             os.write(sys.stderr.fileno(), line.encode())
-
-    def _give_back(self) -> None:
-        """Restore the earlier handlers of SIGINT and SIGTERM.
-
-        A later SIGHUP or SIGUSR1 still does nothing.
-        """
-        for number in STOPPING:
-            signal.signal(number, self.earlier.pop(number))
-
-
-def end_process(status: int) -> None:
-    """End the program with this exit status.
-
-    After a second Ctrl-C the thread may still be writing a checkpoint. Then the interpreter must
-    not shut down in the ordinary way: it would tear down a thread inside Rust code, which aborts
-    the process (exit status 134).
-    """
-    if any(thread.name == WRITER for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)

@@ -1,20 +1,14 @@
-"""The files that a run writes as it goes on, and how they are read back.
+"""The logs of a run: how they are written, and `load_run`, which reads all data of a run.
 
 | file | holds |
 |---|---|
 | metrics.jsonl, eval.jsonl, curriculum.jsonl | a line for each step, evaluation and decision |
 | seen.jsonl, groups.jsonl | the keys of the problems, and a summary of each group, by step |
 | samples.log, warnings.log, prompt.txt | text for people |
-| rollouts/step-000001.jsonl.zst ... | every prompt and completion; the other `KINDS` likewise |
-
-A file in rollouts/ has one JSON line for each group, with everything that is needed to replay the
-update: token ids; the sampler's log-probabilities, which are stored exactly; the keys of the
-examples in the prompt; rewards and their parts; advantages; temperature, class, action and trap.
-The advantage of a completion is a number, or a list with one for each token. In the second case the
-credits that it comes from are stored as well.
+| rollouts/ | every prompt and completion, see `grpo.run.rollouts` |
 
 Rank 0 writes with `RunFiles`; the other ranks have `NoFiles`. Readers check what they read, so that
-a damaged or foreign file is one line that names it.
+a damaged or foreign file is one line that names it. Neither torch nor transformers is imported.
 """
 
 import dataclasses
@@ -24,39 +18,52 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cached_property
+from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
-from data.errors import UserError
+from data.errors import UserError, blaming, needs
 from data.files import (
+    check_links,
+    kind_of,
     open_own,
-    raw_json,
     read_bytes,
-    read_jsonl_zst,
-    write_jsonl_zst,
+    read_yaml,
     write_whole,
     wrong_lines,
 )
-from data.text import escape_control
+from data.text import escape_control, shortened
 from grpo.config import Config
-from grpo.records import Completion, Decision, Group, GroupClass, StepReport
-from grpo.run.folders import resume_hint
+from grpo.records import Decision, Group, GroupClass, StepReport
+from grpo.run.files import resume_hint
+from grpo.run.rollouts import KINDS, file_of, groups_of, remove_after, steps_of, write_rollouts
 from grpo.run.trackers import Trackers
-from grpo.show.group import best_and_worst, summaries
-from tasks.base import Problem, Score
+from grpo.show.group import best_and_worst, completion_record, summaries
 
 SAMPLES_EVERY = 10  # steps between entries of samples.log
 
-# Steps, evaluations, validation checks, the pre-flight, the answers that were imitated, the
-# evaluation after that, and the batch of a step that failed.
-KINDS = ("step", "eval", "promotion", "preflight", "imitation", "imitated", "failed")
-_NAME = re.compile(rf"({'|'.join(KINDS)})-(\d+)\.jsonl\.zst")
+# A tokenizer takes tokens of 32 bits; a larger number, from a foreign file, has no text.
+MOST_TOKENS = 1 << 32
 
 # --- what a line may hold ---------------------------------------------------------------------
 
 Number = int | float
+
+# A group in groups.jsonl.
+Summary: Any = msgspec.defstruct(
+    "Summary",
+    [
+        *((name, int) for name in ("group", "index", "attempt", "level", "distinct", "tokens")),
+        *((name, Number) for name in ("temperature", "reward", "reward_std", "value", "exact")),
+        ("class_name", GroupClass),
+        ("action", str),
+        ("trap", str | None),
+    ],
+    rename={"class_name": "class"},
+)
 
 _TEXTS = (
     "time control purpose task unit split metric verdict stopped mistake next_command cause remedy "
@@ -73,25 +80,42 @@ VALUES: dict[str, Any] = dict.fromkeys(_TEXTS, str) | {
     "events": list[str],
     "figures": dict[str, Any],
     "keys": list[str],
-    "groups": list[dict[str, Any]],
+    "groups": list[Summary],
 }
 
-# The values in a group of groups.jsonl.
-SUMMARY: dict[str, Any] = {
-    **dict.fromkeys(("group", "index", "attempt", "level", "distinct", "tokens"), int),
-    **dict.fromkeys(("temperature", "reward", "reward_std", "value", "exact"), Number),
-    "class": GroupClass,
-    "action": str,
-    "trap": str | None,
-}
-
-# What each line of a log must have besides "step".
+# What each line of a log must have besides "step", and an evaluation that is a report.
 REQUIRED = {
     "eval.jsonl": ("purpose",),
     "curriculum.jsonl": ("from", "to", "kind", "why"),
     "seen.jsonl": ("keys",),
     "groups.jsonl": ("groups",),
+    "report": ("level", "mean", "ci_low", "ci_high", "exact"),
 }
+
+
+class Facts(TypedDict, total=False):
+    """The "facts" in config.yaml."""
+
+    started: str
+    ranks: int
+    threads: int
+    start: str | None
+    fingerprints: dict[str, str]
+    training_levels: list[int]
+    resumed: list[dict[str, Any]]
+
+
+class ConfigFile(TypedDict, total=False):
+    """The keys of config.yaml that are read without `grpo.config.load_config`."""
+
+    task: str
+    model: str
+    level: int | None
+    seed: int
+    reward: str | None
+    temperature: Number
+    control: str
+    facts: Facts
 
 
 def check(where: str, value: Any, kind: Any) -> None:
@@ -107,24 +131,12 @@ def check(where: str, value: Any, kind: Any) -> None:
 
 def _check_line(where: str, log: str, line: Mapping[str, Any]) -> None:
     """Raise UserError unless `line` is a line of the file `log`."""
-    require(where, line, REQUIRED.get(log, ()))
-    _check_values(where, line, VALUES)
-    for group in line["groups"] if log == "groups.jsonl" else ():
-        require(where, group, SUMMARY)
-        _check_values(where, group, SUMMARY)
-
-
-def require(where: str, line: Mapping[str, Any], names: Iterable[str]) -> None:
-    """Raise UserError, which begins with `where`, unless `line` has a value of each name."""
-    for name in names:
+    for name in (*REQUIRED.get(log, ()), *REQUIRED.get(str(line.get("purpose")), ())):
         if name not in line:
             raise UserError(f"{where}: is not what a run writes (it has no {name})")
-
-
-def _check_values(where: str, line: Mapping[str, Any], kinds: Mapping[str, Any]) -> None:
     for name, value in line.items():
-        if name in kinds or not (type(value) is float or value is None):
-            check(f"{where}, {name}", value, kinds.get(name, Number | bool))
+        if name in VALUES or not (type(value) is float or value is None):
+            check(f"{where}, {name}", value, VALUES.get(name, Number | bool))
 
 
 # --- logs -------------------------------------------------------------------------------------
@@ -238,139 +250,6 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-# --- rollouts ---------------------------------------------------------------------------------
-
-
-def file_of(run: Path, kind: str, step: int) -> Path:
-    """Return the file of a step's rollouts of a `kind`, one of `KINDS`."""
-    return Path(run) / "rollouts" / f"{kind}-{step:06d}.jsonl.zst"
-
-
-def steps_of(run: Path, kind: str = "step") -> list[int]:
-    """Return the steps whose rollouts of a `kind` are stored, in rising order."""
-    names = (_NAME.fullmatch(path.name) for path in (Path(run) / "rollouts").glob(f"{kind}-*"))
-    return sorted(int(name[2]) for name in names if name)
-
-
-def write_rollouts(path: Path, groups: Sequence[Group], *, step: int) -> None:
-    """Write the groups of one step with a checksum, completely or not at all.
-
-    Raises UserError if they cannot be written.
-    """
-    write_jsonl_zst(path, (_to_json(number, group, step) for number, group in enumerate(groups)))
-
-
-def groups_of(path: Path) -> list[Group]:
-    """Return the groups that a file holds. Raises UserError if it is damaged."""
-    lines = read_jsonl_zst(path)
-    if not lines:
-        raise UserError(f"{path}: holds no groups")
-    groups = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            groups.append(_from_json(line))
-        except (msgspec.ValidationError, KeyError, ValueError, TypeError) as error:
-            raise UserError(
-                f"{path}, line {number}: is not a group that a run writes "
-                f"({type(error).__name__}: {error})"
-            ) from error
-    return groups
-
-
-def remove_after(run: Path, step: int) -> None:
-    """Remove the files of steps after `step`, because they are made again."""
-    for path in (Path(run) / "rollouts").glob("*.jsonl.zst"):
-        name = _NAME.fullmatch(path.name)
-        if name and int(name[2]) > step:
-            path.unlink()
-
-
-def _to_json(number: int, group: Group, step: int) -> dict[str, Any]:
-    """Return the line of a group."""
-    advantages = group.advantages or [None] * len(group.completions)
-    return {
-        "step": step,
-        "group": number,
-        "index": group.index,
-        "attempt": group.attempt,
-        "task": group.problem.task,
-        "level": group.problem.level,
-        "temperature": group.temperature,
-        "class": group.class_name,
-        "action": group.action,
-        "trap": group.trap,
-        "problem": raw_json(group.problem.to_json()),
-        "prompt_tokens": group.prompt,
-        **({"shots": group.shots} if group.shots else {}),
-        "completions": [
-            _completion_to_json(completion, score, advantage)
-            for completion, score, advantage in zip(
-                group.completions, group.scores, advantages, strict=True
-            )
-        ],
-    }
-
-
-def _completion_to_json(completion: Completion, score: Score, advantage: Any) -> dict[str, Any]:
-    """Return a completion in a line. Keys that most runs do not need are left out of theirs."""
-    values = {
-        "tokens": completion.tokens,
-        "logprobs": raw_json(completion.logprobs),
-        "text": raw_json(completion.text),
-        "finish": completion.finish,
-        "reward": score.reward,
-        "value": score.value,
-        "exact": score.exact,
-        "advantage": raw_json(advantage),
-        "parts": raw_json(dict(score.parts)),
-    }
-    if completion.is_demonstration:
-        values["is_demonstration"] = True
-    if score.credits is not None:
-        values["credits"] = raw_json(score.credits)
-    return values
-
-
-def _from_json(line: dict[str, Any]) -> Group:
-    """Return the group of a line.
-
-    Raises ValueError, KeyError, TypeError or msgspec.ValidationError if it is not one.
-    """
-    rows = line["completions"]
-    completions = [msgspec.convert(row, Completion) for row in rows]
-    advantages = msgspec.convert(
-        [row["advantage"] for row in rows], list[float | list[float] | None]
-    )
-    for completion, advantage in zip(completions, advantages, strict=True):
-        per_token = [advantage] if isinstance(advantage, list) else []
-        if completion.logprobs or not completion.is_demonstration:
-            per_token.append(list(completion.logprobs))
-        if any(len(values) != len(completion.tokens) for values in per_token):
-            raise ValueError("a completion has another number of tokens than of their numbers")
-
-    return Group(
-        index=msgspec.convert(line["index"], int),
-        problem=msgspec.convert(line["problem"], Problem),
-        prompt=msgspec.convert(line["prompt_tokens"], tuple[int, ...]),
-        temperature=msgspec.convert(line["temperature"], float),
-        attempt=msgspec.convert(line["attempt"], int),
-        class_name=msgspec.convert(line["class"], GroupClass),
-        action=msgspec.convert(line["action"], str),
-        completions=completions,
-        scores=[
-            Score(*msgspec.convert([row.get(name) for name in _SCORE], _SCORE_TYPES))
-            for row in rows
-        ],
-        advantages=[] if None in advantages else advantages,  # type: ignore[arg-type]  # no None
-        trap=msgspec.convert(line["trap"], str | None),
-        shots=msgspec.convert(line.get("shots", ()), tuple[str, ...]),
-    )
-
-
-_SCORE = ("reward", "parts", "value", "exact", "credits")
-_SCORE_TYPES: Any = tuple[float, dict[str, Any], float, bool, tuple[tuple[int, float], ...] | None]
-
-
 # --- all of them ------------------------------------------------------------------------------
 
 
@@ -473,3 +352,172 @@ class NoFiles:
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         return lambda *_, **__: None
+
+
+# --- reading them back -------------------------------------------------------------------------
+
+
+class Records(list):
+    """Plain dicts in a list, e.g. ``Records([{"step": 1, "reward": 0.3}])``."""
+
+    def to_pandas(self) -> Any:
+        """Return the records as a pandas DataFrame (the extra `notebook`)."""
+        with needs("pandas", "notebook"):
+            import pandas
+        return pandas.DataFrame.from_records(self)
+
+
+class RunData:
+    """The stored data of a run.
+
+    Raises UserError if a file is damaged, or if there is no such step or group.
+    """
+
+    def __init__(self, path: str | Path):
+        self._given = Path(path)
+        self._absolute = self._given.absolute()
+        if kind_of(self.path) == "folder":
+            check_links(self.path)
+        if kind_of(self.path / "config.yaml") != "file":
+            raise UserError(
+                f"{self.path}: not a run (it has no config.yaml); give the directory that train.py "
+                "named, such as runs/NAME"
+            )
+
+    @property
+    def path(self) -> Path:
+        """The folder of the run, from wherever the process is now (a notebook may change that)."""
+        is_there = self._given.absolute() == self._absolute
+        return self._given if is_there else self._absolute
+
+    def __repr__(self) -> str:
+        """Return e.g. <TrainedRun runs/own: learned>."""
+        verdict = f": {self.verdict['verdict']}" if self.verdict else ""
+        return f"<{type(self).__name__} {self.path}{verdict}>"
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The resolved configuration, and the "facts" of the run."""
+        return read_config(self.path)
+
+    @cached_property
+    def metrics(self) -> Records:
+        """The lines of metrics.jsonl."""
+        return self._log("metrics.jsonl")
+
+    @cached_property
+    def evals(self) -> Records:
+        """The evaluations: the lines of eval.jsonl except verdicts."""
+        return Records(line for line in self._log("eval.jsonl") if line["purpose"] != "verdict")
+
+    @property
+    def verdict(self) -> dict[str, Any] | None:
+        """The last verdict on the run (see `grpo.ending`); None if there is none yet."""
+        lines = [line for line in self._log("eval.jsonl") if line["purpose"] == "verdict"]
+        return lines[-1] if lines else None
+
+    @property
+    def reports(self) -> Records:
+        """The reported evaluations before, during and after training, without validation checks."""
+        return Records(line for line in self.evals if line["purpose"] == "report")
+
+    @property
+    def first_reports(self) -> Records:
+        """The reported evaluations before the first step, of the policy that nothing has taught."""
+        return Records(line for line in self.reports if line["step"] == 0)
+
+    @cached_property
+    def decisions(self) -> Records:
+        """The lines of curriculum.jsonl."""
+        return self._log("curriculum.jsonl")
+
+    @cached_property
+    def group_index(self) -> Records:
+        """A record for each group of all steps, see `grpo.show.group.summaries`."""
+        return Records(
+            {"step": line["step"], **group}
+            for line in self._log("groups.jsonl")
+            for group in line["groups"]
+        )
+
+    def steps(self, kind: str = "step") -> list[int]:
+        """Return the steps whose rollouts of a `kind` are stored, see `grpo.run.rollouts.KINDS`."""
+        if kind not in KINDS:
+            raise UserError(f"rollouts of kind {kind!r}: give one of {', '.join(KINDS)}")
+        return steps_of(self.path, kind)
+
+    def groups(self, step: int, kind: str = "step") -> list[Group]:
+        """Return the groups of a step, in the order in which they were drawn."""
+        path = file_of(self.path, kind, step)
+        if not path.exists():
+            there = ", ".join(map(str, self.steps(kind))) or "none"
+            raise UserError(
+                f"{self.path}: no rollouts of {kind} {step} are stored; it has {shortened(there)}"
+            )
+        return groups_of(path)
+
+    def group(self, step: int, number: int, kind: str = "step") -> Group:
+        """Return group `number` of a step, counted from 0."""
+        groups = self.groups(step, kind)
+        if not 0 <= number < len(groups):
+            raise UserError(
+                f"{self.path}: {kind} {step} has no group {number}; it has 0 to {len(groups) - 1}"
+            )
+        return groups[number]
+
+    def rollouts(
+        self, step: int | Iterable[int] | None = None, group: int | None = None, kind: str = "step"
+    ) -> Records:
+        """Return a record for each completion of one or several steps; None means all steps.
+
+        Keys: step, group, sample (both from 0), index, attempt, level, temperature, class, action,
+        key, prompt, target, text, finish, num_tokens, tokens, logprobs, reward, value, exact,
+        parts, and advantage. The advantage is a number, a list with one per token, or None if the
+        group was not trained on. A group with the action "demonstrate" comes a second time, as it
+        was trained on: its last completion is the right answer, with `is_demonstration`.
+        """
+        steps = self.steps(kind) if step is None else step
+        records = Records()
+        # Numbers of NumPy and of data frames become Python's.
+        for each in map(index, steps if isinstance(steps, Iterable) else [steps]):
+            drawn = self.groups(each, kind) if group is None else [self.group(each, group, kind)]
+            for number, one in enumerate(drawn, start=group or 0):
+                for sample in range(len(one.completions)):
+                    place = {"step": each, "group": number, "sample": sample}
+                    records.append(place | completion_record(one, sample))
+        return records
+
+    def _log(self, name: str) -> Records:
+        return Records(read_metrics(self.path / name))
+
+
+def read_config(run: Path) -> dict[str, Any]:
+    """Return what a run's config.yaml holds: the settings, and the "facts".
+
+    Raises UserError if it is damaged.
+    """
+    path = run / "config.yaml"
+    values = read_yaml(path)
+    check(str(path), values, ConfigFile)
+    return values
+
+
+def tokenizer_of(run: Path) -> Any | None:
+    """Return the tokenizer of the run's last checkpoint; None if it has no checkpoint."""
+    files = sorted((run / "checkpoints").glob("step-*/tokenizer.json"))
+    if not files:
+        return None
+    from tokenizers import Tokenizer
+
+    with blaming(f"{files[-1]}: is not a tokenizer"):
+        return Tokenizer.from_file(str(files[-1]))
+
+
+def load_run(path: str | Path) -> RunData:
+    """Return the stored data of the run in directory `path`. Files are read when they are needed.
+
+    Raises UserError if the directory is not that of a run.
+    """
+    if not isinstance(path, str | Path):
+        raise UserError(f"load_run: the run is {path!r}; give the path of its directory")
+    return RunData(path)

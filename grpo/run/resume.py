@@ -53,8 +53,8 @@ from grpo.model.adapter import layers_of
 from grpo.model.gguf import is_gguf
 from grpo.model.policy import Policy
 from grpo.run.checkpoint import checkpoints, find_resume, seen_keys
-from grpo.run.folders import checkpoint_folders, new_folder, owner_of, step_of
-from grpo.run.reader import read_config
+from grpo.run.files import checkpoint_folders, new_folder, owner_of, step_of
+from grpo.run.logs import read_config
 from tasks.base import Task, python_functions_of, sources_of, summary_of
 from tasks.registry import REWARD_FILE, is_same_program, programs_of
 from tasks.user_code import function_digest

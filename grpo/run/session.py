@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.errors import UserError, blaming
+from data.errors import UserError
 from data.files import read_json
 from grpo.config import Config
 from grpo.curriculum import (
@@ -24,23 +24,22 @@ from grpo.curriculum import (
     Start,
     advice,
     choose_start,
+    levels_to_survey,
     no_answers,
     survey,
 )
 from grpo.distributed import Ranks
-from grpo.ending import Verdict, is_expected
+from grpo.ending import HeldOut, Verdict, conclude, is_expected
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import middle_left_out, sent_lines
+from grpo.next_command import EndedRun, next_command, next_commands, remedy
 from grpo.records import Decision, Ending, StepReport
 from grpo.run.checkpoint import Saver, remove_checkpoints_after, remove_partial, seen_keys
-from grpo.run.conclusion import ended_run, files_of, supply_line, verdict_of
-from grpo.run.folders import HOME, locked, remove_if_empty, resume_hint, step_of
+from grpo.run.files import HOME, locked, remove_if_empty, resume_hint, step_of
 from grpo.run.heldout import WARM_START_SEED, HeldOutEvaluator
 from grpo.run.interrupt import Interrupt
-from grpo.run.logs import NoFiles, RunFiles, file_of, read_metrics
-from grpo.run.next_commands import next_commands
-from grpo.run.reader import load_run
+from grpo.run.logs import NoFiles, RunData, RunFiles, load_run, read_metrics
 from grpo.run.resume import (
     OpenedRun,
     changed_versions,
@@ -52,11 +51,12 @@ from grpo.run.resume import (
     sources_of_run,
     with_resumption,
 )
+from grpo.run.rollouts import file_of
 from grpo.run.trackers import check_installed
 from grpo.show.console import Console
 from grpo.show.settings import settings
 from grpo.trainer import Trainer, load_parts, with_learning_rate
-from tasks.base import notes_of, watch_scoring
+from tasks.base import mistakes_of, notes_of, watch_scoring
 from tasks.scoring import range_of
 
 # How many held-out problems decide when the imitation ends.
@@ -311,11 +311,7 @@ class Run:
 
     def _restore(self, checkpoint: Path) -> None:
         """Continue from a checkpoint. Files of later steps are removed; they are made again."""
-        path = checkpoint / "trainer.json"
-        with blaming(f"{path}: is not the state of this run"):
-            state = read_json(path)
-            self.trainer.restore(state["trainer"])
-            self.saver.restore(checkpoint, state)
+        self.saver.restore(checkpoint)
         self._record_levels()
 
         done = self.trainer.done
@@ -584,11 +580,15 @@ class Run:
             self.console.say(f"ended after step {trainer.done}: {trainer.ended}")
 
         self.files.warn_of_damage(trainer.done)
-        verdict = verdict_of(self.folder, trainer, self.level)
-        written = load_run(self.folder).verdict
-        if written is None or written["step"] < trainer.done:
+        run = load_run(self.folder)
+        ended = self._ended_run(run)
+        verdict = self._verdict(run)
+        verdict = dataclasses.replace(
+            verdict, remedy=remedy(ended, verdict), next_command=next_command(ended, verdict)
+        )
+        if run.verdict is None or run.verdict["step"] < trainer.done:
             self.files.write_verdict(verdict.to_json())
-        self._show_summary(verdict)
+        self._show_summary(run, verdict, next_commands(ended))
 
         if trainer.stopped:
             self._save_config(stopped={"step": trainer.done, "reason": trainer.stopped})
@@ -596,20 +596,58 @@ class Run:
         self.files.finish()
         return verdict.exit_status
 
-    def _show_summary(self, verdict: Verdict) -> None:
+    def _verdict(self, run: RunData) -> Verdict:
+        """Return the verdict on the run, see `conclude`.
+
+        Without the evaluation before the first step nothing is measured.
+        """
+        trainer = self.trainer
+        stored = run.steps("eval")
+        is_begun = run.first_reports and 0 in stored
+        return conclude(
+            self.level,
+            HeldOut(
+                before=run.groups(0, "eval") if is_begun else [],
+                after=run.groups(trainer.done, "eval") if trainer.done in stored else [],
+                imitated=run.groups(0, "imitated") if run.steps("imitated") else None,
+            ),
+            run.metrics,
+            run.evals,
+            stopped=trainer.stopped,
+            words=mistakes_of(trainer.task),
+        )
+
+    def _ended_run(self, run: RunData) -> EndedRun:
+        """Return what the next commands depend on."""
+        trainer = self.trainer
+        levels = list(trainer.curriculum.levels)
+        survey = levels_to_survey(trainer.stream.supply, [*levels[:-1], self.level or levels[-1]])
+        return EndedRun(
+            run.path,
+            self.config,
+            trainer.task,
+            trainer.done,
+            budget=run.reports[-1]["budget"] if run.reports else 0,
+            levels=tuple(levels),
+            easier=tuple(survey[:-1]),
+            ended=trainer.ended,
+        )
+
+    def _show_summary(self, run: RunData, verdict: Verdict, commands: Sequence[str]) -> None:
         config, task = self.config, self.trainer.task
-        run = load_run(self.folder)
-        commands = [verdict.next_command, *next_commands(ended_run(run, self.trainer))]
-        self.console.say(supply_line(self.folder, self.trainer, self.level))
+        drawn = sum(line.get("groups/count", 0) for line in run.metrics)
+        imitated = self.trainer.imitation.answers if self.trainer.imitation else 0
+        self.console.say(self.trainer.stream.summary(self.level, drawn, imitated))
         verdict_lines = verdict.lines(
             getattr(task, "metric", "score"),
             getattr(task, "level_unit", ""),
             config.mark.get("control", ""),
         )
+        names = ("metrics.jsonl", "rollouts", "samples.log", "checkpoints")
         self.console.summary(
             Ending(
-                files=files_of(self.folder),
-                next_commands=list(dict.fromkeys(commands)),
+                files={name.partition(".")[0]: str(self.folder / name) for name in names},
+                next_commands=list(dict.fromkeys([verdict.next_command, *commands])),
                 before=[line for line in run.first_reports if line["level"] == config.level],
                 after=[line for line in run.reports if line["level"] == config.level][-1:],
                 verdict=verdict_lines,

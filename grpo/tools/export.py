@@ -30,8 +30,8 @@ from grpo.model.forward import Model
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.run.checkpoint import disk_refusal, find_resume
-from grpo.run.folders import step_of
-from grpo.run.reader import RunData, load_run
+from grpo.run.files import step_of
+from grpo.run.logs import RunData, load_run
 from grpo.run.resume import check_base, checkpoint_of, require_unicode
 from grpo.show.lines import interval, sampling_name
 

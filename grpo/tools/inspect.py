@@ -28,8 +28,8 @@ from rich.text import Text
 from data.errors import Parser, UserError, exit_status
 from data.text import escape_control, printable_json, quoted
 from grpo.records import WHY, Group
-from grpo.run.logs import KINDS
-from grpo.run.reader import MOST_TOKENS, RunData, load_run, tokenizer_of
+from grpo.run.logs import MOST_TOKENS, RunData, load_run, tokenizer_of
+from grpo.run.rollouts import KINDS
 from grpo.show.alignment import first_divergence
 from grpo.show.explain import why
 from grpo.show.group import (

@@ -21,8 +21,8 @@ from grpo.config import Config, load_config, require_trusted
 from grpo.model.load import load_policy
 from grpo.records import Group, first_tries
 from grpo.run.checkpoint import checkpoints, load_optimizer
-from grpo.run.folders import step_of
-from grpo.run.reader import RunData
+from grpo.run.files import step_of
+from grpo.run.logs import RunData
 from grpo.trainer import Parts, Trainer, reward_metrics
 from tasks.registry import load_task
 

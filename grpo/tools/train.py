@@ -5,10 +5,11 @@ A mistake in the flags is reported before torch is loaded, which takes seconds.
 
 import os
 import sys
+import threading
 
 from data.errors import exit_status, interrupts_end
 from grpo.config import parse
-from grpo.run.interrupt import end_process
+from grpo.run.files import WRITER
 from grpo.torchrun import RANK, only_rank0_prints
 
 # How often a waiting thread of OpenMP asks whether there is work, before it sleeps. The default is
@@ -22,6 +23,20 @@ def program() -> None:
     """Run `train.py`; an installed package calls it `grpo-train`."""
     let_threads_sleep()
     end_process(main(sys.argv[1:]))
+
+
+def end_process(status: int) -> None:
+    """End the program with this exit status.
+
+    After a second Ctrl-C the thread may still be writing a checkpoint. Then the interpreter must
+    not shut down in the ordinary way: it would tear down a thread inside Rust code, which aborts
+    the process (exit status 134).
+    """
+    if any(thread.name == WRITER for thread in threading.enumerate()):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)
 
 
 def let_threads_sleep() -> None:

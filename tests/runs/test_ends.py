@@ -11,8 +11,8 @@ from small_train import SMALL
 
 from grpo.records import Completion
 from grpo.run import heldout
-from grpo.run.logs import groups_of, read_metrics
-from grpo.run.reader import load_run
+from grpo.run.logs import load_run, read_metrics
+from grpo.run.rollouts import groups_of
 from grpo.tools import train
 from grpo.variance import REMEDIES
 

@@ -9,7 +9,8 @@ import yaml
 from small_train import SMALL, fails, run
 
 from data.files import read_jsonl_zst
-from grpo.run.logs import groups_of, read_metrics
+from grpo.run.logs import read_metrics
+from grpo.run.rollouts import groups_of
 from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
 from grpo.trainer import Trainer

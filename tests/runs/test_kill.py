@@ -18,7 +18,7 @@ from small_runs import BY_PLACE, FEW, whole_run
 from data.errors import UserError
 from grpo.evaluate import summarise
 from grpo.run import interrupt, session
-from grpo.run.folders import locked
+from grpo.run.files import locked
 from grpo.tools import train
 from grpo.trainer import Trainer
 
@@ -222,7 +222,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys,
     def flock(*_):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr("grpo.run.folders.fcntl.flock", flock)
+    monkeypatch.setattr("grpo.run.files.fcntl.flock", flock)
     warning = "runs/a: its file system has no locks (Function not implemented): make sure that no"
     assert train.main([*flags, "--steps", "1", "--name", "a"]) == 0
     assert warning in capsys.readouterr().out
@@ -273,7 +273,7 @@ FORKS = """
 import os, sys, time
 from pathlib import Path
 from grpo.run.interrupt import Interrupt
-from grpo.run.folders import locked
+from grpo.run.files import locked
 
 with locked(Path(sys.argv[1])), Interrupt():
     if os.fork() == 0:

@@ -9,7 +9,8 @@ from small_runs import FEW, OWN
 from small_train import TOP, fails, make_set, run
 
 from grpo.ending import UNFINISHED
-from grpo.run.logs import groups_of, read_metrics
+from grpo.run.logs import read_metrics
+from grpo.run.rollouts import groups_of
 from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
 from tasks.registry import load_task

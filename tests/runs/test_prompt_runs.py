@@ -14,7 +14,7 @@ from transformers import AutoTokenizer
 from data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.config import Config, parse
 from grpo.run import checkpoint as store
-from grpo.run.reader import load_run
+from grpo.run.logs import load_run
 from grpo.run.resume import start_from
 from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation

@@ -19,8 +19,7 @@ from small_runs import BY_PLACE
 
 from data.files import read_jsonl_zst
 from grpo.run.checkpoint import checkpoints
-from grpo.run.logs import read_metrics
-from grpo.run.reader import load_run
+from grpo.run.logs import load_run, read_metrics
 from grpo.tools import train
 
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"

@@ -19,8 +19,7 @@ from grpo.config import parse
 from grpo.model.load import load_policy
 from grpo.run import checkpoint as store
 from grpo.run.heldout import EVAL_SEED
-from grpo.run.logs import read_metrics
-from grpo.run.reader import load_run
+from grpo.run.logs import load_run, read_metrics
 from grpo.run.resume import start_from
 from grpo.run.session import Run
 from grpo.tools import export, train

@@ -4,8 +4,8 @@ import json
 import re
 
 from grpo.records import Completion, Group
-from grpo.run.logs import MetricsLog, write_rollouts
-from grpo.run.reader import load_run
+from grpo.run.logs import MetricsLog, load_run
+from grpo.run.rollouts import write_rollouts
 from grpo.tools.report import page as report
 from tasks.base import Problem, Score
 

@@ -24,7 +24,7 @@ from grpo.evaluate import (
 from grpo.model.load import load_policy
 from grpo.model.prompts import format_of, middle_left_out, wording_text
 from grpo.records import Group, truncated_share
-from grpo.run.folders import check_output
+from grpo.run.files import check_output
 from grpo.run.resume import checkpoint_of, config_of, load_run_policy, read_sources
 from grpo.show.console import Console
 from grpo.statistics import mean_interval

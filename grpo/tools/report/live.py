@@ -22,7 +22,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from data.errors import UserError
 from data.text import escape_control, printable
-from grpo.run.reader import load_run
+from grpo.run.logs import load_run
 from grpo.tools.report.page import assembled, described, packed_step
 from grpo.tools.report.samples import pieces_of, search
 

@@ -18,8 +18,8 @@ from data.text import escape_control
 from grpo.config import Config
 from grpo.ending import FAILED, HeldOut, reach_verdict
 from grpo.records import WHY, Group, level_name
-from grpo.run.folders import checkpoint_folders, step_of
-from grpo.run.reader import RunData
+from grpo.run.files import checkpoint_folders, step_of
+from grpo.run.logs import RunData
 from grpo.show.lines import clock_time, counted, interval
 from grpo.tools.report.samples import Pieces, packed, pieces_of
 from grpo.variance import COLLAPSED

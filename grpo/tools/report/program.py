@@ -18,8 +18,8 @@ from pathlib import Path
 
 from data.errors import Parser, UserError, exit_status
 from data.text import printable
-from grpo.run.folders import check_output
-from grpo.run.reader import load_run
+from grpo.run.files import check_output
+from grpo.run.logs import load_run
 from grpo.tools.report.live import serve
 from grpo.tools.report.page import MEGABYTES, write_report
 

@@ -17,7 +17,7 @@ from typing import Any
 from align.words import split_words, word_ends
 from data.text import escape_control, printable
 from grpo.records import Completion, Group
-from grpo.run.reader import MOST_TOKENS, RunData, tokenizer_of
+from grpo.run.logs import MOST_TOKENS, RunData, tokenizer_of
 from grpo.show.alignment import aligned, first_divergence
 from grpo.show.explain import reward_in_words
 from grpo.show.group import summaries

@@ -14,7 +14,7 @@ from grpo.model.load import load_policy
 from grpo.records import Completion
 from grpo.rollout import generate as engine
 from grpo.rollout.budget import budget_for
-from grpo.run.reader import load_run
+from grpo.run.logs import load_run
 from grpo.tools import train
 from tasks.base import Problem, Score
 from tasks.scoring import scores_of

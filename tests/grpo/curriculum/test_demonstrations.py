@@ -21,7 +21,7 @@ from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import completion_logprobs
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group
-from grpo.run.logs import groups_of, write_rollouts
+from grpo.run.rollouts import groups_of, write_rollouts
 from grpo.tools import inspect, train
 from grpo.tools.report.page import outcome
 from grpo.trainer import has_right_targets, step_summary

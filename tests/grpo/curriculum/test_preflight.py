@@ -22,8 +22,7 @@ from grpo.curriculum import (
 )
 from grpo.curriculum import SURVEY_PROBLEMS as PROBLEMS
 from grpo.records import Completion, Group
-from grpo.run.logs import read_metrics
-from grpo.run.reader import load_run
+from grpo.run.logs import load_run, read_metrics
 from grpo.run.session import Run
 from grpo.tools import inspect, train
 from grpo.tools.report import program as report

@@ -7,7 +7,7 @@ import pytest
 from small_evaluations import evaluated
 
 from grpo.records import Completion
-from grpo.run.reader import load_run
+from grpo.run.logs import load_run
 from grpo.tools import train
 
 TEMPLATE = (

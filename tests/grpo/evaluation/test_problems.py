@@ -4,8 +4,8 @@ from pathlib import Path
 
 from small_evaluations import CLIMB, evaluated
 
-from grpo.run.logs import groups_of, read_metrics
-from grpo.run.reader import load_run
+from grpo.run.logs import load_run, read_metrics
+from grpo.run.rollouts import groups_of
 from grpo.tools.evaluation import program as evaluation
 from tasks.audit import audit
 from tasks.base import Problem

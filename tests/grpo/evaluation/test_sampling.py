@@ -13,8 +13,8 @@ from grpo.evaluate import (
     evaluate,
     find_problems,
 )
-from grpo.run.logs import groups_of
-from grpo.run.reader import load_run
+from grpo.run.logs import load_run
+from grpo.run.rollouts import groups_of
 from grpo.tools.evaluation import program as evaluation
 from tasks.registry import load_task
 

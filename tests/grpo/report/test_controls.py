@@ -4,7 +4,8 @@ import pytest
 from driven import assert_quiet, open_page, press, texts, wait
 from report_runs import EVIL, group, make_run, metrics_of
 
-from grpo.run.logs import MetricsLog, write_rollouts
+from grpo.run.logs import MetricsLog
+from grpo.run.rollouts import write_rollouts
 from grpo.tools.report import program as report
 
 

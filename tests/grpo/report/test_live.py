@@ -11,8 +11,8 @@ from live_pages import ask, serving
 from report_runs import EVIL, STEPS, data_of, group, make_run, metrics_of
 
 from data.errors import UserError
-from grpo.run.logs import MetricsLog, write_rollouts
-from grpo.run.reader import load_run
+from grpo.run.logs import MetricsLog, load_run
+from grpo.run.rollouts import write_rollouts
 from grpo.tools.report import live, samples
 from grpo.tools.report import program as report
 from grpo.tools.report.live import LiveServer

@@ -7,8 +7,8 @@ import pytest
 from report_runs import EVIL, STEPS, data_of, group, make_run, metrics_of, page_of
 
 from grpo.records import CLASSES, WHY
-from grpo.run.logs import MetricsLog, write_rollouts
-from grpo.run.reader import load_run
+from grpo.run.logs import MetricsLog, load_run
+from grpo.run.rollouts import write_rollouts
 from grpo.show.group import CLASS_STYLES
 from grpo.tools.report import page as report
 from grpo.tools.report import program

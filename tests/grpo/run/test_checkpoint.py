@@ -22,22 +22,21 @@ from small_runs import OWN
 from grpo.learn.optimizer import Optimizer
 from grpo.model.load import load_policy
 from grpo.run import checkpoint as store
-from grpo.run import host_memory
 from grpo.run.checkpoint import (
+    HostMemory,
     Saver,
     checkpoints,
     find_resume,
     load_optimizer,
     load_rng,
+    new_checkpoint,
     prune,
     remove_checkpoints_after,
     remove_partial,
     rng_state,
-    save_checkpoint,
     save_optimizer,
     verify,
 )
-from grpo.run.host_memory import HostMemory
 from grpo.run.logs import read_metrics
 from grpo.tools import train
 from grpo.trainer import Trainer
@@ -50,9 +49,11 @@ def write(folder):
     (folder / "sub" / "state.json").write_text("{}")
 
 
-def save(run, step):
+def save(run, step, write=write):
     (run / "config.yaml").touch()
-    return save_checkpoint(run, step, write, "every 20 steps")
+    with new_checkpoint(run, step, "every 20 steps") as folder:
+        write(folder)
+    return run / "checkpoints" / f"step-{step:06d}"
 
 
 def names(run):
@@ -74,7 +75,7 @@ def test_a_checkpoint_has_a_manifest_and_verifies(tmp_path):
 
 def test_a_step_made_again_replaces_the_old_one(tmp_path):
     save(tmp_path, 20)
-    path = save_checkpoint(tmp_path, 20, lambda folder: (folder / "new").write_text("new"))
+    path = save(tmp_path, 20, lambda folder: (folder / "new").write_text("new"))
     assert verify(path) is None and not (path / "weights.bin").exists() and (path / "new").exists()
 
 
@@ -116,7 +117,7 @@ def test_a_failure_in_the_middle_leaves_nothing_and_takes_nothing(tmp_path):
         raise RuntimeError("killed")
 
     with pytest.raises(RuntimeError):
-        save_checkpoint(tmp_path, 40, dies)
+        save(tmp_path, 40, dies)
     assert (
         names(tmp_path) == ["step-000020"]
         and verify(tmp_path / "checkpoints" / "step-000020") is None
@@ -136,7 +137,7 @@ def test_a_full_disk_is_one_line_and_the_old_ones_stay(tmp_path, monkeypatch, wh
     if where in ("fsync", "replace"):
         monkeypatch.setattr(store.os, where, fails)
     with pytest.raises(UserError) as error:
-        save_checkpoint(tmp_path, 40, fails if where in ("write", "safetensors") else write)
+        save(tmp_path, 40, fails if where in ("write", "safetensors") else write)
     monkeypatch.undo()
     assert "No space left on device" in str(error.value) and "--resume" in str(error.value)
     assert "\n" not in str(error.value)
@@ -150,7 +151,7 @@ def test_a_write_that_safetensors_cannot_finish_is_one_line(tmp_path):
     )  # bytes a file: the system itself refuses
     try:
         with pytest.raises(UserError, match="step-000020: cannot be written .*File too large"):
-            save_checkpoint(
+            save(
                 tmp_path,
                 20,
                 lambda folder: save_file({"w": torch.zeros(1000)}, folder / "w"),
@@ -381,10 +382,10 @@ def test_a_tensor_of_another_shape_gets_another_copy():
 
 
 def test_where_there_is_no_room_for_a_copy(monkeypatch):
-    monkeypatch.setattr(host_memory, "free_host_memory", lambda: 15.9)
+    monkeypatch.setattr(store, "free_host_memory", lambda: 15.9)
     with pytest.raises(MemoryError):
         HostMemory().copy({"a": torch.zeros(1), "b": torch.zeros(1)})
-    monkeypatch.setattr(host_memory, "free_host_memory", lambda: 16)
+    monkeypatch.setattr(store, "free_host_memory", lambda: 16)
     HostMemory().copy({"a": torch.zeros(1), "b": torch.zeros(1)})
 
 
@@ -445,7 +446,7 @@ def test_a_checkpoint_belongs_to_its_step_and_training_goes_on(
 ):
     """The same files as where there is no memory for a copy, and training waits for the write."""
     with monkeypatch.context() as patch:
-        patch.setattr(host_memory, "free_host_memory", lambda: 0)
+        patch.setattr(store, "free_host_memory", lambda: 0)
         assert train.main([*options, "--name", "waits"]) == 0
     said = capsys.readouterr().out
     warned = Path("runs/waits/warnings.log").read_text()
@@ -500,7 +501,7 @@ def test_what_does_not_read_back_is_no_checkpoint(tmp_path, monkeypatch):
 
     monkeypatch.setattr(store, "forget_cached", decays)
     with pytest.raises(UserError, match="step-000001: cannot be written .file does not read back"):
-        save_checkpoint(tmp_path, 1, lambda folder: (folder / "file").write_text("file"))
+        save(tmp_path, 1, lambda folder: (folder / "file").write_text("file"))
     assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
@@ -510,4 +511,4 @@ def test_the_best_checkpoint_is_of_the_hardest_level(tmp_path):
     saver.save = lambda reason: None
     for step, level, reward in ((5, 10, 1.0), (10, 10, 0.9), (20, 25, 0.2), (30, 25, 0.1)):
         saver.save_if_due(step, level, reward, is_last=False)
-    assert saver.best == [25, 0.2, "step-000020"]
+    assert saver.best == (25, 0.2, "step-000020")

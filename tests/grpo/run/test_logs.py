@@ -9,14 +9,8 @@ from hypothesis import strategies as st
 
 from data.files import read_jsonl_zst
 from grpo.records import Completion, Group
-from grpo.run.logs import (
-    MetricsLog,
-    SamplesLog,
-    groups_of,
-    read_metrics,
-    remove_after,
-    write_rollouts,
-)
+from grpo.run.logs import MetricsLog, SamplesLog, read_metrics
+from grpo.run.rollouts import groups_of, remove_after, write_rollouts
 from tasks.base import Problem, Score, UserError
 
 FLOATS = st.floats(allow_nan=False, allow_infinity=False)
@@ -35,12 +29,12 @@ def test_metrics_are_json_lines(tmp_path):
 def test_later_lines_and_a_cut_one_are_dropped(tmp_path):
     log = MetricsLog(tmp_path, "eval.jsonl")
     for step in (0, 10, 20):
-        log.append({"step": step, "purpose": "report"})
+        log.append({"step": step, "purpose": "verdict"})
     with open(log.path, "a") as file:
         file.write('{"step": 30, "re')
     assert [line["step"] for line in read_metrics(log.path)] == [0, 10, 20]
     log.truncate_after(10)
-    log.append({"step": 11, "purpose": "report"})
+    log.append({"step": 11, "purpose": "verdict"})
     assert [line["step"] for line in read_metrics(log.path)] == [0, 10, 11]
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from grpo.config import Config, make_parser
 from grpo.ending import Verdict, solved_step
-from grpo.run.next_commands import EndedRun, next_command, next_commands, remedy
+from grpo.next_command import EndedRun, next_command, next_commands, remedy
 from tasks.arithmetic import Arithmetic
 from tasks.interleave import Interleave
 

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo.records import Completion, Group
-from grpo.run.logs import groups_of, remove_after, write_rollouts
+from grpo.run.rollouts import groups_of, remove_after, write_rollouts
 from tasks.base import Problem, Score, UserError
 
 

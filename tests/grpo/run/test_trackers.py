@@ -12,8 +12,7 @@ from data.errors import UserError
 from grpo.config import TRACKERS, Config
 from grpo.records import Completion, Group, StepReport
 from grpo.run import trackers
-from grpo.run.logs import read_metrics
-from grpo.run.reader import load_run
+from grpo.run.logs import load_run, read_metrics
 from grpo.run.trackers import (
     CLASSES,
     COLUMNS,

@@ -13,8 +13,8 @@ from grpo.config import LOSSES, SCALES
 from grpo.learn.advantages import advantages
 from grpo.learn.loss import token_weights
 from grpo.records import Completion, Group
-from grpo.run.logs import file_of, write_rollouts
-from grpo.run.reader import load_run
+from grpo.run.logs import load_run
+from grpo.run.rollouts import file_of, write_rollouts
 from grpo.show.explain import advantage_in_words
 from grpo.tools import inspect
 from grpo.tools.report.samples import packed

@@ -9,7 +9,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.model.load import BUILTIN
-from grpo.run.reader import load_run
+from grpo.run.logs import load_run
 from grpo.tools import export, train
 from grpo.tools.export import card
 

@@ -12,7 +12,8 @@ import pytest
 from data.errors import UserError
 from grpo import load_run
 from grpo.records import Completion, Group
-from grpo.run.logs import MetricsLog, groups_of, read_metrics, write_rollouts
+from grpo.run.logs import MetricsLog, read_metrics
+from grpo.run.rollouts import groups_of, write_rollouts
 from grpo.show.group import summaries
 from grpo.tools import inspect, train
 from tasks.base import Problem, Score
@@ -258,7 +259,7 @@ def test_replay_sees_a_changed_reward_and_a_changed_figure(copied, capsys):
 def test_what_is_not_there_is_said_in_one_line(run, copied, tmp_path, capsys):
     for argv, words in [
         ((tmp_path / "none", "steps"), "not a run"),
-        ((run, "step", 99), "no rollouts of step 99 are stored; it has 1 to 5"),
+        ((run, "step", 99), "no rollouts of step 99 are stored; it has 1, 2, 3, 4, 5"),
         ((run, "group", 1, 9), "step 1 has no group 9; it has 0 to 2"),
         ((run, "group", 1, -1), "has no group -1"),
         ((run, "tokens", 1, 0, 9), "no completion 9; it has 0 to 3"),

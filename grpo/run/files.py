@@ -1,4 +1,4 @@
-"""The directory of a run: choose a new one, lock it, and keep other programs' output out of it."""
+"""The folder of a run: its name, its lock, and which files belong to it."""
 
 import os
 import re
@@ -7,7 +7,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from data.errors import UserError
 from data.files import kind_of, open_own
@@ -28,21 +28,23 @@ BEGINNING = {".lock", "config.yaml", "prompt.txt", "warnings.log"}
 # The name of a checkpoint's folder.
 CHECKPOINT = re.compile(r"step-(\d{6,})")
 
+# The name of the thread that writes checkpoints.
+WRITER = "checkpoint writer"
+
 
 def new_folder(home: Path, config: Config) -> Path:
     """Return a directory that does not exist yet, named after task, level and seed."""
-    parts = [re.sub(r"[^a-z0-9]+", "-", config.task.rpartition(":")[2].lower())]
+    parts = [config.task.rpartition(":")[2]]
     for value in config.task_options.values():
         if "," not in value:  # a list of numbers says little
-            stem = Path(value.partition(":")[0]).stem.lower()
-            parts.append(re.sub(r"[^a-z0-9-]", "", stem)[:60])
+            parts.append(Path(value.partition(":")[0]).stem[:60])
     if config.level:
         parts.append(str(config.level))
     if config.problems != "fresh":
         parts.append(config.problems.replace(":", ""))
     parts += [*config.mark.values(), f"seed{config.seed}"]
 
-    base = parts[0] + "".join(f"-{part}" for part in parts[1:] if part)
+    base = "-".join(filter(None, (re.sub(r"[^a-z0-9-]+", "-", part.lower()) for part in parts)))
     names = [base, *(f"{base}-{number}" for number in range(2, 10_000))]
     return next(home / name for name in names if not (home / name).exists())
 
@@ -82,68 +84,30 @@ def resume_hint(folder: Path) -> str:
 
 
 def check_output(path: str, flag: str) -> None:
-    """Raise UserError if `flag` names a file that can surely not be written.
+    """Raise UserError if `flag` names a file that cannot be written, or one that a run has written.
 
     Called before a long computation whose result goes there.
     """
-    if "\0" in path:
-        raise UserError(f"{flag} {path}: has a null byte; give the path of a file")
     target = Path(path).absolute()
     if kind_of(target) == "folder":
         raise UserError(f"{flag} {path}: is a directory; give the path of a file")
-    try:
-        os.stat(target.with_name(f"{target.name}{20 * '_'}"))  # it is written under a longer name
-    except (FileNotFoundError, NotADirectoryError):
-        pass
-    except OSError as error:
-        raise UserError(f"{flag} {path}: cannot be written: {error.strerror}") from error
 
-    if kind_of(target):
-        _refuse_file_of_run(target, f"{flag} {path}")
-        return
+    runs = [one.parent for one in target.parents if one.name in ("checkpoints", "rollouts")]
+    if target.suffix in (".yaml", ".jsonl", ".txt", ".log"):
+        runs.append(target.parent)
+    for run in runs:
+        if kind_of(target) and (run / "config.yaml").exists():
+            raise UserError(
+                f"{flag} {path}: belongs to the run in {run}, and would be overwritten; give "
+                "another path"
+            )
+
     folder = next(one for one in target.parents if kind_of(one))
-    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+    if not kind_of(target) and not (folder.is_dir() and os.access(folder, os.W_OK)):
         raise UserError(f"{flag} {path}: cannot be written, because of {folder}")
 
 
-def _refuse_file_of_run(target: Path, named: str) -> None:
-    """Raise UserError if the existing file `target` belongs to a run."""
-    parents = [one.parent for one in target.parents if one.name in ("checkpoints", "rollouts")]
-    if target.suffix in (".yaml", ".jsonl", ".txt", ".log"):
-        parents.append(target.parent)
-    for run in parents:
-        if (run / "config.yaml").exists():
-            raise UserError(
-                f"{named}: belongs to the run in {run}, and would be overwritten; give another path"
-            )
-
-
 # --- locks ------------------------------------------------------------------------------------
-
-# Files that are locked now. A forked process inherits the lock with the open file, and would still
-# hold it when this process has been killed.
-_HELD: set[IO[str]] = set()
-
-
-def _let_go() -> None:
-    """Close the locked files in a process that has just been forked; the lock stays with us."""
-    for file in _HELD:
-        file.close()
-    _HELD.clear()
-
-
-if fcntl:
-    os.register_at_fork(after_in_child=_let_go)
-
-
-def wait_for(file: IO[Any]) -> None:
-    """Lock an open file until it is closed, once no other process has locked it.
-
-    On a file system without locks it stays unlocked.
-    """
-    if fcntl:
-        with suppress(OSError):
-            fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def owner_of(folder: Path) -> str:
@@ -177,9 +141,13 @@ def locked(folder: Path) -> Iterator[str]:
     Some network file systems have no locks (Lustre without the option `flock`). There the block
     runs without one, and the warning says so. Raises UserError if another process has locked it.
     """
+    path = folder / ".lock"
     warning = ""
-    with open_own(folder / ".lock", "a+") as file:
+    with open_own(path, "a+") as file:
         if fcntl:
+            # A forked process, such as a reward's, inherits the open file, and with it the lock,
+            # which it would still hold when this process has been killed.
+            os.register_at_fork(after_in_child=file.close)
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -192,19 +160,10 @@ def locked(folder: Path) -> Iterator[str]:
                     f"{folder}: its file system has no locks ({error.strerror}): make sure that no "
                     "other process continues this run meanwhile"
                 )
-            _note_owner(file, folder / ".lock")
-        _HELD.add(file)
         try:
-            yield warning
-        finally:
-            _HELD.discard(file)
-
-
-def _note_owner(file: IO[str], path: Path) -> None:
-    """Write our process id and host into the lock file, for whoever finds it locked."""
-    try:
-        file.truncate(0)
-        # Past the buffer, which would be written again, and fail again, when the file is closed.
-        os.write(file.fileno(), f"{os.getpid()} on {socket.gethostname()}\n".encode())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from error
+            file.truncate(0)
+            # Past the buffer, which would fail again when the file is closed.
+            os.write(file.fileno(), f"{os.getpid()} on {socket.gethostname()}\n".encode())
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror}") from error
+        yield warning

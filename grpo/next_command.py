@@ -20,23 +20,16 @@ NEARLY_UNTAUGHT = 0.9
 
 @dataclass(frozen=True)
 class EndedRun:
-    """What the next commands depend on.
-
-    - `folder`, `config` (resolved) and `task` of the run, and the `step` at which it ended;
-    - `budget`: the tokens that a completion of the last held-out evaluation could take;
-    - `levels`: those of training; `easier`: all levels below the last of them, rising;
-    - `ended`: why it ended before its steps were made; "" if it did not. More steps would not
-      continue it.
-    """
+    """What the next commands depend on."""
 
     folder: Path
-    config: Config
+    config: Config  # resolved
     task: Task
-    step: int
-    budget: int = 0
-    levels: tuple[int, ...] = ()
-    easier: tuple[int, ...] = ()
-    ended: str = ""
+    step: int  # at which it ended
+    budget: int = 0  # tokens that a completion of the last held-out evaluation could take
+    levels: tuple[int, ...] = ()  # of training
+    easier: tuple[int, ...] = ()  # all levels below the last of them, rising
+    ended: str = ""  # why it ended before its steps were made: more steps would not continue it
 
     @property
     def trusted(self) -> str:
@@ -52,6 +45,11 @@ class EndedRun:
         """The flags that allow train.py to execute the user's task, reward or loss."""
         loss = self.config.loss
         return self.trusted + (f" --loss {shlex.quote(loss)}" if program_of(loss) else "")
+
+    @property
+    def is_from_python(self) -> bool:
+        """Whether no command line can load the task."""
+        return getattr(self.task, "from_python", False)
 
     @property
     def inspection(self) -> str:
@@ -85,7 +83,7 @@ def next_commands(run: EndedRun) -> list[str]:
     folder = quoted(run.folder)
     of_run = [run.inspection, f"python -m grpo.report {folder}"]
     audit = f"python -m tasks.audit {folder}{run.trusted}"
-    return of_run if _is_from_python(run.task) else [run.evaluation, *of_run, audit]
+    return of_run if run.is_from_python else [run.evaluation, *of_run, audit]
 
 
 def next_command(run: EndedRun, verdict: Verdict) -> str:
@@ -93,7 +91,6 @@ def next_command(run: EndedRun, verdict: Verdict) -> str:
 
     | verdict | command |
     |---|---|
-    | not measured | look at the last step |
     | too short to tell, or learned at an easier level alone | the same run, twice the steps |
     | solved, by this run or before it | the next level |
     | learned | evaluate |
@@ -104,12 +101,12 @@ def next_command(run: EndedRun, verdict: Verdict) -> str:
     | not learned otherwise, but rising | the same run, twice the steps |
     | anything else | look at the last step |
 
-    The second row does not apply if nearly all groups taught nothing: more of them would not teach
+    The first row does not apply if nearly all groups taught nothing: more of them would not teach
     either. A run that has ended by itself would make no more steps: then "twice the steps" is a
     look at the last one.
     """
     config = run.config
-    is_in_python = _is_from_python(run.task) or config.loss.startswith(FROM_PYTHON)
+    is_in_python = run.is_from_python or config.loss.startswith(FROM_PYTHON)
     if is_in_python or verdict.kind == "not measured":
         return run.inspection
 
@@ -178,11 +175,6 @@ def _other_reward(run: EndedRun) -> tuple[str, str] | None:
     if run.config.reward == default:
         return None
     return f"the task's default reward, --reward {default}", run.again(f"--reward {default}")
-
-
-def _is_from_python(task: Task) -> bool:
-    """Return whether no command line can load the task."""
-    return getattr(task, "from_python", False)
 
 
 def _harder(run: EndedRun) -> str:
