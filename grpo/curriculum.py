@@ -374,68 +374,56 @@ def survey(
     for batch in batches:
         start = time.perf_counter()
 
-        problems: list[Problem] = []
+        problems: dict[int, list[Problem]] = {}
         for level in batch:
-            is_asked = level in training_levels
-            problems += survey_problems(policy, supply, level, sampling, is_asked=is_asked)
+            try:
+                problems[level] = survey_problems(policy, supply, level, sampling)
+            except Exception:
+                # The task is user code, and need not have easier levels that nobody asked for.
+                if level in training_levels:
+                    raise
 
-        sampled = ranks.gather(evaluate(policy, task, ranks.share(problems), settings))
-        for group in sampled:
+        share = ranks.share([problem for found in problems.values() for problem in found])
+        sampled = ranks.gather(evaluate(policy, task, share, settings))
+        for index, group in enumerate(sampled, start=len(groups)):
+            group.index = index
             group.class_name = group_class(group, config, range_of(task))
             group.action = "skip"  # nothing is learned from it
-        rows += _rows(sampled, time.perf_counter() - start)
         groups += sampled
+
+        tokens = sum(group.tokens for group in sampled)
+        seconds_per_token = (time.perf_counter() - start) / max(1, tokens)
+        for level in problems:
+            members = [group for group in sampled if group.problem.level == level]
+            rows += [summarise_level(level, members, seconds_per_token)] if members else []
         if not rows or not rows[-1].any_exact:
             break
-
-    for index, group in enumerate(groups):
-        group.index = index
     return rows, groups
 
 
 def survey_problems(
-    policy: Policy, supply: Supply, level: int, sampling: Sampling, *, is_asked: bool
+    policy: Policy, supply: Supply, level: int, sampling: Sampling
 ) -> list[Problem]:
-    """Return SURVEY_PROBLEMS distinct problems of a level, or as many as there are.
-
-    If the task cannot make problems of the level, its error is raised if the user asked for the
-    level (`is_asked`); otherwise the list is empty.
-    """
-    try:
-        family = supply.family_size(level)
-        found = select(
-            policy,
-            supply.sample(level, SURVEY_SEED),
-            SURVEY_PROBLEMS,
-            frozenset(),
-            sampling,
-            fruitless=patience(SURVEY_PROBLEMS, family),
-            family=family,
-        )
-    except Exception:
-        # The task is user code, and need not have easier levels that nobody asked for.
-        if is_asked:
-            raise
-        return []
+    """Return SURVEY_PROBLEMS distinct problems of a level, or as many as there are."""
+    family = supply.family_size(level)
+    found = select(
+        policy,
+        supply.sample(level, SURVEY_SEED),
+        SURVEY_PROBLEMS,
+        frozenset(),
+        sampling,
+        fruitless=patience(SURVEY_PROBLEMS, family),
+        family=family,
+    )
     return found.problems
 
 
-def _rows(groups: Sequence[Group], seconds: float) -> list[LevelSurvey]:
-    """Return a row for each level of the groups, which took `seconds` together."""
-    tokens = sum(group.tokens for group in groups)
-    by_level: dict[int, list[Group]] = {}
-    for group in groups:
-        by_level.setdefault(group.problem.level, []).append(group)
-
-    return [
-        summarise_level(level, members, seconds * sum(group.tokens for group in members) / tokens)
-        for level, members in by_level.items()
-    ]
-
-
-def summarise_level(level: int, groups: Sequence[Group], seconds: float = 0.0) -> LevelSurvey:
+def summarise_level(
+    level: int, groups: Sequence[Group], seconds_per_token: float = 0.0
+) -> LevelSurvey:
     """Return the row of a level's scored and classified groups."""
     scores = [score for group in groups for score in group.scores]
+    tokens = sum(group.tokens for group in groups)
     return LevelSurvey(
         level=level,
         groups=len(groups),
@@ -447,8 +435,8 @@ def summarise_level(level: int, groups: Sequence[Group], seconds: float = 0.0) -
         exact=fmean(score.exact for score in scores),
         truncated=truncated_share(groups),
         distinct=fmean(len(set(group.texts)) for group in groups),
-        tokens=sum(group.tokens for group in groups),
-        seconds=seconds,
+        tokens=tokens,
+        seconds=seconds_per_token * tokens,
     )
 
 

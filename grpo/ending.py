@@ -1,12 +1,10 @@
 """How a run ends: the reasons to end it early, its verdict, and the program's exit status.
 
-The verdict compares the policy after training with the policy before it, on the same held-out
-problems. A paired comparison needs no assumption about how hard the problems are, and its interval
-is several times narrower than that of the difference of two independent means.
-
-The score alone does not decide. Copying one text earns half of the similarity, so a policy that
-fell into a trap, or into one wrong text, has collapsed whatever its score; one that gives fewer
-exact answers got worse; and one that hardly any step updated had no signal to learn from.
+The verdict compares the policy after training with the policy before it, problem by problem, on the
+same held-out problems. The score alone does not decide: copying one text earns half of the
+similarity, so a policy that fell into a trap or into one wrong text has collapsed whatever its
+score; one that gives fewer exact answers got worse; and one that hardly any step updated had no
+signal to learn from.
 
 Nothing here imports torch, because the report reads verdicts.
 """
@@ -150,13 +148,9 @@ class EndWatch(Resumable):
         return self.classes["solved"] > MOSTLY_SOLVED * self.classes.total()
 
     @property
-    def _is_out_of_patience(self) -> bool:
-        return 0 < self.patience <= self.untrained
-
-    @property
     def exhausted(self) -> str:
         """Why the level that was trained on has nothing left to teach; "" if it has."""
-        if not (self._is_out_of_patience and self._were_solved):
+        if not 0 < self.patience <= self.untrained or not self._were_solved:
             return ""
         return f"every training group was solved for {self.untrained} steps"
 
@@ -164,7 +158,7 @@ class EndWatch(Resumable):
         """Return why training has failed on the ladder of `levels`, of which `level` is the
         current one; "" if it has not.
         """
-        if not self._is_out_of_patience or self._were_solved:
+        if not 0 < self.patience <= self.untrained or self._were_solved:
             return ""
 
         count = self.classes.total()
@@ -272,8 +266,8 @@ class Verdict:
         )
         if self.demonstrated:
             spent += f"; {self.demonstrated:.0%} of the groups trained on showed the right answer"
-        conclusion = f"{mark}{self.kind.upper()}: {self._comparison(metric, unit)}"
-        lines = [line for line in (conclusion, self.cause, self.remedy, spent) if line]
+        lines = [f"{mark}{self.kind.upper()}: {self._comparison(metric, unit)}"]
+        lines += [line for line in (self.cause, self.remedy, spent) if line]
         if self.solved_step is not None:
             lines.append(f"solved in every held-out evaluation from step {self.solved_step} on")
         if self.mistake:
@@ -322,11 +316,10 @@ def is_expected(verdict: Verdict, mark: Mapping[str, str]) -> bool:
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Scored answers to held-out problems, e.g. ``HeldOut(before=[...], after=[...])``.
+    """Scored answers to held-out problems: those of the untrained policy (`before`), of the trained
+    one (`after`), and of the policy after the warm start (`imitated`; None without one).
 
-    They are those of the untrained policy (`before`), of the trained one (`after`), and of the
-    policy after the warm start (`imitated`; None without one). The policies are compared at
-    `levels` levels.
+    The policies are compared at `levels` levels.
     """
 
     before: Sequence[Group] = ()
@@ -355,6 +348,16 @@ class HeldOut:
             (before[key], begun[key], after[key]) for key in before if key in begun and key in after
         ]
 
+    def interval(self, means: Sequence[Means]) -> tuple[float, float]:
+        """Return the interval of what reinforcement added, which may be anything without problems.
+
+        A policy that is called "learned" if it learned at any of several levels has as many chances
+        of being called so by mistake. So the interval misses as many times more rarely
+        (Bonferroni's correction), and the probability of a mistake stays at TAIL.
+        """
+        gains = [now - then for _, then, now in means]
+        return mean_interval(gains, (-1.0, 1.0), TAIL / self.levels) if gains else (-1.0, 1.0)
+
 
 def conclude(
     level: int,
@@ -371,30 +374,24 @@ def conclude(
     unless the policy collapsed or got worse at the level that it was training on. `evaluations` are
     the lines of eval.jsonl; `words` says what the task's labels of mistakes mean.
     """
-    first = {
-        line["level"]: line
+    was_solved = {
+        line["level"]: is_solved(line)
         for line in evaluations
         if line["purpose"] == "report" and line["step"] == 0
     }
-    levels = sorted({*first, level}, reverse=True)
+    levels = sorted({*was_solved, level}, reverse=True)
     answers = replace(answers, levels=len(levels))
-    verdicts = {
-        each: reach_verdict(
-            each,
-            answers,
-            metrics,
-            was_solved=each in first and is_solved(first[each]),
-            stopped=stopped,
-        )
-        for each in levels
-    }
 
-    chosen = verdicts[level]
+    def verdict_at(each: int) -> Verdict:
+        solved = was_solved.get(each, False)
+        return reach_verdict(each, answers, metrics, was_solved=solved, stopped=stopped)
+
+    chosen = verdict_at(level)
     last = metrics[-1].get("levels", {}) if metrics else {}
     has_fallen = chosen.kind in ("collapsed", "got worse") and str(level) in last
-    learned = [verdict for verdict in verdicts.values() if verdict.kind == "learned"]
-    if chosen.kind != "learned" and learned and not has_fallen:
-        chosen = learned[0]
+    if chosen.kind != "learned" and not has_fallen:
+        verdicts = map(verdict_at, levels)
+        chosen = next((each for each in verdicts if each.kind == "learned"), chosen)
 
     before, _, after = answers.at(chosen.level)
     return replace(
@@ -402,6 +399,19 @@ def conclude(
         solved_step=solved_step(evaluations, chosen.level),
         mistake=most_common_mistake(after or before, words),
     )
+
+
+# What a verdict says of its cause.
+CAUSES = {
+    "trap": "{share:.0%} of the held-out completions are in the trap {name!r}{since}",
+    "one text": "{share:.0%} of the held-out completions are the same wrong text",
+    "one text each": "{share:.0%} of the last training groups wrote one wrong text each{since}",
+    "score": "the held-out score fell by more than chance explains",
+    "exact": "exact answers fell from {then:.3f} to {now:.3f}, which the score does not show",
+    "no group": "no group was trained on",
+    "degenerate": "{share:.0%} of the groups were {name} ({why})",
+    "endless": "{share:.0%} of the held-out completions did not end within their token budget",
+}
 
 
 def reach_verdict(
@@ -414,40 +424,40 @@ def reach_verdict(
 ) -> Verdict:
     """Return the verdict on a run at one level.
 
-    A policy that is called "learned" if it learned at any of several levels has as many chances of
-    being called so by mistake. So the interval then misses as many times more rarely (Bonferroni's
-    correction), and the probability of a mistake stays at TAIL.
-
     The scores after training are compared with those after the warm start if there was one, so
     what imitation taught does not count. `metrics` are the lines of metrics.jsonl; `was_solved` is
     whether the untrained policy passed the validation check.
     """
     values, exact = (answers.paired(level, name) for name in ("value", "exact"))
+    low, high = answers.interval(values)
     figures = _figures_of(metrics)
     collapse, trap = _collapse(answers, level, metrics)
-    low, high = _interval(values, answers.levels)
-    decline = _decline(high, exact, answers.levels)
     no_signal = "" if was_solved else _no_signal(metrics, figures)
 
-    kind: Kind = "not learned"
-    if no_signal and not figures["updated"]:
-        kind = "no signal"
-    elif collapse:
-        kind = "collapsed"
-    elif decline:
-        kind = "got worse"
-    elif not values:
-        kind = "not measured"
-    elif low > 0 and figures["updated"] and not trap:
-        kind = "learned"
-    elif was_solved:
-        kind = "already solved"
-    elif no_signal:
-        kind = "no signal"
-    elif len(metrics) < MIN_STEPS and not stopped:
-        kind = "too short to tell"
+    decline = CAUSES["score"] if high < 0 else ""
+    if not decline and answers.interval(exact)[1] < 0:
+        _, then, now = map(fmean, zip(*exact))
+        decline = CAUSES["exact"].format(then=then, now=now)
 
-    cause = {"no signal": no_signal, "collapsed": collapse, "got worse": decline}.get(kind, "")
+    is_short = len(metrics) < MIN_STEPS and not stopped
+    rows: list[tuple[Kind, Any]] = [  # the first that holds
+        ("no signal", no_signal and not figures["updated"]),
+        ("collapsed", collapse),
+        ("got worse", decline),
+        ("not measured", not values),
+        ("learned", low > 0 and figures["updated"] and not trap),
+        ("already solved", was_solved),
+        ("no signal", no_signal),
+        ("too short to tell", is_short),
+        ("not learned", True),
+    ]
+    kind = next(kind for kind, holds in rows if holds)
+
+    causes = [{"no signal": no_signal, "collapsed": collapse, "got worse": decline}.get(kind, "")]
+    after = answers.at(level)[-1]
+    if after and (share := truncated_share(after)) >= COLLAPSED_SHARE:
+        causes.append(CAUSES["endless"].format(share=share))
+
     before, begun, trained = map(fmean, zip(*values)) if values else (None, None, None)
     return Verdict(
         kind,
@@ -461,15 +471,9 @@ def reach_verdict(
         difference=fmean(now - then for _, then, now in values) if values else None,
         low=low if values else None,
         high=high if values else None,
-        cause="; ".join(filter(None, (cause, _endless(answers.at(level)[-1])))),
+        cause="; ".join(filter(None, causes)),
         trap=trap,
     )
-
-
-def _interval(means: Sequence[Means], levels: int) -> tuple[float, float]:
-    """Return the interval of what reinforcement added; without problems it may be anything."""
-    gains = [now - then for _, then, now in means]
-    return mean_interval(gains, (-1.0, 1.0), TAIL / levels) if gains else (-1.0, 1.0)
 
 
 def _collapse(
@@ -494,21 +498,22 @@ def _collapse(
             return "", trap
         if is_enough or since:
             share = fmean(score.parts.get("trap") == trap for score in scores)
-            return f"{share:.0%} of the held-out completions are in the trap {trap!r}{since}", trap
+            return CAUSES["trap"].format(share=share, name=trap, since=since), trap
 
     texts, old_texts = _wrong_texts(after), _wrong_texts(begun)
     text, most = max(texts.items(), key=itemgetter(1), default=("", 0))
     if is_enough and most >= COLLAPSED_SHARE * len(scores):
-        if old and old_texts[text] / len(old) > most / len(scores):
+        share = most / len(scores)
+        if old and old_texts[text] / len(old) > share:
             return "", "one wrong text"  # what it came from, and leaves
-        return f"{most / len(scores):.0%} of the held-out completions are the same wrong text", ""
+        return CAUSES["one text"].format(share=share), ""
 
     # Right answers may be identical too, where the highest reward is not known.
-    shares = [_identical_share(line, level) for line in metrics]
+    by_step = [line.get("levels", {}).get(str(level)) for line in metrics]
+    shares = [step["class"].get("identical", 0) / step["groups"] if step else 0 for step in by_step]
     last = fmean(shares[-LAST_STEPS:]) if len(shares) >= LAST_STEPS else 0.0
     if last >= COLLAPSED_SHARE and texts.total() >= COLLAPSED_SHARE * len(scores) > 0:
-        since = _since(metrics, shares)
-        return f"{last:.0%} of the last training groups wrote one wrong text each{since}", ""
+        return CAUSES["one text each"].format(share=last, since=_since(metrics, shares)), ""
     return "", ""
 
 
@@ -520,12 +525,6 @@ def _wrong_texts(groups: Sequence[Group]) -> Counter[str]:
         for text, score in zip(group.texts, group.scores)
         if not score.exact
     )
-
-
-def _identical_share(line: Mapping[str, Any], level: int) -> float:
-    """Return the share of a step's groups of `level` that are one wrong text each."""
-    at_level = line.get("levels", {}).get(str(level))
-    return at_level["class"].get("identical", 0) / at_level["groups"] if at_level else 0.0
 
 
 def _since(metrics: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> str:
@@ -541,51 +540,33 @@ def _since(metrics: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> str
     return f", since step {metrics[rest]['step']}" if rest else ", from the first step on"
 
 
-def _decline(high: float, exact: Sequence[Means], levels: int) -> str:
-    """Return in words that a policy got worse: in score, of whose gain `high` is the upper end, or
-    in exact answers; "" if it did not.
-    """
-    if high < 0:
-        return "the held-out score fell by more than chance explains"
-    _, then, now = map(fmean, zip(*exact)) if exact else (0.0, 0.0, 0.0)
-    if now >= then or _interval(exact, levels)[1] >= 0:
-        return ""
-    return f"exact answers fell from {then:.3f} to {now:.3f}, which the score does not show"
-
-
 def _no_signal(metrics: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]) -> str:
     """Return in words why no step, or almost none, updated the weights; "" if enough did."""
     steps, updated, name = (figures[key] for key in ("steps", "updated", "degenerate"))
     if updated >= RARE * steps if steps >= MIN_STEPS_FOR_RARE else updated or not steps:
         return ""
     if not name:
-        return "no group was trained on"
-    count = sum(line.get(f"groups/class/{name}") or 0 for line in metrics)
-    groups = sum(line.get("groups/count") or 0 for line in metrics)
-    return f"{count / max(1, groups):.0%} of the groups were {name} ({WHY[name]})"
+        return CAUSES["no group"]
+    share = _total(metrics, f"groups/class/{name}") / max(1, _total(metrics, "groups/count"))
+    return CAUSES["degenerate"].format(share=share, name=name, why=WHY[name])
 
 
-def _endless(after: Sequence[Group]) -> str:
-    """Return in words that a policy does not stop; "" if it does."""
-    share = truncated_share(after) if after else 0.0
-    if share < COLLAPSED_SHARE:
-        return ""
-    return f"{share:.0%} of the held-out completions did not end within their token budget"
+def _total(metrics: Sequence[Mapping[str, Any]], name: str) -> int:
+    """Return the sum of a metric over all steps; a line may lack it."""
+    return sum(line.get(name) or 0 for line in metrics)
 
 
 def _figures_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the figures of a verdict that come from the lines of metrics.jsonl."""
     last = metrics[-1] if metrics else {}
     tokens = last.get("num_tokens", 0)
-    truncated = [line.get("completions/clipped_ratio") or 0 for line in metrics]
-    # Weighted by groups, because dynamic sampling takes more or fewer in a step.
-    groups = [max(1, line.get("groups/count") or 1) for line in metrics]
-    kept, demonstrated = (
-        sum(line.get(f"groups/{done}") or 0 for line in metrics)
-        for done in ("kept", "demonstrated")
-    )
-    classes = {name: sum(line.get(f"groups/class/{name}") or 0 for line in metrics) for name in WHY}
+    kept, demonstrated = (_total(metrics, f"groups/{name}") for name in ("kept", "demonstrated"))
+    classes = {name: _total(metrics, f"groups/class/{name}") for name in WHY}
     most_common = max(classes, key=classes.__getitem__)
+
+    # Weighted by groups, because dynamic sampling takes more or fewer in a step.
+    truncated = [line.get("completions/clipped_ratio") or 0 for line in metrics]
+    groups = [max(1, line.get("groups/count") or 1) for line in metrics]
     # `on_degenerate: keep` wastes no tokens, although these groups teach nothing either.
     wasted = last.get("wasted_tokens_total", 0) / tokens if tokens else 0.0
     idle = (sum(classes.values()) - demonstrated) / sum(groups) if groups else 0.0
@@ -618,11 +599,10 @@ def most_common_mistake(groups: Sequence[Group], words: Mapping[str, str]) -> st
         for completion, score in zip(group.completions, group.scores)
         if not score.exact
     )
-    if not mistakes:
-        return ""
-    (name, count), *_ = mistakes.most_common(1)
-    wrong = mistakes.total()
-    return f"{name} ({count} of {wrong} wrong answer{'s' * (wrong != 1)})"
+    for name, count in mistakes.most_common(1):
+        wrong = mistakes.total()
+        return f"{name} ({count} of {wrong} wrong answer{'s' * (wrong != 1)})"
+    return ""
 
 
 def mistake_of(
@@ -638,14 +618,13 @@ def mistake_of(
             return words.get(label, label)
 
     written, wanted = completion.text.split(), problem.target.split()
-    if not written:
-        return "nothing is written"
-    if completion.is_truncated:
-        return "truncated at the token budget"
-    if len(written) >= 8 and 2 * len(set(written)) <= len(written):
-        return "the text repeats itself"
-    if len(wanted) <= 1:
-        return "a wrong answer"
-    if len(written) != len(wanted):
-        return "words are missing" if len(written) < len(wanted) else "words are added"
-    return "a wrong word"
+    rows = [
+        ("nothing is written", not written),
+        ("truncated at the token budget", completion.is_truncated),
+        ("the text repeats itself", len(written) >= 8 and 2 * len(set(written)) <= len(written)),
+        ("a wrong answer", len(wanted) <= 1),
+        ("words are missing", len(written) < len(wanted)),
+        ("words are added", len(written) > len(wanted)),
+        ("a wrong word", True),
+    ]
+    return next(mistake for mistake, holds in rows if holds)

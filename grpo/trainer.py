@@ -117,7 +117,9 @@ class Trainer:
 
         # How the policy learns from them.
         self.own_loss = parts.own_loss or load_loss(config.loss)
-        self.optimizer = build_optimizer(config, policy, ranks)
+        assert config.learning_rate is not None, "the configuration is resolved"
+        make = adamw(config.learning_rate)
+        self.optimizer = Optimizer(policy.parameters, make, dtype=policy.dtype, ranks=ranks)
         policy.reserved_bytes = policy.weight_bytes + optimizer_bytes(
             sum(p.numel() for p in policy.parameters), policy.parameters[0].element_size()
         )
@@ -148,14 +150,6 @@ class Trainer:
         """The levels of the run, rising."""
         assert self.config.level is not None, "the configuration is resolved"
         return sorted({*self.curriculum.levels, self.config.level})
-
-    @cached_property
-    def max_length(self) -> int:
-        """The number of tokens by which dr_grpo divides, the same in every step.
-
-        It is --max-new-tokens, or else the largest budget of the first problems of each level.
-        """
-        return self.config.max_new_tokens or self.stream.largest_budget(self._levels)
 
     # --- a step -------------------------------------------------------------------------------
 
@@ -330,17 +324,8 @@ class Trainer:
                 return masked
 
         first_pass: FirstPass = {}  # the first epoch fills it, see `update`
-        history = [
-            update(
-                self.policy,
-                self.optimizer,
-                kept,
-                self.update_settings,
-                self.update_memory,
-                first_pass,
-            )
-            for _ in range(self.config.epochs)
-        ]
+        learning = self.policy, self.optimizer, kept, self.update_settings, self.update_memory
+        history = [update(*learning, first_pass) for _ in range(self.config.epochs)]
         averaged = {
             name: value if name.startswith(PARITY) else fmean(one[name] for one in history)
             for name, value in history[0].items()
@@ -348,9 +333,9 @@ class Trainer:
         }
         return history[-1] | averaged | masked
 
-    @property
+    @cached_property
     def update_settings(self) -> UpdateSettings:
-        """The settings of an update."""
+        """The settings of an update. dr_grpo divides by the same `max_length` in every step."""
         config = self.config
         clip_low, clip_high = config.clips
         return UpdateSettings(
@@ -359,7 +344,7 @@ class Trainer:
             clip_low=clip_low,
             clip_high=clip_high,
             own_loss=self.own_loss,
-            max_length=self.max_length,
+            max_length=config.max_new_tokens or self.stream.largest_budget(self._levels),
             max_grad_norm=MAX_GRAD_NORM,
             truncate=self.truncate,
             masks_truncated=config.truncated == "mask",
@@ -420,7 +405,8 @@ class Trainer:
         """
         first = first_tries(groups)
         lengths = [len(each.tokens) for group in first for each in group.completions]
-        seconds = self.ranks.on_rank0(timer.total)  # so that all ranks report the same
+        # The same on all ranks.
+        seconds = self.ranks.on_rank0(lambda: time.perf_counter() - timer.start)
 
         return {
             "step": step,
@@ -438,7 +424,7 @@ class Trainer:
             "num_tokens": self.tokens,
             "tokens_per_second": sum(group.tokens for group in groups) / seconds,
             "step_time": seconds,
-            **timer.metrics(),
+            **timer.parts,
         }
 
     @property
@@ -555,13 +541,6 @@ def with_learning_rate(config: Config, policy: Policy) -> Config:
     return dataclasses.replace(config, learning_rate=rate)
 
 
-def build_optimizer(config: Config, policy: Policy, ranks: Ranks) -> Optimizer:
-    """Return the optimizer of the policy's parameters."""
-    assert config.learning_rate is not None, "the configuration is resolved"
-    make = adamw(config.learning_rate)
-    return Optimizer(policy.parameters, make, dtype=policy.dtype, ranks=ranks)
-
-
 def apply_control(
     groups: Sequence[Group], control: str, key: str, reward_range: tuple[float, float] | None
 ) -> None:
@@ -626,21 +605,13 @@ class StepTimer:
 
     def __init__(self) -> None:
         self.start = self.last = time.perf_counter()
-        self.laps: dict[str, float] = defaultdict(float)
+        self.parts: dict[str, float] = defaultdict(float)  # seconds by "time/NAME"
 
     def lap(self, name: str) -> None:
         """Add the time since the last lap to the part `name`."""
         now = time.perf_counter()
-        self.laps[name] += now - self.last
+        self.parts[f"time/{name}"] += now - self.last
         self.last = now
-
-    def total(self) -> float:
-        """Return the time since the start."""
-        return time.perf_counter() - self.start
-
-    def metrics(self) -> dict[str, float]:
-        """Return the time of each part."""
-        return {f"time/{name}": seconds for name, seconds in self.laps.items()}
 
 
 def reward_metrics(first: Sequence[Group]) -> dict[str, float]:
