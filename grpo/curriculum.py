@@ -66,19 +66,14 @@ class Ladder(Resumable):
 
     Promotion: the next level is reached at a mean score of `promote_at`, if the mean's 95 %
     interval begins no more than MARGIN below. With `promote_by` "running" that is the running mean
-    over groups. A group counts once, because its completions share their problem. With "heldout" it
-    is the mean of a validation check: an evaluation on held-out problems, made every CHECK_EVERY
-    steps while the running mean is within MARGIN of the mark. A level with too few of them is left
-    by the running mean. The last level is never left.
+    over groups, whose completions share their problem and count once. With "heldout" it is the mean
+    of an evaluation on held-out problems, made every CHECK_EVERY steps while the running mean is
+    within MARGIN of the mark; a level with too few of them is left by the running mean.
 
-    Replay: a share of the prompts comes from earlier levels, mostly from those whose last score is
-    lowest.
-
-    Step back: if a share COLLAPSE_AT or more of the current level's groups collapses for
-    COLLAPSE_STEPS steps in a row, training goes back one level, unless that level is solved. Each
-    time doubles the evidence: twice as many collapsed steps before the next step back, and as many
-    steps of practice below before the level is tried again, or until the one below is solved. So a
-    level that stays out of reach is tried less and less often.
+    Step back: if COLLAPSE_AT of the current level's groups collapse for COLLAPSE_STEPS steps in a
+    row, training goes back one level, unless that is solved. Each time doubles the evidence: twice
+    as many collapsed steps before the next step back, and as many steps of practice below before
+    the level is tried again, or until the one below is solved.
 
     Every method depends on nothing but its arguments and the state, so a resumed run makes the same
     decisions.
@@ -353,13 +348,11 @@ def survey(
 ) -> tuple[list[LevelSurvey], list[Group]]:
     """Sample a few problems of each level; return a row for each level, and all groups.
 
-    They are sampled exactly as the run will sample them. The problems are from the training split,
-    with a seed of their own, so every run of a task has the same ones and tables can be compared.
-    They do not count as seen, because nothing is learned from them.
+    They are sampled exactly as the run will sample them. Their seed is the same in every run, so
+    tables can be compared. They do not count as seen, because nothing is learned from them.
 
     Beyond the first of the `training_levels` the survey ends at a level without a right answer,
-    because harder ones would take longest and show nothing. A level for which the task has no
-    problems is left out, unless it is one of the `training_levels`.
+    because harder ones would take longest and show nothing.
     """
     # The easier levels are one batch, which takes as many forward passes as the longest of them.
     levels = levels_to_survey(supply, training_levels)
@@ -459,18 +452,16 @@ def choose_start(
     """Return where a run that was asked to train on `levels` starts.
 
     GRPO learns from the differences within a group. So the run starts where groups vary *and* a
-    right answer is within reach. Variation alone is not enough: at two words SmolLM2 was rewarded
-    for "the first word, then stop", its groups varied, and it learned that.
+    right answer is within reach: at two words SmolLM2 was rewarded for "the first word, then stop",
+    its groups varied, and it learned that.
 
-    1. Of the first levels that are solved already, all are left out if the next one is within
-       reach; otherwise all but the last, where the run starts.
-    2. If the first level is within reach the run starts there, even if a harder one is within reach
-       too: easier steps are cheaper, and a ladder leaves such a level after a few of them.
+    1. Of the first levels that are solved, all are left out if the next one is within reach;
+       otherwise all but the last.
+    2. A first level within reach is kept: a ladder leaves easy levels after a few cheap steps.
     3. Otherwise the run starts at the hardest easier level within reach, and climbs by way of the
        surveyed levels between.
-    4. If there is none, the levels stay as they are, and `Start.level` is None.
-
-    A run on all levels of a dataset as they come (`mixed`) leaves the levels as they are.
+    4. If there is none, the levels stay as they are, as they do on all levels of a dataset as they
+       come (`mixed`).
     """
     levels = list(levels)
     found = {row.level: row for row in surveys}
@@ -584,17 +575,15 @@ def demonstrate(
 ) -> list[Group]:
     """Return a copy of each group without a right completion that shows the right answer.
 
-    A policy that is sure of a mistake never samples the right answer: all completions of the group
-    make the same mistake, and no difference between them says what would be right. So the last
-    completion is replaced by the right answer (LUFFY, arXiv:2504.14945). The paper's demonstrations
-    are those of a stronger model, in every group, and its loss shapes the policy's probability p as
-    p / (p + 0.1), whose slope vanishes with p. A policy that is sure of a mistake gives the right
-    token 1e-5 or less (runs/archive/LOG.md, 2026-11-27). So here the ratio uses the trainer's own
-    log-probabilities: the gradient of a token is its advantage times the one of log p.
+    The right answer replaces the last completion (LUFFY, arXiv:2504.14945), because a policy that
+    is sure of a mistake never samples it. The paper's loss shapes the policy's probability p as
+    p / (p + 0.1), whose slope vanishes with p, and such a policy gives the right token 1e-5 or less
+    (runs/archive/LOG.md, 2026-11-27). So here the ratio uses the trainer's own log-probabilities:
+    the gradient of a token is its advantage times the one of log p.
 
-    The copy is to be learned from, and the group's action becomes "demonstrate". A group that will
-    be sampled again is left alone, and so is one whose problem has no target, or one that is not
-    scored as right, or earns no more than the best completion.
+    The group's action becomes "demonstrate"; the copy is learned from. A group that will be sampled
+    again is left alone, and so is one whose problem has no target, or one that is not scored as
+    right, or earns no more than the best completion.
     """
     stuck = [
         group

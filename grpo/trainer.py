@@ -199,9 +199,8 @@ class Trainer:
     def batches(self, missing: int, drawn: int) -> int:
         """Return how many batches of --prompts to sample next, so that `missing` more groups vary.
 
-        They are sampled together, which is faster than one after the other. Their number assumes
-        that as large a share of the groups varies as last time. With the prompts that the step has
-        `drawn` already, they are at most `MAX_BATCHES`.
+        It assumes that as large a share of the groups varies as last time. With the prompts that
+        the step has `drawn` already, they are at most `MAX_BATCHES`.
         """
         if not missing:
             return 1

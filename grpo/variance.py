@@ -86,17 +86,10 @@ TRAP_REMEDY = (
 def classify(
     scores: Sequence[Score], texts: Sequence[str], reward_range: tuple[float, float] | None
 ) -> GroupClass:
-    """Return the class of a group.
+    """Return the class of a group, without asking what the loss leaves out.
 
-    A group is "varied" if its rewards differ by more than rounding. Otherwise the first of these
-    applies:
-
-    - "solved": all answers are right, or all rewards are at the top of the `reward_range`;
-    - "identical": all texts are the same;
-    - "failed": all rewards are at the bottom of the range;
-    - "tied": different texts have the same reward.
-
-    So identical right answers are solved, not collapsed. An unknown range (None) has no ends.
+    Rewards at the top of the `reward_range` are solved, and those at the bottom failed; an unknown
+    range (None) has no ends. Identical right answers are solved, not collapsed.
     """
     rewards = [score.reward for score in scores]
     if max(rewards) - min(rewards) > EQUAL:
@@ -113,27 +106,23 @@ def classify(
 def group_class(
     group: Group, config: Config, reward_range: tuple[float, float] | None
 ) -> GroupClass:
-    """Return the class of a scored group.
+    """Return the class of a scored group: that of `classify`, with two exceptions.
 
-    It is that of `classify`, except that a group whose rewards vary is "masked" if the loss leaves
-    out every completion that has an advantage, and that a group with a completion that the budget
-    cut off is not solved.
+    A group with a completion that the budget cut off is not solved. One that varies is "masked" if
+    the loss leaves out every completion that has an advantage.
     """
     if reward_range and any(completion.is_truncated for completion in group.completions):
         reward_range = reward_range[0], math.inf
     name = classify(group.scores, group.texts, reward_range)
-    return "masked" if name == "varied" and _is_masked(group, config) else name
+    is_masked = name == "varied" and config.truncated == "mask" and _is_masked(group, config)
+    return "masked" if is_masked else name
 
 
 def _is_masked(group: Group, config: Config) -> bool:
-    """Return whether the loss leaves out every completion of a varied group with an advantage.
+    """Return whether every completion with an advantage is truncated.
 
     The advantages are taken from the mean of all rewards, those of truncated completions included.
-    So one completion that is left can teach; and those left teach nothing if they earned the mean.
     """
-    if config.truncated != "mask":
-        return False
-
     from grpo.learn.advantages import advantages  # imports torch, which takes seconds
 
     (values,) = advantages([group.rewards], scale="none")
@@ -167,17 +156,9 @@ class VarianceMonitor(Resumable):
     The configuration's `on_degenerate` says what happens to such a group: "keep" (it stays in the
     denominator), "skip" (it leaves the step) or "resample" (it is sampled again, then skipped).
 
-    The temperature answers lost diversity and never incompetence:
-
-    | share of the groups | temperature |
-    |---|---|
-    | TRIGGER or more have lost their diversity | is raised, except under "keep" |
-    | TRIGGER or more have collapsed with diverse texts | returns to the base at once |
-    | RELEASE or fewer have lost their diversity | falls towards the base |
-
-    Heat that changes nothing in HEAT_STEPS steps, or costs reward, is given up: the temperature
-    stays at the base until the level changes, or until only RELEASE of the groups or fewer have
-    lost their diversity in the mean of as many steps.
+    The temperature answers lost diversity and never incompetence. Heat that changes nothing in
+    HEAT_STEPS steps, or costs reward, is given up: the temperature stays at the base until the
+    level changes, or until only RELEASE of the groups have lost their diversity in as many steps.
 
     An alarm is raised once its cause has lasted for ALARM_STEPS steps in a row, and again when it
     has lasted 2, 4, 8, ... times as long. It is cleared when the share falls to RELEASE.

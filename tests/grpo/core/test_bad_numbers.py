@@ -25,29 +25,8 @@ from grpo.tools import train
 from grpo.trainer import Trainer
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize(
-    "weight",
-    ["model.embed_tokens.weight", "model.layers.0.mlp.up_proj.weight", "model.norm.weight"],
-)
-@pytest.mark.parametrize("temperature", [1.0, 0.0])
-def test_weights_that_are_not_finite(tiny_policy, value, weight, temperature):
-    with torch.no_grad():
-        dict(tiny_policy.model.named_parameters())[weight][:] = value
-    prompt = tuple(tiny_policy.encode("Copy text A.\nA: one"))
-    with pytest.raises(
-        FloatingPointError,
-        match="drawn with a log-probability of (nan|-?inf): the model's logits are not finite",
-    ):
-        engine.generate(
-            tiny_policy,
-            RolloutRequest([prompt], keys=[[1, 2]], temperatures=[temperature], budgets=[4]),
-        )
-
-
-@pytest.mark.parametrize("on_degenerate", ["keep", "skip", "resample"])
-def test_a_step_on_weights_that_are_not_finite_changes_nothing(tiny_policy, on_degenerate):
-    trainer = trainer_for(tiny_policy, on_degenerate=on_degenerate)
+def test_a_step_on_weights_that_are_not_finite_changes_nothing(tiny_policy):
+    trainer = trainer_for(tiny_policy)
     trainer.step()
     with torch.no_grad():
         tiny_policy.model.model.layers[0].mlp.up_proj.weight[:] = math.nan
@@ -98,8 +77,14 @@ def spoil(trainer, name, value):
 WEIGHT = "model.layers.1.mlp.up_proj.weight"
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", [WEIGHT, f"{WEIGHT} (exp_avg)", f"{WEIGHT} (exp_avg_sq)"])
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        (WEIGHT, math.nan),
+        (f"{WEIGHT} (exp_avg)", -math.inf),
+        (f"{WEIGHT} (exp_avg_sq)", math.inf),
+    ],
+)
 def test_a_step_of_the_optimizer_that_is_not_finite_is_named(tiny_policy, name, value):
     trainer = trainer_for(tiny_policy)
     trainer.step()
@@ -125,14 +110,6 @@ def test_a_master_that_is_not_finite_is_named_by_its_weight(tiny_model):
 
     trainer.optimizer.inner.step = spoiling
     with pytest.raises(FloatingPointError, match=f"step {WEIGHT} is not finite .1 of 6,144"):
-        trainer.step()
-
-
-def test_every_tensor_that_is_not_finite_is_counted(tiny_policy):
-    trainer = trainer_for(tiny_policy)
-    spoil(trainer, WEIGHT, math.nan)
-    spoil(trainer, "model.layers.0.mlp.up_proj.weight", math.nan)
-    with pytest.raises(FloatingPointError, match=r"layers.0.*, and 1 other tensor likewise"):
         trainer.step()
 
 
@@ -183,35 +160,6 @@ def test_a_gradient_whose_square_overflows_freezes_no_weight_for_good(tiny_polic
         trainer.step()
 
 
-@pytest.mark.parametrize("sent", [None, signal.SIGTERM])
-@pytest.mark.parametrize("lora", [[], ["--lora-rank", "4"]])
-def test_bad_weights_are_never_saved(tmp_path, monkeypatch, capsys, quick_flags, lora, sent):
-    monkeypatch.chdir(tmp_path)
-    flags = [*SMALL, *quick_flags, *lora, "--steps", "4", "--save-every", "1", "--name", "a"]
-    take, trainers = Trainer.step, []
-
-    def step(trainer):
-        if trainer.done == 2:
-            name = next(n for n, p in trainer.policy.model.named_parameters() if p.requires_grad)
-            spoil(trainer, name, math.nan)
-            trainers.append(name)
-            if sent:
-                signal.raise_signal(sent)
-        return take(trainer)
-
-    monkeypatch.setattr(Trainer, "step", step)
-    assert train.main(flags) == 1
-    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train.py")]
-    assert len(lines) == 1 and f"after the optimizer's step {trainers[0]} is not finite" in lines[0]
-    assert "its batch is saved in runs/a/rollouts/failed-000003.jsonl.zst" in lines[0]
-    assert Path("runs/a/rollouts/failed-000003.jsonl.zst").exists()
-    assert sorted(p.name for p in Path("runs/a/checkpoints").iterdir())[-1] == "step-000002"
-    assert [line["step"] for line in read_metrics(Path("runs/a/metrics.jsonl"))] == [1, 2]
-
-    monkeypatch.setattr(Trainer, "step", take)
-    assert train.main(["--resume", "runs/a", *BY_PLACE]) == 0
-
-
 def spoil_file(path, name):
     """Put a NaN into a tensor of a safetensors file."""
     tensors = load_file(path)
@@ -231,7 +179,6 @@ def test_a_model_whose_weights_are_not_finite_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize(
     "lora, file, tensor, called",
     [
-        ([], "model.safetensors", "model.norm.weight", "model.norm.weight"),
         (
             ["--lora-rank", "4"],
             "adapter_model.safetensors",
@@ -264,3 +211,37 @@ def vouch_for(checkpoint):
         fact["sha256"], fact["bytes"] = hashlib.sha256(content).hexdigest(), len(content)
     path.write_text(json.dumps(manifest))
     store._verified.clear()
+
+
+def test_bad_weights_are_never_saved(tmp_path, monkeypatch, capsys, quick_flags):
+    """Nor when the run is told to end in the same step."""
+    monkeypatch.chdir(tmp_path)
+    flags = [*SMALL, *quick_flags, "--lora-rank", "4", "--steps", "4", "--save-every", "1"]
+    take, spoiled = Trainer.step, []
+
+    def step(trainer):
+        if trainer.done == 2:
+            name = next(n for n, p in trainer.policy.model.named_parameters() if p.requires_grad)
+            spoil(trainer, name, math.nan)
+            spoiled.append(name)
+            signal.raise_signal(signal.SIGTERM)
+        return take(trainer)
+
+    monkeypatch.setattr(Trainer, "step", step)
+    assert train.main([*flags, "--name", "a"]) == 1
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("train.py")]
+    assert len(lines) == 1 and f"after the optimizer's step {spoiled[0]} is not finite" in lines[0]
+    assert "its batch is saved in runs/a/rollouts/failed-000003.jsonl.zst" in lines[0]
+    assert Path("runs/a/rollouts/failed-000003.jsonl.zst").exists()
+    assert sorted(p.name for p in Path("runs/a/checkpoints").iterdir())[-1] == "step-000002"
+    assert [line["step"] for line in read_metrics(Path("runs/a/metrics.jsonl"))] == [1, 2]
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.0])
+def test_weights_that_are_not_finite(tiny_policy, temperature):
+    with torch.no_grad():
+        dict(tiny_policy.model.named_parameters())["model.norm.weight"][:] = math.nan
+    prompt = tuple(tiny_policy.encode("Copy text A.\nA: one"))
+    request = RolloutRequest([prompt], keys=[[1, 2]], temperatures=[temperature], budgets=[4])
+    with pytest.raises(FloatingPointError, match="nan: the model's logits are not finite"):
+        engine.generate(tiny_policy, request)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from grpo import ending
 from grpo.config import Config
 from grpo.ending import (
     MIN_STEPS,
@@ -19,7 +20,6 @@ from grpo.ending import (
     is_solved,
     mistake_of,
     most_common_mistake,
-    reach_verdict,
 )
 from grpo.records import Completion, Group
 from grpo.variance import REMEDIES
@@ -170,6 +170,10 @@ def test_a_restored_state_goes_on_identically(classes, cut):
     assert whole.ended([1], 1) == second.ended([1], 1)
 
 
+def reach_verdict(level, answers, lines, was_solved=False, stopped=""):
+    return ending.reach_verdict(level, answers, lines, was_solved=was_solved, stopped=stopped)
+
+
 def answers(values, level=10, text="", finish="stop", **score):
     """A group for each problem, whose key leads to its mean score. Their texts differ, unless one
     is given.
@@ -202,13 +206,8 @@ def metrics(steps, updated=None, wasted=0, clipped=0.0):
 
 def verdict_on(before, after, steps=MIN_STEPS, was_solved=False, stopped=""):
     problems = [str(number) for number in range(len(before))]
-    return reach_verdict(
-        25,
-        held_out(dict(zip(problems, before)), dict(zip(problems, after)), level=25),
-        metrics(steps),
-        was_solved=was_solved,
-        stopped=stopped,
-    )
+    made = held_out(dict(zip(problems, before)), dict(zip(problems, after)), level=25)
+    return reach_verdict(25, made, metrics(steps), was_solved, stopped)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +234,7 @@ def test_verdicts_by_hand(before, after, options, kind, exit_status):
 
 def test_the_same_problems_are_compared_after_a_warm_start():
     before, imitated, after = {"a": 0.2, "b": 0.4}, {"b": 0.5}, {"a": 0.9, "b": 0.75}
-    verdict = reach_verdict(10, held_out(before, after, imitated), metrics(2), was_solved=False)
+    verdict = reach_verdict(10, held_out(before, after, imitated), metrics(2))
     assert verdict.n == 1
     assert (verdict.before, verdict.imitated, verdict.after) == (0.4, 0.5, 0.75)
     assert verdict.difference == 0.25
@@ -246,14 +245,14 @@ def test_a_step_of_more_groups_counts_for_more_in_the_share_of_truncated_complet
     lines = metrics(2)
     lines[0] |= {"groups/count": 8, "completions/clipped_ratio": 1.0}
     lines[1] |= {"groups/count": 24, "completions/clipped_ratio": 0.0}
-    verdict = reach_verdict(25, HeldOut(), lines, was_solved=False)
+    verdict = reach_verdict(25, HeldOut(), lines)
     assert verdict.truncated == 0.25
 
 
 def test_the_figures_of_a_verdict_and_how_they_read():
     lines = metrics(60, updated=41, wasted=4800, clipped=0.25)
     values = {str(n): 0.0 for n in range(100)}, {str(n): 0.9 for n in range(100)}
-    verdict = reach_verdict(25, held_out(*values, level=25), lines, was_solved=False)
+    verdict = reach_verdict(25, held_out(*values, level=25), lines)
     assert (verdict.steps, verdict.updated, verdict.untaught) == (60, 41, 0.8)
     said = verdict.lines("similarity", "words")
     assert said[0].startswith("LEARNED: held-out similarity at 25 words 0.000 → 0.900, difference")
@@ -273,7 +272,7 @@ def test_a_verdict_says_how_often_right_answers_were_shown():
     lines = metrics(2)
     lines[0] |= {"groups/kept": 4, "groups/demonstrated": 3}
     lines[1] |= {"groups/kept": 8, "groups/demonstrated": 0}
-    verdict = reach_verdict(25, HeldOut(), lines, was_solved=False)
+    verdict = reach_verdict(25, HeldOut(), lines)
     assert verdict.demonstrated == 0.25
     spent = verdict.lines("similarity", "words")[1]
     assert spent.endswith("; 25% of the groups trained on showed the right answer")
@@ -312,12 +311,12 @@ def test_what_imitation_came_to_is_no_learning_by_reinforcement():
     untrained, imitated = {str(n): 0.0 for n in range(64)}, {str(n): 0.4 for n in range(64)}
     learned = {str(n): 0.9 for n in range(64)}
     scores = held_out(untrained, imitated, imitated)
-    same = reach_verdict(10, scores, metrics(60), was_solved=False)
+    same = reach_verdict(10, scores, metrics(60))
     assert same.kind == "not learned" and same.exit_status == 3 and same.difference == 0
     assert same.before == 0 and same.imitated == pytest.approx(0.4)
 
     scores = held_out(untrained, learned, imitated)
-    more = reach_verdict(10, scores, metrics(60), was_solved=False)
+    more = reach_verdict(10, scores, metrics(60))
     assert more.kind == "learned" and more.difference == pytest.approx(0.5)
     assert (
         "10 words 0.000 → 0.400 by imitation → 0.900, reinforcement added +0.500"
@@ -388,7 +387,7 @@ def of_classes(steps, updated, **counts):
 def test_a_policy_that_copies_one_text_has_collapsed_although_its_score_rose(copies):
     before = answers(dict.fromkeys(PROBLEMS, 0.277))
     lines = trained_by([0.1, 0.6, 0.4, 0.5, 0.9, 1.0])
-    verdict = reach_verdict(10, HeldOut(before, copier(copies)), lines, was_solved=False)
+    verdict = reach_verdict(10, HeldOut(before, copier(copies)), lines)
     assert verdict.low > 0 and (verdict.kind, verdict.exit_status) == ("collapsed", 3)
     assert verdict.trap == "copies A"
     cause = (
@@ -397,21 +396,21 @@ def test_a_policy_that_copies_one_text_has_collapsed_although_its_score_rose(cop
     assert verdict.cause == verdict.lines("similarity", "words")[1] == cause
     assert not is_expected(verdict, {}) and is_expected(verdict, {"control": "shuffled-rewards"})
 
-    from_the_first = reach_verdict(10, HeldOut(before, copier()), lines[3:], was_solved=False)
+    from_the_first = reach_verdict(10, HeldOut(before, copier()), lines[3:])
     assert from_the_first.cause.endswith(", from the first step on")
 
 
 def test_a_policy_less_than_half_of_which_is_in_a_trap_may_have_learned():
     before = answers(dict.fromkeys(PROBLEMS, 0.277))
     lines = trained_by([1.0, 0.6, 0.4])
-    verdict = reach_verdict(10, HeldOut(before, copier(19)), lines, was_solved=False)
+    verdict = reach_verdict(10, HeldOut(before, copier(19)), lines)
     assert (verdict.kind, verdict.cause, verdict.trap) == ("learned", "", "")
 
 
 def test_a_trap_at_a_level_that_was_not_trained_is_no_collapse_and_no_learning():
     before = answers(dict.fromkeys(PROBLEMS, 0.277), parts={"trap": "copies A"})
     lines = trained_by([0.0] * 60)
-    verdict = reach_verdict(10, HeldOut(before, copier()), lines, was_solved=False)
+    verdict = reach_verdict(10, HeldOut(before, copier()), lines)
     assert verdict.low > 0 and verdict.kind == "not learned"
 
 
@@ -419,8 +418,7 @@ def test_few_completions_in_a_trap_prove_nothing_unless_those_of_training_agree(
     few = dict.fromkeys("abcde", 0.2)
     trapped = HeldOut(answers(few), answers(few, parts={"trap": "copies A"}))
     kinds = [
-        reach_verdict(10, trapped, trained_by(shares), was_solved=False).kind
-        for shares in ([0.0, 0.0], [0.0, 1.0])
+        reach_verdict(10, trapped, trained_by(shares)).kind for shares in ([0.0, 0.0], [0.0, 1.0])
     ]
     assert kinds == ["too short to tell", "collapsed"]
 
@@ -429,18 +427,16 @@ def test_a_policy_that_writes_one_wrong_text_has_collapsed():
     before = answers(dict.fromkeys(PROBLEMS, 0.2))
     same = answers({key: 0.5 for key in list(PROBLEMS)[:20]}, text="the owl")
     after = same + answers({key: 0.5 for key in list(PROBLEMS)[20:]})
-    verdict = reach_verdict(10, HeldOut(before, after), metrics(60), was_solved=False)
+    verdict = reach_verdict(10, HeldOut(before, after), metrics(60))
     assert (verdict.kind, verdict.trap) == ("collapsed", "")
     assert verdict.cause == "50% of the held-out completions are the same wrong text"
 
     # Also where the policy before training answered nothing at this level.
-    unmeasured = reach_verdict(10, HeldOut([], after), metrics(60), was_solved=False)
+    unmeasured = reach_verdict(10, HeldOut([], after), metrics(60))
     assert unmeasured.kind == "collapsed"
 
     right = answers(PROBLEMS, text="yes", exact=True)
-    assert (
-        reach_verdict(10, HeldOut(before, right), metrics(60), was_solved=False).kind == "learned"
-    )
+    assert reach_verdict(10, HeldOut(before, right), metrics(60)).kind == "learned"
 
 
 def test_a_policy_that_leaves_one_wrong_text_has_not_collapsed_nor_learned_yet():
@@ -449,7 +445,7 @@ def test_a_policy_that_leaves_one_wrong_text_has_not_collapsed_nor_learned_yet()
         return same + answers(dict.fromkeys(list(PROBLEMS)[count:], value))
 
     held_out = HeldOut(stuck(38, 0.9), stuck(22, 0.9))
-    verdict = reach_verdict(10, held_out, metrics(60), was_solved=False)
+    verdict = reach_verdict(10, held_out, metrics(60))
     assert verdict.low > 0 and (verdict.kind, verdict.exit_status) == ("not learned", 3)
 
 
@@ -457,7 +453,7 @@ def test_a_policy_whose_groups_are_one_wrong_text_each_has_collapsed():
     before, after = (answers(dict.fromkeys(PROBLEMS, value)) for value in (0.2, 0.9))
     lines = of_classes(10, 10, identical=1) + of_classes(5, 5, identical=2)
     lines = [line | {"step": n} for n, line in enumerate(lines, start=1)]
-    verdict = reach_verdict(10, HeldOut(before, after), lines, was_solved=False)
+    verdict = reach_verdict(10, HeldOut(before, after), lines)
     assert (verdict.kind, verdict.low > 0) == ("collapsed", True)
     assert (
         verdict.cause == "50% of the last training groups wrote one wrong text each, since step 11"
@@ -472,13 +468,13 @@ def test_a_policy_whose_groups_are_one_wrong_text_each_has_collapsed():
     assert at_another_level.kind == "learned"
     # Without a known range right answers are "identical" as well.
     right = answers(PROBLEMS, exact=True)
-    assert reach_verdict(10, HeldOut(before, right), lines, was_solved=False).kind == "learned"
+    assert reach_verdict(10, HeldOut(before, right), lines).kind == "learned"
 
 
 def test_a_score_that_rises_while_exact_answers_become_fewer_is_no_learning():
     before = answers(dict.fromkeys(PROBLEMS, 0.5), exact=True)
     after = answers(dict.fromkeys(PROBLEMS, 0.9))
-    verdict = reach_verdict(10, HeldOut(before, after), metrics(60), was_solved=False)
+    verdict = reach_verdict(10, HeldOut(before, after), metrics(60))
     assert verdict.low > 0 and verdict.kind == "got worse"
     assert verdict.cause == "exact answers fell from 1.000 to 0.000, which the score does not show"
 
@@ -493,7 +489,7 @@ def test_a_score_that_rises_while_exact_answers_become_fewer_is_no_learning():
 ])  # fmt: skip
 def test_a_run_that_hardly_a_step_taught_had_no_signal(steps, updated, kind):
     lines = of_classes(steps, updated, varied=0, failed=3, solved=1)
-    verdict = reach_verdict(10, held_out(PROBLEMS, PROBLEMS), lines, was_solved=False)
+    verdict = reach_verdict(10, held_out(PROBLEMS, PROBLEMS), lines)
     assert (verdict.kind, verdict.degenerate) == (kind, "failed")
     assert verdict.exit_status == (0 if kind == "too short to tell" else 3)
     said = "75% of the groups were failed (all with the lowest reward)"
@@ -505,7 +501,7 @@ def test_a_run_without_signal_is_one_whatever_was_evaluated():
     lines = of_classes(60, 0, identical=4)
     risen = held_out(dict.fromkeys(PROBLEMS, 0.2), dict.fromkeys(PROBLEMS, 0.9))
     for made in (risen, HeldOut()):
-        assert reach_verdict(10, made, lines, was_solved=False).kind == "no signal"
+        assert reach_verdict(10, made, lines).kind == "no signal"
     solved = held_out(dict.fromkeys(PROBLEMS, 1.0), dict.fromkeys(PROBLEMS, 1.0))
     lines = of_classes(60, 0, solved=4)
     for made in (risen, solved):
@@ -515,14 +511,14 @@ def test_a_run_without_signal_is_one_whatever_was_evaluated():
 def test_groups_without_gradient_that_are_kept_update_nothing():
     """`on_degenerate: keep` has a loss in each step, and wastes no tokens."""
     lines = [line | {"grad_norm": 0.0} for line in of_classes(60, 60, tied=4)]
-    verdict = reach_verdict(10, held_out(PROBLEMS, PROBLEMS), lines, was_solved=False)
+    verdict = reach_verdict(10, held_out(PROBLEMS, PROBLEMS), lines)
     assert (verdict.kind, verdict.updated, verdict.untaught) == ("no signal", 0, 1.0)
 
 
 def test_a_policy_that_never_stops_is_named_in_every_verdict():
     before, after = dict.fromkeys(PROBLEMS, 0.2), dict.fromkeys(PROBLEMS, 0.9)
     endless = HeldOut(answers(before), answers(after, finish="length"))
-    verdict = reach_verdict(10, endless, metrics(60), was_solved=False)
+    verdict = reach_verdict(10, endless, metrics(60))
     assert verdict.kind == "learned"
     assert verdict.cause == "100% of the held-out completions did not end within their token budget"
 

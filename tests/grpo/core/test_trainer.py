@@ -105,54 +105,6 @@ def test_state_survives_json(tiny_policy):
     )
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.1])
-def test_skipped_groups_change_nothing_by_one_bit(tiny_model, beta):
-    """Issue: gradient, denominator and KL of a step with skipped groups are those of a step
-    without these groups.
-    """
-    with_them, without = (
-        trainer_for(
-            load_policy(str(tiny_model), device="cpu", keep_reference=True),
-            beta=beta,
-        )
-        for _ in range(2)
-    )
-    a = with_them.step()
-    without.rollout = lambda *_: [
-        copy.deepcopy(group) for group in a.groups if group.index % 2 == 0
-    ]
-    b = without.step()
-    assert (
-        a.metrics["groups/skipped"] == 2
-        and b.metrics["groups/skipped"] == 0
-        and a.metrics["grad_norm"] > 0
-    )
-    assert (
-        a.metrics["loss"] == b.metrics["loss"] and a.metrics["grad_norm"] == b.metrics["grad_norm"]
-    )
-    assert a.metrics.get("kl") == b.metrics.get("kl")
-    assert all(
-        torch.equal(x, y)
-        for x, y in zip(weights(with_them.policy), weights(without.policy), strict=True)
-    )
-    assert a.metrics["wasted_tokens"] == sum(group.tokens for group in a.groups if group.index % 2)
-
-
-def test_kept_groups_stay_in_the_denominator(tiny_model, monkeypatch):
-    monkeypatch.setattr("grpo.trainer.MAX_GRAD_NORM", 0.0)
-    norms = {}
-    for policy in ("keep", "skip"):
-        trainer = trainer_for(
-            load_policy(str(tiny_model), device="cpu"),
-            on_degenerate=policy,
-            loss="dr_grpo",
-        )
-        norms[policy] = trainer.step().metrics["grad_norm"]
-    # dr_grpo weighs every token by 1 / (rows * budget): 8 of 16 rows add nothing to the sum, but
-    # double the rows
-    assert norms["keep"] == pytest.approx(norms["skip"] / 2, rel=1e-5)
-
-
 @pytest.fixture()
 def every_loss_is_lost_diversity(monkeypatch):
     """The groups of `Forced` tie with different texts; here they pass for texts that repeat."""
@@ -230,46 +182,6 @@ def test_dynamic_sampling_draws_on_until_enough_groups_vary(tiny_policy, wanted,
     assert trainer.step().groups[0].index == drawn  # no problem comes twice
 
 
-def test_dynamic_sampling_draws_at_once_what_the_last_step_needed(tiny_policy):
-    """One of each two prompts varies. What a step draws at once is noted as (first, count)."""
-
-    def drawing(**options):
-        trainer = trainer_for(tiny_policy, prompts=2, **options)
-        drawn, rollout = [], trainer.rollout
-
-        def noted(step, problems, timer):
-            drawn.append((problems[0][0], len(problems)))
-            return rollout(step, problems, timer)
-
-        trainer.rollout = noted
-        return trainer, drawn
-
-    trainer, drawn = drawing(dynamic_sampling=2)
-    trainer.step()
-    assert drawn == [(0, 2), (2, 2)]  # nothing is known yet, so two are expected to vary
-    trainer.step()
-    assert drawn[2:] == [(4, 4)]
-
-    resumed, drawn = drawing(dynamic_sampling=2)
-    resumed.restore(trainer.state())
-    resumed.step()
-    assert drawn == [(8, 4)]
-
-    nothing_varied, drawn = drawing(dynamic_sampling=2)
-    nothing_varied.kept_share = 0.0
-    nothing_varied.step()
-    assert drawn == [(0, 8)]  # the most that a step may take
-
-    keeping, drawn = drawing(dynamic_sampling=2, on_degenerate="keep")
-    keeping.step()
-    assert drawn == [(0, 2), (2, 2)]  # a group that is kept without variance does not count
-
-    without, drawn = drawing(dynamic_sampling=0)
-    without.kept_share = 0.0
-    without.step()
-    assert drawn == [(0, 2)]
-
-
 @pytest.mark.parametrize(
     "share, missing, drawn, batches",
     [(1.0, 8, 0, 1), (0.25, 8, 0, 2), (0.25, 3, 32, 1), (0.25, 8, 32, 2), (0.01, 8, 48, 1)],
@@ -303,37 +215,6 @@ def test_dr_grpo_divides_by_the_same_number_in_every_step(tiny_policy):
 
     given = trainer_for(tiny_policy, loss="dr_grpo", max_new_tokens=31)
     assert given.update_settings.max_length == 31
-
-
-def test_shuffled_rewards_are_permuted_over_the_batch_and_the_scores_stay_true(tiny_policy):
-    true = {
-        (g.index, i): score
-        for g in trainer_for(tiny_policy).rollout(
-            1, trainer_for(tiny_policy).problems(1), StepTimer()
-        )
-        for i, score in enumerate(g.scores)
-    }
-    trainer = trainer_for(tiny_policy, control="shuffled-rewards")
-    groups = trainer.rollout(1, trainer.problems(1), StepTimer())
-    paid = {(g.index, i): score for g in groups for i, score in enumerate(g.scores)}
-    assert sorted(score.reward for score in paid.values()) == sorted(
-        score.reward for score in true.values()
-    )
-    values = {score.value for score in true.values()}
-    assert (
-        values == {score.reward for score in true.values()} and len(values) == 5
-    )  # 0, 0.1, 0.2, 0.3 and the 0.5 of odd ones
-    moved = [place for place in true if paid[place].reward != true[place].reward]
-    assert len(moved) > 4 and all(paid[place].value == true[place].value for place in true)
-    # over the batch, not within groups: some group was paid what another one had earned
-    assert any(
-        sorted(paid[g, i].reward for i in range(4)) != sorted(true[g, i].reward for i in range(4))
-        for g in range(4)
-    )
-    again = trainer_for(tiny_policy, control="shuffled-rewards")
-    assert [g.rewards for g in again.rollout(1, again.problems(1), StepTimer())] == [
-        g.rewards for g in groups
-    ]
 
 
 def test_a_constant_reward_teaches_nothing(tiny_policy):
@@ -370,47 +251,6 @@ def test_groups_are_judged_on_the_scale_of_the_task(all_end, tiny_policy, odd, c
 def test_a_constant_reward_lies_in_the_middle_of_the_range(tiny_policy):
     trainer = trainer_for(tiny_policy, kind=Penalised, control="constant-reward")
     assert trainer.step().metrics["reward"] == -0.5
-
-
-def test_a_run_without_a_trained_group_stops_with_its_cause(tiny_policy):
-    trainer = trainer_for(tiny_policy, odd=0.5, patience=2, prompts=1)
-    trainer.task.score = lambda problem, texts: [Score(0.0) for _ in texts]
-    trainer.step()
-    assert not trainer.ended
-    report = trainer.step()
-    assert trainer.stopped.startswith("no group could be trained on for 2 steps (100% failed")
-    assert report.metrics["stopped"] == trainer.stopped == trainer.ended
-
-    resumed = trainer_for(tiny_policy, patience=3, prompts=1)
-    resumed.restore(json.loads(json.dumps(trainer.state())))
-    assert not resumed.ended  # by more patience it goes on
-    resumed.task.score = trainer.task.score
-    resumed.step()
-    assert "for 3 steps" in resumed.stopped
-
-
-class Impossible(Forced):
-    """Level 1 is solved, level 2 earns nothing."""
-
-    def score(self, problem, completions):
-        return [Score(float(problem.level == 1)) for _ in completions]
-
-
-@pytest.mark.parametrize("moves_back", [False, True])
-def test_patience_counts_steps_without_an_update_at_every_level(tiny_policy, moves_back):
-    trainer = trainer_for(tiny_policy, kind=Impossible, patience=5, prompts=4, curriculum="1,2")
-    trainer.curriculum.move_on(0, "")
-    if moves_back:  # at every step
-        trainer.curriculum.observe = lambda summary: [
-            trainer.curriculum._move(1 if trainer.curriculum.level == 1 else -1, 0, "", "")
-        ]
-    steps = 0
-    while not trainer.ended:
-        trainer.step()
-        steps += 1
-    assert steps == 5 and "no group could be trained on for 5 steps" in trainer.stopped
-    said = "level 2 was not learned after level 1: "
-    assert trainer.stopped.startswith(said) == (trainer.curriculum.level == 2)
 
 
 def test_a_run_goes_on_after_solved_steps_of_a_level_that_is_not_the_last(all_end, tiny_policy):
@@ -478,3 +318,69 @@ print([name for name in sys.modules if name.startswith(("grpo.run", "grpo.show",
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "[]\n", done.stderr
+
+
+def test_skipped_groups_change_nothing_by_one_bit(tiny_model):
+    """Gradient, denominator and KL are those of a step without these groups."""
+    with_them, without = (
+        trainer_for(load_policy(str(tiny_model), device="cpu", keep_reference=True), beta=0.1)
+        for _ in range(2)
+    )
+    a = with_them.step()
+    without.rollout = lambda *_: [copy.deepcopy(each) for each in a.groups if each.index % 2 == 0]
+    b = without.step()
+    assert [each.metrics["groups/skipped"] for each in (a, b)] == [2, 0]
+    for name in ("loss", "grad_norm", "kl"):
+        assert a.metrics[name] == b.metrics[name] and a.metrics["grad_norm"] > 0
+    for one, other in zip(weights(with_them.policy), weights(without.policy), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_kept_groups_stay_in_the_denominator(tiny_model, monkeypatch):
+    """dr_grpo weighs every token by 1 / (rows * budget): kept groups double the rows."""
+    monkeypatch.setattr("grpo.trainer.MAX_GRAD_NORM", 0.0)
+    norms = []
+    for way in ("keep", "skip"):
+        policy = load_policy(str(tiny_model), device="cpu")
+        trainer = trainer_for(policy, on_degenerate=way, loss="dr_grpo")
+        norms.append(trainer.step().metrics["grad_norm"])
+    assert norms[0] == pytest.approx(norms[1] / 2, rel=1e-5)
+
+
+def test_shuffled_rewards_are_permuted_over_the_batch_and_the_scores_stay_true(tiny_policy):
+    def rollout(control):
+        trainer = trainer_for(tiny_policy, control=control)
+        groups = trainer.rollout(1, trainer.problems(1), StepTimer())
+        return sorted(groups, key=lambda group: group.index)
+
+    true, paid = rollout("none"), rollout("shuffled-rewards")
+    assert [g.rewards for g in paid] == [g.rewards for g in rollout("shuffled-rewards")]
+    values = [[score.value for score in group.scores] for group in paid]
+    assert values == [group.rewards for group in true] != [group.rewards for group in paid]
+    assert sorted(sum(values, [])) == sorted(reward for group in paid for reward in group.rewards)
+    # over the batch, not within groups
+    assert any(sorted(a.rewards) != sorted(b.rewards) for a, b in zip(true, paid))
+
+
+@pytest.mark.parametrize(
+    "kept_share, options, drawn",
+    [
+        (1.0, {}, [(0, 2), (2, 2)]),  # two are expected to vary, and one does
+        (0.5, {}, [(0, 4)]),
+        (0.0, {}, [(0, 8)]),  # the most that a step may take
+        (1.0, {"on_degenerate": "keep"}, [(0, 2), (2, 2)]),  # kept without variance: not counted
+        (0.0, {"dynamic_sampling": 0}, [(0, 2)]),
+    ],
+)
+def test_dynamic_sampling_draws_at_once_what_the_last_step_needed(
+    tiny_policy, kept_share, options, drawn
+):
+    """One of each two prompts varies. What a step draws at once is noted as (first, count)."""
+    trainer = trainer_for(tiny_policy, prompts=2, **{"dynamic_sampling": 2} | options)
+    trainer.restore(trainer.state() | {"kept_share": kept_share})
+    noted, rollout = [], trainer.rollout
+    trainer.rollout = lambda step, problems, timer: (
+        noted.append((problems[0][0], len(problems))) or rollout(step, problems, timer)
+    )
+    trainer.step()
+    assert noted == drawn

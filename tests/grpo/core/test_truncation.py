@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from forced import trainer_for, weights
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo.config import Config
@@ -13,7 +13,6 @@ from grpo.curriculum import survey
 from grpo.ending import HeldOut, is_solved, reach_verdict
 from grpo.evaluate import score_groups, summarise
 from grpo.learn.batch import micro_batches
-from grpo.learn.loss import LOSSES
 from grpo.model.encoding import text_of
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group, truncated_share
@@ -63,34 +62,6 @@ def test_masked_completions_by_hand():
 
 
 ROWS = st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=3, max_size=3)
-
-
-@given(
-    st.lists(ROWS, min_size=1, max_size=4),
-    st.sampled_from(LOSSES),
-    st.sampled_from([0, 5, 12]),
-    st.integers(1, 2),
-)
-@example([[(1, True)] * 3], "dr_grpo", 0, 1)  # nothing is left
-def test_a_step_with_masked_completions_is_the_step_without_them(lists, kind, micro_tokens, ranks):
-    groups = [group_of(number, rows) for number, rows in enumerate(lists, start=1)]
-    without = []
-    for group in groups:
-        kept = [i for i, each in enumerate(group.completions) if not each.is_truncated]
-        if kept:
-            completions = [group.completions[i] for i in kept]
-            advantages = [group.advantages[i] for i in kept]
-            without.append(replace(group, completions=completions, advantages=advantages))
-
-    def rows_of(groups, **more):
-        return sorted(
-            (tokens, float(batch.advantages[row]), float(batch.weights_R[row]))
-            for rank in range(ranks)
-            for batch in batches(groups, kind, micro_tokens, rank=rank, ranks=ranks, **more)
-            for row, tokens in enumerate(batch.completions)
-        )
-
-    assert rows_of(groups, masks_truncated=True) == (rows_of(without) if without else [])
 
 
 def cut_off(trainer, is_cut):
@@ -155,32 +126,6 @@ def test_a_step_of_truncated_completions_alone_leaves_the_weights(tiny_policy, o
     metrics = [report.metrics for report in reports]
     verdict = reach_verdict(1, HeldOut(), metrics, was_solved=False)
     assert (verdict.updated, verdict.steps) == (0, 2)
-
-
-def test_dynamic_sampling_draws_on_for_groups_that_are_masked(tiny_policy):
-    """Without truncation problems 0, 2, 4 and 6 would be trained on; those of 0 and 4 are cut."""
-    options = dict(truncated="mask", prompts=2, dynamic_sampling=2)
-    trainer = trainer_for(tiny_policy, **options)
-    sample = trainer.sample
-
-    def cut(*arguments):
-        groups = sample(*arguments)
-        for group in groups:
-            finish = "length" if group.index % 4 == 0 else "stop"
-            group.completions = [replace(each, finish=finish) for each in group.completions]
-        return groups
-
-    trainer.sample = cut
-    report = trainer.step()
-    actions = {group.index: (group.class_name, group.action) for group in report.groups}
-    assert [actions[index] for index in (0, 2, 4, 6)] == [
-        ("masked", "skip"),
-        ("varied", "keep"),
-    ] * 2
-    assert len(actions) == 8 and report.metrics["groups/kept"] == 2
-    untaught = sum(group.tokens for group in report.groups if group.index % 4 != 2)
-    assert report.metrics["wasted_tokens"] == untaught
-    assert report.metrics["completions/masked_ratio"] == 0.0 and "loss" in report.metrics
 
 
 # ---- an answer needs an end

@@ -233,14 +233,6 @@ def test_diversity_is_lost_with_few_distinct_texts_and_no_variance(class_name, d
     assert (monitor.temperature > 1) == lost
 
 
-def test_tries_get_hotter_only_where_diversity_was_lost(monkeypatch):
-    monkeypatch.setattr("grpo.variance.HOTTEST", 1.25)
-    monitor = monitor_for("resample")
-    tries = [monitor.retry_temperature(group("identical", attempt=n)) for n in range(3)]
-    assert tries == pytest.approx([1.15, 1.25, 1.25])
-    assert monitor.retry_temperature(group("failed")) == 1.0
-
-
 def test_later_tries_neither_raise_the_temperature_nor_alarm():
     monitor = monitor_for("resample")
     tries = [group("identical", "skip", attempt) for attempt in (1, 2) for _ in range(4)]
@@ -272,60 +264,6 @@ def test_decisions(class_name):
     assert decisions("skip") == ["skip"] * 3
     again = "skip" if class_name == "solved" else "resample"
     assert decisions("resample") == [again, again, "skip"]
-
-
-def test_the_ledger_adds_up():
-    monitor = monitor_for("resample")
-    groups = [
-        group("tied", "resample", 0, 5),
-        group("tied", "skip", 1, 7),
-        group("varied", "keep", 0, 9),
-    ]
-    assert monitor.metrics(groups)["wasted_tokens"] == 8 * 12
-    monitor.observe(groups)
-    assert monitor.metrics(groups)["wasted_tokens_total"] == 8 * 24
-    metrics = monitor.metrics(groups)
-    assert (
-        metrics["groups/count"],
-        metrics["groups/kept"],
-        metrics["groups/resampled"],
-        metrics["groups/skipped"],
-    ) == (2, 1, 1, 1)
-    assert (metrics["groups/class/tied"], metrics["groups/class/varied"]) == (
-        1,
-        1,
-    )  # of first tries
-
-
-@given(
-    st.lists(st.lists(st.sampled_from(CLASSES), min_size=1, max_size=4), min_size=2, max_size=20),
-    st.data(),
-)
-def test_state_goes_on_identically(steps, data):
-    cut = data.draw(st.integers(0, len(steps) - 1))
-    whole, first = (
-        monitor_for(),
-        monitor_for(),
-    )
-    for class_names in steps[:cut]:
-        whole.observe([group(v) for v in class_names])
-        first.observe([group(v) for v in class_names])
-    second = monitor_for()
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    for class_names in steps[cut:]:
-        assert whole.observe([group(v) for v in class_names]) == second.observe(
-            [group(v) for v in class_names]
-        )
-    assert whole.state_dict() == second.state_dict()
-
-
-@pytest.mark.parametrize("cut", [1, HEAT_STEPS - 1, HEAT_STEPS + 1, HEAT_STEPS + 5])
-def test_the_trial_of_heat_goes_on_identically(cut):
-    whole, second = monitor_for(), monitor_for()
-    temperatures(whole, cut, lambda *_: 0.6, lambda _: 0.5)
-    second.load_state_dict(json.loads(json.dumps(whole.state_dict())))
-    seen = [temperatures(each, 50, lambda *_: 0.6, lambda _: 0.5) for each in (whole, second)]
-    assert seen[0] == seen[1] and whole.state_dict() == second.state_dict()
 
 
 def scored(*traps, attempt=0, level=1, paid=0.5, value=0.25):
@@ -464,48 +402,6 @@ def test_no_alarm_without_a_lasting_trap(steps):
     assert not any(alarms(monitor_for(), steps))
 
 
-def test_figures_of_traps_and_levels_by_hand():
-    monitor = monitor_for()
-    groups = [
-        scored("a", "a", "a", None, level=10),
-        scored("a", "b", None, None, level=25),
-        scored("b", "b", "b", "b", level=25),
-        scored("c", "c", "c", "c", level=25, attempt=1),
-    ]
-    groups[2].class_name = "tied"
-    metrics = monitor.metrics(groups)
-    assert {name: value for name, value in metrics.items() if name.startswith("traps/")} == {
-        "traps/a": 4 / 12,
-        "traps/b": 5 / 12,
-    }
-    assert metrics["groups/trapped"] == 2
-    # rewards of level 10: three of 0.5, one of 0: std 0.5 * sqrt(3) / 4 = 0.2165; of 25: two of
-    # each, 0.25, and none
-    assert metrics["group_std/hist"] == {
-        "0": 1,
-        "0-0.01": 0,
-        "0.01-0.03": 0,
-        "0.03-0.1": 0,
-        "0.1-0.3": 2,
-        ">0.3": 0,
-    }
-    assert list(metrics["levels"]) == ["10", "25"]
-    assert metrics["levels"]["10"] == {
-        "groups": 1,
-        "value": pytest.approx(0.25 * 3 / 4),
-        "group_std": pytest.approx(0.5 * 3**0.5 / 4),
-        "class": {"varied": 1},
-        "trap": {"a": 1},
-    }
-    assert metrics["levels"]["25"] == {
-        "groups": 2,
-        "value": pytest.approx(0.25 * 6 / 8),
-        "group_std": pytest.approx(0.125),
-        "class": {"varied": 1, "tied": 1},
-        "trap": {"b": 1},
-    }
-
-
 def test_a_bin_holds_its_upper_bound():
     assert histogram([0.0, 1e-9, 0.01, 0.0101, 0.03, 0.1, 0.3, 0.31, 0.5]) == {
         "0": 1,
@@ -517,18 +413,58 @@ def test_a_bin_holds_its_upper_bound():
     }
 
 
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([0.1, 0.3, 0.6, 1.0]), st.sampled_from("ab")),
-        min_size=2,
-        max_size=20,
+def test_figures_of_a_step_by_hand():
+    monitor = monitor_for()
+    groups = [
+        scored("a", "a", "a", None, level=10),
+        scored("a", "b", None, None, level=25),
+        scored("b", "b", "b", "b", level=25),
+        scored("c", "c", "c", "c", level=25, attempt=1),
+    ]
+    groups[2].class_name, groups[2].action = "tied", "resample"
+    metrics = monitor.metrics(groups)
+    assert metrics["traps/a"] == 4 / 12 and metrics["traps/b"] == 5 / 12
+    assert "traps/c" not in metrics and metrics["groups/trapped"] == 2  # of first tries
+    assert [metrics[f"groups/{name}"] for name in ("count", "kept", "resampled")] == [3, 3, 1]
+    assert metrics["groups/class/tied"] == 1 and metrics["wasted_tokens"] == 4
+    # three rewards of 0.5 and one of 0: std 0.5 * sqrt(3) / 4; two of each: 0.25; and none
+    assert [count for count in metrics["group_std/hist"].values() if count] == [1, 2]
+    assert metrics["levels"] == {
+        "10": {
+            "groups": 1,
+            "value": pytest.approx(0.25 * 3 / 4),
+            "group_std": pytest.approx(0.5 * 3**0.5 / 4),
+            "class": {"varied": 1},
+            "trap": {"a": 1},
+        },
+        "25": {
+            "groups": 2,
+            "value": pytest.approx(0.25 * 6 / 8),
+            "group_std": pytest.approx(0.125),
+            "class": {"varied": 1, "tied": 1},
+            "trap": {"b": 1},
+        },
+    }
+    monitor.observe(groups)
+    assert monitor.metrics(groups)["wasted_tokens_total"] == 8
+
+
+STEPS = st.one_of(
+    st.dictionaries(st.sampled_from(CLASSES), st.integers(1, 3), min_size=1).map(
+        lambda counts: step(**counts)
     ),
-    st.integers(0, 19),
+    st.builds(trapped, st.sampled_from([0.1, 0.3, 0.6, 1.0]), st.sampled_from("ab")),
 )
-def test_the_watch_for_traps_goes_on_identically(steps, cut):
-    whole, first, second = monitor_for(), monitor_for(), monitor_for()
-    made = [trapped(*step) for step in steps]
-    alarms(whole, made[:cut]), alarms(first, made[:cut])
-    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert alarms(whole, made[cut:]) == alarms(second, made[cut:])
+
+
+@pytest.mark.parametrize("before", [0, HEAT_STEPS - 1, HEAT_STEPS + 5])
+@given(steps=st.lists(STEPS, min_size=2, max_size=20), cut=st.integers(0, 19))
+def test_a_restored_monitor_goes_on_identically(before, steps, cut):
+    whole, second = monitor_for(), monitor_for()
+    temperatures(whole, before, lambda *_: 0.6, lambda _: 0.5)  # in a trial of heat
+    for made in steps[:cut]:
+        whole.observe(made)
+    second.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+    for made in steps[cut:]:
+        assert whole.observe(made) == second.observe(made)
     assert whole.state_dict() == second.state_dict()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from compare_runs import assert_same_run, differing, written
+from compare_runs import assert_same_run
 
 from data.errors import UserError
 from grpo.config import Config
@@ -134,25 +134,6 @@ def test_figures_of_a_level():
 
 TOYS = Path(__file__).parents[2] / "examples" / "by_chance.py"
 CONFIG = Config(group_size=4)
-
-
-def test_levels_below_the_asked_one():
-    arithmetic = load_task("arithmetic", options={"family": "product"})
-    assert levels_to_survey(Supply(Interleave(documents=[]), seed=0), [10, 25]) == [
-        *(1, 2, 3, 5, 10, 25)
-    ]
-    assert levels_to_survey(Supply(load_task(f"{TOYS}:Toy"), seed=0), [4]) == [1, 2, 3, 4]
-    assert levels_to_survey(Supply(load_task(f"{TOYS}:Toy"), seed=0), [1]) == [1]
-    assert levels_to_survey(Supply(arithmetic, seed=0), [32]) == [11, 21, 22, 31, 32]
-    assert levels_to_survey(Supply(load_task("arithmetic"), seed=0), [4]) == [1, 2, 3, 4]
-    problems = [Problem("toy", level, "p", "t", f"{level}") for level in (4, 7, 30)]
-    assert levels_to_survey(Supply(load_task(f"{TOYS}:Toy"), seed=0, dataset=problems), [7]) == [
-        4,
-        7,
-    ]
-    assert levels_to_survey(
-        Supply(load_task(f"{TOYS}:Toy"), seed=0, dataset=problems, mixed=True), [30]
-    ) == [4, 7, 30]
 
 
 def toys(seed=0):
@@ -283,37 +264,21 @@ def test_no_level_within_reach_is_warned_of_and_the_run_goes_on(start, capsys):
     assert {line["level"] for line in read_metrics("runs/a/metrics.jsonl")} == {3}
 
 
-def test_imitation_is_announced_where_no_level_is_within_reach(start, capsys):
-    assert start("a", "--level", "3", "--preflight", "only", task="Exact") == 0
-    said = capsys.readouterr().out
-    assert f"the run starts at level 3 and imitates right answers first: {NO_LEVEL}" in said
-    assert "may well learn nothing" not in said
+def test_levels_below_the_asked_one():
+    def levels(task, asked, **options):
+        return levels_to_survey(Supply(task, seed=0, **options), asked)
+
+    arithmetic = load_task("arithmetic", options={"family": "product"})
+    assert levels(Interleave(documents=[]), [10, 25]) == [1, 2, 3, 5, 10, 25]
+    assert levels(arithmetic, [32]) == [11, 21, 22, 31, 32]
+    toy = load_task(f"{TOYS}:Toy")
+    assert levels(toy, [4]) == [1, 2, 3, 4]
+    problems = [Problem("toy", level, "p", "t", f"{level}") for level in (4, 7, 30)]
+    assert levels(toy, [7], dataset=problems) == [4, 7]
+    assert levels(toy, [30], dataset=problems, mixed=True) == [4, 7, 30]
 
 
-@pytest.mark.parametrize(
-    ("flags", "levels"),
-    [
-        (["--level", "10", "--no-ramp"], [10]),
-        (["--curriculum", "5,10"], [3, 5, 10]),
-        (["--level", "3"], [3]),
-    ],
-)
-def test_the_levels_of_other_curricula(start, flags, levels):
-    assert start("a", *flags, "--preflight", "only") == 0
-    assert (
-        yaml.safe_load(Path("runs/a/config.yaml").read_text())["facts"]["training_levels"] == levels
-    )
-
-
-@pytest.mark.parametrize(
-    ("flags", "levels", "surveyed"),
-    [
-        (["--level", "6"], [6], [3, 4, 6]),  # that level alone
-        (["--curriculum", "4,6"], [3, 4, 6], [3, 4]),
-        ([], [7], [3, 4, 6, 7]),  # all levels as they come
-    ],
-)
-def test_a_dataset_is_surveyed_at_the_levels_that_it_has(start, flags, levels, surveyed):
+def test_a_dataset_is_surveyed_at_the_levels_that_it_has(start):
     toy = load_task(f"{TOYS}:Toy")
     problems = [
         problem_at(toy, seed=0, split="train", level=level, index=index)
@@ -321,21 +286,11 @@ def test_a_dataset_is_surveyed_at_the_levels_that_it_has(start, flags, levels, s
         for index in range(3)
     ]
     write_problems("set.jsonl", problems)
-    assert start("a", *flags, "--dataset", "set.jsonl", "--preflight", "only") == 0
+    flags = ["--curriculum", "4,6", "--dataset", "set.jsonl", "--preflight", "only"]
+    assert start("a", *flags) == 0
     (decision,) = read_metrics("runs/a/curriculum.jsonl")
     found = decision["figures"]
-    assert (
-        found["training_levels"] == levels and [row["level"] for row in found["levels"]] == surveyed
-    )
-    assert {row["groups"] for row in found["levels"]} == {3}  # there are no more
+    assert found["training_levels"] == [3, 4, 6]
+    assert [(row["level"], row["groups"]) for row in found["levels"]] == [(3, 3), (4, 3)]
     keys = {group.problem.key for group in load_run("runs/a").groups(0, "preflight")}
     assert keys <= {problem.key for problem in problems}
-
-
-def test_a_level_within_reach_is_trained_as_without_a_pre_flight(start, capsys):
-    assert start("with", "--level", "3", "--steps", "2") == 0
-    assert "pre-flight" in capsys.readouterr().out
-    assert start("without", "--level", "3", "--steps", "2", "--preflight", "off") == 0
-    assert "pre-flight" not in capsys.readouterr().out
-    others = {"curriculum.jsonl", "rollouts/preflight-000000.jsonl.zst"}
-    assert set(differing(written(Path("runs/with")), written(Path("runs/without")))) == others

@@ -95,13 +95,6 @@ def test_the_share_of_the_run_is_a_twentieth():
     assert most_updates(1, 4) == VALIDATE_EVERY
 
 
-def test_the_share_of_the_run_counts_all_completions(tiny_policy):
-    """A twentieth of 320 steps of 2 * 4 completions is 128, or four updates of 32 answers."""
-    trainer = trainer_for(tiny_policy, "imitation", steps=320, prompts=2)
-    trainer.imitate(lambda: 0.0)
-    assert trainer.imitation.updates == 4 and ANSWERS == 32
-
-
 def test_a_step_of_imitation_is_cross_entropy(tiny_policy, tiny_model):
     """Against plain `transformers`: the mean over all tokens of the answers, end tokens
     included.

@@ -180,3 +180,16 @@ def test_metrics_are_strict_json(tmp_path):
     log = MetricsLog(tmp_path)
     log.append({"step": 1, "x": -math.inf})
     json.loads(log.path.read_text(), parse_constant=lambda name: pytest.fail(name))
+
+
+def test_samples_go_on_wherever_the_writer_was_stopped(tmp_path):
+    """In a header, in a character of two or three bytes, anywhere."""
+    log = SamplesLog(tmp_path, every=1)
+    log.append(1, [group(["é → ж"], [0.5])])
+    first = log.path.read_bytes()
+    log.append(2, [group(["é → ж"], [0.5])])
+    whole = log.path.read_bytes()
+    for end in range(len(first), len(whole) + 1):
+        log.path.write_bytes(whole[:end])
+        log.truncate_after(1)
+        assert log.path.read_bytes() == first
