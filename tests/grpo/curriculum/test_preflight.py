@@ -115,7 +115,7 @@ def test_figures_of_a_level():
         group(("c", 1.0, True), ("c", 1.0, True)),
         group(("d", 0.2, False), ("e", 0.4, False)),
     ]
-    found = summarise_level(3, groups, seconds=2.0)
+    found = summarise_level(3, groups, seconds_per_token=0.125)
     assert found == LevelSurvey(
         level=3,
         groups=4,
