@@ -1,6 +1,5 @@
 """Scorers that fail or return odd numbers, and models of odd sizes."""
 
-import json
 import math
 
 import pytest
@@ -93,12 +92,6 @@ def test_a_run_on_numpys_numbers_and_a_scale_of_its_own(tmp_path, monkeypatch):
     assert all(-1 <= line["reward"] < 0 for line in run.metrics)
     assert all(line["value"] == pytest.approx(1 + line["reward"]) for line in run.metrics)
     assert all(0 <= line["mean"] <= 1 for line in run.reports)
-    # A share of 0.01 of the way from -1 to 0 is passed at once, a reward of 0.01 never is.
-    manifests = (tmp_path / "runs" / "own" / "checkpoints").glob("*/manifest.json")
-    reasons = [
-        reason for path in manifests for reason in json.loads(path.read_text())["note"]["reasons"]
-    ]
-    assert any("first passed 0.01" in reason for reason in reasons)
 
 
 def test_completions_of_no_text_are_scored_and_learned_from(tiny_policy, monkeypatch):
