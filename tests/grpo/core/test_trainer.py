@@ -3,8 +3,6 @@
 import copy
 import json
 import math
-import subprocess
-import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -299,25 +297,6 @@ def test_on_a_ladder_cosine_begins_at_the_last_level_or_after_half_of_the_steps(
     assert shares[:6] == [0.1667, 0.3333, 0.5, 0.6667, 0.8333, 1.0]
     assert shares[5 : falls + 1] == [1.0] * (falls - 4)
     assert shares[falls:] == sorted(shares[falls:], reverse=True) and shares[-1] < 0.05
-
-
-def test_a_step_needs_no_run_directory():
-    """Nor its display, nor its tools."""
-    program = """
-import random, sys
-from grpo.config import Config, resolve_config
-from grpo.model.load import load_policy
-from grpo.trainer import Parts, Trainer, with_learning_rate
-from tasks.interleave import Interleave
-task = Interleave()
-config = Config(level=2, steps=1, prompts=1, group_size=2, dynamic_sampling=0, ramp=False)
-config = resolve_config(config, task)
-policy = load_policy(config.model, device="cpu", **config.loading)
-Trainer(with_learning_rate(config, policy), Parts(task), policy).step()
-print([name for name in sys.modules if name.startswith(("grpo.run", "grpo.show", "grpo.tools"))])
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.stdout == "[]\n", done.stderr
 
 
 def test_skipped_groups_change_nothing_by_one_bit(tiny_model):

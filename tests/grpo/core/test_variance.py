@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from variance_groups import group, monitor_for, step
 
@@ -457,8 +457,12 @@ STEPS = st.one_of(
 )
 
 
-@pytest.mark.parametrize("before", [0, HEAT_STEPS - 1, HEAT_STEPS + 5])
-@given(steps=st.lists(STEPS, min_size=2, max_size=20), cut=st.integers(0, 19))
+@given(
+    st.sampled_from([0, HEAT_STEPS - 1, HEAT_STEPS + 5]),
+    st.lists(STEPS, min_size=2, max_size=20),
+    st.integers(0, 19),
+)
+@settings(max_examples=40)
 def test_a_restored_monitor_goes_on_identically(before, steps, cut):
     whole, second = monitor_for(), monitor_for()
     temperatures(whole, before, lambda *_: 0.6, lambda _: 0.5)  # in a trial of heat
