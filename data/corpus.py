@@ -65,11 +65,11 @@ def load_corpus(path: str | Path | None = None) -> list[Document]:
     A document may be as short as one word, because the task decides how many words a level needs.
     Raises the errors of `load_documents`.
     """
-    documents = load_documents(TEXTS if path is None else path, min_words=1)
+    documents = load_documents(TEXTS if path is None else path)
     return sorted(documents, key=lambda document: (document.title, document.text))
 
 
-def load_documents(path: str | Path, min_words: int = MIN_WORDS) -> list[Document]:
+def load_documents(path: str | Path) -> list[Document]:
     """Return the documents of a folder of .txt files, or of one .txt, .json or .jsonl file.
 
     The title of a .txt file is its name without the suffix. A JSON file holds a list of ``{"title",
@@ -77,8 +77,8 @@ def load_documents(path: str | Path, min_words: int = MIN_WORDS) -> list[Documen
     ``{"title", "text"}`` per line.
 
     Raises UserError, which names the file and the place in it, if the path does not exist, the
-    folder has no .txt file, the suffix is unknown, the content is binary or damaged, or a text has
-    fewer than `min_words` words.
+    folder has no .txt file, the suffix is unknown, the content is binary or damaged, or a text is
+    empty.
     """
     path = Path(path)
     files = sorted(path.glob("*.txt")) if kind_of(path) == "folder" else [path]
@@ -86,7 +86,7 @@ def load_documents(path: str | Path, min_words: int = MIN_WORDS) -> list[Documen
         raise UserError(f"{path}: the folder holds no .txt file")
     found = [each for file in files for each in _read(file)]
     for where, document in found:
-        _check(where, document, min_words)
+        _check(where, document)
     return [document for _, document in found]
 
 
@@ -105,7 +105,7 @@ def load_texts(path: str | Path) -> list[Document]:
     if kind_of(path) == "folder":
         found = _texts_below(path)
     else:
-        found = load_documents(path, min_words=1)
+        found = load_documents(path)
 
     if not found:
         raise UserError(
@@ -168,7 +168,7 @@ def merge(
     """
     into = Path(into)
     shingles = _Shingles()
-    for document in load_documents(into, min_words=1) if any(into.glob("*.txt")) else ():
+    for document in load_documents(into) if any(into.glob("*.txt")) else ():
         shingles.add(document)
 
     refused = 0
@@ -258,7 +258,7 @@ def _texts_below(folder: Path) -> list[Document]:
             )
         document = Document(file.relative_to(folder).as_posix(), read_text(file))
         if document.words:
-            _check(str(file), document, min_words=1)
+            _check(str(file), document)
             found.append(document)
     return found
 
@@ -318,8 +318,8 @@ def _document(where: str, value: Any) -> Document:
     return Document(title, text.lstrip("\ufeff"))
 
 
-def _check(where: str, document: Document, min_words: int) -> None:
-    if fault := _fault_of(document, min_words):
+def _check(where: str, document: Document) -> None:
+    if fault := _fault_of(document, min_words=1):
         raise UserError(f"{where}: {fault}")
 
 
@@ -351,13 +351,6 @@ def _run(arguments: list[str] | None) -> int:
     command.add_argument(
         "--into", default=TEXTS, metavar="DIR", help="the corpus folder (default: data/texts)"
     )
-    command.add_argument(
-        "--min-words",
-        type=int,
-        default=MIN_WORDS,
-        metavar="N",
-        help="refuse texts of fewer words (default: %(default)s)",
-    )
     options = parser.parse_args(arguments)
     if options.command is None:
         corpus = load_corpus()
@@ -369,9 +362,7 @@ def _run(arguments: list[str] | None) -> int:
             for split in ("train", "validation", "test")
         )
         print(f"{len(corpus)} documents, {words:,} words: {splits}")
-    elif options.min_words < 1:
-        raise UserError(f"--min-words {options.min_words}: must be at least 1")
-    elif refused := merge(options.paths, options.into, options.min_words):
+    elif refused := merge(options.paths, options.into):
         raise UserError(f"refused {refused} of the texts, each named above; the others were merged")
     return 0
 

@@ -119,8 +119,8 @@ def exit_status(
     It goes on if only standard error is lost, or if the output was closed on purpose (`>&-`).
     """
     before = sys.stdout, sys.stderr
-    sys.stderr = _Lasting(sys.stderr, 2, "standard error", lost_streams)
     sys.stdout = _Lasting(sys.stdout, 1, "standard output", lost_streams)
+    sys.stderr = _Lasting(sys.stderr, 2, "standard error", lost_streams)
     try:
         try:
             return _status_of(program, action)

@@ -24,9 +24,6 @@ from data.text import shortened
 MAX_BYTES = 1 << 30
 MAX_EXPANDED = 1 << 29
 
-# How compressed files begin.
-PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstandard"}
-
 
 def kind_of(path: str | Path) -> Literal["file", "folder", "other", ""]:
     """Return what stands at `path`, which may be any text of the user's; "" if nothing does.
@@ -303,11 +300,8 @@ def _decode(where: str, content: bytes) -> str:
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        packed = [name for start, name in PACKED.items() if content.startswith(start)]
-        said = f"is not UTF-8 text (byte 0x{content[error.start]:02x})"
-        if packed:
-            said = f"is compressed ({packed[0]}); unpack it first"
-        raise UserError(f"{where}: {said}") from error
+        byte = content[error.start]
+        raise UserError(f"{where}: is not UTF-8 text (byte 0x{byte:02x})") from error
 
 
 def _parse(where: str, text: str, advice: str = "") -> Any:

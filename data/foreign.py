@@ -3,33 +3,21 @@
 The corpus is English prose. Users' own texts also contain tables, code, lists and other alphabets,
 and a policy that is right on every test document of the corpus can be wrong on those. Six kinds are
 generated from word lists. They are a pure function of kind and number, so they are the same
-everywhere. Two kinds are real texts, which differ between machines: the licences of a Debian-like
-system and the topics of Python's manual, as far as they exist. None of these texts may be used for
-training or for the lessons of the embedded model (`tests/data/test_foreign.py`).
+everywhere. None of these texts may be used for training or for the lessons of the embedded model
+(`tests/data/test_foreign.py`).
 """
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
-from data.corpus import Document, without_repeats
+from data.corpus import Document
 from data.files import read_json
 
-# Documents of each generated kind.
+# Documents of each kind.
 DOCUMENTS = 12
 
-LICENCES = Path("/usr/share/common-licenses")
-COPYRIGHTS = Path("/usr/share/doc")
-
-# From each of these two folders at most this many files are read, evenly spaced by name.
-MAX_FILES = 32
-
-# Longer files are skipped, and of a real text only the beginning is used.
-MAX_BYTES = 200_000
-MAX_WORDS = 3_000
-
-# The words of the generated kinds.
+# The words that all kinds are made of.
 LISTS = read_json(Path(__file__).with_suffix(".json"))
 NOUNS, VERBS, QUALITIES, UNITS, HOSTS = (
     LISTS[name].split() for name in ("nouns", "verbs", "qualities", "units", "hosts")
@@ -41,14 +29,8 @@ BRACKETS = [*("()", "[]", "{}", "<>", "«»"), ("/*", "*/"), ("<!--", "-->")]
 
 
 def foreign_texts(words: int = 1000) -> dict[str, list[Document]]:
-    """Return the documents of each kind. Generated ones have at least `words` words.
-
-    A kind without documents is left out.
-    """
-    found = {kind: list(generated(kind, words)) for kind in KINDS}
-    found["licences"] = without_repeats(_licences())
-    found["Python's manual"] = without_repeats(_manual())
-    return {kind: documents for kind, documents in found.items() if documents}
+    """Return the documents of each kind, each of at least `words` words."""
+    return {kind: list(generated(kind, words)) for kind in KINDS}
 
 
 def generated(kind: str, words: int = 1000, count: int = DOCUMENTS) -> Iterator[Document]:
@@ -205,31 +187,3 @@ KINDS: dict[str, Callable[[random.Random, int], str]] = {
     "punctuation": _punctuation,
     "alphabets": _alphabet,
 }
-
-
-def _licences() -> list[Document]:
-    """Return the beginnings of the operating system's licences and copyright notices."""
-    files = []
-    for folder, pattern in ((LICENCES, "*"), (COPYRIGHTS, "*/copyright")):
-        found = sorted(folder.glob(pattern))
-        files += found[:: -(-len(found) // MAX_FILES) or 1]
-
-    documents = []
-    for file in files:
-        with suppress(OSError, UnicodeDecodeError):
-            if file.is_file() and file.stat().st_size <= MAX_BYTES:
-                documents.append(_beginning(str(file), file.read_text("utf-8")))
-    return [document for document in documents if document.text]
-
-
-def _manual() -> list[Document]:
-    """Return the topics of Python's manual that `help()` shows. Some systems do not have them."""
-    try:
-        from pydoc_data.topics import topics
-    except ImportError:
-        return []
-    return [_beginning(f"pydoc {name}", text) for name, text in sorted(topics.items())]
-
-
-def _beginning(title: str, text: str) -> Document:
-    return Document(title, " ".join(text.split()[:MAX_WORDS]))

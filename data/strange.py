@@ -12,7 +12,6 @@ Then `python train.py --texts FOLDER` trains on them; copy texts of your own bes
 embedded model has seen such words in its pretraining (`data.make.texts`).
 """
 
-import argparse
 import math
 import random
 import string
@@ -190,15 +189,12 @@ def family(
 
 
 def mingled(
-    plain: Sequence[str],
-    families: Sequence[Sequence[str]],
-    rng: random.Random,
-    share: tuple[float, float] = SHARE,
+    plain: Sequence[str], families: Sequence[Sequence[str]], rng: random.Random
 ) -> list[str]:
-    """Return the words `plain`, a `share` of them replaced by words of a few `families`."""
+    """Return the words `plain`, a share of them replaced by words of a few `families`."""
     chosen = rng.choices(families, k=log_uniform(1, MAX_FAMILIES, rng))
     stock = [word for words in chosen for word in words]
-    replaced = rng.uniform(*share)
+    replaced = rng.uniform(*SHARE)
     return [rng.choice(stock) if rng.random() < replaced else word for word in plain]
 
 
@@ -214,29 +210,17 @@ def repeated(words: Sequence[str], exponent: float) -> list[str]:
     ]
 
 
-def documents(
-    count: int,
-    words: int,
-    seed: int = 0,
-    kinds: Sequence[str] = tuple(KINDS),
-    share: tuple[float, float] = SHARE,
-) -> list[Document]:
-    """Return `count` strange documents of `words` words; the plain words are training prose.
-
-    Strange words are of `kinds`, and their share of a document lies between the two of `share`.
-    """
+def documents(count: int, words: int, seed: int = 0) -> list[Document]:
+    """Return `count` strange documents of `words` words; the plain words are training prose."""
     prose = [word for document in documents_of("train", load_corpus()) for word in document.words]
     found = []
     for number in range(count):
         rng = random.Random(f"strange/{seed}/{number}")
         start = rng.randrange(max(1, len(prose) - words))
         plain = prose[start : start + words]
-        families = [
-            repeated(family(prose, rng, kinds=kinds), rng.uniform(*ZIPF))
-            for _ in range(MAX_FAMILIES)
-        ]
+        families = [repeated(family(prose, rng), rng.uniform(*ZIPF)) for _ in range(MAX_FAMILIES)]
         title = f"strange-{seed}-{number:03}"
-        found.append(Document(title, " ".join(mingled(plain, families, rng, share)) + "\n"))
+        found.append(Document(title, " ".join(mingled(plain, families, rng)) + "\n"))
     return found
 
 
@@ -246,57 +230,23 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(arguments: list[str] | None) -> int:
-    options = parse(arguments)
-    for name in ("documents", "words"):
-        if getattr(options, name) < 1:
-            raise UserError(f"--{name} {getattr(options, name)}: must be at least 1")
-    kinds = options.kinds.split(",")
-    if unknown := [kind for kind in kinds if kind not in KINDS]:
-        raise UserError(f"--kinds {options.kinds}: {unknown[0]!r} is not one of {', '.join(KINDS)}")
-    share = _share(options.share)
-
-    folder = Path(options.folder)
-    for document in documents(options.documents, options.words, options.seed, kinds, share):
-        write_whole(folder / f"{document.title}.txt", document.text.encode())
-    print(f"{folder}: {options.documents} strange documents of {options.words} words")
-    return 0
-
-
-def _share(text: str) -> tuple[float, float]:
-    """Return the two shares of `text`, e.g. "0.02,0.3"."""
-    try:
-        least, most = map(float, text.split(","))
-        if 0 <= least <= most <= 1:
-            return least, most
-    except ValueError:
-        pass
-    raise UserError(f"--share {text}: must be two numbers from 0 to 1, such as 0.02,0.3")
-
-
-def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Return the flags."""
     parser = Parser(
         prog="python -m data.strange", description="Write documents of random words to a folder."
     )
     parser.add_argument("folder", metavar="FOLDER", help="made if it does not exist")
     parser.add_argument("--documents", type=int, default=60, metavar="N", help="default: 60")
     parser.add_argument("--words", type=int, default=600, metavar="N", help="default: 600")
-    parser.add_argument(
-        "--kinds",
-        default=",".join(KINDS),
-        metavar="KIND,...",
-        help="what strange words are: letters of a script, codes such as 7Fe0, runs of a "
-        "character, compounds such as 17:42, marks alone, words in capitals or wrapped in marks, "
-        "or words of one pattern such as a17/owl and a30/tide; default: %(default)s",
-    )
-    parser.add_argument(
-        "--share",
-        default=",".join(map(str, SHARE)),
-        metavar="MIN,MAX",
-        help="the share of strange words in a document; default: %(default)s",
-    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="default: 0")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    for name in ("documents", "words"):
+        if getattr(options, name) < 1:
+            raise UserError(f"--{name} {getattr(options, name)}: must be at least 1")
+
+    folder = Path(options.folder)
+    for document in documents(options.documents, options.words, options.seed):
+        write_whole(folder / f"{document.title}.txt", document.text.encode())
+    print(f"{folder}: {options.documents} strange documents of {options.words} words")
+    return 0
 
 
 if __name__ == "__main__":

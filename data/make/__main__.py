@@ -23,6 +23,21 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from data.make.batches import END, PAD, Batches, make_tokenizer, serve
 
+# The size of the model, by the names of `LlamaConfig`.
+SHAPE: dict[str, Any] = dict(
+    hidden_size=256,
+    intermediate_size=256,
+    num_hidden_layers=12,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+)
+VOCABULARY = 4096
+
+# Tokens of an optimizer step.
+BATCH_TOKENS = 65_536
+
+RATE = 2e-3  # the learning rate
+
 # Steps over which the learning rate rises linearly.
 WARMUP = 100
 
@@ -33,20 +48,16 @@ DECAY = 0.4
 MAX_GRAD_NORM = 1.0
 
 
-def build(arguments: argparse.Namespace, tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
-    """Return a new model with random weights, of the size that the flags give."""
+def build(vocabulary: int) -> LlamaForCausalLM:
+    """Return a new model of `SHAPE` with random weights."""
     config = LlamaConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=arguments.width,
-        intermediate_size=arguments.inner,
-        num_hidden_layers=arguments.layers,
-        num_attention_heads=arguments.heads,
-        num_key_value_heads=arguments.kv_heads,
+        vocab_size=vocabulary,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
         bos_token_id=None,
         pad_token_id=PAD,
         eos_token_id=END,
+        **SHAPE,
     )
     return LlamaForCausalLM(config)
 
@@ -116,64 +127,61 @@ def loss_of(
 
 
 def train(arguments: argparse.Namespace) -> None:
-    """Pretrain until --steps or --minutes are reached, and save the model."""
+    """Pretrain for --steps, and save the model."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.manual_seed(arguments.seed)
-    tokenizer = make_tokenizer(arguments.vocabulary)
+    tokenizer = make_tokenizer(VOCABULARY)
 
     # The processes that make batches must be forked before torch computes anything.
     fork = multiprocessing.get_context("fork")
     queue = fork.Queue(maxsize=32)
     for worker in range(arguments.workers):
-        batches = Batches(tokenizer, arguments.seed * 1000 + worker + 1, arguments.batch_tokens)
+        batches = Batches(tokenizer, arguments.seed * 1000 + worker + 1, BATCH_TOKENS)
         fork.Process(target=serve, args=(batches, queue), daemon=True).start()
 
-    model = build(arguments, tokenizer)
+    model = build(len(tokenizer))
     model.to(torch.device(device))  # type: ignore[arg-type]  # wrapped without its types
     millions = sum(p.numel() for p in model.parameters()) / 1e6
     print(f"{millions:.2f} M parameters on {device}, vocabulary {len(tokenizer)}", flush=True)
 
     take = Step(model, device)
-    counts: dict[str, Any] = dict(steps=0, tokens=0, seconds=0.0)
+    tokens_learned = 0
     begun = time.time()
-    while True:
-        counts["seconds"] = round(time.time() - begun, 1)
-        progress = max(
-            counts["steps"] / arguments.steps, counts["seconds"] / (60 * arguments.minutes)
-        )
-        if progress >= 1:
-            break
-
-        factor = min(1.0, (counts["steps"] + 1) / WARMUP, (1 - progress) / DECAY)
+    for step in range(arguments.steps):
+        factor = min(1.0, (step + 1) / WARMUP, (1 - step / arguments.steps) / DECAY)
         tokens, learned = queue.get()
-        loss = take(tokens, learned, arguments.rate * factor)
-        if counts["steps"] % 1000 == 0:
-            print(json.dumps(counts | {"loss": round(loss.item(), 4)}), flush=True)
-        counts["steps"] += 1
-        counts["tokens"] += tokens.size
+        loss = take(tokens, learned, RATE * factor)
+        tokens_learned += tokens.size
+        if step % 1000 == 0:
+            print(f"step {step}: loss {loss.item():.4f}, {time.time() - begun:.0f} s", flush=True)
 
-    hardware = torch.cuda.get_device_name() if device == "cuda" else "cpu"
-    save(model, tokenizer, arguments, counts | {"hardware": hardware})
+    recipe = dict(
+        SHAPE,
+        vocabulary=VOCABULARY,
+        batch_tokens=BATCH_TOKENS,
+        rate=RATE,
+        steps=arguments.steps,
+        seed=arguments.seed,
+        tokens=tokens_learned,
+        seconds=round(time.time() - begun),
+        hardware=torch.cuda.get_device_name() if device == "cuda" else "cpu",
+        torch=str(torch.__version__),
+    )
+    save(model, tokenizer, Path(arguments.output), recipe)
 
 
 def save(
     model: LlamaForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    arguments: argparse.Namespace,
-    cost: dict[str, Any],
+    output: Path,
+    recipe: dict[str, Any],
 ) -> None:
-    """Write the model, its tokenizer and recipe.json (all settings and the cost) to --output."""
-    output = Path(arguments.output)
+    """Write the model, its tokenizer and recipe.json (all settings and the cost) to `output`."""
     output.mkdir(parents=True, exist_ok=True)
     model.to(torch.bfloat16)  # type: ignore[arg-type]  # wrapped without its types
     model.save_pretrained(output)
     tokenizer.save_pretrained(output)
-    recipe = {
-        name: value for name, value in vars(arguments).items() if name not in ("output", "workers")
-    }
-    (output / "recipe.json").write_text(
-        json.dumps(recipe | cost | {"torch": str(torch.__version__)}, indent=1) + "\n", "utf-8"
-    )
+    (output / "recipe.json").write_text(json.dumps(recipe, indent=1) + "\n", "utf-8")
 
 
 def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
@@ -182,21 +190,7 @@ def parse(argv: Sequence[str] | None = None) -> argparse.Namespace:
         prog="python -m data.make", description="Make the embedded model."
     )
     parser.add_argument("--output", default="data/base_model")
-    parser.add_argument("--layers", type=int, default=12)
-    parser.add_argument("--width", type=int, default=256)
-    parser.add_argument("--inner", type=int, default=256)
-    parser.add_argument("--heads", type=int, default=4)
-    parser.add_argument("--kv-heads", type=int, default=2)
-    parser.add_argument("--vocabulary", type=int, default=4096)
-    parser.add_argument("--batch-tokens", type=int, default=65536)
-    parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--steps", type=int, default=35_000, help="optimizer steps, at most")
-    parser.add_argument(
-        "--minutes",
-        type=float,
-        default=1e9,
-        help="end after this time; the learning rate follows whichever limit is nearer",
-    )
+    parser.add_argument("--steps", type=int, default=28_167, help="optimizer steps")
     parser.add_argument("--workers", type=int, default=12, help="processes that make lessons")
     parser.add_argument("--seed", type=int, default=0)
     return parser.parse_args(argv)

@@ -1,8 +1,5 @@
-import gzip
 import json
-import lzma
 import os
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import yaml
@@ -54,21 +51,6 @@ def test_a_damaged_line_is_named_by_file_and_number(tmp_path, line, fault):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize(
-    "pack, fault",
-    [
-        (gzip.compress, "is compressed (gzip); unpack it first"),
-        (lzma.compress, "is compressed (xz)"),
-    ],
-)
-def test_a_compressed_file_is_named(tmp_path, pack, fault):
-    path = tmp_path / "a"
-    path.write_bytes(pack(os.urandom(1000)))
-    with pytest.raises(UserError) as error:
-        read_text(path)
-    assert str(error.value).startswith(f"{path}: {fault}")
-
-
 def test_any_text_may_be_asked_for_what_it_names(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "loop").symlink_to("loop")
@@ -85,13 +67,6 @@ def test_any_text_may_be_asked_for_what_it_names(tmp_path):
         '[{"a": 1}]',
     ):
         assert kind_of(tmp_path / text) == ""
-
-
-def test_an_error_is_one_line_whatever_the_user_gave():
-    error = UserError(f"--model {'a' * 5000}\n\x1b: no such; give another")
-    assert "\n" not in str(error) and len(str(error)) < 1010
-    assert str(error).startswith("--model aaa")
-    assert str(error).endswith("\\n\\x1b: no such; give another")
 
 
 def test_what_cannot_be_read_is_named(tmp_path):
@@ -144,19 +119,6 @@ def test_every_value_that_json_can_write_comes_back(tmp_path_factory, value):
     write_jsonl_zst(path, [{"value": raw_json(value)}, {}])
     # Compared as text, because NaN is not equal to itself, and -0.0 is equal to 0.0.
     assert repr(read_jsonl_zst(path)) == repr([{"value": json.loads(json.dumps(value))}, {}])
-
-
-def test_of_writers_at_once_the_last_one_wins(tmp_path):
-    path = tmp_path / "page.html"
-    contents = [letter * 100_000 for letter in (b"a", b"b", b"c")]
-
-    def write(content):
-        for _ in range(30):
-            write_whole(path, content)
-
-    with ThreadPoolExecutor(3) as threads:
-        list(threads.map(write, contents))
-    assert path.read_bytes() in contents and list(tmp_path.iterdir()) == [path]
 
 
 def test_the_last_line_of_a_log_may_be_incomplete(tmp_path):

@@ -2,7 +2,6 @@
 
 import hashlib
 import random
-import re
 import unicodedata
 from collections import Counter
 
@@ -28,30 +27,10 @@ def test_the_documents_never_change():
     assert hashlib.sha256(texts.encode()).hexdigest().startswith("45b0f39397abbf50")
 
 
-def test_kinds_and_share_of_strange_words_can_be_chosen():
-    prose = {word for document in documents_of("train", load_corpus()) for word in document.words}
-    found = strange.documents(20, 400, kinds=["code", "compound"], share=(0.02, 0.3))
-    words = [word for document in found for word in document.words]
-    assert all(word in prose or word.isascii() for word in words)
-    shares = [sum(word not in prose for word in document.words) / 400 for document in found]
-    assert max(shares) < 0.4 and 0.05 < sum(shares) / 20 < 0.25
-    only_runs = strange.documents(1, 400, kinds=["run"], share=(1, 1))[0].words
-    assert all(len(set(word)) <= 8 for word in only_runs)  # up to four units of two characters
-    assert set(strange.documents(1, 400, share=(0, 0))[0].words) <= prose
-
-
 def test_frequent_words_follow_zipfs_law():
-    """Mean frequencies fall with the rank as the exponent says; at 0 all are equally frequent."""
     counts = Counter(strange.repeated("abcdefgh", 1.0))
     assert [counts[letter] for letter in "abcdefgh"] == [24, 12, 8, 6, 5, 4, 4, 3]
     assert set(Counter(strange.repeated("abcdefgh", 0.0)).values()) == {strange.FAMILY}
-
-    def most_frequent(document):
-        return Counter(document.words).most_common(1)[0][1] / len(document.words)
-
-    found = strange.documents(60, 400, kinds=["script"], share=(1, 1))
-    shares = [most_frequent(document) for document in found]
-    assert min(shares) < 0.1 and max(shares) > 0.3
 
 
 @pytest.mark.parametrize("make", [strange.script, strange.code, strange.run, strange.mark])
@@ -61,18 +40,6 @@ def test_words_are_printable_and_hold_no_space(make, seed):
     word = make(random.Random(seed))()
     assert word and word.isprintable() and not any(mark.isspace() for mark in word)
     assert normalise(word) == word
-
-
-def test_words_of_a_pattern_have_its_pieces_in_common():
-    """What varies is digits and the given words; with those away, all words are the same."""
-    varied = 0
-    for seed in range(200):
-        make = strange.pattern(["owl"], random.Random(seed))
-        words = {make() for _ in range(30)}
-        assert len({len(word) for word in words}) == 1
-        assert len({re.sub("[0-9a-f]", "", word.replace("owl", "~")) for word in words}) == 1
-        varied += len(words) > 1
-    assert varied > 150
 
 
 def test_no_held_out_alphabet_has_a_letter_here():
@@ -104,23 +71,7 @@ def test_the_program_writes_documents(tmp_path, capsys):
     texts = [file.read_text("utf-8") for file in sorted(folder.glob("*.txt"))]
     assert texts == [document.text for document in strange.documents(2, 40)]
 
-    flags = ["--documents", "1", "--kinds", "code", "--share", "0.1,0.2", "--seed", "3"]
-    assert strange.main([str(folder), *flags]) == 0
-    [expected] = strange.documents(1, 600, seed=3, kinds=["code"], share=(0.1, 0.2))
-    assert (folder / "strange-3-000.txt").read_text("utf-8") == expected.text
 
-
-@pytest.mark.parametrize(
-    "flags, message",
-    [
-        (["--documents", "0"], "--documents 0: must be at least 1"),
-        (["--kinds", "code,lists"], "'lists' is not one of script, code, run, compound, mark"),
-        (["--share", "0.3,0.2"], "--share 0.3,0.2: must be two numbers from 0 to 1"),
-        (["--share", "nan,1"], "--share nan,1: must be"),
-    ],
-)
-def test_a_wrong_count_is_one_line(flags, message, tmp_path, capsys):
-    assert strange.main([str(tmp_path), *flags]) == 2
-    assert message in capsys.readouterr().err
-    (tmp_path / "file").write_text("")
-    assert strange.main([str(tmp_path / "file")]) == 2
+def test_a_wrong_count_is_one_line(tmp_path, capsys):
+    assert strange.main([str(tmp_path), "--documents", "0"]) == 2
+    assert "--documents 0: must be at least 1" in capsys.readouterr().err

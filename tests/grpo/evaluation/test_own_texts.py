@@ -99,8 +99,6 @@ def words_in(split, folder):
 
 def test_foreign_kinds_are_reported_beside_the_test_split(tiny_model, monkeypatch, capsys):
     monkeypatch.setattr(foreign, "KINDS", {"code": foreign._code, "tables": foreign._table})
-    monkeypatch.setattr(foreign, "_licences", list)
-    monkeypatch.setattr(foreign, "_manual", list)
     flags = ["--model", str(tiny_model), "--words", "2,3", "--problems", "5", "--greedy"]
     own = evaluated(*flags)
     both = evaluated(*flags, "--foreign")

@@ -93,28 +93,6 @@ def test_a_group_by_hand():
     assert [pytest.approx([a / divisor for a in row], abs=1e-12) for row in expected] == scaled
 
 
-def test_the_same_earned_in_another_way_is_the_same_state():
-    task = Interleave("similarity")
-    problem = task.problem(["a", "a"], ["b", "b"])  # the target is "a b a b"
-    group = group_of(["a a b|", "b a |"], task, problem)
-    # "a a": match, b passed over and match: 1, 0. "b a": b a is the target without its a: 0, 1.
-    # Both: 1 of 8 in all
-    first = [score.credits[:2] for score in group.scores]
-    assert first == [((1, 1 / 8), (3, 0.0)), ((1, 0.0), (3, 1 / 8))]
-    states = [
-        token_states(c, token_ends(c.tokens, c.text, write, lambda t: write([t])), s.credits)
-        for c, s in zip(group.completions, group.scores)
-    ]
-    begun = [[state[:3] for state in row] for row in states]
-    assert begun == [
-        [(0, 0, ""), (0, 0, "a"), *[(n, 0.125, x) for n in (1, 2) for x in ("", "ab"[n - 1])]],
-        [(0, 0, ""), (0, 0, "b"), (1, 0, ""), (1, 0, "a"), (2, 0.125, "")],
-    ]
-    (made,) = token_advantages([group], write, scale="none")
-    half = (group.rewards[0] - group.rewards[1]) / 2
-    assert [pytest.approx([half, 0, 0, 0, half, 0]), pytest.approx([-half, 0, 0, 0, -half])] == made
-
-
 @settings(max_examples=30)
 @given(
     st.lists(st.text("ab ", max_size=6), min_size=2, max_size=6),

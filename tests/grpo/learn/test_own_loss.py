@@ -198,7 +198,8 @@ def test_loading(tmp_path):
     path.write_text("def loss(inputs, settings):\n    return inputs.logp_RT\nnumber = 3\n")
     assert load_loss("dapo") is None and program_of("dapo") == []
     own = load_loss(f"{path}:loss")
-    assert own.weights == "dapo" and program_of(own.spec) == [path]
+    assert own.weights == "dapo" and from_python(same_as_grpo).weights == "grpo"
+    assert program_of(own.spec) == [path]
     for spec, message in (
         (f"{path}:other", "defines no function other"),
         (f"{path}:number", "defines no function number"),
@@ -210,7 +211,3 @@ def test_loading(tmp_path):
     path.write_text("def loss(a, b): pass\nloss.token_weights = 'tokens'\n")
     with pytest.raises(UserError, match="its token_weights is 'tokens'; give one of grpo"):
         load_loss(f"{path}:loss")
-
-
-def test_the_weights_are_those_of_the_named_loss():
-    assert from_python(same_as_grpo).weights == "grpo" and from_python(reinforce).weights == "dapo"
