@@ -147,7 +147,7 @@ def test_the_host_asks_for_no_number_before_all_micro_batches_are_under_way(
 def test_updates_and_imitation_survive_an_overflow(tiny_model, groups, monkeypatch):
     """The factor at first is so large that the first passes overflow; the result is the same."""
     norms = []
-    for largest in (2.0**16, 2.0**40):
+    for largest in (2.0**16, 2.0**28):
         monkeypatch.setattr(optimizer_module, "LARGEST", largest)
         policy = load_policy(str(tiny_model), device="cpu", dtype="float16")
         optimizer = sgd(policy, 0.0)
@@ -163,7 +163,7 @@ def test_updates_and_imitation_survive_an_overflow(tiny_model, groups, monkeypat
         ]
         imitated = imitate(policy, optimizer, answers, UpdateMemory(policy, 60), 1.0)
         norms.append((metrics["grad_norm"], imitated["grad_norm"]))
-        assert optimizer.loss_scale.factor < 2.0**40
+        assert optimizer.loss_scale.factor < 2.0**28
     assert norms[0] == pytest.approx(norms[1], rel=1e-2) and all(norm > 0 for norm in norms[0])
 
 
