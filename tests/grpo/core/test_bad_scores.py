@@ -22,42 +22,24 @@ from tasks.scoring import scores_of
     "answer, fault",
     [
         (
-            lambda texts: [1 / 0 for _ in texts],
-            r"score\(\) raised ZeroDivisionError: division by zero \(.*test_bad_scores.py, line "
-            r"\d+\)",
+            lambda texts: [1 / 0],
+            r": score\(\) raised ZeroDivisionError: division by zero \(.*line \d",
         ),
-        (
-            lambda texts: [Score(0.5)],
-            r"score\(\) returned 1 scores for 3 completions; it must return one for each",
-        ),
-        (lambda texts: None, r"score\(\) returned NoneType; it must return one Score for each"),
-        (
-            lambda texts: [0.5 for _ in texts],
-            r"score\(\) returned float for completion 0; it must return a Score for each",
-        ),
+        (lambda texts: [Score(0.5)], r": score\(\) returned 1 scores for 3 completions"),
+        (lambda texts: None, r": score\(\) returned NoneType"),
+        (lambda texts: [0.5 for _ in texts], r", completion 0: score\(\) returned .*float"),
         (
             lambda texts: [Score(0.5), Score(math.nan), Score(0.5)],
-            r"score\(\) returned a reward of nan for completion 1; it must be a finite number",
+            ", completion 1: .* reward of nan",
         ),
-        (
-            lambda texts: [Score(0.5), Score(0.5), Score(-math.inf)],
-            r"score\(\) returned a reward of -inf for completion 2; it must be a finite number",
-        ),
-        (
-            lambda texts: [Score("1") for _ in texts],
-            r"score\(\) returned a reward of '1' for completion 0; it must be a finite number",
-        ),
-        (
-            lambda texts: [Score(0.5, value=math.nan) for _ in texts],
-            r"score\(\) returned a value of nan for completion 0; it must be a finite number",
-        ),
+        (lambda texts: [Score("1") for _ in texts], ", completion 0: .* reward of '1'"),
+        (lambda texts: [Score(0.5, value=math.nan)] * 3, ", completion 0: .* value of nan"),
     ],
 )
 def test_a_scorer_that_fails_is_named(answer, fault):
-    task = Copy(answer)
     problem = Problem("copy", 1, "p", "t", "k" * 16)
-    with pytest.raises(UserError, match=f"task copy, problem {'k' * 16}: {fault}"):
-        scores_of(task, problem, ["a", "b", "c"])
+    with pytest.raises(UserError, match=f"task copy, problem {'k' * 16}{fault}"):
+        scores_of(Copy(answer), problem, ["a", "b", "c"])
 
 
 OTHER_NUMBERS = """
