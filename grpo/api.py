@@ -28,7 +28,7 @@ from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import PromptFormat, template_arguments
 from grpo.records import StepReport
-from grpo.rollout.generate import RolloutRequest, generate
+from grpo.rollout.generate import sample_prompts
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.run.files import HOME, check_output
 from grpo.run.logs import RunData
@@ -234,14 +234,15 @@ class Model:
                 f"generate: a prompt is longer than the model's context of {context} tokens"
             )
 
-        request = RolloutRequest(
+        drawn = sample_prompts(
+            self._policy,
             encoded,
             keys=[[sample_key("generate", seed, number)] for number in range(len(prompts))],
             temperatures=[temperature] * len(prompts),
             budgets=[min(max_new_tokens, room) for room in rooms],
             truncate=truncation(0, top_p),
         )
-        completions = [drawn[0] for drawn in generate(self._policy, request)]
+        completions = [group[0] for group in drawn]
         for number, (completion, room) in enumerate(zip(completions, rooms, strict=True)):
             if completion.is_truncated and room < max_new_tokens:
                 warnings.warn(

@@ -187,8 +187,9 @@ def sample_groups(
     prompts = [policy.encode(problem) for problem in problems]
     draft = draft_of(task)
     guesses = [draft(problem) for problem in problems] if draft else None
-    request = RolloutRequest(prompts, keys, temperatures, budgets, truncate, guesses)
-    answers = generate(policy, request, drafting)
+    answers = sample_prompts(
+        policy, prompts, keys, temperatures, budgets, truncate, guesses, drafting
+    )
     return [
         Group(
             index,
@@ -204,6 +205,21 @@ def sample_groups(
             indices, problems, prompts, temperatures, answers, strict=True
         )
     ]
+
+
+def sample_prompts(
+    policy: Policy,
+    prompts: Sequence[tuple[int, ...]],
+    keys: Sequence[Sequence[int]],
+    temperatures: Sequence[float],
+    budgets: Sequence[int],
+    truncate: Callable | None = None,
+    guesses: Sequence[Guess] | None = None,
+    drafting: Drafting | None = None,
+) -> list[list[Completion]]:
+    """Return the completions of each prompt of token ids; see `RolloutRequest` and `generate`."""
+    request = RolloutRequest(prompts, keys, temperatures, budgets, truncate, guesses)
+    return generate(policy, request, drafting)
 
 
 def generate(

@@ -83,14 +83,14 @@ def test_drafted_is_undrafted_token_for_token(tmp_path, family, temperature, tai
     # and a uniform number that lies as near to the border between two tokens as these are wide
     # makes another one. That is the tail of the distribution, thousands of tokens of 1e-7 each, so
     # random models are cold here, and only where so rare a token was seen to be drawn (`tail`) may
-    # one differ. All cases together: over 20,000 tokens.
+    # one differ.
     if family != "builtin":
         torch.manual_seed(0)
         AutoModelForCausalLM.from_config(FAMILIES[family]()).save_pretrained(tmp_path)
         AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
     policy = load_policy("builtin" if family == "builtin" else str(tmp_path), device="cpu")
     problems = [
-        problem_at(Interleave(), level=10, split="train", seed=0, index=i) for i in range(9)
+        problem_at(Interleave(), level=10, split="train", seed=0, index=i) for i in range(4)
     ]
     settings = dict(
         prompts=[problem.prompt for problem in problems],
@@ -100,8 +100,8 @@ def test_drafted_is_undrafted_token_for_token(tmp_path, family, temperature, tai
     )
     _, plain = rollout(policy, **settings)
     compared, others, texts = 0, [], [group[0].text for group in plain]
-    assert len({answer.tokens for group in plain for answer in group}) > 32
-    for length in ("1", "7", "auto"):
+    assert len({answer.tokens for group in plain for answer in group}) > 12
+    for length in ("1", "auto"):
         drafting = AcceptanceModel(length)
         guesses = (
             [Interleave().draft(problem) for problem in problems]
@@ -127,7 +127,7 @@ def test_drafted_is_undrafted_token_for_token(tmp_path, family, temperature, tai
                 )
                 compared += len(ours.tokens[:t])
     assert (
-        compared > 4000
+        compared > 1000
         and max(others, default=0) < 1e-6
         and (len(others) <= compared / 500 if tail else not others)
     )
