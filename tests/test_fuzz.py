@@ -23,7 +23,7 @@ from grpo.run.rollouts import groups_of
 from tasks.answers import extract
 from tasks.supply import read_problems
 
-MANY = settings(max_examples=300)
+MANY = settings(max_examples=60)
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
     lambda inner: (
@@ -67,27 +67,11 @@ def test_configurations(content):
         assert isinstance(load_config(path), Config)
 
 
+WORDS = "--words --lr --steps --task arithmetic --temperature 5 -1 1e99 nan".split()
+
+
 @MANY
-@given(
-    st.lists(
-        st.text(max_size=10)
-        | st.sampled_from(
-            [
-                "--words",
-                "--lr",
-                "--steps",
-                "--task",
-                "arithmetic",
-                "--temperature",
-                "5",
-                "-1",
-                "1e99",
-                "nan",
-            ]
-        ),
-        max_size=5,
-    )
-)
+@given(st.lists(st.text(max_size=10) | st.sampled_from(WORDS), max_size=5))
 def test_command_lines(arguments):
     if not {"-h", "--help", "--help-all"} & set(arguments):
         with contextlib.suppress(UserError):
@@ -172,7 +156,7 @@ def test_corpora(suffix, content):
         load_corpus(path.parent)
 
 
-@settings(max_examples=2000)
+@settings(max_examples=300)
 @given(
     st.text(max_size=60)
     | st.text(alphabet="0123456789.,+-−–=*/\\{}()$^_ \n\tboxedanswriS", max_size=40)

@@ -195,20 +195,6 @@ def test_a_program_that_the_command_line_names_is_executed(monkeypatch, flag):
             load_parts(config)
 
 
-def test_a_settings_file_may_not_let_a_run_execute_its_programs(run, capsys):
-    (run / "bomb.py").write_text(BOMB)
-    task = {"task": "runs/a/bomb.py:Bomb"}
-    config = yaml.safe_load((run / "config.yaml").read_text())
-    (run / "config.yaml").write_text(yaml.safe_dump(config | task))
-    Path("a.yaml").write_text(yaml.safe_dump(task | {"resume": "runs/a"}))
-    assert "give --task runs/a/bomb.py:Bomb as well" in refused(capsys, "--config", "a.yaml")
-
-
-def test_the_settings_of_a_run_without_programs_are_taken(run):
-    again = ["--config", "runs/a/config.yaml", "--seed", "1", "--name", "b"]
-    assert train.main(again) == 0
-
-
 def test_a_program_that_the_command_line_replaces_is_not_executed(tmp_path):
     settings = {"task": "bomb.py:Bomb", "loss": "bomb.py:loss"}
     Path("a.yaml").write_text(yaml.safe_dump(settings))
@@ -218,23 +204,6 @@ def test_a_program_that_the_command_line_replaces_is_not_executed(tmp_path):
     Path("a.yaml").write_text(yaml.safe_dump(options))
     config, _ = parse(["--config", "a.yaml", "--reward-file", "mine.py:r"])
     assert config.task_options == {"data": "a.jsonl", "reward-file": "mine.py:r"}
-
-
-def test_a_misspelt_task_of_a_settings_file_is_no_program(capsys):
-    Path("a.yaml").write_text("task: arithmetics\n")
-    assert "--task arithmetics: no such task" in refused(capsys, "--config", "a.yaml")
-
-
-@pytest.mark.parametrize("name", ["../a", "a/b", "/tmp/a", "..", ".", "a\\b", ""])
-def test_a_run_stays_in_runs(capsys, name):
-    assert "--name" in refused(capsys, *SMALL, "--name", name) and not Path("runs").exists()
-
-
-def test_a_dataset_is_no_program(capsys):
-    Path("a.jsonl").write_text(
-        '{"__reduce__": "os.system", "prompt": "{{ 7 * 7 }}", "target": "$(touch executed)"}\n'
-    )
-    assert "a.jsonl" in refused(capsys, *SMALL, "--dataset", "a.jsonl")
 
 
 def test_no_secret_of_the_environment_is_written(monkeypatch, capfd):
