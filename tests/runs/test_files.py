@@ -111,7 +111,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_saves_its_batch(tmp_path, m
     assert len(read_jsonl_zst(Path("runs/a/rollouts/failed-000001.jsonl.zst"))) == 2
 
 
-@pytest.mark.parametrize("control, status", [("shuffled-rewards", 0), ("constant-reward", 3)])
+@pytest.mark.parametrize(
+    "control, status",
+    [pytest.param("shuffled-rewards", 0, marks=pytest.mark.slow), ("constant-reward", 3)],
+)
 def test_a_control_run_is_marked_wherever_it_is_seen(control, status, capsys):
     flags = ["--task", "arithmetic", "--words", "1", "--steps", "2"]
     run("--control", control, *flags, status=status)

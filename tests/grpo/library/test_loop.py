@@ -130,7 +130,7 @@ def test_a_loop_warns_once_of_each_kind_of_problem_that_a_run_warns_of(home):
     assert {each.filename for each in caught} == {__file__}
 
 
-@pytest.mark.parametrize("rank", [0, 4])
+@pytest.mark.parametrize("rank", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_loop_continues_from_the_policy_of_a_run(home, rank):
     quick = dict(task="interleave", level=4) | QUICK | {"max_new_tokens": 40}
     run = train(name="a", lora_rank=rank, **quick)

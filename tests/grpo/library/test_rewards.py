@@ -64,6 +64,7 @@ def places(completions):
 """
 
 
+@pytest.mark.slow
 def test_rewards_that_compare_completions_see_whole_groups_in_evaluations(home, capsys):
     Path("ranks.py").write_text(RANKS)
     run = train("rows.jsonl", "ranks.py:guarded", name="a", **QUICK | {"steps": 1})
@@ -84,6 +85,7 @@ def test_rewards_that_compare_completions_see_whole_groups_in_evaluations(home, 
     )
 
 
+@pytest.mark.slow
 def test_the_reward_file_of_a_run_is_not_executed_unless_it_is_named(home, capsys):
     command = ["--data", "rows.jsonl", "--reward-file", "own.py:reward", "--reward-range", "0,1.2"]
     assert main([*command, *FLAGS, "--steps", "1", "--name", "a"]) in (0, 3)
@@ -128,6 +130,7 @@ def loss(inputs, settings):
 """
 
 
+@pytest.mark.slow
 def test_a_loss_of_ones_own_trains_and_its_file_is_executed_only_if_it_is_named(home, capsys):
     Path("mine.py").write_text(OWN_LOSS)
     own = ["--loss", "mine.py:loss"]
@@ -176,6 +179,7 @@ def test_a_loss_may_be_a_function_in_python(home, capsys):
         train(**options, loss="mse")
 
 
+@pytest.mark.slow
 def test_functions_in_python_are_compared_on_resume(home):
     def loss(inputs, settings):
         return -(inputs.logp_RT - inputs.old_RT).exp() * inputs.advantages

@@ -63,6 +63,7 @@ def test_any_text_that_names_nothing_is_refused_in_one_line(home, text):
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_epochs_go_through_the_training_split(home):
     run = train(
         ROWS, reward, reward_range=(0, 1.2), name="a", **QUICK | {"steps": 30, "prompts": 3}

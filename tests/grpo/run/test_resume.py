@@ -204,6 +204,7 @@ def test_a_log_that_is_gone_is_named(here, capsys, name):
     assert {json.loads(line)["step"] for line in path.read_text().splitlines()} == {2}
 
 
+@pytest.mark.slow
 def test_a_rate_that_rises_again_is_that_of_the_next_step(tmp_path):
     MetricsLog(tmp_path).append({"step": 8, "learning_rate": 1e-5})
     trainer = SimpleNamespace(done=8, learning_rate={8: 2e-5, 9: 3e-5}.__getitem__)
