@@ -18,24 +18,22 @@ from grpo.show.group import summaries
 from grpo.tools import inspect, train
 from tasks.base import Problem, Score
 
-STEPS, PROMPTS, SIZE = 5, 3, 4
+STEPS, PROMPTS, SIZE = 3, 2, 4
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A real run of five steps: checkpoints of steps 2 and 4 and the last, an evaluation before
-    and after.
-    """
+    """A real run of three steps: checkpoints of steps 1 and 3, an evaluation before and after."""
     home = tmp_path_factory.mktemp("inspect")
     flags = (
-        f"--words 10 --steps {STEPS} --prompts {PROMPTS} --group-size {SIZE} --save-every 2 "
-        "--preflight off --eval-problems 4 --device cpu --name r"
+        f"--words 5 --steps {STEPS} --prompts {PROMPTS} --group-size {SIZE} --save-every 1 "
+        "--preflight off --eval-problems 2 --device cpu --name r"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
         assert train.main(flags.split()) == 0
     for path in (home / "runs" / "r" / "checkpoints").iterdir():
-        if path.name[-1] not in "245":  # saved for its reward
+        if path.name[-1] not in "13":
             shutil.rmtree(path)
     return home / "runs" / "r"
 
@@ -101,7 +99,7 @@ def test_what_a_run_holds(run):
     data = load_run(run)
     assert data.metrics == read_metrics(run / "metrics.jsonl") and len(data.metrics) == STEPS
     *evals, verdict = read_metrics(run / "eval.jsonl")
-    assert data.evals == evals and data.verdict == verdict and data.config["level"] == 10
+    assert data.evals == evals and data.verdict == verdict and data.config["level"] == 5
     assert data.steps() == list(range(1, STEPS + 1))
     assert data.steps("eval") == [0, STEPS] and data.steps("failed") == []
     assert data.groups(2) == groups_of(run / "rollouts" / "step-000002.jsonl.zst")
@@ -131,8 +129,8 @@ def test_steps(run, capsys):
     assert len(lines) == STEPS + 2 and "reward" in lines[0]
     assert lines[-1] == f"next: python -m grpo.inspect {run} step {STEPS}"
     assert f"{load_run(run).metrics[0]['reward']:.3f}" in lines[1]
-    chosen = records(capsys, run, "steps", "--from", 2, "--to", 4, "--last", 2)
-    assert [line["step"] for line in chosen] == [3, 4]
+    chosen = records(capsys, run, "steps", "--from", 1, "--to", 2, "--last", 1)
+    assert [line["step"] for line in chosen] == [2]
     assert "no such steps" in said(capsys, run, "steps", "--from", 99, status=2).err
 
 
@@ -204,7 +202,7 @@ def test_degenerate(made, capsys):
     assert "no such group" in said(capsys, made, "degenerate", "--class", "failed").out
 
 
-@pytest.mark.parametrize("step", [1, 4])  # from the first model; from a checkpoint two steps before
+@pytest.mark.parametrize("step", [1, 3])  # from the first model; from a checkpoint two steps before
 def test_replay_makes_a_step_again_to_the_bit(run, step, capsys):
     text = said(capsys, run, "replay", step).out
     assert "identical to the last bit" in text and "no" not in text.split()
@@ -259,14 +257,14 @@ def test_replay_sees_a_changed_reward_and_a_changed_figure(copied, capsys):
 def test_what_is_not_there_is_said_in_one_line(run, copied, tmp_path, capsys):
     for argv, words in [
         ((tmp_path / "none", "steps"), "not a run"),
-        ((run, "step", 99), "no rollouts of step 99 are stored; it has 1, 2, 3, 4, 5"),
-        ((run, "group", 1, 9), "step 1 has no group 9; it has 0 to 2"),
+        ((run, "step", 99), "no rollouts of step 99 are stored; it has 1, 2, 3"),
+        ((run, "group", 1, 9), "step 1 has no group 9; it has 0 to 1"),
         ((run, "group", 1, -1), "has no group -1"),
         ((run, "tokens", 1, 0, 9), "no completion 9; it has 0 to 3"),
         ((run, "replay", 99), "step 99 is not in metrics.jsonl"),
         ((run, "look"), "invalid choice"),
         ((run, "step", "x"), "invalid int"),
-        ((run, "step", 2, "--kind", "eval"), "no rollouts of eval 2 are stored; it has 0, 5"),
+        ((run, "step", 2, "--kind", "eval"), "no rollouts of eval 2 are stored; it has 0, 3"),
         ((run, "step", 1, "--kind", "failed"), "no rollouts of failed 1 are stored; it has none"),
     ]:
         found = said(capsys, *argv, status=2)
