@@ -8,7 +8,6 @@ from grpo.run.logs import MetricsLog
 from grpo.run.rollouts import write_rollouts
 from grpo.tools.report import program as report
 
-
 pytestmark = pytest.mark.browser
 
 
