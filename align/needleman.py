@@ -12,11 +12,12 @@ Ties. Of several best alignments one is returned: read from its end, at each ste
 substitution) is preferred to a deletion, and a deletion to an insertion.
 
 The standard scoring (match 1, mismatch -1, gap -1) is computed by `align.bitparallel`, which is
-several times as fast; all other scorings by `align.diagonals`.
+much faster; all other scorings by `_filled` below, pair by pair and row by row.
 
-Shapes: B pairs; N and M are the greatest lengths of a and of b.
+Shapes: B pairs; N and M are the lengths of a and of b.
 """
 
+import math
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import groupby
 from numbers import Integral
@@ -24,9 +25,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from align.bitparallel import DELETE, PAIR, BitColumns, chunks
-from align.diagonals import Batch, Number
+from align.bitparallel import DELETE, INSERT, PAIR, BitColumns, chunks
 
+Number = int | float
 Symbols = Sequence[Hashable]
 
 
@@ -85,7 +86,9 @@ def nw_score_batch(
     if _is_standard(match, mismatch, gap):
         scores = [columns.score(k) for columns, k in _columns(pairs, keep_moves=False)]
         return np.array(scores, dtype=np.int64)
-    return Batch(pairs, match, mismatch, gap).fill()
+    scale = _checked(match, mismatch, gap)
+    scores = [_filled(a, b, *scale)[0] for a, b in pairs]
+    return np.array(scores, np.float64 if isinstance(sum(scale), float) else np.int64)
 
 
 def nw_align(
@@ -125,13 +128,12 @@ def nw_align_batch(
             alignments.append(Alignment(columns.score(k), ops))
         return alignments
 
-    batch = Batch(pairs, match, mismatch, gap)
-    moves: list[np.ndarray] = []
-    scores = batch.fill(moves).tolist()
-    return [
-        Alignment(score, _ops(batch.operations(moves, k), a, b))
-        for k, (score, (a, b)) in enumerate(zip(scores, pairs))
-    ]
+    alignments = []
+    for a, b in pairs:
+        rows: list[np.ndarray] = []
+        score, pair_scores = _filled(a, b, *_checked(match, mismatch, gap), rows)
+        alignments.append(Alignment(score, _ops(_operations(rows, pair_scores), a, b)))
+    return alignments
 
 
 def similarity(a: Symbols, b: Symbols) -> float:
@@ -200,6 +202,82 @@ def _is_standard(match: float, mismatch: float, gap: float) -> bool:
     """Return whether this is the scoring of `align.bitparallel`, in integers."""
     scale = (match, mismatch, gap)
     return scale == (1, -1, -1) and all(isinstance(number, Integral) for number in scale)
+
+
+def _checked(match: Number, mismatch: Number, gap: Number) -> tuple[Number, Number, Number]:
+    """Return the scoring as Python numbers, all integers or all floats. NumPy's could wrap.
+
+    Raises ValueError unless they are finite and, if they are integers, fit in 64 bits.
+    """
+    given = {"match": match, "mismatch": mismatch, "gap": gap}
+    numbers: dict[str, Number] = {
+        name: int(number) if isinstance(number, Integral) else float(number)
+        for name, number in given.items()
+    }
+    for name, number in numbers.items():
+        if not (abs(number) < 2**63 if isinstance(number, int) else math.isfinite(number)):
+            raise ValueError(f"{name}={number}: must be a finite number of at most 64 bits")
+    if not all(isinstance(number, int) for number in numbers.values()):
+        numbers = {name: float(number) for name, number in numbers.items()}
+    return numbers["match"], numbers["mismatch"], numbers["gap"]
+
+
+def _filled(
+    a: Symbols,
+    b: Symbols,
+    match: Number,
+    mismatch: Number,
+    gap: Number,
+    rows: list[np.ndarray] | None = None,
+) -> tuple[Number, np.ndarray]:
+    """Return the score of `a` and `b`, and what pairs add, (N, M), if `rows` is given.
+
+    Cell (i, j) holds the best score of the first i symbols of a and the first j of b, minus
+    gap * (i + j). On this scale a gap adds 0, so all border cells are 0, and insertions are a
+    running maximum of the row. `rows`, if given, gets the N + 1 rows (M + 1,).
+    """
+    ids: dict[Hashable, int] = {}
+    ids_a = [ids.setdefault(symbol, len(ids)) for symbol in a]
+    ids_b = np.array([ids.setdefault(symbol, len(ids)) for symbol in b], dtype=np.int64)
+    matched, other = match - 2 * gap, mismatch - 2 * gap
+
+    # No cell exceeds `bound` in absolute value, nor does what is added to undo the shift.
+    bound = (len(a) + len(b) + 1) * max(abs(matched), abs(other), abs(gap))
+    if not (2 * bound < 2**62 if isinstance(bound, int) else math.isfinite(2 * bound)):
+        raise ValueError(
+            f"scores of up to ±{bound:.3g} overflow; give smaller match, mismatch or gap"
+        )
+
+    row = np.zeros(len(b) + 1, np.int64 if isinstance(bound, int) else np.float64)
+    kept, added = [row], []
+    for symbol in ids_a:
+        pair_scores = np.where(ids_b == symbol, matched, other)
+        best = np.maximum(row[:-1] + pair_scores, row[1:])
+        row = np.maximum.accumulate(np.concatenate([row[:1], best]))
+        if rows is not None:
+            kept.append(row)
+            added.append(pair_scores)
+    if rows is not None:
+        rows += kept
+    return row[-1].item() + gap * (len(a) + len(b)), np.array(added)
+
+
+def _operations(rows: list[np.ndarray], pair_scores: np.ndarray) -> list[int]:
+    """Return the best alignment in a table, from its end: PAIR, DELETE or INSERT."""
+    i, j = len(rows) - 1, len(rows[0]) - 1
+    operations = []
+    while i and j:
+        best = rows[i][j]
+        if rows[i - 1][j - 1] + pair_scores[i - 1, j - 1] == best:
+            operations.append(PAIR)
+            i, j = i - 1, j - 1
+        elif rows[i - 1][j] == best:
+            operations.append(DELETE)
+            i -= 1
+        else:
+            operations.append(INSERT)
+            j -= 1
+    return operations + [DELETE] * i + [INSERT] * j
 
 
 def _columns(pairs: Iterable[Any], keep_moves: bool) -> Iterator[tuple[BitColumns, int]]:

@@ -5,8 +5,7 @@ belong to their problems.
 
 The audit reads all problems of all stored steps and evaluations, and computes the key of each again
 from the problem's own data. So it finds a forged key, a changed list of seen problems, two problems
-that differ only in the order of their factors, and a corpus that has changed since the run. It
-compares the logs with the stored steps and evaluations, so it finds lines that are lost or doubled.
+that differ only in the order of their factors, and a corpus that has changed since the run.
 
 It has the task score the right answers of some of these problems for each other as well. So it
 finds a reward that is shifted by a problem, or that pays any answer; the rewards that the run has
@@ -18,7 +17,6 @@ be read.
 
 import re
 import sys
-from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,11 +41,7 @@ from tasks.scoring import scores_of
 SCORED = 16
 AT_ONCE = 4
 
-# The purpose of an evaluation in eval.jsonl whose groups are in rollouts/ of this kind.
-PURPOSES = {"eval": "report", "promotion": "promotion", "imitated": "imitation"}
-
 _NAME = re.compile(r"(step|eval|promotion|imitation|imitated)-(\d+)\.jsonl\.zst")
-
 
 # A conversation as (role, text).
 Turns = tuple[tuple[str, str], ...]
@@ -68,9 +62,9 @@ class StoredProblems:
     - `evaluated`: the file of each evaluated problem, by key and turns;
     - `shown`: the file of each example that a prompt shows with its answer, by key;
     - `by_step`: the stored keys of the problems trained on at each step; step 0 is the imitation;
+    - `evaluations`: the steps of the stored evaluations;
     - `wrong_keys`: a line for each problem whose stored key is not that of its data;
-    - `by_target`: a problem for each right answer, the first one, trained on or evaluated;
-    - `levels`: the level of each group, by the kind and the step of its file.
+    - `by_target`: a problem for each right answer, the first one, trained on or evaluated.
 
     Other keys are those computed again from the problem's data.
     """
@@ -79,9 +73,9 @@ class StoredProblems:
     evaluated: dict[tuple[str, Turns], str] = field(default_factory=dict)
     shown: dict[str, str] = field(default_factory=dict)
     by_step: dict[int, set[str]] = field(default_factory=dict)
+    evaluations: set[int] = field(default_factory=set)
     wrong_keys: list[str] = field(default_factory=list)
     by_target: dict[str, Problem] = field(default_factory=dict)
-    levels: dict[tuple[str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
 
 
 def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str], str]:
@@ -100,8 +94,7 @@ def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str]
     start = config.get("start")
     found = [
         *stored.wrong_keys,
-        *_evaluated_again(stored),
-        *_evaluated_of_earlier_runs(stored, before, start),
+        *_evaluated_again(stored, before, start),
         *_wrong_start(start, before),
         *_wrong_lists(folder, listed, before, stored.by_step),
         *_wrong_logs(folder, stored),
@@ -113,11 +106,17 @@ def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str]
 
 def _read_stored(folder: Path, task: Task) -> StoredProblems:
     """Return the problems in the rollouts of the run in `folder`."""
+    names = [(path, _NAME.fullmatch(path.name)) for path in sorted((folder / "rollouts").glob("*"))]
+    files = [(path, name[1], int(name[2])) for path, name in names if name]
+    if not files:
+        raise UserError(f"{folder}: no rollouts are stored there; give the directory of a run")
+
     stored = StoredProblems()
-    for path, kind, step in _files(folder):
+    for path, kind, step in files:
+        if kind == "eval":
+            stored.evaluations.add(step)
         for line in read_jsonl_zst(path, StoredGroup):
             problem = Problem(**line["problem"])
-            stored.levels[kind, step].append(problem.level)
             key = task.key(problem) if hasattr(task, "key") else problem.key
             if key != problem.key:
                 stored.wrong_keys.append(
@@ -142,37 +141,28 @@ def _read_stored(folder: Path, task: Task) -> StoredProblems:
     return stored
 
 
-def _evaluated_again(stored: StoredProblems) -> list[str]:
-    """Return the evaluated problems that this run trained on, or showed with their answer."""
+def _evaluated_again(stored: StoredProblems, before: set[str], start: str | None) -> list[str]:
+    """Return the evaluated problems that this run trained on, or showed with their answer, and
+    those that earlier runs trained on (`before`); this one began with `start`.
+    """
     found = []
     for (key, turns), name in stored.evaluated.items():
-        prompt = turns[-1][1]
+        problem = f"{name}: {_short(turns[-1][1])} ({key})"
         if where := stored.trained.get(key) or stored.trained.get(turns):
-            found.append(f"{name}: {_short(prompt)} ({key}) was trained on, in {where}")
+            found.append(f"{problem} was trained on, in {where}")
         if where := stored.shown.get(key):
-            found.append(f"{name}: {_short(prompt)} ({key}) was shown with its answer, in {where}")
+            found.append(f"{problem} was shown with its answer, in {where}")
+        if key in before:
+            found.append(f"{problem} was trained on before this run, see {start}")
     return found
-
-
-def _evaluated_of_earlier_runs(
-    stored: StoredProblems, before: set[str], start: str | None
-) -> list[str]:
-    """Return the evaluated problems that earlier runs trained on; this one began with `start`."""
-    return [
-        f"{name}: {_short(turns[-1][1])} ({key}) was trained on before this run, see {start}"
-        for (key, turns), name in stored.evaluated.items()
-        if key in before
-    ]
 
 
 def _summary(stored: StoredProblems, before: set[str], start: str | None) -> str:
     """Return how many problems were read, e.g. "20 steps, 320 different problems trained on"."""
     steps = len(stored.by_step.keys() - {0})
     different = set().union(*stored.by_step.values())
-    imitated = len(stored.by_step.get(0, ()))
-
     summary = f"{steps} steps, {len(different)} different problems trained on"
-    if imitated:
+    if imitated := len(stored.by_step.get(0, ())):
         summary += f", {imitated} of them imitated"
     if before:
         summary += f" (and {len(before)} before, see {start})"
@@ -191,18 +181,6 @@ def _listed(folder: Path) -> tuple[dict[int, set[str]], set[str]]:
     return listed, before
 
 
-def _files(folder: Path) -> list[tuple[Path, str, int]]:
-    """Return path, kind and step of each file of stored rollouts, in order.
-
-    The kind is "step", "eval", "promotion", "imitation" or "imitated".
-    """
-    names = [(path, _NAME.fullmatch(path.name)) for path in sorted((folder / "rollouts").glob("*"))]
-    files = [(path, name[1], int(name[2])) for path, name in names if name]
-    if not files:
-        raise UserError(f"{folder}: no rollouts are stored there; give the directory of a run")
-    return files
-
-
 def _wrong_start(start: str | None, before: set[str]) -> list[str]:
     """Return how the keys from `before` the run differ from those in the checkpoint `start`.
 
@@ -211,14 +189,7 @@ def _wrong_start(start: str | None, before: set[str]) -> list[str]:
     path = Path(start or "", "trainer.json")
     if not (start and kind_of(path) == "file"):
         return []
-
-    in_start = set(read_json(path)["trainer"]["seen"])
-    if in_start == before:
-        return []
-    return [
-        f"seen.jsonl, step 0: {len(in_start - before)} problems that {start} was trained on are "
-        f"missing, {len(before - in_start)} are not of it"
-    ]
+    return _compare("seen.jsonl, step 0", before, set(read_json(path)["trainer"]["seen"]))
 
 
 def _wrong_lists(
@@ -268,7 +239,7 @@ def _last_whole_step(folder: Path, by_step: Collection[int]) -> int:
 
 
 def _wrong_logs(folder: Path, stored: StoredProblems) -> list[str]:
-    """Return how the logs differ from the steps of the run, and from the groups in rollouts/."""
+    """Return the steps that a log lacks or has twice, and evaluations that eval.jsonl lacks."""
     last = _last_whole_step(folder, stored.by_step)
     expected = [f"step {step}" for step in range(1, last + 1)]
     steps = {"rollouts/": list(stored.by_step)}
@@ -280,34 +251,9 @@ def _wrong_logs(folder: Path, stored: StoredProblems) -> list[str]:
         for wrong in wrong_lines([f"step {number}" for number in numbers], expected)
     ]
 
-    for line in _log(folder, "groups.jsonl"):
-        levels = stored.levels.get(("step", line["step"]))
-        if levels and levels != [group["level"] for group in line["groups"]]:
-            found.append(f"groups.jsonl, step {line['step']}: is not of the groups in rollouts/")
-    return found + _wrong_evaluations(_log(folder, "eval.jsonl"), stored, last)
-
-
-def _wrong_evaluations(
-    lines: Sequence[dict[str, Any]], stored: StoredProblems, last: int
-) -> list[str]:
-    """Return how the lines of eval.jsonl differ from the groups in rollouts/, up to step `last`."""
-    problems = {
-        f"the {PURPOSES[kind]} of step {step} at level {level}": levels.count(level)
-        for (kind, step), levels in stored.levels.items()
-        if kind in PURPOSES and step <= last
-        for level in levels
-    }
-    names = []
-    found = []
-    for line in lines:
-        name = f"the {line['purpose']} of step {line['step']} at level {line.get('level')}"
-        if name not in problems:
-            continue
-        if line["n"] != problems[name]:
-            found.append(f"eval.jsonl: {name} is of {line['n']} problems, not {problems[name]}")
-        if line["purpose"] != "promotion" or name not in names:  # a step may have several checks
-            names.append(name)
-    return [f"eval.jsonl: {wrong}" for wrong in wrong_lines(names, problems)] + found
+    reported = {line["step"] for line in _log(folder, "eval.jsonl") if line["purpose"] == "report"}
+    missing = sorted(step for step in stored.evaluations - reported if step <= last)
+    return found + [f"eval.jsonl: lacks the report of step {step}" for step in missing]
 
 
 def _other_sources(config: dict, task: Task) -> list[str]:

@@ -10,7 +10,7 @@ docs/rewards.md has a table of what such strategies earn.
 import copy
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
 
@@ -260,19 +260,15 @@ class Interleave:
         """
         a, b = problem.data["a"], problem.data["b"]
         target = split_words(problem.target)
-        answer = _Answer(
-            target,
-            is_of_b=interleaved([False] * len(a), [True] * len(b)),
-            traps=TrapNames(a, b, target),
-        )
+        is_of_b = interleaved([False] * len(a), [True] * len(b))
+        traps = TrapNames(a, b, target)
 
         # A policy that has learned the task writes the same text many times.
         distinct = list(dict.fromkeys(completions))
         pairs = [(split_words(text), target) for text in distinct]
-        alignments = nw_align_batch(pairs)
         scores = {
-            text: self._score(words, answer, alignment)
-            for text, (words, _), alignment in zip(distinct, pairs, alignments)
+            text: self._score(words, target, is_of_b, traps, alignment)
+            for text, (words, _), alignment in zip(distinct, pairs, nw_align_batch(pairs))
         }
         return [scores[text] for text in completions]
 
@@ -338,11 +334,24 @@ class Interleave:
                 assert self.reward == "similarity"
                 yield [score / 2 for score in scores]
 
-    def _score(self, words: list[str], answer: "_Answer", alignment: Alignment) -> Score:
-        """Return the score of a completion of these `words`."""
-        target, is_of_b = answer.words, answer.is_of_b
+    def _score(
+        self,
+        words: list[str],
+        target: list[str],
+        is_of_b: Sequence[bool],
+        traps: TrapNames,
+        alignment: Alignment,
+    ) -> Score:
+        """Return the score of a completion of these `words`.
+
+        `is_of_b` tells for each word of the target whether it is from B.
+        """
         kinds = [op.kind for op in alignment.ops]
-        matches = _matches(alignment)
+        matches = [
+            (op.i, op.j)
+            for op in alignment.ops
+            if op.kind == "match" and op.i is not None and op.j is not None
+        ]
 
         # The share of each text that was matched.
         words_b = sum(is_of_b)
@@ -370,36 +379,15 @@ class Interleave:
             "first_divergence": None if exact else prefix,
             "share_a": round(share_a, 4),
             "share_b": round(share_b, 4),
-            "trap": None if similarity > 0.9 else answer.traps.name(words, matches),
+            "trap": None if similarity > 0.9 else traps.name(words, matches),
         }
         return Score(reward=float(reward), parts=parts, value=float(similarity), exact=exact)
-
-
-@dataclass(frozen=True)
-class _Answer:
-    """The right answer of a problem, e.g. ``_Answer(["a", "x"], [False, True], traps)``.
-
-    `is_of_b` tells for each of its words whether it is from B; `traps` names cheap strategies.
-    """
-
-    words: list[str]
-    is_of_b: Sequence[bool]
-    traps: TrapNames
 
 
 def _window(document: Document, length: int, rng: random.Random) -> list[str]:
     """Return `length` words of a document in a row, from a random place on."""
     start = rng.randrange(len(document.words) - length + 1)
     return list(document.words[start : start + length])
-
-
-def _matches(alignment: Alignment) -> list[tuple[int, int]]:
-    """Return the places of each match: (in the completion, in the target)."""
-    return [
-        (op.i, op.j)
-        for op in alignment.ops
-        if op.kind == "match" and op.i is not None and op.j is not None
-    ]
 
 
 def _right_words(words: Sequence[str], target: Sequence[str]) -> int:

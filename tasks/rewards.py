@@ -25,8 +25,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
-from dataclasses import dataclass, field
 from functools import cache
+from types import MappingProxyType
 from typing import Any
 
 from data.errors import UserError
@@ -40,6 +40,10 @@ Show = Callable[[int, int, float], None]
 
 # Seconds between two looks at how many calls are done.
 LOOK = 0.5
+
+# The most seconds that a call may take, and how many calls run side by side, by default.
+TIMEOUT = 60.0
+WORKERS = 32
 
 Group = tuple[Problem, Sequence[str]]
 
@@ -191,9 +195,8 @@ OF_GROUP = ("prompts", "completions")
 OF_TRL = ("completion_ids", "trainer_state", "log_extra", "log_metric", "environments")
 
 
-@dataclass(frozen=True)
-class RewardSettings:
-    """How rewards are computed.
+class RewardFunctions:
+    """One or more reward functions, whose components are added up.
 
     - `weights`: the weight of each component, by default 1;
     - `reward_range`: the lowest and the highest reward; a completion that earns the highest is
@@ -202,17 +205,17 @@ class RewardSettings:
     - `workers`: how many calls run side by side.
     """
 
-    weights: Mapping[str, float] = field(default_factory=dict)
-    reward_range: Range = (0.0, 1.0)
-    timeout: float = 60.0
-    workers: int = 32
-
-
-class RewardFunctions:
-    """One or more reward functions, whose components are added up."""
-
-    def __init__(self, functions: Sequence[Callable], settings: RewardSettings | None = None):
-        self.settings = settings or RewardSettings()
+    def __init__(
+        self,
+        functions: Sequence[Callable],
+        *,
+        weights: Mapping[str, float] = MappingProxyType({}),
+        reward_range: Range = (0.0, 1.0),
+        timeout: float = TIMEOUT,
+        workers: int = WORKERS,
+    ):
+        self.weights, self.reward_range = weights, reward_range
+        self.timeout, self.workers = timeout, workers
         self.functions = [_Function(function) for function in functions]
         self.names = [function.name for function in self.functions]
         if len(set(self.names)) < len(self.names):
@@ -224,7 +227,7 @@ class RewardFunctions:
         self._calls = self._new_calls()
 
     def _new_calls(self) -> Calls:
-        calls = Calls(self.settings.workers, self.settings.timeout)
+        calls = Calls(self.workers, self.timeout)
         weakref.finalize(self, calls.close)
         return calls
 
@@ -322,15 +325,16 @@ class RewardFunctions:
             components |= named
 
         whose = f"reward {', '.join(self.names)}, {place}"
-        weights = self.settings.weights
-        if absent := [name for name in weights if name not in components]:
+        if absent := [name for name in self.weights if name not in components]:
             raise UserError(
                 f"{whose}: has no component {absent[0]!r}, which --reward-weights names; it has "
                 f"{', '.join(sorted(components))}"
             )
 
-        reward = math.fsum(weights.get(name, 1.0) * value for name, value in components.items())
-        low, high = self.settings.reward_range
+        reward = math.fsum(
+            self.weights.get(name, 1.0) * value for name, value in components.items()
+        )
+        low, high = self.reward_range
         if not is_within(reward, (low, high)):
             raise UserError(
                 f"{whose}: is {reward:g}, outside [{low:g}, {high:g}]; give the lowest and the "

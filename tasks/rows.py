@@ -20,7 +20,7 @@ from data.errors import UserError
 from data.rows import Row, read_rows
 from data.text import shortened, shown
 from tasks.base import SPLITS, Problem, Score, check_problem, key_of, split_of_key
-from tasks.rewards import OF_GROUP, OF_ONE, RewardFunctions, RewardSettings
+from tasks.rewards import OF_GROUP, OF_ONE, TIMEOUT, WORKERS, RewardFunctions
 from tasks.user_code import load_function
 
 ROLES = ("system", "user", "assistant")
@@ -44,14 +44,14 @@ class RowOptions:
 
     - `columns`: what the columns are called: ``{"prompt": "question"}``, or
       "prompt=question,answer=solution";
-    - the others: see `tasks.rewards.RewardSettings`.
+    - the others: see `tasks.rewards.RewardFunctions`.
     """
 
     columns: str | Mapping[str, str] = ""
-    reward_range: str | Sequence[float] = RewardSettings.reward_range
+    reward_range: str | Sequence[float] = (0.0, 1.0)
     reward_weights: str | Mapping[str, float] = ""
-    reward_timeout: str | float = RewardSettings.timeout
-    reward_workers: str | int = RewardSettings.workers
+    reward_timeout: str | float = TIMEOUT
+    reward_workers: str | int = WORKERS
 
     def as_flags(self) -> dict[str, str]:
         """Return what decides the rewards as task options, without those that are empty.
@@ -94,9 +94,9 @@ class Rows:
         "reward-weights": "weights of the reward's components, e.g. correct=1,format=0.2 "
         "(default: 1 each)",
         "reward-timeout": "the most seconds that a call of the reward function may take "
-        f"(default: {RewardSettings.timeout:g})",
+        f"(default: {TIMEOUT:g})",
         "reward-workers": "how many calls of the reward function run side by side, in threads "
-        f"(default: {RewardSettings.workers})",
+        f"(default: {WORKERS})",
     }
 
     def __init__(
@@ -122,13 +122,13 @@ class Rows:
         self.from_python = reward_file is None or not isinstance(data, str | Path)
         functions = [load_function(reward_file)] if reward_file else list(reward_functions)
         self.reward_range = _range(options.reward_range)
-        settings = RewardSettings(
+        self.functions = RewardFunctions(
+            functions,
             weights=options.weights(),
-            timeout=_number(options.reward_timeout, "--reward-timeout", above=0),
             reward_range=self.reward_range,
+            timeout=_number(options.reward_timeout, "--reward-timeout", above=0),
             workers=_workers(options.reward_workers),
         )
-        self.functions = RewardFunctions(functions, settings)
         self.compares = bool(self.functions.of_groups)
         self.python_functions = (
             {} if reward_file else {f.name: f.function for f in self.functions.functions}

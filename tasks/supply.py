@@ -139,18 +139,6 @@ class Supply:
         """All problems of the dataset; [] without one."""
         return [problem for part in self.dataset.values() for problem in part]
 
-    def keep(self, keys: Container[str]) -> None:
-        """Leave out the problems of the dataset whose key is not one of `keys`.
-
-        Every index is then another problem, so this comes before the first is drawn.
-        """
-        kept = {
-            level: [problem for problem in part if problem.key in keys]
-            for level, part in self.dataset.items()
-        }
-        self.dataset = {level: part for level, part in kept.items() if part}
-        assert self.dataset, "without problems, the supply would be the endless stream"
-
     @property
     def levels(self) -> list[int]:
         """The levels of the dataset, rising; [] without one."""

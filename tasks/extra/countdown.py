@@ -16,7 +16,7 @@ from fractions import Fraction
 
 from data.errors import UserError
 from tasks.base import Problem, Score, key_of, split_of_key
-from tasks.extra.reasoning import BUDGET, FORM, asking, explain_answer, final_answer, unended
+from tasks.extra.reasoning import FORM, Reasoning, asking, final_answer
 
 LEVELS = range(2, 9)
 NUMBERS = range(1, 51)
@@ -36,17 +36,13 @@ QUESTION = (
 )
 
 
-class Countdown:
+class Countdown(Reasoning):
     """The task; see the head of this file."""
 
     name = "countdown"
-    rewards: tuple[str, ...] = ()
     default_level = 3
     metric = "solved"
     level_unit = "numbers"
-    reads_reasoning = True
-    unended = staticmethod(unended)
-    explain = staticmethod(explain_answer)
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
         """Return a problem with `level` numbers."""
@@ -82,10 +78,6 @@ class Countdown:
     def key(self, problem: Problem) -> str:
         """Return the key of a problem, computed again from its data."""
         return _key(problem.data["numbers"], problem.data["target"])
-
-    def max_new_tokens(self, level: int) -> int:
-        """Return the completion budget, unless --max-new-tokens gives one."""
-        return BUDGET
 
 
 def _value_of(answer: str | None, problem: Problem) -> Fraction | None:

@@ -25,15 +25,7 @@ from typing import Any
 from data.errors import UserError
 from data.files import kind_of, read_jsonl
 from tasks.base import SPLITS, Problem, Score, key_of
-from tasks.extra.reasoning import (
-    BUDGET,
-    asking,
-    bare,
-    explain_answer,
-    final_answer,
-    scored,
-    unended,
-)
+from tasks.extra.reasoning import Reasoning, asking, bare, final_answer, scored
 
 FILES = {"train": "train.jsonl", "test": "test.jsonl"}
 
@@ -82,18 +74,12 @@ _OPERATOR = re.compile(
 _PRODUCT = re.compile(r"(?<=\d)\s*\*\*?\s*(?=[-+$€£¥.]?\d)")  # no mark of bold text
 
 
-class Gsm8k:
+class Gsm8k(Reasoning):
     """The task; `argument` is the folder of the published files."""
 
     name = "gsm8k"
-    rewards: tuple[str, ...] = ()
-    default_level = 1
     metric = "exact match"
-    level_unit = ""
     argument = ("FOLDER", "the folder of train.jsonl and test.jsonl")
-    reads_reasoning = True
-    unended = staticmethod(unended)
-    explain = staticmethod(explain_answer)
 
     def __init__(self, argument: str):
         """Read the problems from the folder `argument`.
@@ -144,10 +130,6 @@ class Gsm8k:
     def key(self, problem: Problem) -> str:
         """Return the key of a problem, computed again from its data."""
         return _key(problem.data["question"])
-
-    def max_new_tokens(self, level: int) -> int:
-        """Return the completion budget, unless --max-new-tokens gives one."""
-        return BUDGET
 
     def sources(self) -> dict[str, str]:
         """Return a fingerprint of the problems of each split."""

@@ -49,6 +49,42 @@ _BRACE = re.compile(r"(\\boxed\s*)?\{|\}")
 _THINKING = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 
 
+class Reasoning:
+    """What the tasks share whose completions reason first."""
+
+    rewards: tuple[str, ...] = ()
+    default_level = 1
+    level_unit = ""
+    reads_reasoning = True
+
+    def max_new_tokens(self, level: int) -> int:
+        """Return the completion budget, unless --max-new-tokens gives one."""
+        return BUDGET
+
+    @staticmethod
+    def unended(problem: Problem, completion: str, score: Score) -> Score:
+        """Return the score of a completion that the token budget cut off: at most that of a wrong
+        answer in the right form.
+        """
+        return Score(min(score.reward, FORM), score.parts)
+
+    @staticmethod
+    def explain(problem: Problem, completion: str, score: Score, reward: str | None) -> str:
+        """Explain the score of an answer that is right, wrong or missing."""
+        answer = score.parts.get("answer")
+        earned = f"{score.reward:.3f}"
+        if answer is None:
+            return f"{earned} = no answer was found"
+        answer = shortened(str(answer))
+        if score.exact:
+            return f"{earned} = the answer {answer} is right"
+        if score.reward == FORM:
+            return f"{earned} = there is an answer, {answer}, but it is wrong"
+        if score.reward == 0:
+            return f"{earned} = the answer {answer} earns nothing"
+        return f"{earned} = the answer {answer} is partly right"
+
+
 def asking(question: str, *, has_lines: bool = False) -> str:
     """Return the prompt that asks the model to reason about `question` and then to answer it.
 
@@ -107,13 +143,6 @@ def scored(rights: Sequence[bool], answers: Sequence[str | None]) -> list[Score]
     return scores
 
 
-def unended(problem: Problem, completion: str, score: Score) -> Score:
-    """Return the score of a completion that the token budget cut off: at most that of a wrong
-    answer in the right form (see `tasks.base.Task`).
-    """
-    return Score(min(score.reward, FORM), score.parts)
-
-
 def _after_answer(text: str, has_lines: bool) -> list[str | None]:
     """Return where an answer may stand after the last "Answer:"; [] if there is none."""
     _, *after = _ANSWER.split(text)
@@ -142,19 +171,3 @@ def _last_box(text: str) -> str | None:
             if is_box and (last is None or start > last[0]):
                 last = start, brace.start()
     return None if last is None else text[slice(*last)]
-
-
-def explain_answer(problem: Problem, completion: str, score: Score, reward: str | None) -> str:
-    """Explain the score of an answer that is right, wrong or missing."""
-    answer = score.parts.get("answer")
-    earned = f"{score.reward:.3f}"
-    if answer is None:
-        return f"{earned} = no answer was found"
-    answer = shortened(str(answer))
-    if score.exact:
-        return f"{earned} = the answer {answer} is right"
-    if score.reward == FORM:
-        return f"{earned} = there is an answer, {answer}, but it is wrong"
-    if score.reward == 0:
-        return f"{earned} = the answer {answer} earns nothing"
-    return f"{earned} = the answer {answer} is partly right"

@@ -10,7 +10,6 @@ several lines if that of reasoning-gym does, or if many are right. reasoning-gym
 1; 1 is right.
 """
 
-import copy
 import difflib
 import json
 import random
@@ -21,7 +20,7 @@ from typing import Any
 from data.errors import UserError, needs
 from data.text import shortened
 from tasks.base import Problem, Score, key_of, split_of_key
-from tasks.extra.reasoning import BUDGET, asking, explain_answer, final_answer, unended
+from tasks.extra.reasoning import Reasoning, asking, final_answer
 from tasks.user_code import calling
 
 # The search ends after this many draws without a problem of the split.
@@ -30,20 +29,11 @@ PATIENCE = 1000
 # Where a problem with many right answers has one of them, among its metadata.
 EXAMPLES = ("example_answer", "example_correct_answer", "possible_answer")
 
-# Seeds with which a dataset is tried that is to serve all seeds.
-TRIED_SEEDS = (1, 1_234_567)
 
-
-class ReasoningGym:
+class ReasoningGym(Reasoning):
     """The task; `argument` is the name of a dataset of reasoning-gym."""
 
-    rewards: tuple[str, ...] = ()
-    default_level = 1
-    level_unit = ""
     argument = ("NAME", "the name of a dataset of reasoning-gym")
-    reads_reasoning = True
-    unended = staticmethod(unended)
-    explain = staticmethod(explain_answer)
 
     def __init__(self, argument: str):
         with needs("reasoning_gym", "reasoning", f"--task reasoning_gym:{argument}"):
@@ -59,7 +49,6 @@ class ReasoningGym:
         self.name = f"reasoning_gym:{argument}"
         self._of_level = lru_cache(64)(self._make_dataset)
         self._entry = lru_cache(4096)(self._make_entry)
-        self._is_reseedable = lru_cache(64)(self._find_reseedable)
         self._of_level(1)  # reports a dataset that cannot be made
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
@@ -104,10 +93,6 @@ class ReasoningGym:
         """Return the levels up to `level`."""
         return list(range(1, min(level, self._most) + 1))
 
-    def max_new_tokens(self, level: int) -> int:
-        """Return the completion budget, unless --max-new-tokens gives one."""
-        return BUDGET
-
     @property
     def _most(self) -> int:
         """The highest level."""
@@ -130,28 +115,7 @@ class ReasoningGym:
 
     def _make_entry(self, level: int, seed: int) -> Mapping[str, Any]:
         """Return the entry that reasoning-gym generates from a seed."""
-        if self._is_reseedable(level):
-            return self._reseeded_entry(level, seed)
-        return self._first_entry(self._of_level(level, seed))
-
-    def _find_reseedable(self, level: int) -> bool:
-        """Return whether a dataset's first entry follows its `seed` after it was made.
-
-        Then one dataset serves all seeds. Making one can take long: that of spell_backward reads a
-        list of words, which took 35 ms a problem. It is tried with a few seeds.
-        """
-        return all(
-            self._reseeded_entry(level, seed) == self._first_entry(self._make_dataset(level, seed))
-            for seed in TRIED_SEEDS
-        )
-
-    def _reseeded_entry(self, level: int, seed: int) -> Mapping[str, Any]:
-        """Return the first entry of the level's dataset with another seed."""
-        dataset = copy.copy(self._of_level(level))
-        dataset.seed = seed
-        return self._first_entry(dataset)
-
-    def _first_entry(self, dataset: Any) -> Mapping[str, Any]:
+        dataset = self._make_dataset(level, seed)
         with calling(f"task {self.name}: its generator"):
             entry: Mapping[str, Any] = dataset[0]
             return entry

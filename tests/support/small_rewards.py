@@ -1,7 +1,7 @@
 """Scores of small groups by reward functions."""
 
 from tasks.base import Problem
-from tasks.rewards import RewardFunctions, RewardSettings
+from tasks.rewards import RewardFunctions
 
 # Rewards of these tests count things, so that they may be large.
 WIDE = (-1e7, 1e7)
@@ -15,5 +15,5 @@ def problem(name="p", **row):
 def scores(functions, completions=("a", "b"), **settings):
     if not isinstance(functions, list):
         functions = [functions]
-    rewards = RewardFunctions(functions, RewardSettings(**{"reward_range": WIDE} | settings))
+    rewards = RewardFunctions(functions, **{"reward_range": WIDE} | settings)
     return rewards.scores([(problem(), list(completions))])[0]

@@ -23,30 +23,8 @@ def clean(tmp_path_factory):
         patch.chdir(folder)
         assert (
             train.main(
-                [
-                    "--task",
-                    "arithmetic",
-                    "--family",
-                    "product",
-                    "--level",
-                    "22",
-                    "--prompts",
-                    "3",
-                    "--group-size",
-                    "2",
-                    "--steps",
-                    "3",
-                    "--preflight",
-                    "off",
-                    "--eval-problems",
-                    "5",
-                    "--save-every",
-                    "2",
-                    "--device",
-                    "cpu",
-                    "--name",
-                    "run",
-                ]
+                "--task arithmetic --family product --level 22 --prompts 3 --group-size 2 --steps 3"
+                " --preflight off --eval-problems 5 --save-every 2 --device cpu --name run".split()
             )
             == 0
         )
@@ -85,12 +63,11 @@ def test_a_real_run_is_clean(clean, capsys):
 def test_a_trained_problem_in_the_evaluation(run, capsys):
     line = read_jsonl_zst(run / ROLLOUTS.format("step-000002"))[1]
     rewrite(run / ROLLOUTS.format("eval-000003"), lambda lines: lines.append(line))
-    found, wrong_log = audit(run)[0]
-    assert "eval.jsonl: the report of step 3 at level 22 is of 5 problems, not 6" == wrong_log
+    (found,) = audit(run)[0]
     assert found.startswith("eval-000003.jsonl.zst:") and found.endswith(
         "was trained on, in step-000002.jsonl.zst"
     )
-    assert main([str(run)]) == 1 and "2 findings" in capsys.readouterr().out
+    assert main([str(run)]) == 1 and "1 findings" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("forged", [False, True])
@@ -236,37 +213,15 @@ def cut(name):
     return change
 
 
-def fewer_groups(run):
-    first, *others = map(json.loads, (run / "groups.jsonl").read_text().splitlines())
-    first["groups"].pop()
-    (run / "groups.jsonl").write_text("".join(f"{json.dumps(x)}\n" for x in (first, *others)))
-
-
-def fewer_problems(run):
-    rewrite(run / ROLLOUTS.format("eval-000003"), lambda lines: lines.pop())
-
-
 DAMAGED_LOGS = [
     (remove("metrics.jsonl", 0), "metrics.jsonl: lacks step 1"),
     (remove("groups.jsonl", 1), "groups.jsonl: lacks step 2"),
-    (remove("eval.jsonl", 0), "eval.jsonl: lacks the report of step 0 at level 22"),
-    (remove("eval.jsonl", 1), "eval.jsonl: lacks the report of step 3 at level 22"),
+    (remove("eval.jsonl", 0), "eval.jsonl: lacks the report of step 0"),
     (double("metrics.jsonl"), "metrics.jsonl: has more than one line of step 1"),
     (double("seen.jsonl"), "seen.jsonl: has more than one line of step 1"),
     (double("groups.jsonl"), "groups.jsonl: has more than one line of step 1"),
-    (
-        double("eval.jsonl"),
-        "eval.jsonl: has more than one line of the report of step 0 at level 22",
-    ),
     (cut("metrics.jsonl"), "metrics.jsonl: lacks step 3"),
-    (cut("groups.jsonl"), "groups.jsonl: lacks step 3"),
-    (fewer_groups, "groups.jsonl, step 1: is not of the groups in rollouts/"),
-    (fewer_problems, "eval.jsonl: the report of step 3 at level 22 is of 5 problems, not 4"),
     (lambda run: (run / "groups.jsonl").unlink(), "groups.jsonl: lacks step 1, step 2, step 3"),
-    (
-        lambda run: (run / "eval.jsonl").unlink(),
-        "eval.jsonl: lacks the report of step 0 at level 22",
-    ),
 ]
 
 

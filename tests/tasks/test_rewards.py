@@ -12,7 +12,7 @@ import torch
 from small_rewards import problem, scores
 
 from data.errors import UserError
-from tasks.rewards import RewardFunctions, RewardSettings
+from tasks.rewards import RewardFunctions
 
 
 def refused(functions, message, **settings):
@@ -79,7 +79,7 @@ def test_a_function_that_changes_its_row_changes_no_other_call():
 
     row = problem(tests={"seen": []})
     for function in (one, group):
-        rewards = RewardFunctions([function], RewardSettings(reward_range=(0, 9)))
+        rewards = RewardFunctions([function], reward_range=(0, 9))
         assert [score.reward for score in rewards.scores([(row, ["a"] * 4)])[0]] == [1] * 4
     assert row.data["row"]["tests"] == {"seen": []}
 
@@ -108,7 +108,7 @@ def test_groups_are_scored_side_by_side_and_no_more_than_the_workers_at_once():
             at_once -= 1
         return 1.0
 
-    rewards = RewardFunctions([slow], RewardSettings(workers=6))
+    rewards = RewardFunctions([slow], workers=6)
     groups = [(problem(str(n)), ["a", "b", "c"]) for n in range(8)]
     assert [len(group) for group in rewards.scores(groups)] == [3] * 8
     assert 3 < most <= 6
@@ -145,7 +145,7 @@ def test_a_failure_abandons_the_other_calls_and_the_next_ones_run():
         return 1.0
 
     for function in (judge, judge_async):
-        rewards = RewardFunctions([function], RewardSettings(timeout=0.2, workers=1))
+        rewards = RewardFunctions([function], timeout=0.2, workers=1)
         with pytest.raises(UserError, match="completion 1: took more than 0.2 s"):
             rewards.scores([(problem(), ["hangs", "waits"])])
         assert [score.reward for score in rewards.scores([(problem(), ["next"])])[0]] == [1.0]
@@ -302,7 +302,7 @@ def test_a_watcher_is_told_how_many_calls_are_done(monkeypatch):
         time.sleep(0.1)
         return 1.0
 
-    rewards = RewardFunctions([slow], RewardSettings(workers=2))
+    rewards = RewardFunctions([slow], workers=2)
     rewards.watcher = lambda done, total, seconds: told.append((done, total, seconds))
     rewards.scores([(problem(str(n)), ["a", "b"]) for n in range(4)])
     counts = [done for done, _, _ in told]
