@@ -234,7 +234,9 @@ class Arithmetic:
         if not (has_numbers(parts, "relative_error") and all(isinstance(t, str) for t in texts)):
             return explain_parts(score)
 
-        right, places = _digits_in_place(score, problem.target)
+        # There are as many places as the longer number has digits; a wrong sign makes all wrong.
+        places = max(len(parts["answer"].lstrip("-")), len(problem.target.lstrip("-")))
+        right = parts["digits_right"].count("1") if parts.get("sign") else 0
         error = parts["relative_error"]
         near = (
             f"0.2 × (1 − relative error {error:.3f})" if error < 1 else "0 (off by 100 % or more)"
@@ -276,16 +278,6 @@ def _score(answer: Answer, target: int) -> Score:
     }
     reward = 1.0 if is_right else 0.3 * share + 0.2 * max(0.0, 1 - relative_error)
     return Score(reward, parts, value=float(is_right), exact=is_right)
-
-
-def _digits_in_place(score: Score, target: str) -> tuple[int, int]:
-    """Return how many digits of a wrong answer are in place, and of how many places.
-
-    There are as many places as the longer number has digits; under a wrong sign none is right.
-    """
-    written, wanted = score.parts["answer"].lstrip("-"), target.lstrip("-")
-    right = score.parts["digits_right"].count("1") if score.parts.get("sign") else 0
-    return right, max(len(written), len(wanted))
 
 
 def _agreeing(written: str, wanted: str) -> list[bool]:

@@ -192,19 +192,19 @@ class Interleave:
         lengths = sorted(len(document.words) for document in self._documents_of(split))
         most = lengths[-2] if len(lengths) >= 2 else 0  # a problem takes two documents
 
+        where, count = f"--texts {self.texts}", len(self._documents)
         if self.texts and self._is_held_out:
             return (
-                f"--texts {self.texts}: {long_enough['test']} of the {len(self._documents)} texts "
-                f"that the model was not trained on have {level} words or more, and two are "
-                f"needed; give more texts, or at most --words {most}"
+                f"{where}: {long_enough['test']} of the {count} texts that the model was not "
+                f"trained on have {level} words or more, and two are needed; give more texts, or "
+                f"at most --words {most}"
             )
         if self.texts:
             return (
-                f"--texts {self.texts}: {sum(long_enough.values())} of its {len(self._documents)} "
-                f"texts have {level} words or more: {long_enough['train']} for training, "
-                f"{long_enough['validation']} for validation, {long_enough['test']} for the test; "
-                "each of these needs two, for which about fifty texts usually suffice; give more "
-                "texts, cut long ones into several files, or give fewer --words"
+                f"{where}: of its {count} texts {long_enough['train']} for training, "
+                f"{long_enough['validation']} for validation and {long_enough['test']} for the "
+                f"test have {level} words or more; each split needs two, for which about fifty "
+                "texts usually suffice; give more texts, or fewer --words"
             )
         return (
             f"--words {level}: the {split} split of the corpus has {long_enough[split]} documents "
@@ -290,8 +290,8 @@ class Interleave:
         See `tasks.base.credits_of`. The i-th word earns V_i - V_(i-1), where V_i = v_i / max(i,
         words of the target) is the reward of the text so far, without a penalty for words that are
         still missing. P_i is from `align.needleman.prefix_scores`, S is the score of the whole
-        alignment, and M the length of the longer of text and target. The last column is settled at
-        the end of the text:
+        alignment, and M the length of the longer of text and target. The last column, for missing
+        words and constants, is settled at the end of the text:
 
             reward      v_i                               reward - V_n
             prefix      words before the first wrong one  0
@@ -299,13 +299,8 @@ class Interleave:
             similarity  P_i / 2                           1/2 + (S - P_n) / 2M
 
         An answer that the token budget cut off loses its last word there as well (see `unended`).
-        For clipped, the end of the text settles the missing words of the target; for similarity,
-        these and the constant.
-
-        Along an unambiguous alignment, and while the text is no longer than the target, a match
-        earns 1 / M (1 / 2M for similarity). A mismatch, an inserted word and each skipped word of
-        the target cost the same. The operations of the final alignment cannot be used, because
-        the operation at a word may depend on later words.
+        The operations of the final alignment cannot be used, because the operation at a word may
+        depend on later words.
         """
         target = split_words(problem.target)
         distinct = list(dict.fromkeys(completions))
@@ -321,17 +316,13 @@ class Interleave:
     ) -> Iterable[Sequence[int] | Sequence[float]]:
         """Yield the values v_0, v_1, ... of each completion, see `credits`."""
         written = [split_words(text) for text in completions]
-        if self.reward == "prefix":
-            for words in written:
+        for words, scores in zip(written, prefix_scores(written, target)):
+            if self.reward == "prefix":
                 right = _right_words(words, target)
                 yield [min(i, right) for i in range(len(words) + 1)]
-            return
-
-        for scores in prefix_scores(written, target):
-            if self.reward == "clipped":
+            elif self.reward == "clipped":
                 yield [max(0, score) for score in scores]
             else:
-                assert self.reward == "similarity"
                 yield [score / 2 for score in scores]
 
     def _score(

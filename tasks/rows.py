@@ -8,6 +8,7 @@ function. Two optional columns have a meaning: `split` ("train", "validation" or
 """
 
 import json
+import math
 import random
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -118,7 +119,7 @@ class Rows:
                 "reward was given as a Python function continues with train(..., resume=...)"
             )
 
-        self.program = file_of(reward_file)
+        self.program = [Path(reward_file.rpartition(":")[0])] if reward_file else []
         self.from_python = reward_file is None or not isinstance(data, str | Path)
         functions = [load_function(reward_file)] if reward_file else list(reward_functions)
         self.reward_range = _range(options.reward_range)
@@ -127,7 +128,7 @@ class Rows:
             weights=options.weights(),
             reward_range=self.reward_range,
             timeout=_number(options.reward_timeout, "--reward-timeout", above=0),
-            workers=_workers(options.reward_workers),
+            workers=math.ceil(_number(options.reward_workers, "--reward-workers", above=0)),
         )
         self.compares = bool(self.functions.of_groups)
         self.python_functions = (
@@ -217,11 +218,6 @@ class Rows:
             for split, part in self._by_split.items()
             if part
         }
-
-
-def file_of(spec: str | None) -> list[Path]:
-    """Return the file of ``path/to/file.py:name``; [] for None."""
-    return [Path(spec.rpartition(":")[0])] if spec else []
 
 
 def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
@@ -396,13 +392,6 @@ def _range(given: str | Iterable[float]) -> tuple[float, float]:
     if not low < high:
         raise UserError(f"--reward-range {given}: the first must be below the second")
     return low, high
-
-
-def _workers(given: str | int) -> int:
-    """Return the number of threads. Raises UserError if it is none."""
-    if not re.fullmatch("[1-9][0-9]{0,3}", str(given)):
-        raise UserError(f"--reward-workers {given}: give a number of threads, e.g. 32")
-    return int(given)
 
 
 def _number(given: Any, flag: str, above: float = float("-inf")) -> float:

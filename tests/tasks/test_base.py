@@ -1,17 +1,41 @@
+import math
 import random
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from data.corpus import documents_of, load_corpus
 from data.errors import UserError
-from tasks.base import SPLITS, Problem, key_of, worded
-from tasks.registry import check_wording, load_task, split_options
+from tasks.base import (
+    SPLITS,
+    Problem,
+    check_problem,
+    credits_of,
+    default_steps_of,
+    draft_of,
+    family_size,
+    key_of,
+    mistakes_of,
+    notes_of,
+    problems_of,
+    sources_of,
+    worded,
+)
+from tasks.registry import (
+    check_wording,
+    load_task,
+    programs_of,
+    require_trusted_task,
+    split_options,
+)
 from tasks.supply import problem_at, problem_stream
+from tasks.user_code import TaskError
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reverse.py"
 INTERLEAVE = load_task("interleave")
@@ -35,6 +59,7 @@ def test_a_problem_of_another_level_is_refused():
         problem_at(task, seed=0, split="train", level=2, index=0)
 
 
+@settings(max_examples=30)
 @given(st.integers(0, 10**9), st.sampled_from(SPLITS), st.integers(1, 30), st.integers(0, 10**6))
 def test_a_problem_is_a_pure_function(seed, split, level, index):
     def problem(task):
@@ -171,6 +196,18 @@ def test_what_is_no_reward(spec, known):
     assert str(error.value) == f"--reward money: task {spec} has no such reward; it has {known}"
 
 
+def test_the_programs_of_a_run_are_executed_only_if_they_are_named():
+    own, reward = "own.py:Own", {"reward-file": "own.py:reward"}
+    require_trusted_task("data", {}, (), "runs/a")
+    require_trusted_task(own, reward, ("./own.py:Own", "own.py:reward"), "runs/a")
+    for spec, allowed, line in (
+        (own, (), "its task is a program that would be executed, own.py:Own; if you trust it, "),
+        ("data", (own,), "its reward is a program that would be executed, own.py:reward; if you "),
+    ):
+        with pytest.raises(UserError, match=f"^runs/a: {line}"):
+            require_trusted_task(spec, reward, allowed, "runs/a")
+
+
 @pytest.mark.parametrize(
     "words, options, rest",
     [
@@ -267,3 +304,84 @@ def test_a_problem_whose_data_lacks_a_placeholder_is_named():
     task = load_task("interleave", wording="{a} {b}")
     with pytest.raises(UserError, match=r"problem k: its data lacks what .*KeyError: 'b'"):
         worded(task, Problem("interleave", 1, "p", "t", "k", {"a": ["x"]}))
+
+
+# ---- what a task may have besides
+
+
+def task(**members):
+    return SimpleNamespace(name="own", **members)
+
+
+def raises(*_):
+    raise ValueError("lost")
+
+
+def programs(own):
+    return programs_of("data", own)
+
+
+def steps(own):
+    return default_steps_of(own, 2)
+
+
+NUMPYS = Problem("own", 1, "a", "b", "k", {"x": np.int64(1)})
+PROBLEM = Problem("own", 1, "a", "b", "k")
+
+
+@pytest.mark.parametrize(
+    "ask, members, line",
+    [
+        (lambda t: problems_of(t, ""), {"problems": lambda split: [3]}, "that: is int, and must"),
+        (lambda t: problems_of(t, ""), {"problems": raises}, "problems() raised ValueError: lost"),
+        (lambda t: problems_of(t, ""), {"problems": lambda split: [NUMPYS]}, "not what JSON can"),
+        (
+            lambda t: draft_of(t)(PROBLEM)("a"),
+            {"draft": lambda problem: lambda text: "\ud800"},
+            "the guesser of draft() returned '\\ud800'; it must return a text",
+        ),
+        (steps, {"default_steps": raises}, "default_steps() raised ValueError: lost"),
+        (steps, {"default_steps": 3}, "default_steps() raised TypeError"),
+    ],
+)
+def test_a_wrong_member_is_named_in_one_line(ask, members, line):
+    with pytest.raises(UserError) as caught:
+        ask(task(**members))
+    assert str(caught.value).startswith("task own: ") and line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_task_without_them_is_a_task():
+    assert problems_of(task(), "train") == [] and notes_of(task()) == []
+    assert mistakes_of(task()) == {} == sources_of(task())
+    assert family_size(task(), 1) is None and programs(task()) == []
+    assert steps(task()) == 100 and steps(task(default_steps=lambda _: np.int64(3))) == 3
+
+
+@pytest.mark.parametrize(
+    "messages", [3, "ab", [3], [{"role": "user"}], [{"role": 1, "content": ""}]]
+)
+def test_the_turns_of_a_conversation_are_checked(messages):
+    problem = Problem("own", 1, "p", "", "k", {"messages": messages})
+    with pytest.raises(TaskError, match="row 3: messages are .*; give a list of turns"):
+        check_problem(problem, "row 3")
+
+
+WRONG = {
+    "too few": [[(1, 0.5)]],
+    "no pairs": [[(1, 0.5)], [3]],
+    "fractions": [[(1, 0.5)], [(0.5, 0.5)]],
+    "NaN": [[(1, 0.5)], [(1, math.nan)]],
+    "before the text": [[(1, 0.5)], [(-1, 0.5)]],
+    "behind the text": [[(1, 0.5)], [(4, 0.5)]],
+    "not in order": [[(1, 0.5)], [(2, 0.5), (1, 0.5)]],
+}
+
+
+@pytest.mark.parametrize("given", WRONG.values(), ids=WRONG)
+def test_wrong_credits_are_one_line(given):
+    own = task(credits=lambda problem, completions: given, reward=None)
+    with pytest.raises(UserError) as caught:
+        credits_of(own)(PROBLEM, ["a b", "c d"])
+    assert str(caught.value).startswith(f"task own, problem {PROBLEM.key}: credits()")
+    assert "\n" not in str(caught.value)

@@ -1,56 +1,21 @@
-"""Rewards and losses of one's own: slow, failing, and from files."""
+"""Rewards and losses of one's own in whole runs; their parts are tested beside them."""
 
 import json
-import re
-import time
-from itertools import count
 from pathlib import Path
-from threading import Event
-from types import SimpleNamespace
 
 import pytest
 from small_library import FLAGS, OWN, QUICK, ROWS, reward
 
 from data.errors import UserError
 from grpo import load_run, train
-from grpo.show.console import Console
 from grpo.tools import inspect
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.train import main
 from tasks import audit
 
+pytestmark = pytest.mark.slow
+
 SMALL_TASK = ["--task", "interleave", "--words", "3", "--max-new-tokens", "64"]
-
-
-def test_the_number_of_threads_is_checked():
-    for wrong in ("0", "x", "processes:4", "1.5"):
-        with pytest.raises(UserError, match=f"--reward-workers {wrong}: give a number of threads"):
-            train(ROWS, reward, reward_workers=wrong, **QUICK)
-
-
-def test_slow_rewards_say_how_far_they_are(home, monkeypatch, capsys):
-    # Nothing here depends on how fast the machine is: each look is told and printed, the console's
-    # clock stands still, and the rewards of step 1 wait until one of them has been told as done.
-    monkeypatch.setattr("tasks.rewards.LOOK", 0.0)
-    monkeypatch.setattr("grpo.show.console.FIRST", 0.0)
-    monkeypatch.setattr("grpo.show.console.EVERY", 0.0)
-    clock = SimpleNamespace(monotonic=lambda: 0.0, strftime=time.strftime, gmtime=time.gmtime)
-    monkeypatch.setattr("grpo.show.console.time", clock)
-    scoring, is_told, number = Console.scoring, Event(), count()
-
-    def watched(self, done, total, seconds):
-        scoring(self, done, total, seconds)
-        if total == 8 and done:
-            is_told.set()
-
-    def slow(completion):
-        before_and_first = QUICK["eval_problems"] + 1
-        assert next(number) < before_and_first or is_told.wait(60)
-        return len(completion) % 2
-
-    monkeypatch.setattr(Console, "scoring", watched)
-    train(ROWS, slow, reward_workers=2, name="a", **QUICK)
-    assert re.search(r"step 1.*: scoring [1-7]/8, 0 s", capsys.readouterr().out)
 
 
 RANKS = """
@@ -205,22 +170,3 @@ def one_line(capsys):
     error = capsys.readouterr().err
     assert error.count("\n") == 1, error
     return error
-
-
-def test_a_reward_that_fails_ends_the_run_with_one_line_and_loses_nothing(home):
-    calls = []
-
-    def fails(completion, answer, **row):
-        calls.append(completion)
-        if len(calls) > 40:
-            raise ValueError("the judge is gone")
-        return len(calls) % 2
-
-    with pytest.raises(UserError) as caught:
-        train(ROWS, fails, name="a", **QUICK | {"steps": 20, "save_every": 1})
-    place, _, said = str(caught.value).partition(" raised ")
-    assert re.fullmatch(r"reward fails, data \(list\), row \d+, completion \d", place)
-    assert said.startswith("ValueError: the judge is gone")
-    done = len(load_run("runs/a").metrics)
-    assert done > 0
-    assert list(Path("runs/a/checkpoints").iterdir())
