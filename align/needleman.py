@@ -84,8 +84,8 @@ def nw_score_batch(
     Parameters and errors are those of `nw_score`.
     """
     if _is_standard(match, mismatch, gap):
-        scores = [columns.score(k) for columns, k in _columns(pairs, keep_moves=False)]
-        return np.array(scores, dtype=np.int64)
+        exact = [columns.score(k) for columns, k in _columns(pairs, keep_moves=False)]
+        return np.array(exact, dtype=np.int64)
     scale = _checked(match, mismatch, gap)
     scores = [_filled(a, b, *scale)[0] for a, b in pairs]
     return np.array(scores, np.float64 if isinstance(sum(scale), float) else np.int64)

@@ -39,6 +39,7 @@ from tasks.user_code import TaskError
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reverse.py"
 INTERLEAVE = load_task("interleave")
+SIMILARITY = load_task("interleave", "similarity")
 
 
 @dataclass
@@ -67,9 +68,7 @@ def test_a_problem_is_a_pure_function(seed, split, level, index):
 
     one = problem(INTERLEAVE)
     random.random()
-    assert (
-        problem(INTERLEAVE) == one == problem(load_task("interleave", "similarity"))
-    )  # nor does the pay matter
+    assert problem(INTERLEAVE) == one == problem(SIMILARITY)  # nor does the pay matter
 
 
 def test_each_argument_and_the_name_make_another_problem():

@@ -12,13 +12,14 @@ from tasks.base import SPLITS, key_of, sources_of, unseen_texts
 from tasks.interleave import Interleave, interleaved
 from tasks.supply import problem_at
 
+TASKS = {reward: Interleave(reward) for reward in Interleave.rewards}
 A, B = ["a1", "a2", "a3", "a4"], ["b1", "b2", "b3", "b4"]  # right: a1 b1 a2 b2 a3 b3 a4 b4
 LONG_A, LONG_B = [f"a{i}" for i in range(20)], [f"b{i}" for i in range(20)]
 TEXT = st.lists(st.sampled_from(["a1", "a2", "b1", "b2", "the", "x"]), min_size=1, max_size=7)
 
 
 def score(text, reward="similarity", a=A, b=B):
-    task = Interleave(reward)
+    task = TASKS[reward]
     return task.score(task.problem(a, b), [text])[0]
 
 
@@ -142,7 +143,7 @@ def test_rewards_are_shares_and_one_only_when_exact(attempt, reward):
 
 
 def credits(text, reward, a=A, b=B):
-    task = Interleave(reward)
+    task = TASKS[reward]
     return task.credits(task.problem(a, b), [text])[0]
 
 

@@ -97,9 +97,8 @@ def test_the_right_answer_earns_all_and_nobody_else_does(pay):
 
 @given(texts())
 def test_under_the_default_reward_one_text_never_pays(pair):
-    task = Interleave()
     written = all_strategies(*pair)
-    scores = task.score(task.problem(*pair), [" ".join(written[name]) for name in IGNORE_A_TEXT])
+    scores = TASK.score(TASK.problem(*pair), [" ".join(written[name]) for name in IGNORE_A_TEXT])
     assert max(score.reward for score in scores) <= 0.1
 
 
