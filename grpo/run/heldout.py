@@ -69,11 +69,6 @@ class HeldOutEvaluator:
         """
         return {problem.key for problem in self.trainer.stream.supply.problems}
 
-    @property
-    def sampling(self) -> Sampling:
-        """The sampling settings of training, which evaluations use as well."""
-        return Sampling.of(self.config)
-
     def evaluate(
         self, level: int, seed: int, size: int, purpose: str
     ) -> tuple[dict[str, Any] | None, list[Group]]:
@@ -118,7 +113,7 @@ class HeldOutEvaluator:
             trainer.task,
             HeldOutRequest(level, "validation", seed, size),
             trainer.stream.seen.keys() | self._dataset,
-            self.sampling,
+            Sampling.of(self.config),
         )
 
     def measure(
@@ -126,7 +121,7 @@ class HeldOutEvaluator:
     ) -> tuple[dict[str, Any] | None, list[Group]]:
         """Do the work of `evaluate` without writing and showing the line."""
         config, trainer, task = self.config, self.trainer, self.trainer.task
-        sampling = self.sampling
+        sampling = Sampling.of(config)
         found = self.find(level, seed, size)
         if not found.problems:
             self._warn_once(f"no {purpose} evaluation at level {level}: {found.why_none}")

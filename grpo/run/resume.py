@@ -6,22 +6,19 @@ corpus, the configuration, and the user's own task, reward and loss, which are f
 functions. `--resume` refuses if one of them has changed since. eval.py and grpo.export do the same
 for the base model under an adapter.
 
-A fingerprint is 16 hex digits of SHA-256, under the name of the file or document. Small files are
-hashed completely. Of a file of weights, the header (names, shapes, types) is hashed completely, but
-only PAGES evenly spaced pages of PAGE bytes of each larger tensor, with the first and the last page
-among them. So 6 GB take well under a second. Fine-tuning changes every page of the matrices that it
-trains. A change can be missed if it is confined to bytes between the pages, such as a few rows of
-the embedding. For a user's own task, the fingerprint covers its file but not what that imports; for
-a function see `tasks.user_code.function_digest`.
+A fingerprint is 16 hex digits of SHA-256, under the name of the file or document. Of a large file
+of weights only PAGES evenly spaced pages are hashed, so that 6 GB take well under a second.
+Fine-tuning changes every page of the matrices that it trains; a change that is confined to bytes
+between the pages is missed. For a user's own task, the fingerprint covers its file but not what
+that imports; for a function see `tasks.user_code.function_digest`.
 """
 
 import dataclasses
 import hashlib
-import json
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -65,9 +62,11 @@ FREE_OPTIONS = ("reward-timeout", "reward-workers")
 # What a run that starts from an earlier run's policy takes over, unless a flag overrides it.
 TAKEN_OVER = ("lora_rank", "quantise", "dtype", "system", "shots", "chat_template_kwargs")
 
+# Of files of weights with more than PAGES * PAGE bytes (64 MiB), so many pages are hashed.
 DIGITS = 16
-PAGE = 4096
-PAGES = 8
+PAGE = 1 << 16
+PAGES = 1024
+WEIGHTS = (".safetensors", ".gguf")
 
 # A message names this many differences of a kind, and counts the others.
 SHOWN = 3
@@ -342,17 +341,13 @@ def sources_now(config: Config, task: Task, own_loss: OwnLoss | None) -> dict[st
         # The adapter that a LoRA run started from. It may be gone: only the reference of --beta
         # still depends on it.
         "start": _digests(Path(start), ["adapter_*"]) if start and start != config.model else {},
-        "dataset": {dataset: file_digest(Path(dataset))} if dataset else {},
+        "dataset": {dataset: digest_of(Path(dataset))} if dataset else {},
         "corpus": sources_of(task),
-        "task": _programs(programs_of(config.task, task), rewards),
-        "loss": _programs(program_of(config.loss), losses),
+        "task": {str(file): digest_of(file) for file in programs_of(config.task, task)}
+        | {name: function_digest(reward) for name, reward in rewards.items()},
+        "loss": {str(file): digest_of(file) for file in program_of(config.loss)}
+        | {name: function_digest(loss) for name, loss in losses.items()},
     }
-
-
-def _programs(files: Sequence[Path], functions: Mapping[str, Callable]) -> dict[str, str]:
-    """Return the fingerprints of the user's own files and Python functions."""
-    of_files = {str(file): file_digest(file) for file in files}
-    return of_files | {name: function_digest(f) for name, f in functions.items()}
 
 
 def base_sources(model: str) -> dict[str, str] | None:
@@ -370,7 +365,7 @@ def base_sources(model: str) -> dict[str, str] | None:
         return found
 
     if is_gguf(model):
-        return {Path(model).name: file_digest(Path(model))} if kind_of(model) == "file" else None
+        return {Path(model).name: digest_of(Path(model))} if kind_of(model) == "file" else None
     if model == "builtin":
         return _digests(load.BUILTIN, BASE_FILES)
     if kind_of(model):
@@ -389,11 +384,25 @@ def _digests(folder: Path, patterns: Sequence[str]) -> dict[str, str] | None:
     if kind_of(folder) != "folder":
         return None
     files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    return {
-        path.name: weights_digest(path) if path.suffix == ".safetensors" else file_digest(path)
-        for path in sorted(files)
-        if not path.name.startswith("optimizer")
-    }
+    names = sorted(path for path in files if not path.name.startswith("optimizer"))
+    return {path.name: digest_of(path) for path in names}
+
+
+def digest_of(path: Path) -> str:
+    """Return the fingerprint of a file; of large weights, that of their size and of some pages."""
+    try:
+        with open(path, "rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if path.suffix not in WEIGHTS or size <= PAGES * PAGE:
+                return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
+
+            digest = hashlib.sha256(str(size).encode())
+            for number in range(PAGES):
+                file.seek((size - PAGE) * number // (PAGES - 1))
+                digest.update(file.read(PAGE))
+            return digest.hexdigest()[:DIGITS]
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def read_sources(checkpoint: Path) -> dict[str, Any]:
@@ -417,10 +426,19 @@ def require_same(
     """
     found = []
     for kind in SOURCES:
-        lines = differences(saved.get(kind), now.get(kind), is_config=kind == "config")
-        more = [f"and {len(lines) - SHOWN} more"] if len(lines) > SHOWN else []
-        if lines:
-            found.append(f"{kind}: {', '.join(lines[:SHOWN] + more)}")
+        old, new = saved.get(kind), now.get(kind)
+        if old is None or new is None:
+            continue
+        changed = [
+            f"{name} {shortened(str(old.get(name, 'absent')))} → "
+            f"{shortened(str(new.get(name, 'absent')))}"
+            for name in sorted({*old, *new} - {*ON_RESUME})
+            if old.get(name) != new.get(name)
+        ]
+        if len(changed) > SHOWN:
+            changed[SHOWN:] = [f"and {len(changed) - SHOWN} more"]
+        if changed:
+            found.append(f"{kind}: {', '.join(changed)}")
     if found:
         raise UserError(
             f"{checkpoint}: changed since it was saved: {'; '.join(found)}; undo that{advice}"
@@ -455,86 +473,6 @@ def load_run_policy(checkpoint: Path, config: Config, device: str) -> tuple[Poli
     return policy, set(seen)
 
 
-def differences(
-    saved: Mapping[str, Any] | None, now: Mapping[str, Any] | None, *, is_config: bool = False
-) -> list[str]:
-    """Return a line for each name whose value differs, with both values.
-
-    Returns [] if one side is unknown (None).
-    """
-    if saved is None or now is None:
-        return []
-
-    def shown(values: Mapping[str, Any], name: str) -> str:
-        if name not in values:
-            return "absent"
-        return shortened(str(values[name])) if is_config else str(values[name])[:8]
-
-    return [
-        f"{name} {shown(saved, name)} → {shown(now, name)}"
-        for name in sorted({*saved, *now})
-        if saved.get(name) != now.get(name) and not (is_config and name in ON_RESUME)
-    ]
-
-
-def file_digest(path: Path) -> str:
-    """Return the fingerprint of a whole file."""
-    try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-
-
-def weights_digest(path: Path) -> str:
-    """Return the fingerprint of a safetensors file.
-
-    It covers the size, the header, and some pages of each tensor.
-    """
-    digest = hashlib.sha256()
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            digest.update(str(size).encode())
-            for start, stop in _spans(file.fileno(), size):
-                for offset in _places(start, stop):
-                    page = os.pread(file.fileno(), min(PAGE, stop - offset), offset)
-                    digest.update(page)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    return digest.hexdigest()[:DIGITS]
-
-
-def _spans(descriptor: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield the (start, stop) of the parts of a file: the pages of its header, then each tensor.
-
-    A part of one page is hashed completely. Yields the whole file if it has no valid header.
-    """
-    # The file begins with the length of the header, in 8 bytes, and the header as JSON.
-    data = 8 + int.from_bytes(os.pread(descriptor, 8, 0), "little")
-    try:
-        header = json.loads(os.pread(descriptor, data - 8, 8)) if data <= size else {}
-        offsets = [entry["data_offsets"] for key, entry in header.items() if key != "__metadata__"]
-        tensors = sorted((data + start, data + stop) for start, stop in offsets)
-    except (ValueError, KeyError, TypeError, AttributeError):
-        tensors = []
-    if not tensors:  # the file is damaged, and loading it will raise an error
-        yield 0, size
-        return
-
-    for start in range(0, data, PAGE):
-        yield start, min(data, start + PAGE)
-    yield from tensors
-
-
-def _places(start: int, stop: int) -> range | list[int]:
-    """Return the offsets of the pages to hash: all pages of the span, or PAGES of them."""
-    if stop - start <= PAGE * PAGES:
-        return range(start, stop, PAGE)
-    last = stop - PAGE
-    return [start + (last - start) * i // (PAGES - 1) for i in range(PAGES)]
-
-
 # --- facts ------------------------------------------------------------------------------------
 
 
@@ -561,21 +499,19 @@ def fingerprints(sources: Mapping[str, Any]) -> dict[str, str]:
     return {kind: summary_of(sources[kind]) for kind in kinds}
 
 
-def commit(file: Path = Path(__file__)) -> str | None:
-    """Return the commit of the repository of which `file` is a part.
+def commit(top: Path = Path(__file__).parents[2]) -> str | None:
+    """Return the commit of the repository whose top folder is `top`.
 
-    None if there is no such repository, or git is not installed. A package that was installed into
-    an environment within somebody's repository is not a part of that.
+    None if there is no such repository, as for an installed package, or git is not installed.
     """
-    found = ""
+    if not (top / ".git").exists():
+        return None
     try:
-        for arguments in (["ls-files", "--error-unmatch", file.name], ["rev-parse", "HEAD"]):
-            found = subprocess.run(
-                ["git", *arguments], cwd=file.parent, capture_output=True, text=True, check=True
-            ).stdout
+        command = ["git", "rev-parse", "HEAD"]
+        done = subprocess.run(command, cwd=top, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
-    return found.strip()
+    return done.stdout.strip()
 
 
 def restore_threads(before: Mapping[str, Any], device: torch.device) -> str:
@@ -587,13 +523,8 @@ def restore_threads(before: Mapping[str, Any], device: torch.device) -> str:
     threads = before.get("threads")
     if device.type != "cpu" or not threads or threads == torch.get_num_threads():
         return ""
-
-    cores = os.cpu_count() or 1
-    if threads > MAX_THREADS * cores:
-        return (
-            f"the run used {threads} threads, too many for {cores} cores; with "
-            f"{torch.get_num_threads()} its sums are rounded differently"
-        )
+    if threads > MAX_THREADS * (os.cpu_count() or 1):
+        return f"the run used {threads} threads, too many here: its sums are rounded differently"
     torch.set_num_threads(threads)
     return ""
 
@@ -601,32 +532,27 @@ def restore_threads(before: Mapping[str, Any], device: torch.device) -> str:
 def changed_versions(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     """Return a warning if torch or a model library is not the one that the run used last; or "".
 
-    `before` are the facts in its config.yaml. Other versions may round differently, and then a
-    resumed run is no longer the same to the last bit.
+    Other versions may round differently, and then a resumed run is no longer the same to the last
+    bit.
     """
     last = {**before, **(before.get("resumed") or [{}])[-1]}
-    changes = [
+    changed = [
         f"{name} {last[name]} → {now[name]}"
         for name in LIBRARIES
-        if name in last and last[name] != now[name]
+        if last.get(name, now[name]) != now[name]
     ]
-    if not changes:
-        return ""
-    return (
-        f"the run used other versions until now, which may round differently: {', '.join(changes)}"
-    )
+    said = "the run used other versions until now, which may round differently"
+    return f"{said}: {', '.join(changed)}" if changed else ""
 
 
 def with_resumption(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[str, Any]:
     """Return the facts of a run that is started, or resumed after `step`.
 
-    `before` are the facts in its config.yaml, empty for a new run; they stay as they are. Each
-    resumption adds an entry to "resumed" with the facts that differ `now`.
+    The facts of its start stay; each resumption adds an entry to "resumed" with those that differ.
     """
     if not before:
         return dict(now)
-
     # "stopped" says why the run ended before. It no longer holds.
-    before = {name: value for name, value in before.items() if name != "stopped"}
+    kept = {name: value for name, value in before.items() if name != "stopped"}
     changed = {name: value for name, value in now.items() if value != before.get(name)}
-    return {**before, "resumed": [*before.get("resumed", []), {"step": step, **changed}]}
+    return {**kept, "resumed": [*before.get("resumed", []), {"step": step, **changed}]}

@@ -11,6 +11,7 @@ import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,28 +31,13 @@ Histograms = Mapping[str, Sequence[float]]
 Rows = Sequence[Sequence[Any]]
 
 
-# Each class below is made with the run's folder, its settings and the number of steps it has made.
-# `log` sends numbers, values for histograms and rows of the table "samples", `finish` the rest.
-
-
 class _TensorBoard:
     def __init__(self, folder: Path, config: Mapping[str, Any], done: int):
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
-        self._hyperparameters(config)
-
-    def _hyperparameters(self, config: Mapping[str, Any]) -> None:
-        """Fill the tab "HParams". `SummaryWriter.add_hparams` would make a second run of them."""
-        from torch.utils.tensorboard.summary import hparams
-
-        settings = {
-            name: value if isinstance(value, (bool, int, float, str)) else str(value)
-            for name, value in config.items()
-        }
-        curves = dict.fromkeys(("reward", f"report/{config.get('level')}/mean"), 0.0)
-        for summary in hparams(settings, curves):
-            self.writer._get_file_writer().add_summary(summary)
+        settings = (f"    {name}: {value}" for name, value in config.items())
+        self.writer.add_text("settings", "\n".join(settings))
 
     def log(self, step: int, scalars: Numbers, histograms: Histograms, rows: Rows) -> None:
         for name, number in scalars.items():
@@ -66,11 +52,21 @@ class _TensorBoard:
         self.writer.close()
 
 
-class _Run:
-    """A tracker with the interface of Weights & Biases, which trackio has as well."""
+class _WeightsAndBiases:
+    """Weights & Biases, or trackio, which has the same interface."""
 
-    module: Any
-    run: Any
+    def __init__(self, folder: Path, config: Mapping[str, Any], done: int, name: str = "wandb"):
+        self.module = importlib.import_module(name)
+        more: dict[str, Any] = {}
+        if name == "wandb":
+            more = {"id": folder.name, "dir": str(folder)}
+        self.run = self.module.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            name=folder.name,
+            config=dict(config),
+            resume="allow",
+            **more,
+        )
 
     def log(self, step: int, scalars: Numbers, histograms: Histograms, rows: Rows) -> None:
         sent: dict[str, Any] = dict(scalars)
@@ -85,36 +81,13 @@ class _Run:
         self.run.finish()
 
 
-class _WeightsAndBiases(_Run):
-    def __init__(self, folder: Path, config: Mapping[str, Any], done: int):
-        import wandb
-
-        self.module = wandb
-        self.run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
-            name=folder.name,
-            id=folder.name,
-            resume="allow",
-            dir=str(folder),
-            config=dict(config),
-        )
-
-
-class _Trackio(_Run):
-    def __init__(self, folder: Path, config: Mapping[str, Any], done: int):
-        import trackio
-
-        self.module = trackio
-        self.run = trackio.init(
-            project=PROJECT, name=folder.name, config=dict(config), resume="allow"
-        )
-
-
-# By the name of the package as well.
+# By the name of the package as well. Each is made with the run's folder, its settings and the
+# number of steps it has made. `log` sends numbers, values for histograms, and rows of the table
+# "samples"; `finish` sends the rest.
 CLASSES: dict[str, Any] = {
     "tensorboard": _TensorBoard,
     "wandb": _WeightsAndBiases,
-    "trackio": _Trackio,
+    "trackio": partial(_WeightsAndBiases, name="trackio"),
 }
 
 

@@ -1,6 +1,5 @@
 """What a run writes, and how it is marked."""
 
-import gc
 import json
 from pathlib import Path
 
@@ -11,9 +10,7 @@ from small_train import SMALL, fails, run
 from data.files import read_jsonl_zst
 from grpo.run.logs import read_metrics
 from grpo.run.rollouts import groups_of
-from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
-from grpo.trainer import Trainer
 
 METRICS = {
     "reward",
@@ -84,21 +81,6 @@ def test_what_a_run_writes(tmp_path, capsys):
         "held-out similarity at 6 words" in said
         and "python eval.py --model runs/a --task interleave --levels 6" in said
     )
-
-
-@pytest.mark.slow
-def test_what_is_loaded_is_spared_by_the_garbage_collector_while_steps_are_made(
-    tmp_path, monkeypatch
-):
-    spared, step = [], Trainer.step
-    monkeypatch.setattr(
-        Trainer, "step", lambda trainer: spared.append(gc.get_freeze_count()) or step(trainer)
-    )
-    assert train.main([*SMALL, "--steps", "1"]) == 0
-    monkeypatch.setattr(Trainer, "step", lambda trainer: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        train.main([*SMALL, "--steps", "1", "--name", "other"])
-    assert spared[0] > 50_000 > 10 * gc.get_freeze_count()
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_saves_its_batch(tmp_path, monkeypatch, capsys):

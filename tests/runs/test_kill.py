@@ -16,7 +16,6 @@ from compare_runs import assert_same_run
 from small_runs import BY_PLACE, FEW, whole_run
 
 from data.errors import UserError
-from grpo.evaluate import summarise
 from grpo.run import interrupt, session
 from grpo.run.files import locked
 from grpo.tools import train
@@ -35,11 +34,6 @@ def killed(*flags):
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
-
-
-@pytest.mark.slow
-def test_a_few_kills():
-    assert killed("--kills", "2", "--cases", "1")["kills"] >= 2
 
 
 @pytest.mark.slow
@@ -94,21 +88,6 @@ def test_a_signal_ends_the_run_after_its_step_and_loses_nothing(
     )
     assert [path.name for path in Path("runs/cut/checkpoints").iterdir()] == [f"step-{at + 1:06d}"]
     assert signal.getsignal(number) is before
-    assert train.main(["--resume", "runs/cut", *BY_PLACE]) == 0
-    assert_same_run(whole, Path("runs/cut"))
-
-
-@pytest.mark.slow
-def test_a_signal_during_the_first_evaluation_is_the_end_before_the_first_step(
-    tmp_path, monkeypatch, flags, whole
-):
-    monkeypatch.chdir(tmp_path)
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "grpo.run.heldout.summarise",
-            lambda groups: (signal.raise_signal(signal.SIGTERM), summarise(groups))[1],
-        )
-        assert train.main([*flags, "--name", "cut"]) == 128 + signal.SIGTERM
     assert train.main(["--resume", "runs/cut", *BY_PLACE]) == 0
     assert_same_run(whole, Path("runs/cut"))
 
@@ -177,25 +156,6 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path, monkeypatch, capsys, fla
         "checkpoint yet\n"
     )
     assert not Path("runs/a/checkpoints").exists()
-
-
-@pytest.mark.slow
-def test_a_second_signal_after_a_checkpoint_says_how_to_continue(
-    tmp_path, monkeypatch, capsys, flags
-):
-    monkeypatch.chdir(tmp_path)
-    assert train.main([*flags, "--steps", "1", "--name", "a"]) == 0
-    monkeypatch.setattr(interrupt, "SAME", -1.0)
-
-    def twice(self):
-        signal.raise_signal(signal.SIGINT)
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(Trainer, "step", twice)
-    capsys.readouterr()
-    assert train.main(["--resume", "runs/a", *BY_PLACE, "--steps", "2"]) == 130
-    said = capsys.readouterr().err
-    assert said == "train.py: stopped immediately; continue with --resume runs/a\n"
 
 
 def test_a_run_has_one_writer(tmp_path, monkeypatch, capsys, flags):

@@ -36,22 +36,6 @@ CLIMBS = {
 ADAPTER = ["--lora-rank", "4", "--beta", "0.1", "--config", "{on_degenerate: resample}"]
 
 
-@pytest.mark.parametrize(
-    "tuning",
-    [
-        pytest.param(
-            [*CLIMBS["ladder"], "--credit", "alignment", "--config", "{epochs: 2}"],
-            marks=pytest.mark.slow,
-        ),
-        pytest.param([], marks=pytest.mark.slow),
-        pytest.param(ADAPTER, marks=pytest.mark.slow),
-    ],
-)
-def test_killed_and_resumed_is_the_run_that_was_not(tmp_path, monkeypatch, tuning):
-    _killed_and_resumed(tmp_path, monkeypatch, [*SMALL, *tuning], [])
-    assert decides_late(tmp_path / "runs" / "cut") == ("--curriculum" in tuning)
-
-
 FLOAT16 = ["--dtype", "float16"]
 
 

@@ -3,7 +3,6 @@ audited as they were trained.
 """
 
 import json
-import re
 import shutil
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from compare_runs import assert_same_run
 from transformers import AutoTokenizer
 
 from data.files import read_jsonl_zst, write_jsonl_zst
-from grpo.config import Config, parse
+from grpo.config import parse
 from grpo.run import checkpoint as store
 from grpo.run.logs import load_run
 from grpo.run.resume import start_from
@@ -161,21 +160,6 @@ def test_a_run_that_starts_from_another_has_its_prompt(here):
     assert started("--wording", "w.txt", "--shots", "0", "--system", "") == ("{b} and {a}", "", 0)
 
 
-@pytest.mark.slow
-def test_texts_that_are_all_held_out_are_no_examples(here, tiny_model):
-    """Their examples are of the corpus that the model's training may draw from."""
-    Path("texts").mkdir()
-    for name in ("x", "y", "z"):
-        Path(f"texts/{name}.txt").write_text(" ".join(f"{name}{i}" for i in range(60)))
-    flags = ["--texts", "texts", "--shots", "2", "--words", "2", "--problems", "2"]
-    assert evaluation.main(["--model", str(tiny_model), *flags, "--json", "out.json"]) == 0
-
-    (line,) = json.loads(Path("out.json").read_text())
-    *examples, question = line["prompt"].split("<|user|>")[1:]
-    assert len(examples) == 2 and len(re.findall(r"\b[xyz][0-9]+", question)) == 4
-    assert not any(re.search(r"\b[xyz][0-9]+", example) for example in examples)
-
-
 def test_a_step_of_such_a_run_is_made_again_to_the_bit(home):
     assert replay(load_run(home / "runs/whole"), 2)["same"]
 
@@ -195,13 +179,6 @@ def test_the_audit_finds_an_evaluated_problem_that_a_prompt_shows(here):
     assert found[0].endswith(
         f"({evaluated_key}) was shown with its answer, in step-000002.jsonl.zst"
     )
-
-
-@pytest.mark.slow
-def test_by_default_nothing_is_added():
-    config = Config()
-    assert (config.system, config.shots, config.wording) == ("", 0, "")
-    assert config.prompt_format(load_task("arithmetic")).turns("Hm?") == (("user", "Hm?"),)
 
 
 @pytest.mark.slow

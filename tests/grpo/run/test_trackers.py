@@ -27,22 +27,9 @@ from grpo.run.trackers import (
 from grpo.tools import train
 from tasks.base import Problem, Score
 
-FLAGS = [
-    "--words",
-    "10",
-    "--steps",
-    "2",
-    "--prompts",
-    "2",
-    "--group-size",
-    "2",
-    "--preflight",
-    "off",
-    "--eval-problems",
-    "2",
-    "--device",
-    "cpu",
-]
+FLAGS = (
+    "--words 10 --steps 2 --prompts 2 --group-size 2 --preflight off --eval-problems 2 --device cpu"
+).split()
 
 
 class Spy:
@@ -137,16 +124,6 @@ def test_a_failing_tracker_is_named_once_and_is_not_used_again(tmp_path, monkeyp
     assert not Spy.made[0].finished
 
 
-def test_one_that_fails_does_not_take_the_other_along(tmp_path, spied):
-    told = []
-    both = Trackers("spy,other", tmp_path, {"level": 1}, 0, told.append)
-    Spy.made[0].log = lambda *_: 1 / 0
-    for step in (1, 2):
-        both.evaluated({"step": step, "reward": 0.5})
-    assert len(told) == 1 and "ZeroDivisionError" in told[0]
-    assert [step for step, *_ in Spy.made[1].got] == [1, 2]
-
-
 def test_wrong_names_and_missing_packages_are_said(tmp_path, monkeypatch, capsys):
     with pytest.raises(
         UserError, match="--track wandb,excel: give one of tensorboard, wandb, trackio"
@@ -238,7 +215,6 @@ def test_tensorboard_has_it_all(tmp_path):
         DEFAULT_SIZE_GUIDANCE,
         EventAccumulator,
     )
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     settings = {"level": 3, "seed": 7, "curriculum": None}
     send("tensorboard", tmp_path, settings)
@@ -259,9 +235,8 @@ def test_tensorboard_has_it_all(tmp_path):
     assert [event.step for event in texts] == [1, 2]
     assert b"answer 1" in texts[0].tensor_proto.string_val[0]
 
-    begun = events.SummaryMetadata("_hparams_/session_start_info").plugin_data.content
-    told = HParamsPluginData.FromString(begun).session_start_info.hparams
-    assert told["seed"].number_value == 7 and told["curriculum"].string_value == "None"
+    (told,) = events.Tensors("settings/text_summary")
+    assert b"seed: 7" in told.tensor_proto.string_val[0]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -120,11 +120,6 @@ def test_a_reward_that_pays_for_wrong_answers_is_to_be_looked_at():
     assert next_command(PREFIX, cheated) == LOOK
 
 
-@pytest.mark.parametrize("kind", ["learned", "already solved", "not learned", "too short to tell"])
-def test_other_verdicts_have_no_remedy(kind):
-    assert remedy(PREFIX, verdict(kind)) == ""
-
-
 def test_a_run_at_a_fixed_level_climbs_to_it_next_time():
     run = replace(ENDED, levels=(25,))
     assert (
@@ -148,13 +143,6 @@ def test_a_ladder_that_is_stuck_ends_lower():
     run = replace(ENDED, config=config, levels=(5, 10, 25))
     assert next_command(run, verdict("not learned", untaught=0.8)) == (
         f"{AGAIN} --curriculum 5,10 --level 10"
-    )
-
-
-def test_a_ladder_gets_another_rung():
-    run = replace(ENDED, config=Config(task="interleave", level=25, curriculum="10,25"))
-    assert next_command(run, verdict("learned", solved_step=40)).endswith(
-        " --curriculum 10,25,50 --level 50"
     )
 
 
