@@ -11,10 +11,8 @@ from data.files import (
     kind_of,
     load_yaml,
     raw_json,
-    read_json,
     read_jsonl,
     read_jsonl_zst,
-    read_text,
     write_jsonl_zst,
     write_whole,
 )
@@ -67,16 +65,6 @@ def test_any_text_may_be_asked_for_what_it_names(tmp_path):
         '[{"a": 1}]',
     ):
         assert kind_of(tmp_path / text) == ""
-
-
-def test_what_cannot_be_read_is_named(tmp_path):
-    (tmp_path / "a").write_bytes(b"caf\xe9")
-    with pytest.raises(UserError, match="absent: cannot be read: No such file"):
-        read_text(tmp_path / "absent")
-    with pytest.raises(UserError, match="cannot be read: Is a directory"):
-        read_json(tmp_path)
-    with pytest.raises(UserError, match=r"a: is not UTF-8 text \(byte 0xe9\)"):
-        read_text(tmp_path / "a")
 
 
 def test_writing_makes_folders_replaces_and_leaves_nothing_aside(tmp_path):

@@ -66,13 +66,6 @@ def test_cuts_by_hand(micro_tokens, shapes):
     assert [(len(batch.prompts), len(batch.tokens_RT)) for batch in batches] == shapes
 
 
-def test_weights_are_those_of_the_step_however_it_is_cut():
-    groups = [group_of(1, 1, [1, 4]), group_of(2, 1, [5, 2])]
-    weights = torch.cat([batch.weights_R for batch in cut(groups, 1, "grpo")])
-    # 1 / (4 rows * length), not 1 / (1 row * length)
-    assert weights.tolist() == [1 / 4, 1 / 16, 1 / 20, 1 / 8]
-
-
 GROUPS = st.integers(1, 4).flatmap(
     lambda rows: st.lists(
         st.tuples(st.integers(1, 9), st.lists(st.integers(1, 9), min_size=rows, max_size=rows)),

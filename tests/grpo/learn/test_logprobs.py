@@ -87,12 +87,6 @@ def test_values_and_gradients_equal_the_full_log_softmax(monkeypatch, truncate, 
     torch.testing.assert_close(gradients, expected_gradients, **exactly)
 
 
-def test_entropy_has_no_gradient_unless_asked():
-    hidden_NH, head, targets_N, temperature_N, _ = inputs()
-    logprobs_N, entropy_N = token_logprobs(hidden_NH, head, targets_N, Distribution(temperature_N))
-    assert logprobs_N.requires_grad and not entropy_N.requires_grad
-
-
 @pytest.mark.parametrize("of_logprob", [0.0, 1.0])
 @pytest.mark.parametrize("truncate", [None, top_two_and_target])
 @pytest.mark.parametrize("bias, kept", HEADS)
@@ -155,7 +149,8 @@ def test_full_logits_never_live_at_once():
     distribution = Distribution(temperature_N)
     hooks = (lambda x: saved.append(x.numel()) or x, lambda x: x)
     with torch.autograd.graph.saved_tensors_hooks(*hooks):
-        logprobs_N, _ = token_logprobs(hidden_NH, head, targets_N, distribution, chunk=3)
+        logprobs_N, entropy_N = token_logprobs(hidden_NH, head, targets_N, distribution, chunk=3)
+    assert not entropy_N.requires_grad
     assert sum(saved) < N * V  # not the logits of all chunks together either
     assert head.rows == [3, 3, 3, 2]
     (weights_N @ logprobs_N).backward()

@@ -226,13 +226,6 @@ def test_out_of_memory_is_answered_step_by_step(tiny_policy, groups, monkeypatch
         step()
 
 
-def test_without_a_decoder_there_is_nothing_to_free(tiny_policy, groups):
-    memory = UpdateMemory(tiny_policy, 1)
-    memory.save_more(groups)
-    assert not memory.frees_decoder and tiny_policy.gradient_checkpointing
-    assert memory.micro_tokens > 24  # no completion is cut
-
-
 def test_a_step_without_room_frees_the_decoders_memory(tiny_policy, groups, monkeypatch):
     optimizer, freed = sgd(tiny_policy, 1.0), []
     plain = optimizer.step
