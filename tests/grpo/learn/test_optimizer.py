@@ -144,7 +144,6 @@ def a_rank(rank, folder):
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.slow
 def test_three_ranks_step_as_one(tmp_path):
     layers, optimizer = made(torch.bfloat16)
     norms = [take(layers, optimizer, seed, parts=2, max_norm=0.5) for seed in range(3)]
