@@ -1,17 +1,15 @@
-"""Tables about intervals, promotions and curricula, in Markdown:
+"""Tables about intervals and promotions, in Markdown:
 `python tests/tools/statistics_tables.py coverage`.
 
 coverage   how often the 95 % intervals contain the true value, and how wide they are
 heldout    how likely a validation check promotes, by true mean and number of problems
 running    how likely the running mean promotes, by true mean and prompts per step
-ladder     the moves of a ladder whose second level the policy cannot learn
 
 Rates are enumerated exactly; scores are simulated with a fixed seed (`--samples`).
 """
 
 import argparse
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
@@ -19,7 +17,6 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grpo import curriculum
 from grpo.config import PROMOTE_AT
 from grpo.curriculum import Ladder
 from grpo.records import StepSummary
@@ -51,13 +48,6 @@ def near(rng: np.random.Generator, shape: tuple[int, ...], mean: float) -> np.nd
     return rng.beta(10 * mean, 10 * (1 - mean), shape)
 
 
-def rare_failures(rng: np.random.Generator, shape: tuple[int, ...], mean: float) -> np.ndarray:
-    """Half of the loss is in a few scores of 0, half in small slips of the others."""
-    lost = (1 - mean) / 2
-    slip = 2 * lost / (1 - lost) * rng.random(shape)
-    return np.where(rng.random(shape) < lost, 0.0, 1 - slip)
-
-
 def bimodal(rng: np.random.Generator, shape: tuple[int, ...], mean: float) -> np.ndarray:
     """Group means of problems that the policy mostly either solves or fails.
 
@@ -70,7 +60,6 @@ SCORES: dict[str, Draw] = {
     "1 or beta(2, 2)": slips,
     "0, 0.5 or 1": halves,
     "beta, all short of 1": near,
-    "small slips, rare 0": rare_failures,
 }
 
 
@@ -99,15 +88,6 @@ def wilson(means: np.ndarray, n: int) -> Ends:
     return centre - half, centre + half
 
 
-def bootstrap(values_Sn: np.ndarray, draws: int = 2000) -> Ends:
-    """Return the percentile bootstrap (Efron 1979), which this project used before."""
-    n = values_Sn.shape[1]
-    counts_nD = np.random.default_rng(0).multinomial(n, np.full(n, 1 / n), size=draws).T
-    means_SD = values_Sn @ (counts_nD / n)
-    low_S, high_S = np.quantile(means_SD, [0.025, 0.975], axis=1)
-    return low_S, high_S
-
-
 def binomial(n: int, rate: float) -> np.ndarray:
     """Return the probabilities of 0 ... n successes."""
     if rate in (0.0, 1.0):
@@ -116,13 +96,6 @@ def binomial(n: int, rate: float) -> np.ndarray:
     k = np.arange(n + 1)
     log_choose = log_factorial[n] - log_factorial - log_factorial[::-1]
     return np.exp(log_choose + k * np.log(rate) + (n - k) * np.log1p(-rate))
-
-
-def bootstrap_of_rates(n: int) -> Ends:
-    """Return the ends of the bootstrap after 0 ... n successes, without simulation."""
-    sums = np.array([np.cumsum(binomial(n, right / n)) for right in range(n + 1)])
-    low, high = ((sums < level - 1e-12).sum(axis=1) / n for level in (0.025, 0.975))
-    return low, high
 
 
 def covers(ends: Ends, value: float) -> np.ndarray:
@@ -138,7 +111,7 @@ def coverage_of_rates() -> Iterator[list[str]]:
     methods: dict[int, list[Ends]] = {}
     for n in sizes:
         exact = np.array([rate_interval(right, n) for right in range(n + 1)]).T
-        methods[n] = [(exact[0], exact[1]), wilson(np.arange(n + 1) / n, n), bootstrap_of_rates(n)]
+        methods[n] = [(exact[0], exact[1]), wilson(np.arange(n + 1) / n, n)]
 
     yield ["true rate", *(f"n = {n}" for n in sizes)]
     for rate in rates:
@@ -158,15 +131,12 @@ def coverage_of_scores(samples: int) -> Iterator[list[str]]:
     yield ["scores", "true mean", *(f"n = {n}" for n in sizes)]
     for name, draw in SCORES.items():
         for mean in means:
-            if name == "small slips, rare 0" and mean < 0.7:
-                continue  # the slips would not be small
             row = [name, f"{mean:g}"]
             for n in sizes:
                 values_Sn = draw(rng, (samples, n), mean)
                 methods = (
                     mean_bounds(values_Sn),
                     wilson(values_Sn.mean(axis=1), n),
-                    bootstrap(values_Sn),
                 )
                 shares = " / ".join(percent(covers(ends, mean).mean()) for ends in methods)
                 widths = " / ".join(f"{np.mean(high - low):.3f}" for low, high in methods)
@@ -176,11 +146,11 @@ def coverage_of_scores(samples: int) -> Iterator[list[str]]:
 
 def coverage(samples: int):
     show(
-        "Coverage of rates in %, exactly: Clopper-Pearson (ours) / Wilson / bootstrap (before)",
+        "Coverage of rates in %, exactly: Clopper-Pearson (ours) / Wilson",
         coverage_of_rates(),
     )
     show(
-        "Coverage of mean scores in %, and mean width: Gaffke (ours) / Wilson / bootstrap (before)",
+        "Coverage of mean scores in %, and mean width: Gaffke (ours) / Wilson",
         coverage_of_scores(samples),
     )
 
@@ -257,39 +227,14 @@ def chances_of_climbing(runs: int) -> Iterator[list[str]]:
 
 def running(samples: int):
     mark = PROMOTE_AT["running"]
-    title = f"Promotion at {mark:g} by the running mean (2nd level, replay 0.25)"
+    title = f"Promotion at {mark:g} by the running mean (2nd level)"
     show(f"{title}: % within 50 / 100 steps; median step", chances_of_climbing(samples // 5))
-
-
-# curricula
-
-
-def moves_of_a_ladder() -> Iterator[list[str]]:
-    yield ["replay", "moves", "step → level"]
-    for replay in (0.0, 0.25):
-        curriculum.REPLAY = replay
-        ladder, moves = Ladder([10, 25], "running", PROMOTE_AT["running"]), []
-        for step in range(1, 201):
-            levels = Counter(ladder.levels_for(0, step, 16))
-            values = {level: [0.98 if level == 10 else 0.02] * n for level, n in levels.items()}
-            collapsed = {level: [level == 25] * n for level, n in levels.items()}
-            moves += ladder.observe(StepSummary(step, values, collapsed=collapsed))
-        said = ", ".join(f"{move.step} → {move.after}" for move in moves)
-        yield [f"{replay:g}", str(len(moves)), said]
-
-
-def ladder(_: int):
-    show(
-        "200 steps of 16 prompts; 10 words are mastered, each group of 25 collapses",
-        moves_of_a_ladder(),
-    )
 
 
 TABLES = {
     "coverage": coverage,
     "heldout": heldout,
     "running": running,
-    "ladder": ladder,
 }
 
 
