@@ -1,6 +1,6 @@
 """A GRPO trainer.
 
-As a library: `from grpo import train, make_trainer, load_run, load_model` (see `grpo.api`).
+As a library: `from grpo import train, make_trainer, load_run, load_model` (see `grpo.library`).
 """
 
 import sys
@@ -38,9 +38,8 @@ _check_names()
 _MODULES = {
     "RunData": "grpo.run.logs",
     "load_run": "grpo.run.logs",
-    **dict.fromkeys(
-        ("train", "make_trainer", "load_model", "TrainedRun", "Trainer", "Model"), "grpo.api"
-    ),
+    **dict.fromkeys(("make_trainer", "Trainer", "Model"), "grpo.api"),
+    **dict.fromkeys(("train", "load_model", "TrainedRun"), "grpo.library"),
 }
 
 __all__ = list(_MODULES)

@@ -1,16 +1,4 @@
-"""The library: `train` trains, `make_trainer` prepares a loop of your own, `load_model` loads.
-
-    from grpo import train
-
-    def reward(prompt, completion, answer, **row):
-        return float(completion.strip() == answer)
-
-    run = train(data="problems.jsonl", reward=reward, steps=50)
-    print(run.verdict, run.policy.generate(["What is 2 + 3?"]))
-
-A run writes the same files as with `train.py`, so it can be resumed, replayed, inspected and
-reported.
-"""
+"""What the library does without a run directory: a trainer for a loop of your own, and a model."""
 
 import math
 import warnings
@@ -20,27 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
+from data.files import kind_of
 from data.text import is_encodable
 from grpo.config import Config, checked, with_texts
-from grpo.distributed import SIZE, join_ranks
+from grpo.distributed import SIZE
 from grpo.learn.loss import from_python
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
-from grpo.model.prompts import PromptFormat, template_arguments
 from grpo.records import StepReport
 from grpo.rollout.generate import sample_prompts
 from grpo.rollout.sampling import sample_key, truncation
-from grpo.run.files import HOME, check_output
-from grpo.run.logs import RunData
-from grpo.run.resume import (
-    checkpoint_of,
-    config_of,
-    load_run_policy,
-    saved_options,
-    start_from,
-)
-from grpo.run.session import start_run
-from grpo.torchrun import only_rank0_prints
 from grpo.trainer import Callback, Trainer, load_parts, with_learning_rate
 from tasks.base import notes_of
 from tasks.registry import REWARD_FILE
@@ -52,46 +29,11 @@ DATA = "data"
 # Keywords of `train` that are about rows; the others are settings.
 ROW_OPTIONS = [field.name for field in fields(RowOptions)]
 
+# Files of a run, and of its checkpoints.
+OF_A_RUN = ("config.yaml", "trainer.json")
+
 # Settings that only a run has.
 OF_RUNS = ("resume", "name", "track")
-
-
-def train(
-    data: Any = None,
-    reward: str | Callable | Sequence[Callable] | None = None,
-    *,
-    callbacks: Sequence[Callback] = (),
-    **options: Any,
-) -> "TrainedRun":
-    """Train a model on rows and a reward function, and return the run.
-
-    - `data`: a .jsonl or .parquet file, a dataset of the hub, a Hugging Face `Dataset`, a pandas
-      DataFrame, or a list of mappings; see `tasks.rows` for the columns.
-    - `reward`: a function, several, or "path/to/file.py:name"; see `tasks.rewards`.
-    - `callbacks`: functions that are called after each step, before it is stored, with its
-      `grpo.records.StepReport`. Numbers that they add to its metrics are stored as well.
-
-    The `options` are keywords for the rows, with their defaults, and settings of the run:
-
-    - ``columns={}``: what the columns are called, e.g. ``{"prompt": "question"}``.
-    - ``reward_range=(0, 1)``: where the sum of the rewards lies, with ``reward_weights={}``.
-    - ``reward_timeout=60``, ``reward_workers=32``: the most seconds of a call, and how many calls
-      run side by side.
-    - any setting of `train.py --help-all`: `model`, `steps`, `system`, `name`, ... The `loss` may
-      be a function (see `grpo.learn.loss`). With ``resume="runs/NAME"``, or True for the
-      latest run, functions and `data` are given again.
-
-    Without `data`, the `task` is a setting, as on the command line, and `reward` names one of its
-    rewards. Raises UserError, which says in one line what is wrong, and KeyboardInterrupt after
-    Ctrl-C, when the last step has been saved.
-    """
-    given, values = _given("train()", data, reward, callbacks, options)
-    config = Config(**given)
-    with only_rank0_prints():
-        result = start_run(config, given, join_ranks(config.device), [], **values)
-    if result.policy is None or result.status > 128:
-        raise KeyboardInterrupt
-    return TrainedRun(result.folder, result.policy, result.status)
 
 
 def make_trainer(
@@ -109,13 +51,13 @@ def make_trainer(
     """
     if SIZE > 1:
         raise UserError("make_trainer(): has no use for several ranks; use train()")
-    given, values = _given("make_trainer()", data, reward, callbacks, options)
+    given, values = arguments("make_trainer()", data, reward, callbacks, options)
     for name in OF_RUNS:
         if given.get(name):
             raise UserError(
                 f"make_trainer(): {name} applies only to runs; use train(), or leave it out"
             )
-    config, warned = start_from(Config(**given), given)
+    config, warned = _started(Config(**given), given)
     config, parts = load_parts(config, **values)
     for text in (*warned, *notes_of(parts.task)):
         warnings.warn(text, stacklevel=2)
@@ -131,7 +73,19 @@ def make_trainer(
     return trainer
 
 
-def _given(
+def _started(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
+    """Return the configuration if its model may be an earlier run, and warnings.
+
+    Only a model that is a run or a checkpoint needs what reads them.
+    """
+    if not any(kind_of(Path(config.model) / name) == "file" for name in OF_A_RUN):
+        return config, []
+    from grpo.run.resume import start_from
+
+    return start_from(config, given)
+
+
+def arguments(
     where: str, data: Any, reward: Any, callbacks: Sequence[Callback], options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the settings that the arguments of `train` give, and the
@@ -180,6 +134,9 @@ def _rows(
         if settings.get(name):
             raise UserError(f"{where}: {name} and data; give one of them")
     if settings.get("resume"):  # what is left out stays as it is
+        from grpo.run.files import HOME
+        from grpo.run.resume import saved_options
+
         saved = saved_options(str(settings["resume"]), HOME)
         flags = {name: name.replace("_", "-") for name in ROW_OPTIONS}
         of_rows = {name: saved[flag] for name, flag in flags.items() if flag in saved} | of_rows
@@ -284,41 +241,3 @@ def _check_generation(prompts: Any, max_new_tokens: Any, temperature: Any, top_p
         raise UserError(f"generate: temperature is {temperature!r}; give a number from 0 up")
     if not (is_number(top_p) and 0 < top_p <= 1):
         raise UserError(f"generate: top_p is {top_p!r}; give a number above 0 and up to 1")
-
-
-class TrainedRun(RunData):
-    """A run that `train` made: its data (see `grpo.run.logs`) and its policy.
-
-    `status` is the exit status of `train.py`: 3 if the run failed (`grpo.ending.FAILED`) or was
-    stopped because it learned nothing, else 0.
-    """
-
-    def __init__(self, folder: Path, policy: Policy, status: int):
-        super().__init__(folder)
-        self.policy = Model(policy)
-        self.status = status
-
-    def report(self, output: str | Path | None = None) -> Path:
-        """Write the report, one HTML page, and return its path (by default in the run)."""
-        from grpo.tools.report.page import write_report  # a tool, which a loop does not need
-
-        if output:
-            check_output(str(output), "report()")
-        return write_report([self], Path(output) if output else None)
-
-
-def load_model(model: str | Path, device: str = "auto") -> Model:
-    """Return the policy of a run or checkpoint, or any model that `train.py --model` takes.
-
-    Raises UserError if the model cannot be loaded.
-    """
-    if not isinstance(model, str | Path):
-        raise UserError(f"load_model: the model is {model!r}; give a path or a name")
-    checkpoint, _ = checkpoint_of(str(model))
-    if checkpoint is None:
-        return Model(load_policy(str(model), device=device))
-
-    config = config_of(checkpoint)
-    policy, _ = load_run_policy(checkpoint, config, device)
-    policy.use(PromptFormat(config.system, None, template_arguments(config.chat_template_kwargs)))
-    return Model(policy)

@@ -52,7 +52,8 @@ LAYERS = (  # of `grpo`, lowest first: a module imports its own package and lowe
     ("run",),
     ("tools",),
     ("inspect", "export", "report", "smollm2"),  # what `python -m` runs
-    ("api",),  # what a user imports
+    ("api",),
+    ("library",),  # what a user imports
     ("grpo",),
 )
 
