@@ -3,8 +3,12 @@
     problems ─► sample ─► score (─► control) ─► classify ─► advantages ─► update ─► observe
 
 Departures from the paper: the loss is DAPO's, without a reference model, unless the settings say
-otherwise; groups without variance are kept, skipped, replaced or sampled again; a curriculum
-chooses the level of the problems; every update compares its log-probabilities with the sampler's.
+otherwise; a curriculum chooses the level of the problems; every update compares its
+log-probabilities with the sampler's, which is called parity.
+
+A group whose completions all earn the same has no gradient: it is degenerate, any other group is
+varied (`grpo.variance`). `on_degenerate` says whether degenerate groups are skipped (the default),
+kept, or first sampled again; `dynamic_sampling` draws further problems in their place.
 """
 
 import ctypes
@@ -130,7 +134,7 @@ class Trainer:
         # The progress of the run.
         self.done = 0  # steps
         self.tokens = 0  # sampled so far
-        self.kept_share = 1.0  # of the last step's prompts, those whose group taught something
+        self.kept_share = 1.0  # the share of varied groups among the last prompts
         self.end = EndWatch(config)
         self.imitation: WarmStart | None = None  # the result of the warm start, if there was one
         self.current: list[Group] = []  # of the step in progress, to be saved if it fails
@@ -154,7 +158,7 @@ class Trainer:
     # --- a step -------------------------------------------------------------------------------
 
     def step(self) -> StepReport:
-        """Make one step: sample groups, score them, keep those that teach, and learn from them."""
+        """Make one step: sample groups, score them, and learn from those whose action is keep."""
         step = self.done + 1
         timer = StepTimer()
         problems, groups = self.collect(step, timer)
@@ -221,10 +225,11 @@ class Trainer:
         return self.stream.following(levels, earlier)
 
     def rollout(self, step: int, problems: Sequence[Indexed], timer: "StepTimer") -> list[Group]:
-        """Return the groups of these problems, sampled, scored and classified, every try.
+        """Sample, score and classify these problems; return a group for each attempt at one.
 
         The monitor decides which degenerate groups are sampled again, and at which temperature.
-        With `demonstrate`, copies follow that show the right answer where no completion is right.
+        With `demonstrate`, a group without a right completion gets the action `demonstrate`, and a
+        copy follows whose action is `keep` and whose last completion is the right answer.
         """
         groups: list[Group] = []
         attempt = 0
@@ -244,7 +249,7 @@ class Trainer:
 
             key = f"{self.config.seed}/{step}/{attempt}/{tried[0].index}"
             apply_control(tried, self.config.control, key, self.reward_range)
-            self.monitor.classify(tried)
+            self.monitor.classify(tried)  # sets class and action: keep, skip or resample
             timer.lap("score")
 
             groups += tried
@@ -296,7 +301,7 @@ class Trainer:
         credits = [self.credits(group.problem, group.texts) for group in self.ranks.share(kept)]
         for group, earned in zip(kept, self.ranks.gather(credits), strict=True):
             group.scores = [
-                # The end of the text settles what a right answer without an end loses.
+                # What a right answer loses because it did not end, its last position loses.
                 replace(score, credits=(*credit, (len(text), score.parts["unended"])))
                 if score.parts.get("unended")
                 else replace(score, credits=credit)
@@ -304,7 +309,7 @@ class Trainer:
             ]
         return token_advantages(kept, self.policy.decode, scale=self.config.scale, ranks=self.ranks)
 
-    def update_policy(self, kept: list[Group], rate: float) -> dict[str, float]:
+    def update_policy(self, kept: list[Group], rate: float) -> dict[str, Any]:
         """Run `epochs` updates on the kept groups at a learning rate. Without groups there is none.
 
         Returns the means of the updates' metrics, as TRL does, with the first one's parity, which
@@ -322,7 +327,7 @@ class Trainer:
             if all(group.is_truncated for group in kept):
                 return masked
 
-        first_pass: FirstPass = {}  # the first epoch fills it, see `update`
+        first_pass: FirstPass = {}  # log-probs of the first epoch; see `update`
         learning = self.policy, self.optimizer, kept, self.update_settings, self.update_memory
         history = [update(*learning, first_pass) for _ in range(self.config.epochs)]
         averaged = {
@@ -368,7 +373,7 @@ class Trainer:
         timer: "StepTimer",
     ) -> StepReport:
         """Let the monitor, the watch for the end and the curriculum take note; report the step."""
-        # "parity/worst" names groups by their number in the step, not in the stream.
+        # In "parity/worst" the index in the stream becomes the number in the step.
         numbers = {group.index: i for i, group in enumerate(groups) if group.action == "keep"}
         for token in learned.get("parity/worst", ()):
             token["group"] = numbers[token["group"]]
@@ -377,14 +382,14 @@ class Trainer:
         metrics = self.metrics(step, groups, learned, timer)
 
         events = self.policy.take_memory_notes() + self.update_memory.take_notes()
-        # In a mixed data set every group counts, on a ladder those of its level.
+        # Alarms and temperature look at the current level alone, or at all groups of mixed levels.
         level = self.curriculum.level
         events += self.monitor.observe(groups, None if self.stream.supply.mixed else level)
         metrics["events"] = events
 
         self.end.observe(groups, level)
         decisions = self.curriculum.observe(step_summary(step, groups))
-        if not decisions and self.end.exhausted:
+        if not decisions and self.end.exhausted:  # the level has nothing left to teach
             decisions = self.curriculum.move_on(step, self.end.exhausted)
 
         self.stream.mark_seen(problems)
