@@ -7,7 +7,8 @@ wherever it occurs. So a mutant outlives a move of the function, and other names
 
 Each mutant whose line of the table contains WORD (default: all) is applied in a copy of the tree.
 The program prints "killed" if its test fails, and "SURVIVED" if it passes; the exit status is 1 if
-one survived. A test that fails without a mutant would prove nothing, so it ends the program. `tests/test_mutants.py` checks that each mutant can be applied.
+one survived. A test that fails without a mutant would prove nothing, so it ends the program.
+`tests/test_mutants.py` checks that each mutant can be applied.
 """
 
 import ast
