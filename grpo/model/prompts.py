@@ -12,13 +12,14 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
 from data.files import json_kind, read_text
 from data.text import escape_control, shortened
-from grpo.model.encoding import TemplateArguments, Tokenizer, Turn, render, text_of
+from grpo.model.encoding import TemplateArguments, Tokenizer, Turn, controls_of, render, text_of
 from tasks.base import Problem, Task
 from tasks.supply import Examples
 
@@ -191,11 +192,24 @@ def opened_reasoning(prompt: str) -> str:
 
 
 def sent_lines(policy: Any, problem: Problem) -> list[str]:
-    """Return the whole prompt of `problem`, decoded from its token ids, line by line.
+    r"""Return the whole prompt of `problem`, decoded from its token ids, line by line.
 
-    Nothing in it is unprintable. Control tokens are shown by their names.
+    Nothing in it is unprintable. Control tokens are shown by their names. Plain text that looks
+    like a control token gets a backslash: ``\<|end|>``.
     """
-    text = text_of(policy.tokenizer, policy.encode(problem))
+    tokenizer = policy.tokenizer
+    ids = policy.encode(problem)
+    pattern, control_ids = controls_of(tokenizer)
+    text = text_of(tokenizer, ids)
+    names = pattern.findall(text) if pattern else []
+
+    # More names than control tokens: some of them are text.
+    if pattern and len(names) > sum(token in control_ids for token in ids):
+        parts: list[str] = []
+        for is_control, run in groupby(ids, control_ids.__contains__):
+            part = text_of(tokenizer, list(run))
+            parts.append(part if is_control else pattern.sub(r"\\\g<0>", part))
+        text = "".join(parts)
     return [escape_control(line) for line in text.split("\n")]
 
 

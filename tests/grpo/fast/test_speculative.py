@@ -6,13 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from forced import Forced, trainer_for
 from tiny_architectures import Architecture, write
 from tiny_models import FAMILIES, VOCABULARY, make_tiny_model, rollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from data.errors import UserError
-from grpo.evaluate import evaluate
 from grpo.fast import decoder as fast_decoder
 from grpo.fast.cuda_decoder import CudaRows, pass_costs
 from grpo.fast.decoder import EagerRows
@@ -386,27 +383,6 @@ def test_drafts_may_reach_beyond_the_context_of_a_model_that_runs_each_row(tmp_p
     guesses = [lambda text: plain[0][0].text[len(text) :] + "a b c d e f g"]
     _, drafted = rollout(policy, guesses=guesses, drafting=AcceptanceModel("15"), **settings)
     assert [c.tokens for c in drafted[0]] == [c.tokens for c in plain[0]]
-
-
-@pytest.mark.parametrize("at_once", [True, False])
-def test_drafts_that_change_the_data_of_their_problem_are_refused(tiny_policy, at_once):
-    """When they are made, or when they are asked; in training and in evaluations."""
-
-    def draft(problem):
-        def guess(text):
-            problem.data["seen"] = text
-            return ""
-
-        if at_once:
-            guess("")
-        return guess
-
-    kind = type("Drafting", (Forced,), {"draft": staticmethod(draft)})
-    trainer = trainer_for(tiny_policy, kind=kind)
-    problem = trainer.stream.at(9, 1)[1]
-    for sample in (trainer.step, lambda: evaluate(tiny_policy, trainer.task, [problem])):
-        with pytest.raises(UserError, match=r"^task forced: draft\(\) changed problem\.data; let"):
-            sample()
 
 
 # Plans: which tokens the guesses become

@@ -13,13 +13,16 @@ from tokenizers import (
     Tokenizer,
     decoders,
     models,
+    normalizers,
     pre_tokenizers,
     processors,
     trainers,
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from data.errors import UserError
 from grpo.model.encoding import (
+    controls_of,
     end_of_turn,
     plain_tokens,
     prompt_tokens,
@@ -43,8 +46,10 @@ def problems(count):
     ]
 
 
-def sentencepiece() -> PreTrainedTokenizerFast:
-    """A tokenizer of Llama 2's kind: "▁" for spaces, one of them put before a text."""
+def sentencepiece(*, legacy: bool) -> PreTrainedTokenizerFast:
+    """A tokenizer of Llama 2's kind: "▁" for spaces, one of them put before a text (`legacy`:
+    before every part of one).
+    """
     made = Tokenizer(models.BPE(unk_token="<unk>", byte_fallback=True))
     texts = [problem.prompt for problem in problems(40)]
     alphabet = [f"<0x{i:02X}>" for i in range(256)]
@@ -58,6 +63,11 @@ def sentencepiece() -> PreTrainedTokenizerFast:
     layout = json.loads(made.to_str())
     layout["added_tokens"] = layout["added_tokens"][:3]  # bytes are no control tokens
     made = Tokenizer.from_str(json.dumps(layout))
+    if legacy:
+        made.pre_tokenizer = None
+        made.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
     steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     made.decoder = decoders.Sequence([*steps, decoders.Strip(" ", 1, 0)])
     made.post_processor = processors.TemplateProcessing(
@@ -70,6 +80,21 @@ def sentencepiece() -> PreTrainedTokenizerFast:
         unk_token="<unk>",
         chat_template=CHAT,
     )
+
+
+def greedy_about_blanks() -> PreTrainedTokenizerFast:
+    """The embedded tokenizer with control tokens that swallow the blanks around them,
+    as Phi's do.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(BUILTIN)
+    tokens = [
+        AddedToken(f"<{name}>", special=True, lstrip=True, rstrip=True) for name in ("turn", "over")
+    ]
+    tokenizer.add_special_tokens({"additional_special_tokens": tokens})
+    tokenizer.chat_template = (
+        "{% for m in messages %}<turn>  {{ m.content }}\n <over>\n{% endfor %}"
+    )
+    return tokenizer
 
 
 def without_template(tokenizer):
@@ -100,8 +125,11 @@ def tidies_spaces() -> PreTrainedTokenizerFast:
 
 KINDS = {
     "builtin": lambda: AutoTokenizer.from_pretrained(BUILTIN),
-    "sentencepiece": lambda: sentencepiece(),
+    "sentencepiece": lambda: sentencepiece(legacy=False),
+    "legacy sentencepiece": lambda: sentencepiece(legacy=True),
+    "greedy about blanks": greedy_about_blanks,
     "no template": lambda: without_template(AutoTokenizer.from_pretrained(BUILTIN)),
+    "sentencepiece, no template": lambda: without_template(sentencepiece(legacy=False)),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
 
@@ -125,11 +153,6 @@ def encoded_by_transformers(tokenizer, prompt):
     )
 
 
-def controls(tokenizer):
-    """The ids of the control tokens."""
-    return {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-
-
 def control_texts(tokenizer):
     return sorted(
         token.content for token in tokenizer.added_tokens_decoder.values() if token.special
@@ -150,6 +173,10 @@ def test_a_text_without_control_tokens_is_encoded_as_ever(kind):
 
 
 ROLES = ["system", "user", "assistant", "user"]
+VARIED = (  # a template that writes one of its variables
+    "<s>{{ note if note is string else note.of.it if note is mapping else note[0] }}</s>"
+    "{{ messages[0].content }}"
+)
 
 
 def conversation(texts):
@@ -172,13 +199,13 @@ def test_control_tokens_come_from_the_template_alone(kind, before, after, which,
     texts = control_texts(tokenizer)
     prompt = before + glue.join(texts[i % len(texts)] for i in which) + after
     turns = conversation([f"x{texts[i % len(texts)]}y" for i in others] + [prompt])
-    special = controls(tokenizer)
+    controls = controls_of(tokenizer).ids
 
     for said in (turns, turns[-1:]):
         ids = prompt_tokens(tokenizer, said, tokenizer.chat_template)
         plain_turns = [(role, "a") for role, _ in said]
         frame_ids = prompt_tokens(tokenizer, plain_turns, tokenizer.chat_template)
-        assert [i for i in ids if i in special] == [i for i in frame_ids if i in special]
+        assert [i for i in ids if i in controls] == [i for i in frame_ids if i in controls]
 
         # Nothing of the texts is lost: they are what the tokens say, as far as the template leaves
         # blanks alone.
@@ -191,9 +218,21 @@ def test_control_tokens_come_from_the_template_alone(kind, before, after, which,
 
 def squeezed(tokenizer, ids):
     """What the tokens but the control tokens say, without blanks."""
-    special = controls(tokenizer)
-    plain = [i for i in ids if i not in special]
+    controls = controls_of(tokenizer).ids
+    plain = [i for i in ids if i not in controls]
     return tokenizer.decode(plain, skip_special_tokens=False).split()
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=3))
+def test_control_tokens_do_not_come_from_the_templates_variables(which):
+    tokenizer = tokenizer_of("sentencepiece")
+    texts = control_texts(tokenizer)
+    note = "on " + "".join(texts[i % len(texts)] for i in which)
+    for value in (note, [note], {"of": {"it": note}}):
+        ids = prompt_tokens(tokenizer, [("user", "a")], VARIED, {"note": value})
+        found = [i for i in ids if i in controls_of(tokenizer).ids]
+        assert found == tokenizer.convert_tokens_to_ids(["<s>", "</s>"])
+        assert "".join(note.split()) in "".join(squeezed(tokenizer, ids))
 
 
 @kinds
@@ -209,6 +248,20 @@ def test_a_conversation_is_encoded_as_the_template_writes_it(kind):
             messages, add_generation_prompt=True, return_dict=True
         ).input_ids
     assert ids == tuple(wanted)
+
+
+class Slow:
+    """A tokenizer written in Python: it cannot tell where in a text its tokens stand."""
+
+    is_fast, added_tokens_decoder = False, tokenizer_of("builtin").added_tokens_decoder
+
+
+def test_a_tokenizer_that_does_not_know_places_refuses_in_one_line():
+    with pytest.raises(
+        UserError, match=r"^the prompt holds '<\|end\|>', a control token"
+    ) as caught:
+        prompt_tokens(Slow(), [("user", "a <|end|> b")], tokenizer_of("builtin").chat_template)
+    assert "\n" not in str(caught.value)
 
 
 def policy_of(tokenizer):
@@ -257,7 +310,7 @@ def test_control_tokens_inside_an_answer_cost_the_reward():
 
 def test_no_end_token_stands_between_a_prompt_and_its_answer():
     """Some tokenizers put one after every text; the answer would be written behind the end."""
-    tokenizer = without_template(sentencepiece())
+    tokenizer = without_template(sentencepiece(legacy=False))
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
     usual = prompt_tokens(tokenizer, [("user", "hello </s>")], None)
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(

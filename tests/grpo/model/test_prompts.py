@@ -2,6 +2,7 @@
 is shown.
 """
 
+import json
 import os
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from transformers import AutoTokenizer
 
 from data.errors import UserError
 from grpo.config import Config
+from grpo.model.encoding import controls_of
 from grpo.model.load import BUILTIN
 from grpo.model.policy import Policy
 from grpo.model.prompts import (
@@ -300,7 +302,15 @@ def test_a_long_prompt_is_shown_without_its_middle(texts):
 
 def test_what_is_sent_is_shown_with_its_control_tokens_and_harmless():
     policy = policy_with(CHAT, PromptFormat("Write\x1b[31m\nred <|end|>."))
-    assert sent_lines(policy, PROBLEM) == [
+    shown = sent_lines(policy, PROBLEM)
+    assert shown == [
         r" <|system|>Write\x1b[31m",
-        f"red < |end|>.<|end|><|user|> {PROBLEM.prompt}<|end|><|assistant|>",
+        rf"red \<|end|>.<|end|><|user|> {PROBLEM.prompt}<|end|><|assistant|>",
     ]
+    ids = policy.encode(PROBLEM)
+    controls = [i for i in ids if i in controls_of(policy.tokenizer).ids]
+    assert len(controls) == 4  # the system turn's end, the user's turn, its end, the assistant's
+
+    policy = policy_with(CHAT)
+    assert sent_lines(policy, PROBLEM) == [policy.tokenizer.decode(policy.encode(PROBLEM))]
+    assert json.loads(json.dumps(sent_lines(policy, PROBLEM))) == sent_lines(policy, PROBLEM)
