@@ -86,3 +86,11 @@ def test_a_rank_says_that_it_waits(started_in, monkeypatch, capsys):
     assert capsys.readouterr().err == (
         "train.py, rank 1: waits at 127.0.0.1:29400 for the other ranks (WORLD_SIZE is 2)\n"
     )
+
+
+def test_ranks_share_items_without_overlap():
+    assert [distributed.Ranks(rank, 3).share(range(7)) for rank in range(3)] == [
+        [0, 3, 6],
+        [1, 4],
+        [2, 5],
+    ]

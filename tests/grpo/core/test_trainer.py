@@ -138,6 +138,15 @@ def test_each_try_is_drawn_with_its_own_numbers(tiny_policy):
     assert len(tries) == 3  # at one temperature
 
 
+def test_every_completion_of_a_step_is_drawn_with_its_own_numbers(tiny_policy, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("grpo.trainer.sample_groups", lambda *_, keys, **__: drawn.extend(keys))
+    trainer = trainer_for(tiny_policy)
+    trainer.sample(1, trainer.problems(1), [1.0] * trainer.prompts, 0)
+    keys = [key for group in drawn for key in group]
+    assert len(set(keys)) == trainer.prompts * trainer.config.group_size
+
+
 def test_a_second_try_that_varies_is_learned_from(tiny_policy, every_loss_is_lost_diversity):
     report = trainer_for(tiny_policy, stuck=1, on_degenerate="resample").step()
     tries = sorted(

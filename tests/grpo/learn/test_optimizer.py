@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from grpo.distributed import Ranks
-from grpo.learn.optimizer import BACKOFF, LARGEST, STEPS_TO_DOUBLE, LossScale, Optimizer, adamw
+from grpo.learn.optimizer import (
+    BACKOFF,
+    LARGEST,
+    STEPS_TO_DOUBLE,
+    LossScale,
+    Optimizer,
+    adamw,
+    lr_factor,
+)
 from grpo.run import checkpoint
 from grpo.run.checkpoint import load_optimizer, save_optimizer
 
@@ -228,3 +236,10 @@ def test_the_factor_is_saved_and_restored(tmp_path):
     load_optimizer(tmp_path, other)
     assert other.loss_scale == optimizer.loss_scale
     assert other.loss_scale.steps == 1 and other.loss_scale.largest == LARGEST
+
+
+def test_the_learning_rate_warms_up_and_falls_by_hand():
+    constant = [lr_factor(step, schedule="constant", steps=9) for step in (1, 3, 6, 9)]
+    assert constant == pytest.approx([1 / 6, 1 / 2, 1, 1])
+    cosine = [lr_factor(step, schedule="cosine", steps=9, cosine_start=0) for step in (1, 5, 6, 8)]
+    assert cosine == pytest.approx([1 / 6, 5 / 6, 1, 0.5])

@@ -129,6 +129,8 @@ def test_the_fallback_samples_from_the_models_own_distribution(tmp_path, family,
     assert len({len(answer.tokens) for answers in groups for answer in answers}) > 2
     for prompt, answers in zip(ids, groups):
         for answer in answers:
+            ends = [token in policy.stops for token in answer.tokens]
+            assert not any(ends[:-1]) and (ends[-1] or len(ends) == 12)
             expected = plain_logprobs(plain, prompt, answer.tokens, 1.0).gather(
                 1, torch.tensor(answer.tokens)[:, None]
             )[:, 0]
