@@ -201,14 +201,14 @@ def test_ctrl_c_while_loading_is_silent(program, tmp_path):
     with subprocess.Popen(
         command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
     ) as process:
-        for (
-            line
-        ) in process.stderr:  # torch, or what stands for it in a program without, is on its way
+        for line in process.stderr:
+            # Torch, or what stands for it in a program without, is on its way.
             if "numpy" in line or "rich" in line:
                 break
         process.send_signal(signal.SIGINT)
         rest = process.stderr.read()
-    assert process.returncode == -signal.SIGINT and "Traceback" not in rest
+    # 130 if the program had begun to read its flags; a shell shows both alike.
+    assert process.returncode in (-signal.SIGINT, 130) and "Traceback" not in rest
 
 
 def test_the_gpu_of_a_mac_is_refused_in_one_line(run, tiny_model, capsys):
