@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
-from data.files import kind_of
 from data.text import is_encodable
-from grpo.config import Config, checked, with_texts
+from grpo.config import Config, checked, is_run, with_texts
 from grpo.distributed import SIZE
 from grpo.learn.loss import from_python
 from grpo.model.load import load_policy
@@ -28,9 +27,6 @@ DATA = "data"
 
 # Keywords of `train` that are about rows; the others are settings.
 ROW_OPTIONS = [field.name for field in fields(RowOptions)]
-
-# Files of a run, and of its checkpoints.
-OF_A_RUN = ("config.yaml", "trainer.json")
 
 # Settings that only a run has.
 OF_RUNS = ("resume", "name", "track")
@@ -78,7 +74,7 @@ def _started(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[str
 
     Only a model that is a run or a checkpoint needs what reads them.
     """
-    if not any(kind_of(Path(config.model) / name) == "file" for name in OF_A_RUN):
+    if not is_run(Path(config.model)):
         return config, []
     from grpo.run.resume import start_from
 

@@ -21,7 +21,7 @@ import msgspec
 import yaml
 
 from data.errors import Parser, UserError
-from data.files import load_yaml, read_yaml, write_whole
+from data.files import kind_of, load_yaml, read_yaml, write_whole
 from grpo.model.prompts import (
     PromptFormat,
     format_of,
@@ -91,6 +91,9 @@ ON_RESUME = ("steps", "eval_every", "eval_problems", "save_every", "device", "pa
 
 # What the run itself finds when it starts. They are in its config.yaml, but are no settings.
 FOUND = ("start", "mixed")
+
+# Files that only a run has, and only a checkpoint.
+OF_A_RUN = ("config.yaml", "trainer.json")
 
 # Keys of a run's config.yaml that another run does not take over.
 OF_ONE_RUN = ("facts", "name", "resume")
@@ -588,6 +591,11 @@ def _least_varied(config: Config) -> int:
 
 
 # Settings from a file, and from Python
+
+
+def is_run(path: Path) -> bool:
+    """Return whether `path` is a run's directory, or a checkpoint in one."""
+    return any(kind_of(path / name) == "file" for name in OF_A_RUN)
 
 
 def load_config(path: Path) -> Config:

@@ -430,7 +430,7 @@ def reach_verdict(
     """
     values, exact = (answers.paired(level, name) for name in ("value", "exact"))
     low, high = answers.interval(values)
-    figures = _figures_of(metrics)
+    figures = figures_of(metrics)
     collapse, trap = _collapse(answers, level, metrics)
     no_signal = "" if was_solved else _no_signal(metrics, figures)
 
@@ -556,7 +556,7 @@ def _total(metrics: Sequence[Mapping[str, Any]], name: str) -> int:
     return sum(line.get(name) or 0 for line in metrics)
 
 
-def _figures_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def figures_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the figures of a verdict that come from the lines of metrics.jsonl."""
     last = metrics[-1] if metrics else {}
     tokens = last.get("num_tokens", 0)

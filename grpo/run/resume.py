@@ -37,6 +37,7 @@ from grpo.config import (
     ON_RESUME,
     SOURCES,
     Config,
+    is_run,
     load_config,
     program_of,
     programs_in,
@@ -259,7 +260,7 @@ def checkpoint_of(model: str) -> tuple[Path | None, list[str]]:
     Returns (None, []) if `model` is neither. Raises UserError if a run has no valid checkpoint.
     """
     path = Path(model)
-    if not any(kind_of(path / name) == "file" for name in ("config.yaml", "trainer.json")):
+    if not is_run(path):
         return None, []
     return find_resume(path, flag="--model")
 

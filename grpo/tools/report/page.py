@@ -16,7 +16,7 @@ from typing import Any
 from data.files import write_whole
 from data.text import escape_control
 from grpo.config import Config
-from grpo.ending import FAILED, HeldOut, reach_verdict
+from grpo.ending import FAILED, figures_of
 from grpo.records import WHY, Group, level_name
 from grpo.run.files import checkpoint_folders, step_of
 from grpo.run.logs import RunData
@@ -351,14 +351,14 @@ def _comparison(line: Record) -> str:
 
 def _figures(run: RunData, line: Record) -> list[tuple[str, str, int | None]]:
     """Return what the run did with its steps and tokens, and where it began to learn."""
-    counted = reach_verdict(0, HeldOut(), run.metrics, was_solved=False)
+    counted = figures_of(run.metrics)
     found: list[tuple[str, str, int | None]] = [
-        ("steps that updated the weights", f"{counted.updated} of {counted.steps}", None),
-        ("sampled tokens that taught nothing", f"{counted.untaught:.0%}", None),
-        ("completions truncated", f"{counted.truncated:.0%}", None),
+        ("steps that updated the weights", f"{counted['updated']} of {counted['steps']}", None),
+        ("sampled tokens that taught nothing", f"{counted['untaught']:.0%}", None),
+        ("completions truncated", f"{counted['truncated']:.0%}", None),
     ]
-    if counted.demonstrated:
-        shown = f"{counted.demonstrated:.0%} of the groups trained on"
+    if counted["demonstrated"]:
+        shown = f"{counted['demonstrated']:.0%} of the groups trained on"
         found.append(("right answers shown", shown, None))
 
     began = learning_began(run.metrics) if line.get("verdict") == "learned" else None
