@@ -325,7 +325,7 @@ def new_checkpoint(run: Path, step: int, reason: str = "") -> Iterator[Path]:
     temporary = final.with_name(f".tmp-{final.name}")
     old = final.with_name(f".tmp-old-{final.name}")
     try:
-        remove_partial(run)
+        _remove_partial_checkpoints(run)
         temporary.mkdir(parents=True)
         yield temporary
 
@@ -494,10 +494,17 @@ def seen_keys(checkpoint: Path) -> list[str]:
         return [str(key) for key in read_json(path)["trainer"]["seen"]]
 
 
-def remove_partial(run: Path) -> None:
-    """Remove the partial checkpoints and files that a killed process has left."""
+def _remove_partial_checkpoints(run: Path) -> None:
     for path in (Path(run) / "checkpoints").glob(".tmp-*"):
         shutil.rmtree(path)
+
+
+def remove_partial(run: Path) -> None:
+    """Remove the partial checkpoints and files that a killed process has left.
+
+    Not while the run goes on: it may be writing a file beside the checkpoint.
+    """
+    _remove_partial_checkpoints(run)
     for folder in (Path(run), Path(run) / "rollouts"):
         for path in folder.glob(".*.partial"):
             if not path.name.startswith(".report."):  # which another process may write now

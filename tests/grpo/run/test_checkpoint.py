@@ -512,3 +512,14 @@ def test_the_best_checkpoint_is_of_the_hardest_level(tmp_path):
     for step, level, reward in ((5, 10, 1.0), (10, 10, 0.9), (20, 25, 0.2), (30, 25, 0.1)):
         saver.save_if_due(step, level, reward, is_last=False)
     assert saver.best == (25, 0.2, "step-000020")
+
+
+def test_a_checkpoint_leaves_alone_what_the_run_writes_meanwhile(tmp_path):
+    """Checkpoints are written in the background, while rollouts and logs are written."""
+    being_written = tmp_path / "rollouts" / ".step-000001.jsonl.zst.7.partial"
+    being_written.parent.mkdir()
+    being_written.write_text("half")
+    with new_checkpoint(tmp_path, 1):
+        assert being_written.read_text() == "half"
+    remove_partial(tmp_path)
+    assert not being_written.exists()
