@@ -13,9 +13,9 @@ import yaml
 from hostile import ESCAPE
 from small_runs import BY_PLACE, whole_run
 
+from grpo import report as report_program
 from grpo.tools import export, inspect, train
 from grpo.tools.evaluation import program as evaluation
-from grpo.tools.report import program as report_program
 from tasks import audit
 
 TOP = Path(__file__).resolve().parents[1]

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo import report as report_program
 from grpo.tools import inspect, train
 from grpo.tools.evaluation import program
-from grpo.tools.report import program as report_program
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")

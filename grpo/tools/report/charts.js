@@ -470,20 +470,17 @@ function inWords(spec, traces) {
   return `${spec.title}, ${spec.note || "by step"}. ${said.join("; ")}.`;
 }
 
-/** Make the charts of all metrics that the runs have; a live page calls it again. */
+/** Make the charts of all metrics that the runs have. */
 function makeCharts() {
   addOtherCharts();
   for (const [section, { note, charts }] of Object.entries(SECTIONS)) {
     const added = charts
-      .filter((spec) => !spec.plot && RUNS.some((run) => tracesOf(spec, run).length))
+      .filter((spec) => RUNS.some((run) => tracesOf(spec, run).length))
       .map((spec) => figureOf(Object.assign(spec, { section })));
     if (!added.length) continue;
+    const grid = el("div", { class: "charts" }, added);
     const id = section.toLowerCase();
-    if (!$(id)) {
-      const grid = el("div", { class: "charts" });
-      $("charts").append(el("section", { id }, el("h2", {}, section), aside(note), grid));
-    }
-    document.querySelector(`#${id} .charts`).append(...added);
+    $("charts").append(el("section", { id }, el("h2", {}, section), aside(note), grid));
   }
   showEvents();
   $("drawn").textContent = [

@@ -1,5 +1,5 @@
 "use strict";
-// The head of the page, its settings, the search, the live page, theme and keyboard; and its start.
+// The head of the page, its settings, the search, theme and keyboard; and its start.
 // The other scripts come before this file.
 
 // ---- the head, which begins with the verdict
@@ -143,8 +143,7 @@ function showTables() {
 }
 
 // ---- the search in the completions of a run. A text matches if it contains the query, in upper or
-// lower case alike: the prompt of each group, and each distinct text of its completions. The server
-// of a live page searches by the same rule (samples.py).
+// lower case alike: the prompt of each group, and each distinct text of its completions.
 
 const MORE = 40; // matches listed at first, and added by "Show more"
 
@@ -161,63 +160,38 @@ function hitsIn(words, query) {
   return hits;
 }
 
-// What is searched for: in which run, the matches so far, the last step that was searched, how many
-// matches are listed, which one was opened, and what went wrong.
-const newHunt = (query) => {
-  return { query, run: state.run, finds: [], after: 0, listed: MORE, opened: -1, error: "" };
-};
-let hunt = newHunt("");
-
-const lastStep = (run) => RUNS[run].kept.at(-1) ?? 0;
+// The matches, in which run they are, how many are listed, and which one was opened.
+let hunt = { run: 0, finds: [], listed: MORE, opened: -1 };
 
 /** Search the prompts and completions of the run, and list the matches. */
 function search(text) {
   state.query = text.trim().toLowerCase().replace(/\s+/g, " ");
-  hunt = newHunt(state.query);
-  searchOn();
+  hunt = { run: state.run, finds: [], listed: MORE, opened: -1 };
+  if (state.query.length > 1) hunt.finds = RUNS[state.run].kept.flatMap(findsIn);
+  showFinds();
   showGroup();
 }
 
-/** Search the steps that have not been searched, and list the matches. */
-function searchOn() {
-  if (hunt.query.length > 1) {
-    if (DATA.live) askForFinds();
-    else searchPage();
-  }
-  showFinds();
-}
-
-/** Search the completions that the page holds. */
-function searchPage() {
-  const found = (text) => text.toLowerCase().indexOf(hunt.query);
+/** Return the matches in the completions of a step. */
+function findsIn(step) {
+  const found = (text) => text.toLowerCase().indexOf(state.query);
   const excerpt = (text) => {
     const at = found(text);
     return `${at > 40 ? "… " : ""}${text.slice(Math.max(0, at - 40), at + 60)}`;
   };
-  hunt.finds = RUNS[hunt.run].kept.flatMap((step) =>
-    samplesOf(hunt.run)[step].groups.flatMap(({ group, prompt, texts, rows }) =>
-      [[null, prompt], ...texts.map(({ words }, i) => [rows.text.indexOf(i), words])]
-        .filter(([, text]) => found(text) >= 0)
-        .map(([completion, text]) => ({ step, group, completion, text: excerpt(text) })),
-    ),
+  return samplesOf(state.run)[step].groups.flatMap(({ group, prompt, texts, rows }) =>
+    [[null, prompt], ...texts.map(({ words }, i) => [rows.text.indexOf(i), words])]
+      .filter(([, text]) => found(text) >= 0)
+      .map(([completion, text]) => ({ step, group, completion, text: excerpt(text) })),
   );
-  hunt.after = lastStep(hunt.run);
 }
 
-/** List the first matches, and say how many there are and which steps were searched. */
+/** List the first matches, and say how many there are. */
 function showFinds() {
-  if (hunt.query.length < 2) return $("found").replaceChildren();
-  const { finds, listed, after, error } = hunt;
-  const isWhole = after >= lastStep(hunt.run);
-  const isWaiting = !isWhole && !error && finds.length < listed;
-  const said = [
-    `${finds.length || (isWaiting ? "no" : "No")} ${finds.length === 1 ? "match" : "matches"}`,
-    isWhole ? "" : ` in the steps up to ${after} of ${lastStep(hunt.run)}`,
-    finds.length > listed ? `; the first ${listed}:` : "",
-    isWaiting ? ", searching …" : "",
-    error && `; the search ended: ${error}`,
-  ].join("");
-
+  const { finds, listed } = hunt;
+  if (state.query.length < 2) return $("found").replaceChildren();
+  const said = `${finds.length || "No"} ${finds.length === 1 ? "match" : "matches"}`;
+  const first = finds.length > listed ? `; the first ${listed}:` : "";
   const item = (find, i) => {
     const where = find.completion == null ? "prompt" : `completion ${find.completion}`;
     const name = el("b", {}, `step ${find.step} · group ${find.group} · ${where}`);
@@ -226,12 +200,10 @@ function showFinds() {
   };
   const showMore = () => {
     hunt.listed += MORE;
-    if (DATA.live) searchOn();
-    else showFinds();
+    showFinds();
   };
-  const hasMore = finds.length > listed || (!isWhole && !isWaiting && !error);
-  const more = hasMore ? button({ id: "more-finds", onclick: showMore }, "Show more") : "";
-  $("found").replaceChildren(aside(said), ...finds.slice(0, listed).map(item), more);
+  const more = first ? button({ id: "more-finds", onclick: showMore }, "Show more") : "";
+  $("found").replaceChildren(aside(said + first), ...finds.slice(0, listed).map(item), more);
 }
 
 /** Show match `number`, counted on from the first one again after the last. */
@@ -247,97 +219,6 @@ function goToFind(number) {
     isPrompt ? $("prompt").scrollIntoView({ block: "center" }) : focusRow(),
   );
   showFinds();
-}
-
-// ---- the live page asks its own server for what is new in the runs, and for completions
-
-const EVERY = 2000; // milliseconds between two questions
-const loading = new Map();
-let version = "";
-let isAsking = false;
-
-/** Return what the server answers, as JSON. */
-async function ask(what) {
-  const answer = await fetch(what, { cache: "no-store" });
-  const value = await answer.json();
-  if (value.error) throw new Error(value.error);
-  return value;
-}
-
-/** Fetch the completions of a step, once. */
-function loadStep(run, step) {
-  const name = `samples?run=${run}&step=${step}`;
-  const load = async () => {
-    try {
-      samplesOf(run)[step] = await ask(name);
-    } catch (error) {
-      samplesOf(run)[step] = { count: 0, groups: [] };
-      say(error.message);
-    }
-  };
-  if (!loading.has(name)) loading.set(name, load());
-  return loading.get(name);
-}
-
-/** Ask for matches until as many as are listed are here, or all steps were searched. One question
-    is asked at a time, so that the server has little to do. */
-async function askForFinds() {
-  if (isAsking) return;
-  isAsking = true;
-  const isHungry = ({ query, run, finds, listed, after, error }) =>
-    query.length > 1 && !error && finds.length < listed && after < lastStep(run);
-  while (isHungry(hunt)) {
-    const asked = hunt;
-    const { query, run, after } = asked;
-    const question = new URLSearchParams({ run, after, until: lastStep(run), query });
-    try {
-      const { finds, searched } = await ask(`search?${question}`);
-      asked.finds.push(...finds);
-      asked.after = searched;
-    } catch (error) {
-      asked.error = error.message;
-    }
-    showFinds();
-  }
-  isAsking = false;
-}
-
-function say(text, isFresh = false) {
-  $("live").hidden = false;
-  $("live").classList.toggle("fresh", isFresh);
-  $("live").textContent = text;
-}
-
-/** Take what is new in the runs, and stay where the reader is, or at the last step. */
-function update(runs) {
-  const wasLast = state.step >= RUNS[state.run].kept.length - 1;
-  const step = stepNumber();
-  RUNS.splice(0, RUNS.length, ...runs);
-
-  const { kept } = RUNS[state.run];
-  showHead();
-  showRunButtons();
-  makeCharts();
-  drawCharts();
-  showTables();
-  if (wasLast) go({ step: kept.length - 1, group: 0, row: 0 });
-  else state.step = Math.max(0, kept.indexOf(step));
-  searchOn();
-}
-
-async function follow() {
-  try {
-    const answer = await ask(`data?since=${encodeURIComponent(version)}`);
-    if (answer.runs) {
-      if (version) update(answer.runs);
-      version = answer.version;
-    }
-    const last = RUNS[0].metrics.step?.at(-1) ?? 0;
-    say(`live · step ${last} · ${new Date().toLocaleTimeString()}`, true);
-  } catch (error) {
-    say(`not live: ${error.message}`);
-  }
-  setTimeout(follow, EVERY);
 }
 
 // ---- theme and keyboard
@@ -401,10 +282,8 @@ makeControls();
 makeFilter();
 makeCharts();
 showTables();
-if (!readLink()) {
-  const [run] = RUNS;
-  go({ step: DATA.live ? run.kept.length - 1 : richestStep(run) });
-}
-if (DATA.live) follow();
+if (!readLink()) go({ step: richestStep(RUNS[0]) });
+// The page of a run in progress is written again and again; a reader of samples is not disturbed.
+if (DATA.reload) setInterval(() => inSight() || location.reload(), 1000 * DATA.reload);
 setTheme(systemIsDark.matches);
 requestAnimationFrame(() => (document.documentElement.dataset.ready = "yes"));

@@ -7,7 +7,7 @@ import math
 import re
 from base64 import b64encode
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields
 from itertools import accumulate, takewhile
 from pathlib import Path
@@ -20,7 +20,7 @@ from grpo.ending import FAILED, figures_of
 from grpo.records import WHY, Group, level_name
 from grpo.run.files import checkpoint_folders, step_of
 from grpo.run.logs import RunData
-from grpo.show.lines import clock_time, counted, interval
+from grpo.show.lines import clock_time, counted, interval, sampling_name
 from grpo.tools.report.samples import Pieces, packed, pieces_of
 from grpo.variance import COLLAPSED
 from tasks.registry import is_of_project
@@ -35,19 +35,21 @@ STYLES = ("page.css", "samples.css")
 # The Content-Security-Policy of the page: no script but its own, and no network.
 POLICY = "default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
 
-# The size of the completions of all runs, unless another is asked for.
-MEGABYTES = 3.0
+# How often the page of a run in progress is written and loaded again.
+RELOAD_SECONDS = 30
 
-# Shares of the bytes for completions: the most that one step may take, and the most that all steps
-# with decisions and warnings may take.
+# The size of the completions of all runs, unless another is asked for. One step may take an eighth
+# of it, and the steps with decisions and warnings a half, so that the first and last always fit.
+MEGABYTES = 3.0
 STEP_SHARE = 1 / 8
 NOTABLE_SHARE = 1 / 2
 
 # The most points of a curve. Of a longer run only every second, third ... step is shown.
 MAX_POINTS = 2000
 
-# The keys of an evaluation that the page uses.
+# The keys of an evaluation and of a decision that the page uses.
 EVALUATION = ("step", "purpose", "level", "mean", "ci_low", "ci_high")
+DECISION = ("step", "kind", "from", "to", "why")
 
 # Learning begins where the running mean of this many steps has risen, for good, by this share of
 # its whole rise. A smaller rise than MIN_RISE is not told from noise.
@@ -55,45 +57,35 @@ WINDOW = 3
 SHARE = 0.2
 MIN_RISE = 0.05
 
-# The kinds of verdicts that are good and bad news, and the titles that are not their names.
-GOOD = ("learned", "already solved")
-TITLES = {"already solved": "Already solved before training", "unfinished": "No verdict yet"}
-
 
 def write_report(
-    runs: Sequence[RunData], output: Path | None = None, megabytes: float = MEGABYTES
+    runs: Sequence[RunData],
+    output: Path | None = None,
+    megabytes: float = MEGABYTES,
+    *,
+    is_live: bool = False,
 ) -> Path:
     """Write the page of `runs`, and return its path: by default report.html in the first run.
 
-    `megabytes` is the size of the completions of all runs together.
+    `megabytes` is the size of the completions of all runs together. A live page loads itself again.
     """
     output = output or runs[0].path / "report.html"
-    content = page(runs, budget=round(megabytes * 1e6 / len(runs))).encode()
-    write_whole(output, content)
+    budget = round(megabytes * 1e6 / len(runs))
+    write_whole(output, page(runs, budget, is_live=is_live).encode())
     return output
 
 
-def page(runs: Sequence[RunData], budget: int) -> str:
+def page(runs: Sequence[RunData], budget: int, *, is_live: bool = False) -> str:
     """Return the page as HTML, with at most `budget` bytes of completions for each run."""
-    samples = [kept_samples(run, budget) for run in runs]
-    descriptions = [described(run, kept) for run, kept in zip(runs, samples)]
-    blocks = [
-        "{" + ",".join(f'"{step}":{text}' for step, text in kept.items()) + "}" for kept in samples
-    ]
-    return assembled(descriptions, blocks, is_live=False)
-
-
-def assembled(descriptions: Sequence[Record], samples: Sequence[str], *, is_live: bool) -> str:
-    """Return the page of runs, from their descriptions and their completions as JSON.
-
-    A live page may ask its own server, and nobody else, for what is new.
-    """
     from plotly.offline import get_plotlyjs  # here, because it takes a while to import
 
-    names = ", ".join(description["name"] for description in descriptions)
-    values = {"runs": descriptions, "classes": WHY, "live": is_live}
+    samples = [kept_samples(run, budget) for run in runs]
+    descriptions = [described(run, list(kept)) for run, kept in zip(runs, samples)]
+    values = {"runs": descriptions, "classes": WHY, "reload": RELOAD_SECONDS if is_live else 0}
     blocks = [_data_block("data", json.dumps(values, separators=(",", ":")))]
-    blocks += [_data_block(f"samples-{number}", text) for number, text in enumerate(samples)]
+    for number, kept in enumerate(samples):
+        steps = ",".join(f'"{step}":{text}' for step, text in kept.items())
+        blocks.append(_data_block(f"samples-{number}", f"{{{steps}}}"))
 
     scripts = {
         "plotly": get_plotlyjs(),
@@ -102,12 +94,13 @@ def assembled(descriptions: Sequence[Record], samples: Sequence[str], *, is_live
     # The page allows these scripts and no others.
     digests = [hashlib.sha256(script.encode()).digest() for script in scripts.values()]
     hashes = " ".join(f"'sha256-{b64encode(digest).decode()}'" for digest in digests)
+    names = ", ".join(description["name"] for description in descriptions)
     parts = {
         **scripts,
         "title": html.escape(f"{names} · report"),
         "style": "".join((FOLDER / name).read_text("utf-8") for name in STYLES),
         "data": "\n".join(blocks),
-        "policy": POLICY.format(hashes=hashes) + ("; connect-src 'self'" if is_live else ""),
+        "policy": POLICY.format(hashes=hashes),
     }
 
     # All parts are inserted in one pass, so that marks within a part stay as they are.
@@ -131,7 +124,7 @@ def _harmless(text: str) -> str:
 # ---- what the page shows of a run, except for its completions
 
 
-def described(run: RunData, kept: Iterable[int]) -> dict[str, Any]:
+def described(run: RunData, kept: Sequence[int]) -> dict[str, Any]:
     """Return the verdict, metrics, evaluations, decisions, warnings, checkpoints and settings.
 
     The page has the completions of the steps in `kept`.
@@ -139,7 +132,6 @@ def described(run: RunData, kept: Iterable[int]) -> dict[str, Any]:
     config = {name: value for name, value in run.config.items() if name != "facts"}
     control = config.get("control") or "none"
     every = max(1, math.ceil(len(run.metrics) / MAX_POINTS))
-    lines = run.metrics[::every]
     seconds = accumulate(line.get("step_time") or 0.0 for line in run.metrics)
     return _harmless_values(
         {
@@ -150,16 +142,13 @@ def described(run: RunData, kept: Iterable[int]) -> dict[str, Any]:
             "headline": headline(run),
             "heldout": heldout(run),
             "range": reward_range(config),
-            # The curves, the time trained after each step, and how many steps the run has made.
-            "metrics": curves(lines),
+            # The curves, the minutes trained after each step, and how many steps the run has made.
+            "metrics": curves(run.metrics[::every]),
             "minutes": [value / 60 for value in seconds][::every],
             "made": len(run.metrics),
             # What happened, by step.
             "evals": [{key: line.get(key) for key in EVALUATION} for line in run.evals],
-            "decisions": [
-                {key: line[key] for key in ("step", "kind", "from", "to", "why")}
-                for line in run.decisions
-            ],
+            "decisions": [{key: line[key] for key in DECISION} for line in run.decisions],
             "warnings": warnings_of(run.metrics),
             "checkpoints": [step_of(path) for path in checkpoint_folders(run.path)],
             # The settings, and which steps have completions.
@@ -167,7 +156,7 @@ def described(run: RunData, kept: Iterable[int]) -> dict[str, Any]:
             "changed": changed_settings(config),
             "facts": _listed(run.config.get("facts") or {}),
             "stored": len(run.steps()),
-            "kept": sorted(kept),
+            "kept": kept,
         }
     )
 
@@ -184,14 +173,9 @@ def _harmless_values(value: Any) -> Any:
 
 
 def reward_range(config: Record) -> list[float] | None:
-    """Return the lowest and the highest reward of a run, or None if they are not known.
-
-    A task or a reward of the user's own may have any range.
-    """
-    options = config.get("task_options")
-    if isinstance(options, Mapping) and "reward-range" in options:
-        return None
-    return [0.0, 1.0] if is_of_project(str(config.get("task"))) else None
+    """Return the lowest and the highest reward of a run; None if its task is the user's own."""
+    has_own = "reward-range" in (config.get("task_options") or {})
+    return [0.0, 1.0] if is_of_project(str(config.get("task"))) and not has_own else None
 
 
 def curves(lines: Sequence[Record]) -> dict[str, list[Any]]:
@@ -206,28 +190,22 @@ def headline(run: RunData) -> list[tuple[str, str]]:
     """Return the facts at the head of the page, as (name, text)."""
     config, facts = run.config, run.config.get("facts") or {}
     unit = next((line.get("unit") or "" for line in run.evals), "")
-
-    model = config.get("model")
-    if config.get("start") not in (None, model):
+    model = str(config.get("model"))
+    if config.get("start"):
         model = f"{model}, started from {config['start']}"
 
-    last = run.metrics[-1] if run.metrics else {}
+    tokens = run.metrics[-1].get("num_tokens", 0) if run.metrics else 0
     time = clock_time(sum(line.get("step_time") or 0 for line in run.metrics))
-    time += " h" if time.count(":") > 1 else " min"
-
-    hardware = facts.get("device", "unknown")
-    if facts.get("threads"):
-        hardware = f"{hardware}, {facts['threads']} threads"
-
+    threads = f", {facts['threads']} threads" if facts.get("threads") else ""
     return [
         ("task", str(config.get("task"))),
         ("level", f"{config.get('level', '')} {unit}".strip()),
-        ("model", str(model)),
+        ("model", model),
         ("reward", str(config.get("reward") or "the task's own reward")),
         ("steps", f"{len(run.metrics):,}"),
-        ("tokens", f"{last.get('num_tokens', 0):,}"),
-        ("time", time),
-        ("hardware", str(hardware)),
+        ("tokens", f"{tokens:,}"),
+        ("time", f"{time} {'h' if time.count(':') > 1 else 'min'}"),
+        ("hardware", f"{facts.get('device', 'unknown')}{threads}"),
     ]
 
 
@@ -238,7 +216,7 @@ def heldout(run: RunData) -> list[dict[str, Any]]:
     """
     series: dict[tuple, list[Record]] = {}
     for line in run.reports:
-        series.setdefault((line["level"], line.get("temperature", 1.0)), []).append(line)
+        series.setdefault((line["level"], line["temperature"]), []).append(line)
 
     own_level = run.config.get("level")
     found = []
@@ -246,13 +224,12 @@ def heldout(run: RunData) -> list[dict[str, Any]]:
         lines = series[level, temperature]
         last = lines[-1]
         ends = [lines[0], last] if len(lines) > 1 else [last]
-        metric, at = last.get("metric"), level_name(level, last.get("unit") or "")
-        sampling = f"temperature {temperature:g}" if temperature else "greedy"
+        metric = last.get("metric", "score")
         exact = " → ".join(f"{line['exact']:.2f}" for line in ends)
         found.append(
             {
-                "what": f"{metric or 'score'} at {at}".strip(),
-                "how": f"{counted(last)}, {sampling}",
+                "what": f"{metric} at {level_name(level, last.get('unit') or '')}",
+                "how": f"{counted(last)}, {sampling_name(last)}",
                 "scores": [interval(line) for line in ends],
                 # An exact match is the score itself, so it is not repeated.
                 "exact": None if metric == "exact match" else exact,
@@ -276,11 +253,7 @@ def warnings_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
 
 
 def _troubles(line: Record) -> set[str]:
-    """Return what went wrong at a step.
-
-    A trap counts if it has at least half of the completions, a collapse if at least half of the
-    groups collapsed.
-    """
+    """Return what went wrong at a step: an alarm, or most of it in a trap or collapsed."""
     troubles = {each for each in line.get("events", ()) if each.startswith("ALARM")}
     for name, share in line.items():
         if name.startswith("traps/") and (share or 0) >= 0.5:
@@ -306,13 +279,11 @@ def changed_settings(config: Record) -> list[str]:
 
 def _listed(values: Record) -> list[tuple[str, str]]:
     """Return names and values as the page shows them, e.g. ("level", "25")."""
-    found = []
-    for name, value in values.items():
-        if value in (None, "", {}):
-            value = "–"
-        text = value if isinstance(value, str) else json.dumps(value, default=str)
-        found.append((str(name), text))
-    return found
+    shown = {name: "–" if value in (None, "", {}) else value for name, value in values.items()}
+    return [
+        (str(name), value if isinstance(value, str) else json.dumps(value, default=str))
+        for name, value in shown.items()
+    ]
 
 
 # ---- the verdict
@@ -325,10 +296,11 @@ def outcome(run: RunData) -> dict[str, Any]:
     the steps so far.
     """
     line = run.verdict or {}
-    kind = line.get("verdict", "unfinished")
+    kind = line.get("verdict", "no verdict yet")
+    is_good = kind in ("learned", "already solved")
     return {
-        "title": TITLES.get(kind, kind.capitalize()),
-        "tone": "good" if kind in GOOD else "bad" if kind in FAILED else "open",
+        "title": kind.capitalize(),
+        "tone": "good" if is_good else "bad" if kind in FAILED else "open",
         "text": _comparison(line),
         "why": [line[name] for name in ("cause", "remedy") if line.get(name)],
         "figures": _figures(run, line),
@@ -341,9 +313,9 @@ def _comparison(line: Record) -> str:
     if line.get("difference") is None:
         return ""
     text = f"{line['difference']:+.3f} on held-out problems"
-    if line.get("low") is not None and line.get("high") is not None:
+    if line.get("low") is not None:
         interval = f"95 % interval {line['low']:+.3f} to {line['high']:+.3f}"
-        text += f" ({interval}, n = {line.get('n')}, paired)"
+        text += f" ({interval}, n = {line['n']}, paired)"
     if line.get("imitated") is not None:
         text += f", of which imitation does not count: it had reached {line['imitated']:.3f}"
     return text
@@ -362,14 +334,12 @@ def _figures(run: RunData, line: Record) -> list[tuple[str, str, int | None]]:
         found.append(("right answers shown", shown, None))
 
     began = learning_began(run.metrics) if line.get("verdict") == "learned" else None
-    if began is not None:
-        found.append(("learning began", f"step {began}", began))
-    if line.get("solved_step") is not None:
-        found.append(("solved for good", f"step {line['solved_step']}", line["solved_step"]))
-    if line.get("mistake"):
-        found.append(("most common mistake", str(line["mistake"]), None))
-    if line.get("stopped"):
-        found.append(("stopped", str(line["stopped"]), None))
+    for name, step in (("learning began", began), ("solved for good", line.get("solved_step"))):
+        if step is not None:
+            found.append((name, f"step {step}", step))
+    for name, key in (("most common mistake", "mistake"), ("stopped", "stopped")):
+        if line.get(key):
+            found.append((name, str(line[key]), None))
     return found
 
 
@@ -405,14 +375,11 @@ def kept_samples(run: RunData, budget: int) -> dict[int, str]:
 
     Notable steps (with decisions and warnings) come first, then evenly spaced ones.
     """
-    steps = run.steps()
-    pieces = pieces_of(run.path)
-
+    steps, pieces = run.steps(), pieces_of(run.path)
     marked = {line["step"] for line in run.decisions if line["kind"] != "stay"}
     marked |= {line["step"] for line in warnings_of(run.metrics)}
     notable = sorted(marked & set(steps))
 
-    # The notable steps leave half of the budget, so that the first and last steps always fit.
     kept: dict[int, str] = {}
     used = 0
     for wanted, most in ((notable, NOTABLE_SHARE * budget), (steps, budget)):

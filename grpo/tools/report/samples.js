@@ -24,8 +24,6 @@ const groupNow = () => stepNow()?.groups[state.group];
 function go(changes, focus = false) {
   Object.assign(state, changes);
   state.step = clamp(state.step, RUNS[state.run].kept.length);
-  if (DATA.live && stepNumber() != null && !stepNow())
-    return loadStep(state.run, stepNumber()).then(() => go({}, focus));
   state.group = nearestGroup(clamp(state.group, stepNow()?.groups.length ?? 0));
   state.row = clamp(state.row, groupNow() ? orderOf(groupNow()).length : 0);
   showStep();
@@ -165,17 +163,13 @@ function showPlace({ run, step, group, completion }, atEnd = focusRow) {
   const at = RUNS[run].kept.indexOf(step);
   if (at < 0) return false;
 
-  const show = () => {
-    const { groups } = samplesOf(run)[step];
-    const found = groups.findIndex((one) => one.group === group);
-    const place = Math.max(0, found);
-    const row = completion == null ? 0 : byReward(groups[place]).indexOf(Number(completion));
-    state.filter = { ...NO_FILTER };
-    go({ run, step: at, group: place, row: Math.max(0, row) });
-    atEnd();
-  };
-  if (DATA.live) loadStep(run, step).then(show);
-  else show();
+  const { groups } = samplesOf(run)[step];
+  const found = groups.findIndex((one) => one.group === group);
+  const place = Math.max(0, found);
+  const row = completion == null ? 0 : byReward(groups[place]).indexOf(Number(completion));
+  state.filter = { ...NO_FILTER };
+  go({ run, step: at, group: place, row: Math.max(0, row) });
+  atEnd();
   return true;
 }
 
@@ -218,7 +212,6 @@ function showStep() {
 /** Return which steps of a run have completions in this file. */
 function aboutKept(run) {
   if (!run.stored) return `${run.name}: no rollouts are stored.`;
-  if (DATA.live) return `The completions of all ${run.stored} steps so far.`;
   if (run.stored === run.kept.length)
     return `This file has the completions of all ${run.stored} steps.`;
   return (

@@ -1,14 +1,13 @@
-"""The groups of a step as compact JSON, for the page that shows them; the search in them.
+"""The groups of a step as compact JSON, for the page that shows them.
 
 Every text is escaped here (`data.text.escape_control`). Every completion is aligned with its target
 here, too, so that the page needs no aligner of its own. A text that several completions of a group
 share is stored once.
 """
 
-import time
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, groupby
 from pathlib import Path
 from statistics import fmean
@@ -17,22 +16,13 @@ from typing import Any
 from align.words import split_words, word_ends
 from data.text import escape_control, printable
 from grpo.records import Completion, Group
-from grpo.run.logs import MOST_TOKENS, RunData, tokenizer_of
+from grpo.run.logs import MOST_TOKENS, tokenizer_of
 from grpo.show.alignment import aligned, first_divergence
 from grpo.show.explain import reward_in_words
 from grpo.show.group import summaries
 
 # The kinds of columns in run lengths.
 MARKS = {"match": "=", "plain": "=", "substitute": "x", "delete": "-", "insert": "+"}
-
-# An answer of the search covers whole steps. It ends after the step in which it has this many
-# matches, or has taken this many seconds; the page asks for the rest when it needs it.
-ENOUGH = 40
-SECONDS = 0.5
-
-# The characters that are shown of a text: before a match, and from its beginning.
-BEFORE = 40
-FROM = 60
 
 # Token ids -> the text that each token adds, None if it comes with a later one.
 Pieces = Callable[[Sequence[int]], list[str | None]]
@@ -46,10 +36,7 @@ def packed(
     It has the group's summary, "view" (see `view_of`), "prompt", "around" (what the chat template
     puts before and after it), "target" (words) and:
 
-    - "texts": the distinct texts, each with "words", "formula" (how it earned its reward), "parts"
-      of the score and, with pieces, "logprobs": one for each word, in hundredths of a nat. For the
-      view "alignment" it has "ops" (see `run_lengths`) and "divergence" (the first mistake), for
-      the others "breaks" (the words that begin a line) and "answer" (its words);
+    - "texts": the distinct texts, see `_packed_text`;
     - "rows": a list for each column, with an entry for each completion: the number of its text, its
       reward and so on.
 
@@ -57,52 +44,30 @@ def packed(
     has no checkpoint with a tokenizer.
     """
     view = view_of(group)
-    firsts = first_samples(group)
-    distinct = list(dict.fromkeys(firsts))
-
-    # The word that each token of a text belongs to.
-    numbers = {
-        sample: _word_numbers(group.completions[sample], pieces) if pieces else None
-        for sample in distinct
-    }
-    texts = [
-        {
-            **_packed_text(group, sample, view, numbers[sample]),
-            "formula": escape_control(reward_in_words(config, group, sample)),
-        }
-        for sample in distinct
-    ]
-
+    texts: dict[tuple, dict[str, Any]] = {}
+    numbers: dict[tuple, list[int] | None] = {}  # the word that each token of a text belongs to
     rows: dict[str, list] = defaultdict(list)
-    for sample, first in enumerate(firsts):
-        row = _packed_row(group, sample, distinct.index(first), numbers[first])
+    for sample, (completion, score) in enumerate(zip(group.completions, group.scores)):
+        # A text can be tokenised in two ways, and a judge can score it in two ways.
+        key = (completion.text, completion.tokens, score.reward)
+        if key not in texts:
+            numbers[key] = _word_numbers(completion, pieces) if pieces else None
+            formula = escape_control(reward_in_words(config, group, sample))
+            texts[key] = _packed_text(group, sample, view, numbers[key]) | {"formula": formula}
+        row = {"text": list(texts).index(key)} | _packed_row(group, sample, numbers[key])
         for name, value in row.items():
             rows[name].append(value)
 
-    summary = {name: rounded(value) for name, value in summaries([group])[0].items()}
     return {
-        **summary,
+        **{name: rounded(value) for name, value in summaries([group])[0].items()},
         "group": number,
         "view": view,
         "prompt": printable(group.problem.prompt),
         "around": _around(group, pieces),
         "target": escape_words(group.problem.target),
-        "texts": texts,
+        "texts": list(texts.values()),
         "rows": rows,
     }
-
-
-def first_samples(group: Group) -> list[int]:
-    """Return for each completion the first one that has its text.
-
-    Tokens and reward have to be the same, too: a text can be tokenised in two ways, and a judge can
-    score it in two ways.
-    """
-    firsts: dict[tuple, int] = {}
-    return [
-        firsts.setdefault((completion.text, completion.tokens, score.reward), sample)
-        for sample, (completion, score) in enumerate(zip(group.completions, group.scores))
-    ]
 
 
 def view_of(group: Group) -> str:
@@ -111,8 +76,7 @@ def view_of(group: Group) -> str:
     "reasoning": a text with its answer marked; "alignment": word by word against the target;
     "plain": there is no target to compare with.
     """
-    names = {name for score in group.scores for name in score.parts}
-    if "answer" in names:
+    if any("answer" in score.parts for score in group.scores):
         return "reasoning"
     return "alignment" if split_words(group.problem.target) else "plain"
 
@@ -128,7 +92,12 @@ def _around(group: Group, pieces: Pieces | None) -> list[str] | None:
 
 
 def _packed_text(group: Group, sample: int, view: str, numbers: list[int] | None) -> dict[str, Any]:
-    """Return what `packed` stores of the text of a completion."""
+    """Return a text: its "words", the "parts" of its score, and the "logprobs" of its words.
+
+    Log-probabilities are in hundredths of a nat. For the view "alignment" there are "ops" (see
+    `run_lengths`) and "divergence" (the first mistake), for the others "breaks" (the words that
+    begin a line) and "answer" (its words).
+    """
     completion, answer = group.completions[sample], group.texts[sample]
     parts = group.scores[sample].parts
     text: dict[str, Any] = {"words": escape_words(answer), "parts": _parts(parts)}
@@ -160,12 +129,11 @@ def words_of_answer(words: Sequence[str], answer: Any) -> list[int] | None:
     return None
 
 
-def _packed_row(group: Group, sample: int, text: int, numbers: list[int] | None) -> dict[str, Any]:
-    """Return what `packed` stores of a completion; `text` is the number of its text."""
+def _packed_row(group: Group, sample: int, numbers: list[int] | None) -> dict[str, Any]:
+    """Return what the page shows of a completion beside its text."""
     completion, score = group.completions[sample], group.scores[sample]
     advantage = group.advantages[sample] if group.advantages else None
     row = {
-        "text": text,
         "reward": rounded(score.reward),
         "value": rounded(score.value),
         "exact": int(score.exact),
@@ -193,10 +161,8 @@ def run_lengths(target: str, text: str) -> str:
     >>> run_lengths("the old grey owl", "the owl saw")
     '1=2-1=1+'
     """
-    return "".join(
-        f"{len(list(run))}{MARKS[kind]}"
-        for kind, run in groupby(column.kind for column in aligned(target, text))
-    )
+    runs = groupby(column.kind for column in aligned(target, text))
+    return "".join(f"{len(list(run))}{MARKS[kind]}" for kind, run in runs)
 
 
 def word_numbers(pieces: Sequence[str | None], text: str) -> list[int] | None:
@@ -272,53 +238,3 @@ def _parts(parts: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in parts.items()
         if value is not None
     }
-
-
-# ---- the search of a live page, whose server answers it
-
-
-def search(run: RunData, query: str, after: int, until: int) -> dict[str, Any]:
-    """Return the matches in the steps from `after` + 1 to `until`, as far as the answer goes.
-
-    A text matches if it contains the query, in upper or lower case alike: the prompt of each group,
-    and each distinct text of its completions, with its words separated by single spaces. The page's
-    own scripts search the completions in a file by the same rule.
-
-    "finds" holds the matches in the order of the steps, "searched" is the last step that was
-    searched. The `query` is in lower case, with single spaces. Raises UserError if a file is
-    damaged.
-    """
-    end = time.monotonic() + SECONDS
-    finds: list[dict[str, Any]] = []
-    for step in run.steps():
-        if not after < step <= until:
-            continue
-        for number, group in enumerate(run.groups(step)):
-            finds += [{"step": step, "group": number, **find} for find in _finds(group, query)]
-        after = step
-        if len(finds) >= ENOUGH or time.monotonic() > end:
-            break
-    else:
-        after = until
-    return {"finds": finds, "searched": after}
-
-
-def _finds(group: Group, query: str) -> Iterator[dict[str, Any]]:
-    """Yield the matches in a group: its prompt (completion None), then completions."""
-    texts: dict[int | None, str] = {None: printable(group.problem.prompt)}
-    for sample in dict.fromkeys(first_samples(group)):
-        texts[sample] = escape_words(group.texts[sample])
-    for completion, text in texts.items():
-        if query in text.lower():
-            yield {"completion": completion, "text": excerpt(text, query)}
-
-
-def excerpt(text: str, query: str) -> str:
-    """Return the part of `text` around the first match of `query`.
-
-    >>> excerpt("one two three four five six seven eight nine ten eleven", "ten")
-    '… three four five six seven eight nine ten eleven'
-    """
-    at = text.lower().index(query)
-    start = max(0, at - BEFORE)
-    return ("… " if start else "") + text[start : at + FROM]

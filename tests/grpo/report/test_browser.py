@@ -6,8 +6,8 @@ import pytest
 from driven import assert_quiet, open_page, press, texts, wait
 from report_runs import EVIL, group, make_run
 
+from grpo import report
 from grpo.run.rollouts import write_rollouts
-from grpo.tools.report import program as report
 
 LONG = " ".join(f"word{i}" for i in range(10_000))
 

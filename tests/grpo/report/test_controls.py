@@ -4,9 +4,9 @@ import pytest
 from driven import assert_quiet, open_page, press, texts, wait
 from report_runs import EVIL, group, make_run, metrics_of
 
+from grpo import report
 from grpo.run.logs import MetricsLog
 from grpo.run.rollouts import write_rollouts
-from grpo.tools.report import program as report
 
 pytestmark = pytest.mark.browser
 
@@ -133,3 +133,38 @@ def test_the_data_are_exported(opened):
         "-0.5",
         "",
     ]
+
+
+# What is searched for, and what it finds in step 4: (group, completion; None: the prompt).
+MATCHES = {
+    "The  OWL": [(0, 0), (1, 1)],
+    "do <b>it</b>": [(0, None), (1, None)],
+    "straße": [(0, 1)],
+    "οδος": [(0, 1)],
+    "\\u202e": [(1, 0)],
+    EVIL: [(1, 0)],
+    ".*": [],
+}
+
+
+def test_the_search_ignores_upper_case_and_spaces(browser, tmp_path):
+    run = make_run(tmp_path / "searched")
+    groups = [
+        group(("The  Owl\nsaw", 0.5), ("STRAßE ΟΔΟΣ", 0.25), ("The  Owl\nsaw", 0.5)),
+        group((f"é \u202e {EVIL}", 0.0), ("see the owl", 1.0)),
+    ]
+    write_rollouts(run / "rollouts" / "step-000004.jsonl.zst", groups, step=4)
+    assert report.main([str(run)]) == 0
+    url = (run / "report.html").as_uri()
+    open_page(browser, url)
+    for query, places in MATCHES.items():
+        choose(browser, "search", query)
+        finds = browser.execute_script("return hunt.finds")
+        found = [(one["group"], one["completion"]) for one in finds if one["step"] == 4]
+        assert found == places, query
+
+    choose(browser, "search", "straße")
+    browser.execute_script("document.querySelector('.find').click()")
+    assert texts(browser, "#step b") == ["Step 4"]
+    assert "Completion 1" in texts(browser, ".row.here")[0]
+    assert_quiet(browser, url)

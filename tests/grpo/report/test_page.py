@@ -6,12 +6,12 @@ import re
 import pytest
 from report_runs import EVIL, STEPS, data_of, group, make_run, metrics_of, page_of
 
+from grpo import report as program
 from grpo.records import CLASSES, WHY
 from grpo.run.logs import MetricsLog, load_run
 from grpo.run.rollouts import write_rollouts
 from grpo.show.group import CLASS_STYLES
 from grpo.tools.report import page as report
-from grpo.tools.report import program
 from grpo.variance import DEGENERATE
 
 
@@ -38,6 +38,25 @@ def test_a_page_is_written_where_it_says(made, tmp_path, capsys):
         ("made", None),
         ("other", "shuffled-rewards"),
     ]
+
+
+def test_a_live_page_is_written_until_the_run_has_ended(made, capsys, monkeypatch):
+    """Its reader's browser loads it again, until a verdict closes the run."""
+    pages = []
+
+    def train_on(seconds):
+        pages.append(data_of((made / "report.html").read_text())["data"])
+        step = STEPS + len(pages)
+        MetricsLog(made).append(metrics_of(step))
+        if len(pages) == 2:
+            line = {"step": step, "purpose": "verdict", "verdict": "learned"}
+            MetricsLog(made, "eval.jsonl").append(line)
+
+    monkeypatch.setattr(program.time, "sleep", train_on)
+    assert said(capsys, made, "--live").out.count("\n") == 1
+    pages.append(data_of((made / "report.html").read_text())["data"])
+    assert [page["reload"] for page in pages] == [report.RELOAD_SECONDS] * 2 + [0]
+    assert [page["runs"][0]["made"] for page in pages] == [STEPS, STEPS + 1, STEPS + 2]
 
 
 def test_what_is_said_of_a_run(made):
