@@ -8,7 +8,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from chat_server import chat, serving
 
 from grpo import load_run
 
@@ -36,23 +35,6 @@ def cells():
         for cell in json.loads(NOTEBOOK.read_text())["cells"]
         if cell["cell_type"] == "code"
     ]
-
-
-@pytest.mark.slow
-def test_an_evaluation_behind_a_server_prints_a_table():
-    def solve(body, number):
-        text = body["messages"][-1]["content"]
-        a, b = (text.partition(f"\n{name}: ")[2].partition("\n")[0].split() for name in "AB")
-        right = " ".join(word for pair in zip(a, b) for word in pair)
-        return 200, {}, chat(right if len(a) < 5 else "")
-
-    with serving(solve) as (url, log):
-        flags = ["--words", "3,5", "--problems", "6"]
-        printed = python(EXAMPLES / "endpoint.py", url, "some-model", *flags)
-        assert len(log.bodies) == 12 and {body["model"] for body in log.bodies} == {"some-model"}
-        assert python(EXAMPLES / "endpoint.py", url, "some-model", *flags) == printed
-        assert len(log.bodies) == 12  # nothing is asked twice
-    assert "\n| 3 | 1.000 | " in printed and "\n| 5 | 0.000 | " in printed
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import math
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -19,16 +19,22 @@ from grpo.config import Config
 from grpo.evaluate import (
     EvaluationSettings,
     Sampling,
+    ShowProgress,
+    budgets,
+    evaluate,
+    first_room_warning,
+    select,
     summarise,
 )
 from grpo.model.load import load_policy
-from grpo.model.prompts import format_of, middle_left_out, wording_text
+from grpo.model.policy import Policy
+from grpo.model.prompts import format_of, middle_left_out, sent_lines, wording_text
 from grpo.records import Group, truncated_share
 from grpo.run.files import check_output
-from grpo.run.resume import checkpoint_of, config_of, load_run_policy, read_sources
+from grpo.run.resume import checkpoint_of, config_of, load_run_policy
 from grpo.show.console import Console
 from grpo.statistics import mean_interval
-from grpo.tools.evaluation.models import LocalModel, RemoteModel
+from grpo.tools.evaluation.endpoint import RemoteModel
 from grpo.tools.evaluation.table import ALL_KINDS, repeated_figures, show, write_samples
 from tasks.base import (
     Problem,
@@ -37,8 +43,6 @@ from tasks.base import (
     family_size,
     foreign_of,
     problems_of,
-    sources_of,
-    unseen_texts,
     watch_scoring,
     worded,
 )
@@ -63,7 +67,7 @@ from tasks.supply import (
 ON_SCREEN = ("sent", "groups")
 
 # The settings of a run that hold in its evaluation, unless a flag overrides them.
-SAMPLING = ("temperature", "top_k", "top_p", "max_new_tokens")
+SAMPLING = ("temperature", "top_p", "max_new_tokens")
 PROMPT = ("system", "shots", "chat_template_kwargs", "wording")
 
 # Where foreign problems come from. The flags apply to the other problems only.
@@ -74,8 +78,8 @@ FOREIGN_SOURCE = {"split": "test", "dataset": ""}
 class Request:
     """The evaluation of one model: the flags, completed by the settings of the run, if it is one.
 
-    `settings` are those of a run that hold in its evaluation, too. A run has a `checkpoint`, and a
-    `config` of its own; the `config` of any other model is the default one.
+    `settings` are the task, its options, and those of SAMPLING and PROMPT. A run has a
+    `checkpoint`, and a `config` of its own; the `config` of any other model is the default one.
     """
 
     flags: argparse.Namespace
@@ -86,16 +90,6 @@ class Request:
     task: Task
     levels: Sequence[int]
     samples: int
-
-    @property
-    def texts(self) -> str | None:
-        """The folder of the user's own texts, if there is one."""
-        return self.settings.task_options.get("texts")
-
-    @property
-    def holds_out_texts(self) -> bool:
-        """Whether the texts that a model has drawn from are left out of the user's own."""
-        return self.texts is not None and self.flags.split == "test"
 
     @property
     def sampling(self) -> Sampling:
@@ -123,15 +117,15 @@ def report(flags: argparse.Namespace, others: list[str]) -> int:
     if flags.json and os.path.realpath(flags.json) == os.path.realpath(flags.out):
         raise UserError(f"--out {flags.out}: --json is the same file; give another")
 
-    requests = [make_request(flags, model, others) for model in flags.models]
-    _require_same_problems(requests)
+    first, *rest = requests = [make_request(flags, model, others) for model in flags.models]
+    for other in rest:
+        if other.problems != first.problems:
+            raise UserError(
+                f"--model {other.model}: would answer other problems ({other.problems}) than "
+                f"{first.model} ({first.problems}); add the flags of one of them"
+            )
 
-    # All models answer the same problems, so what one of them knows is left out for all.
-    known: set[str] = set()
-    if requests[0].holds_out_texts:
-        known = set().union(*(known_texts(one.checkpoint, one.config) for one in requests))
-
-    results = [result for request in requests for result in evaluate_model(request, known)]
+    results = [result for request in requests for result in evaluate_model(request)]
     add_differences(results)
 
     # The files are written first, because the table may go to a pipe that is closed early.
@@ -143,7 +137,7 @@ def report(flags: argparse.Namespace, others: list[str]) -> int:
         write_whole(flags.json, (json.dumps(lines, indent=1) + "\n").encode())
     if flags.out:
         write_samples(Path(flags.out), results)
-    show(results, getattr(requests[0].task, "metric", "score"))
+    show(results, getattr(first.task, "metric", "score"))
     return 0
 
 
@@ -156,13 +150,16 @@ def make_request(flags: argparse.Namespace, model: str, others: list[str]) -> Re
     `others` are the words of the command line that may be flags of the task. Raises UserError for
     an unknown flag, and if a run's task is a program that the flags do not name.
     """
-    checkpoint, config = (None, Config()) if flags.endpoint else trained_run(model)
+    checkpoint, warnings = (None, []) if flags.endpoint else checkpoint_of(model)
+    for warning in warnings:
+        _say(warning)
+    config = config_of(checkpoint) if checkpoint else Config()
+
     spec = flags.task
     if spec is None:  # an empty one is a mistake
         spec = implied_task(others) or config.task
     is_runs_task = spec == config.task
-    if is_runs_task:
-        require_trusted_task(spec, {}, (flags.task,), Path(model))
+    require_trusted_task(spec, {}, (flags.task,), Path(model))  # its options are in the program
     given, unknown = split_options(spec, others)
     if unknown:
         raise UserError(f"{unknown[0]}: no such flag; python eval.py --help lists the flags")
@@ -172,7 +169,7 @@ def make_request(flags: argparse.Namespace, model: str, others: list[str]) -> Re
     settings = argparse.Namespace(task=spec, task_options=options)
     for name in (*SAMPLING, *PROMPT):
         own = getattr(flags, name)
-        setattr(settings, name, getattr(config, name, 0) if own is None else own)
+        setattr(settings, name, getattr(config, name) if own is None else own)
     if flags.greedy:
         settings.temperature = 0.0
     if flags.wording:
@@ -187,28 +184,14 @@ def make_request(flags: argparse.Namespace, model: str, others: list[str]) -> Re
     return Request(flags, model, checkpoint, config, settings, task, levels, samples)
 
 
-def trained_run(model: str) -> tuple[Path | None, Config]:
-    """Return the newest valid checkpoint of run (or checkpoint) `model`, and its configuration.
-
-    Any other model has no checkpoint; its configuration is the default one.
-    """
-    checkpoint, warnings = checkpoint_of(model)
-    if checkpoint is None:
-        return None, Config()
-    for warning in warnings:
-        _say(warning)
-    return checkpoint, config_of(checkpoint)
-
-
 def _levels(text: str, task: Task, config: Config, settings: argparse.Namespace) -> list[int]:
     """Return the levels asked for, else the run's, else the task's own."""
     if text:
         return parse_levels(text, "--words")
 
     # The run's level means the same for its own task on other texts.
-    own, asked = config.task_options, settings.task_options
-    differing = {name for name in {*own, *asked} if own.get(name) != asked.get(name)}
-    if settings.task == config.task and differing <= {"texts"} and config.level:
+    own, asked = ({**each.task_options, "texts": ""} for each in (config, settings))
+    if settings.task == config.task and own == asked and config.level:
         return [config.level]
     of_rows = {problem.level for problem in problems_of(task, "train")}
     return [max(of_rows, default=getattr(task, "default_level", 1))]
@@ -226,60 +209,36 @@ def _samples(given: int | None, task: Task, config: Config) -> int:
     return given or config.group_size
 
 
-def _require_same_problems(requests: Sequence[Request]) -> None:
-    """Raise UserError if a model would answer other problems than the first one.
-
-    Two runs of different tasks or levels would, unless the flags name these.
-    """
-    first, *others = requests
-    for other in others:
-        if other.problems != first.problems:
-            raise UserError(
-                f"--model {other.model}: would answer other problems ({other.problems}) than "
-                f"{first.model} ({first.problems}); add the flags of one of them"
-            )
-
-
-# ---- the user's own texts: those that no model was trained or chosen on
-
-
-def known_texts(checkpoint: Path | None, config: Config) -> set[str]:
-    """Return the fingerprints of the texts that a run has drawn from.
-
-    The runs that it started from count as well.
-    """
-    known: set[str] = set()
-    while checkpoint is not None:
-        known |= set(read_sources(checkpoint)["corpus"].values())
-        checkpoint, config = trained_run(config.start or config.model)
-    return known
-
-
-def held_out_texts(task: Task, known: set[str]) -> Task:
-    """Return `task` for evaluation on all texts but the `known` ones."""
-    unseen = unseen_texts(task, known)
-    if left_out := len(sources_of(task)) - len(sources_of(unseen)):
-        print(f"eval.py: {left_out} texts are left out: a model was trained or chosen on them")
-    return unseen
-
-
-def _task_of_examples(request: Request) -> Task:
-    """Return the task whose training split supplies the examples of --shots.
-
-    It draws on the run's own texts where those of --texts are held out.
-    """
-    config, settings = request.config, request.settings
-    own = config.task_options.get("texts") if settings.task == config.task else None
-    if not (request.holds_out_texts and settings.shots) or request.texts == own:
-        return request.task
-
-    options = {name: value for name, value in settings.task_options.items() if name != "texts"}
-    if own is not None:
-        options["texts"] = own
-    return load_task(settings.task, options=options, wording=settings.wording)
-
-
 # ---- models and their results
+
+
+class LocalModel:
+    """A policy in this process; `seen` are the keys of problems that it was trained on."""
+
+    def __init__(self, policy: Policy, seen: set[str], settings: EvaluationSettings):
+        self.policy = policy
+        self.seen = seen
+        self.settings = settings
+        self.has_warned = False
+
+    def choose(self, problems: Iterable[Problem], size: int, **limits: Any) -> DistinctProblems:
+        """Return distinct problems that training has not seen, and that fit the context."""
+        return select(self.policy, problems, size, self.seen, self.settings.sampling, **limits)
+
+    def answer(
+        self, task: Task, problems: Sequence[Problem], progress: ShowProgress
+    ) -> list[Group]:
+        """Sample a group of completions for each problem, and score it."""
+        warning = first_room_warning(self.policy, task, problems, self.settings.sampling)
+        if warning and not self.has_warned:
+            self.has_warned = True
+            _say(f"warning: {warning}")
+        return evaluate(self.policy, task, problems, self.settings, progress)
+
+    def about(self, task: Task, problems: Sequence[Problem]) -> dict[str, Any]:
+        """Return the largest budget, and the first prompt, decoded from its token ids."""
+        budget = max(budgets(self.policy, task, problems, self.settings.sampling))
+        return {"budget": budget, "sent": sent_lines(self.policy, problems[0])}
 
 
 def _load(request: Request) -> LocalModel | RemoteModel:
@@ -287,7 +246,7 @@ def _load(request: Request) -> LocalModel | RemoteModel:
     settings, flags = request.settings, request.flags
     answering = EvaluationSettings(request.sampling, flags.seed, request.samples)
     format = format_of(
-        _task_of_examples(request),
+        request.task,
         system=settings.system,
         shots=settings.shots,
         chat_template_kwargs=settings.chat_template_kwargs,
@@ -306,22 +265,16 @@ def _load(request: Request) -> LocalModel | RemoteModel:
     return LocalModel(policy, seen, answering)
 
 
-def evaluate_model(request: Request, known: set[str]) -> list[dict[str, Any]]:
-    """Return the results of a model; texts with a `known` fingerprint are not held out."""
+def evaluate_model(request: Request) -> list[dict[str, Any]]:
+    """Return the results of a model: for each level, and for each foreign kind of text."""
     task, flags = request.task, request.flags
     dataset = read_problems(Path(flags.dataset), task) if flags.dataset else []
-    if request.holds_out_texts:
-        task = held_out_texts(task, known)
     kinds = {level: foreign_of(task, level) for level in request.levels if flags.foreign}
 
     evaluator = Evaluator(request, _load(request), dataset)
-    results = [evaluator.level(task, level) for level in request.levels]
+    results = [evaluator.level(level) for level in request.levels]
     for level, tasks in kinds.items():
         results += evaluator.foreign(tasks, level)
-
-    model = evaluator.model
-    if isinstance(model, RemoteModel) and model.remembered:
-        _say(f"{model.remembered} answers are from {model.answers.path}")
     return results
 
 
@@ -333,14 +286,13 @@ class Evaluator:
         self.request = request
         self.model = model
         self.dataset = dataset
-        self.has_warned = False
 
-    def level(self, task: Task, level: int) -> dict[str, Any]:
+    def level(self, level: int) -> dict[str, Any]:
         """Return the result of a level: figures and the entries of ON_SCREEN.
 
         Raises UserError if there is no problem.
         """
-        flags = self.request.flags
+        flags, task = self.request.flags, self.request.task
         if flags.dataset:
             problems = [worded(task, one) for one in self.dataset if one.level == level]
             found = self.model.choose(problems, flags.problems)
@@ -362,10 +314,11 @@ class Evaluator:
         size = math.ceil(self.request.flags.problems / len(tasks))
         results = []
         every: list[Group] = []
-        of_kinds = []
+        asked = dropped = too_long = 0
         for kind, task in tasks.items():
             found = self._find(task, level, "test", size)
-            of_kinds.append(found)
+            asked, dropped = asked + found.asked, dropped + found.dropped
+            too_long += found.too_long
             if found.problems:
                 groups = self._answer(task, found, f"level {level}, foreign {kind}")
                 result = self._result(task, level, found, groups)
@@ -376,12 +329,8 @@ class Evaluator:
             raise UserError(
                 f"--foreign: no problem of level {level} fits the model; give a lower level"
             )
-        together = DistinctProblems(
-            [group.problem for group in every],
-            sum(found.asked for found in of_kinds),
-            sum(found.dropped for found in of_kinds),
-            sum(found.too_long for found in of_kinds),
-        )
+        problems = [group.problem for group in every]
+        together = DistinctProblems(problems, asked, dropped, too_long)
         overall = self._result(task, level, together, every)
         return [*results, {**overall, **FOREIGN_SOURCE, "foreign": ALL_KINDS, "groups": []}]
 
@@ -394,11 +343,6 @@ class Evaluator:
 
     def _answer(self, task: Task, found: DistinctProblems, where: str) -> list[Group]:
         """Return the model's scored completions, and show how far it is."""
-        warning = self.model.warning(task, found.problems)
-        if warning and not self.has_warned:
-            self.has_warned = True
-            _say(f"warning: {warning}")
-
         watch_scoring(task, self.status.scoring)
         with self.status.working(f"{self.request.model}, {where}") as progress:
             return self.model.answer(task, found.problems, progress)
@@ -407,9 +351,8 @@ class Evaluator:
         self, task: Task, level: int, found: DistinctProblems, groups: list[Group]
     ) -> dict[str, Any]:
         """Return the result as --json has it, with the entries of ON_SCREEN."""
-        request, flags = self.request, self.request.flags
-        settings = request.settings
-        sent = self.model.sent(groups[0].problem)
+        request, flags, settings = self.request, self.request.flags, self.request.settings
+        about = self.model.about(task, found.problems)
         return {
             "model": request.model,
             **request.config.mark,
@@ -420,9 +363,7 @@ class Evaluator:
             "dataset": flags.dataset,
             "seed": flags.seed,
             **{name: getattr(settings, name) for name in PROMPT},
-            "prompt": "\n".join(sent),
             **asdict(request.sampling),
-            "budget": self.model.budget(task, found.problems),
             "asked": found.asked,
             "samples": request.samples,
             "dropped": found.dropped,
@@ -430,8 +371,9 @@ class Evaluator:
             **summarise(groups),
             **repeated_figures(groups),
             "truncated": truncated_share(groups),
-            **self.model.figures(),
-            "sent": middle_left_out(sent),
+            **about,
+            "prompt": "\n".join(about["sent"]),
+            "sent": middle_left_out(about["sent"]),
             "groups": groups,
         }
 

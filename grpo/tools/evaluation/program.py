@@ -5,18 +5,14 @@ anything. They are distinct: if fewer exist than were asked for, all of them are
 output says so. Problems that the run was trained on are dropped and counted.
 
 A run is evaluated as it was trained: task, level, wording, system turn, examples, variables of the
-chat template, temperature, top-k, top-p and completion budget are the run's own unless a flag
-overrides them.
-
---texts evaluates on every text of the folder except those that the run was trained on. --foreign
-adds kinds of text that no run is trained on (`data/foreign.py`), and reports each kind.
+chat template, temperature, top-p and completion budget are the run's own unless a flag overrides
+them. --foreign adds kinds of text that no run is trained on (`data/foreign.py`), and reports each.
 """
 
 import argparse
-import math
 import sys
 
-from data.errors import Parser, UserError, exit_status, interrupts_end
+from data.errors import Parser, UserError, exit_status
 from data.files import kind_of
 from grpo.config import MAX_NUMBER, MAX_SHOTS, Config
 from grpo.model.prompts import system_text, template_arguments
@@ -28,7 +24,6 @@ LIMITS = {
     "problems": (1, 1_000_000),
     "samples": (1, 10_000),
     "temperature": (0, 1_000),
-    "top_k": (0, math.inf),
     "max_new_tokens": (0, MAX_NUMBER),
     "shots": (0, MAX_SHOTS),
 }
@@ -48,9 +43,8 @@ def main(argv: list[str]) -> int:
 def start(argv: list[str]) -> int:
     """Read the flags, and evaluate. Torch is loaded after that, because it takes seconds."""
     flags, others = parse(argv)
+    from grpo.tools.evaluation.evaluate import report
 
-    with interrupts_end():
-        from grpo.tools.evaluation.evaluate import report
     return report(flags, others)
 
 
@@ -76,126 +70,59 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 
 def make_parser() -> Parser:
-    """Return the parser."""
+    """Return the parser: what is evaluated, how completions are sampled, how a prompt is put."""
     assert __doc__ is not None
     parser = Parser(
         prog="python eval.py",
         description=__doc__.splitlines()[0],
-        epilog=flags_of_tasks(),
+        epilog=f"Most flags are the run's own unless given.\n{flags_of_tasks()}",
         allow_abbrev=False,
     )
-    add = parser.add_argument
+
+    def add(*names: str, help: str, **options: object) -> None:
+        parser.add_argument(*names, help=help, **options)  # type: ignore[arg-type]
+
     add(
         "--model",
         action="append",
         dest="models",
-        metavar="MODEL",
-        help="a run, a checkpoint, builtin, a model directory, a GGUF file, or a hub id (default: "
-        "builtin); may be repeated: several models are compared on the same problems",
+        help="a run, a checkpoint, builtin (the default), a model directory, a GGUF file, or a hub "
+        "id; may be repeated: several models are compared on the same problems",
     )
-    add("--device", default="auto")
+    add("--device", default="auto", help="auto, cpu or cuda")
     add(
         "--endpoint",
         metavar="URL",
         help="ask this OpenAI-compatible server for the answers of --model; its key is taken from "
-        "OPENAI_API_KEY; each answer is kept in runs/endpoint/, and not asked for twice",
+        "OPENAI_API_KEY",
     )
     add("--json", default="", metavar="FILE", help="also write the figures there")
-    add(
-        "--out",
-        default="",
-        metavar="FILE",
-        help="also write every sample there, a problem a line",
-    )
-    _add_problem_flags(parser)
-    _add_sampling_flags(parser)
-    _add_prompt_flags(parser)
-    return parser
+    add("--out", default="", metavar="FILE", help="also write every sample, a problem a line")
 
-
-def _add_problem_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say what is evaluated."""
-    add = parser.add_argument
-    add(
-        "--task",
-        help="a task's name, or path/to/file.py:ClassName (default: the run's, else interleave)",
-    )
-    add(
-        "--words",
-        "--levels",
-        default="",
-        help="levels, e.g. 10,25,50 (default: the run's, else the task's own)",
-    )
+    add("--task", help="a task's name, or path/to/file.py:ClassName (default: interleave)")
+    add("--words", "--levels", default="", help="levels, e.g. 10,25,50 (default: the task's own)")
     add("--problems", type=int, default=200, help="most distinct problems at each level")
     add(
         "--samples",
         type=int,
-        help="independent completions of each problem; their mean counts (for tasks with few "
-        "problems; default: 1, or a group if the reward compares its completions)",
+        help="independent completions of each problem; their mean counts (default: 1, or a group "
+        "if the reward compares its completions)",
     )
-    add(
-        "--dataset",
-        default="",
-        metavar="FILE",
-        help="evaluate the problems of this JSONL file (tasks.generate)",
-    )
-    add(
-        "--foreign",
-        action="store_true",
-        help="also evaluate as many problems of foreign kinds of text: tables, code, lists, "
-        "numbers, other alphabets ...",
-    )
-    add("--split", default="test", choices=["train", "validation", "test"])
+    add("--dataset", default="", metavar="FILE", help="problems of a JSONL file (tasks.generate)")
+    add("--foreign", action="store_true", help="also evaluate foreign kinds of text: tables ...")
+    add("--split", default="test", choices=["train", "validation", "test"], help="of the problems")
     add("--seed", type=int, default=0, help="of the problems, their examples and the samples")
 
-
-def _add_sampling_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say how completions are sampled."""
-    add = parser.add_argument
-    add("--temperature", type=float, help="default: the run's, else 1")
+    add("--temperature", type=float, help="of sampling (default: 1)")
     add("--greedy", action="store_true", help="take the likeliest token each time (temperature 0)")
-    add(
-        "--top-k",
-        type=int,
-        help="sample from the k likeliest tokens (default: the run's, else all)",
-    )
-    add(
-        "--top-p",
-        type=float,
-        help="sample from the likeliest tokens of this mass (default: the run's, else all)",
-    )
-    add(
-        "--max-new-tokens",
-        type=int,
-        help="completion budget (default: the run's, else a quarter more than the target takes)",
-    )
+    add("--top-p", type=float, help="sample from the likeliest tokens of this mass (default: all)")
+    add("--max-new-tokens", type=int, help="budget (default: a quarter more than the target takes)")
 
-
-def _add_prompt_flags(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say how a problem's prompt is presented."""
-    add = parser.add_argument
-    add(
-        "--system",
-        help='text of a system turn, or @FILE ("": none; default: the run\'s, else none)',
-    )
-    add(
-        "--shots",
-        type=int,
-        metavar="K",
-        help="solved problems of the training split before each question (default: the run's, else "
-        "0)",
-    )
-    add(
-        "--chat-template-kwargs",
-        metavar="JSON",
-        help="variables of the model's chat template (default: the run's, else {})",
-    )
-    add(
-        "--wording",
-        metavar="FILE",
-        help="a text that replaces the task's prompt, with its placeholders (\"\": the task's own; "
-        "default: the run's)",
-    )
+    add("--system", help='text of a system turn, or @FILE ("", the default: none)')
+    add("--shots", type=int, metavar="K", help="solved problems before each question (default: 0)")
+    add("--chat-template-kwargs", metavar="JSON", help="variables of the model's chat template")
+    add("--wording", metavar="FILE", help='a text that replaces the task\'s prompt ("": its own)')
+    return parser
 
 
 def _check(flags: argparse.Namespace) -> None:

@@ -93,30 +93,31 @@ def show(results: Sequence[Result], metric: str) -> None:
     models = list(dict.fromkeys(result["model"] for result in results))
     control = f"CONTROL {first['control']}: " if "control" in first else ""
     whose = f"{models[0]}: " if len(models) == 1 else ""
-    title = escape_control(f"{control}{whose}{metric} on")
+    title = f"{control}{whose}{metric} on"
     split = f"the {first['split']} split"
     if "texts" in first:
         split += f" of {first['texts']}"
 
-    own = [result for result in results if "foreign" not in result]
-    foreign = [result for result in results if "foreign" in result]
-    _show_table(console, own, f"{title} {first['dataset'] or split}")
-    if foreign:
-        _show_table(console, foreign, f"{title} foreign kinds of text")
-    if "pass_at" in first:
-        rows = [
-            (result["model"], _name(result), f"pass@{entry['k']}", *_mean_and_interval(entry))
-            for result in results
-            for entry in result["pass_at"]
-        ]
-        _show_extra(console, "several samples of each problem", rows)
-    if len(models) > 1:
-        rows = [
-            (result["model"], _name(result), f"of {found['n']}", *_mean_and_interval(found, "+"))
-            for result in results
-            if (found := result.get("difference"))
-        ]
-        _show_extra(console, f"{metric}, difference to {models[0]}", rows)
+    own = [_row(result) for result in results if "foreign" not in result]
+    foreign = [_row(result) for result in results if "foreign" in result]
+    repeated = [
+        {**_head(result), "figure": f"pass@{entry['k']}", **_mean(entry)}
+        for result in results
+        for entry in result.get("pass_at", [])
+    ]
+    differences = [
+        {**_head(result), "n": str(found["n"]), **_mean(found, "+")}
+        for result in results
+        if (found := result.get("difference"))
+    ]
+    for name, rows in (
+        (f"{title} {first['dataset'] or split}", own),
+        (f"{title} foreign kinds of text", foreign),
+        ("several samples of each problem", repeated),
+        (f"{metric}, difference to {models[0]}", differences),
+    ):
+        if rows:
+            _show_table(console, name, rows, shows_model=len(models) > 1)
 
     for line in remarks(results):
         console.print(line, soft_wrap=True)
@@ -127,65 +128,55 @@ def show(results: Sequence[Result], metric: str) -> None:
         _show_worst(console, name, result["groups"])
 
 
-def _show_table(console: Console, results: Sequence[Result], title: str) -> None:
-    """Print a table with a row for each result."""
-    shows_model = len({result["model"] for result in results}) > 1
-    rows = [
-        ({"model": escape_control(result["model"])} if shows_model else {}) | _cells(result)
-        for result in results
-    ]
-    table = Table(title=title, title_justify="left")
-    for name in rows[0]:
+def _show_table(
+    console: Console, title: str, rows: Sequence[dict[str, str]], *, shows_model: bool
+) -> None:
+    """Print a table; the names of its columns are the keys of each row."""
+    names = [name for name in rows[0] if name != "model" or shows_model]
+    table = Table(title=escape_control(title), title_justify="left")
+    for name in names:
         table.add_column(name, justify="right", overflow="fold")
-    for row, result in zip(rows, results):
-        is_last = result.get("foreign") == ALL_KINDS
-        table.add_row(*row.values(), end_section=is_last)
+    for row in rows:
+        is_last = row.get("kind") == ALL_KINDS
+        table.add_row(*(escape_control(row[name]) for name in names), end_section=is_last)
     console.print(table)
 
 
-def _cells(result: Result) -> dict[str, str]:
-    """Return a row of the table, by the names of its columns."""
+def _head(result: Result) -> dict[str, str]:
+    """Return the first columns of a table of all results: which model, and on what."""
+    return {"model": result["model"], "level": _name(result).removeprefix("level ")}
+
+
+def _name(result: Result) -> str:
+    """Return what a result is about: "level 25", "level 25, foreign tables"."""
+    kind = f", foreign {result['foreign']}" if "foreign" in result else ""
+    return f"level {result['level']}{kind}"
+
+
+def _row(result: Result) -> dict[str, str]:
+    """Return a row of the main table, by the names of its columns."""
+    sampling = "greedy" if result["temperature"] == 0 else f"T {result['temperature']:g}"
+    if sampling != "greedy" and result["top_p"] < 1:
+        sampling += f", top-p {result['top_p']:g}"
+    about = {"sampling": sampling, "budget": str(result["budget"])}
     if "foreign" in result:
         about = {"kind": result["foreign"]}
-    else:
-        about = {"sampling": _sampling_text(result), "budget": str(result["budget"])}
-
     samples = f" × {result['samples']}" if result["samples"] > 1 else ""
-    mean, interval = _mean_and_interval(result)
     return {
+        "model": result["model"],
         "level": str(result["level"]),
         "n": f"{result['n']}{samples}",
         **about,
-        "mean": mean,
-        "95 % interval": interval,
+        **_mean(result),
         "exact": f"{result['exact']:.3f}",
         "truncated": f"{result['truncated']:.3f}",
         "trained on": str(result["dropped"]),
     }
 
 
-def _mean_and_interval(entry: Result, sign: str = "") -> tuple[str, str]:
+def _mean(entry: Result, sign: str = "") -> dict[str, str]:
     interval = f"{entry['ci_low']:{sign}.4f} … {entry['ci_high']:{sign}.4f}"
-    return f"{entry['mean']:{sign}.4f}", interval
-
-
-def _sampling_text(result: Result) -> str:
-    """Return how completions were sampled: "T 0.7, top-p 0.9"."""
-    if result["temperature"] == 0:
-        return "greedy"
-    top_k = f", top-k {result['top_k']}" if result["top_k"] else ""
-    top_p = f", top-p {result['top_p']:g}" if result["top_p"] < 1 else ""
-    return f"T {result['temperature']:g}{top_k}{top_p}"
-
-
-def _show_extra(console: Console, title: str, rows: Sequence[tuple[str, ...]]) -> None:
-    """Print a table of rows: model, level, what the figure is, the figure, its interval."""
-    table = Table(title=escape_control(title), title_justify="left")
-    for name in ("model", "level", "figure", "mean", "95 % interval"):
-        table.add_column(name, justify="right", overflow="fold")
-    for model, *others in rows:
-        table.add_row(escape_control(model), *others)
-    console.print(table)
+    return {"mean": f"{entry['mean']:{sign}.4f}", "95 % interval": interval}
 
 
 def remarks(results: Sequence[Result]) -> list[str]:
@@ -199,34 +190,19 @@ def remarks(results: Sequence[Result]) -> list[str]:
                 f"{name}: {result['too_long']} problems do not fit the model's context or the "
                 "budget and were left out"
             )
-
-        # Only models behind an endpoint have these.
-        for argument in result.get("left_out", []):
-            lines.append(
-                f"warning: {name}: the server does not know {argument}, so it was left out"
-            )
-        if result.get("completion_tokens"):
-            prompt, completion = result["prompt_tokens"], result["completion_tokens"]
-            lines.append(f"{name}: {prompt:,} prompt tokens and {completion:,} completion tokens")
-
         if warning := truncation_warning(result, name):
             lines.append(f"warning: {warning}")
     return lines
-
-
-def _name(result: Result) -> str:
-    """Return what a result is about: "level 25", "level 25, foreign tables"."""
-    kind = f", foreign {result['foreign']}" if "foreign" in result else ""
-    return f"level {result['level']}{kind}"
 
 
 def _named(results: Sequence[Result]) -> list[tuple[str, Result]]:
     """Return each result with what it is about, and with its model if there are several."""
     has_several = len({result["model"] for result in results}) > 1
     return [
-        (f"{escape_control(result['model'])}, {_name(result)}", result)
-        if has_several
-        else (_name(result), result)
+        (
+            f"{escape_control(result['model'])}, {_name(result)}" if has_several else _name(result),
+            result,
+        )
         for result in results
     ]
 

@@ -77,8 +77,7 @@ def test_an_evaluation_is_sampled_as_the_run_was(run, capsys):
     (changed,) = evaluated("--model", "runs/a", "--problems", "5", "--top-p", "1")
     assert (changed["top_p"], changed["temperature"]) == (1, 0.7)
     (greedy,) = evaluated("--model", "runs/a", "--problems", "5", "--greedy")
-    (likeliest,) = evaluated("--model", "runs/a", "--problems", "5", "--top-k", "1")
-    assert greedy["temperature"] == 0 and greedy["mean"] == likeliest["mean"]
+    assert greedy["temperature"] == 0
 
 
 def test_another_task_does_not_inherit_the_runs_options_and_level(run):
