@@ -373,11 +373,6 @@ class Trainer:
         timer: "StepTimer",
     ) -> StepReport:
         """Let the monitor, the watch for the end and the curriculum take note; report the step."""
-        # In "parity/worst" the index in the stream becomes the number in the step.
-        numbers = {group.index: i for i, group in enumerate(groups) if group.action == "keep"}
-        for token in learned.get("parity/worst", ()):
-            token["group"] = numbers[token["group"]]
-
         self.tokens += sum(group.tokens for group in groups)
         metrics = self.metrics(step, groups, learned, timer)
 

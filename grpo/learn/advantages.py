@@ -24,22 +24,15 @@ The state s_t is (words written, what they have earned, the letters of the unfin
 tokens of an unfinished character). A word counts as written once the text goes on after it: only
 the next token tells whether "ow" becomes "owl", and a state that knew would depend on the action.
 Completions in one state have earned the same, so these earnings cancel: A_t is the completion's
-reward less the mean reward of all completions that had come exactly as far. It follows that:
+reward less the mean reward of all completions that had come exactly as far. So the first token has
+the advantage of the whole completion, and after a mistake that allows no more earnings every
+advantage is exactly 0.
 
-- the first token has the advantage of the whole completion, as in GRPO;
-- a group of equal rewards has advantages of 0;
-- before it is divided by the standard deviation, no advantage is larger than the largest difference
-  between two rewards of the group;
-- after a mistake that allows no more earnings, every advantage is exactly 0.
-
-The baseline depends only on the text before the token, so it adds no bias, and it knows what the
-value of a state mostly depends on. A mean at the same token or word, whatever had been earned,
-would reward every token of a completion that has been right so far, and punish every token after a
-mistake, just as the completion's own reward does. The mean includes the completion itself, as in
-GRPO. So in a state that k completions share, the gradient is scaled by (k - 1) / k; in a state that
-only one has visited there is nothing to compare with, and A_t = 0. A demonstration
-(`grpo.curriculum.demonstrations`) leaves its group's states at the first mistake; so that it is
-learned whole, each of its tokens has the advantage of the whole answer.
+The baseline depends only on the text before the token, so it adds no bias. The mean includes the
+completion itself, as in GRPO: in a state that k completions share, the gradient is scaled by
+(k - 1) / k, and in a state that only one has visited A_t = 0. A demonstration leaves its group's
+states at the first mistake; so that it is learned whole, each of its tokens has the advantage of
+the whole answer.
 
 Shapes: T tokens of a completion.
 """
@@ -73,7 +66,7 @@ def advantages(
 ) -> list[list[float]]:
     """Return the advantage of each completion, in the shape of `rewards`: one list for each group.
 
-    `rewards` are lists, a NumPy array or a tensor, of floats or of integers. `scale` is one of:
+    `scale` is one of:
 
     - "group": divide by the standard deviation of the group's rewards;
     - "batch": divide by that of all rewards given, which is *not* taken about the groups' means.
@@ -83,7 +76,7 @@ def advantages(
 
     A group has at least two rewards; for "batch", the batch has.
     """
-    groups = _floats(rewards)
+    groups = [list(map(float, group)) for group in rewards]  # of NumPy `mean` would round integers
     centres = map(mean, groups)
     return [
         [(reward - centre) / divisor for reward in group]
@@ -94,19 +87,13 @@ def advantages(
 def divisors(rewards: Sequence[Sequence[float]], *, scale: str, eps: float = EPS) -> list[float]:
     """Return what each group's advantages are divided by; `scale` as in `advantages`."""
     assert scale in SCALES and eps > 0
-    groups = _floats(rewards)
     if scale == "none":
-        return [1.0] * len(groups)
+        return [1.0] * len(rewards)
     if scale == "group":
-        return [stdev(group) + eps for group in groups]
+        return [stdev(group) + eps for group in rewards]
 
-    every_reward = [reward for group in groups for reward in group]
-    return [stdev(every_reward) + eps] * len(groups) if groups else []
-
-
-def _floats(rewards: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Return the rewards as Python floats: `statistics` would round NumPy's mean of integers."""
-    return [[float(reward) for reward in group] for group in rewards]
+    every_reward = [reward for group in rewards for reward in group]
+    return [stdev(every_reward) + eps] * len(rewards) if rewards else []
 
 
 def token_advantages(

@@ -11,7 +11,6 @@ tokens; M tokens of all rows without padding.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,24 +51,27 @@ class _Part:
     weights: list[float]  # of each token of these rows
 
     @property
-    def completions(self) -> list[Completion]:
+    def rows(self) -> list[Completion]:
         return [self.group.completions[sample] for sample in self.samples]
 
     @property
     def tokens(self) -> int:
         """The number of tokens that are run, the prompt's included."""
-        return len(self.group.prompt) + sum(len(each.tokens) for each in self.completions)
+        return len(self.group.prompt) + sum(len(row.tokens) for row in self.rows)
 
     def cut(self, most: int) -> list["_Part"]:
         """Return the part cut into parts of about the same size, of at most `most` rows each."""
-        rows = len(self.samples)
-        if not rows:
-            return []
-        size = -(-rows // -(-rows // min(rows, most)))
+        count = len(self.samples)
+        size = -(-count // -(-count // min(count, most)))
         return [
             _Part(self.group, self.samples[i : i + size], self.weights[i : i + size])
-            for i in range(0, rows, size)
+            for i in range(0, count, size)
         ]
+
+    def cut_to_fit(self, micro_tokens: int) -> list["_Part"]:
+        """Return the part cut into parts of at most `micro_tokens` tokens, or of a single row."""
+        longest = max(len(row.tokens) for row in self.rows)
+        return self.cut(max(1, (micro_tokens - len(self.group.prompt)) // longest))
 
 
 def micro_batches(
@@ -103,7 +105,7 @@ def micro_batches(
     ]
     parts = _assign(parts, rank, ranks)
     if micro_tokens:
-        parts = [piece for part in parts for piece in part.cut(_rows_that_fit(part, micro_tokens))]
+        parts = [piece for part in parts for piece in part.cut_to_fit(micro_tokens)]
 
     bundle: list[_Part] = []
     tokens = 0
@@ -122,28 +124,20 @@ def micro_batches(
 def _parts(
     groups: Sequence[Group], kind: str, max_length: int, masks_truncated: bool
 ) -> list[_Part]:
-    """Return the groups, each with the rows that count and their weights."""
-    samples = [
-        [
-            sample
-            for sample, completion in enumerate(group.completions)
-            if not (masks_truncated and completion.is_truncated)
-        ]
+    """Return the groups that have rows that count, each with these and their weights."""
+    by_group = [
+        (group, [i for i, row in enumerate(group.completions) if not row.is_truncated])
+        if masks_truncated
+        else (group, list(range(len(group.completions))))
         for group in groups
     ]
-    lengths = torch.tensor(
-        [len(group.completions[i].tokens) for group, own in zip(groups, samples) for i in own]
-    )
-    weights = iter(token_weights(kind, lengths, max_length=max_length).tolist())
+    lengths = [len(group.completions[i].tokens) for group, samples in by_group for i in samples]
+    weights = iter(token_weights(kind, torch.tensor(lengths), max_length=max_length).tolist())
     return [
-        _Part(group, own, list(islice(weights, len(own)))) for group, own in zip(groups, samples)
+        _Part(group, samples, list(islice(weights, len(samples))))
+        for group, samples in by_group
+        if samples
     ]
-
-
-def _rows_that_fit(part: _Part, micro_tokens: int) -> int:
-    """Return how many rows of a part fit into a micro-batch: at least one."""
-    longest = max(len(completion.tokens) for completion in part.completions)
-    return max(1, (micro_tokens - len(part.group.prompt)) // longest)
 
 
 def _assign(parts: list[_Part], rank: int, ranks: int) -> list[_Part]:
@@ -151,12 +145,11 @@ def _assign(parts: list[_Part], rank: int, ranks: int) -> list[_Part]:
 
     Largest first, each part goes to the rank that has the fewest tokens so far.
     """
-    sizes = [part.tokens for part in parts]
     loads = [0] * ranks
     local = []
-    for number in sorted(range(len(parts)), key=lambda i: -sizes[i]):
+    for number in sorted(range(len(parts)), key=lambda i: -parts[i].tokens):
         least = loads.index(min(loads))
-        loads[least] += sizes[number]
+        loads[least] += parts[number].tokens
         if least == rank:
             local.append(number)
     return [parts[number] for number in sorted(local)]
@@ -164,38 +157,31 @@ def _assign(parts: list[_Part], rank: int, ranks: int) -> list[_Part]:
 
 def _micro_batch(bundle: Sequence[_Part], device: torch.device) -> MicroBatch:
     """Return the parts of a `bundle` as one micro-batch."""
-    rows = [completion for part in bundle for completion in part.completions]
-    lengths = [len(completion.tokens) for completion in rows]
+    rows = [row for part in bundle for row in part.rows]
+    lengths = [len(row.tokens) for row in rows]
     T = max(lengths)
     mask_RT = torch.arange(T) < torch.tensor(lengths)[:, None]
 
-    values: list[Any] = [
-        part.group.advantages[sample] for part in bundle for sample in part.samples
-    ]
-    if isinstance(values[0], list):
-        advantages = _padded(values, mask_RT)  # (R, T): each token has its own
-    else:
-        advantages = torch.tensor(values)
-    temperatures = [part.group.temperature for part in bundle for _ in part.samples]
-    weights = [weight for part in bundle for weight in part.weights]
-    sampled = [not completion.is_demonstration for completion in rows]
+    def of_rows(values: list, dtype: torch.dtype | None = None) -> Tensor:
+        """Return one value a row (R,), or a list of them a row (R, T) with 0 at padding."""
+        if isinstance(values[0], Sequence):
+            flat = torch.tensor(list(chain.from_iterable(values)))
+            padded = flat.new_zeros(mask_RT.shape).masked_scatter_(mask_RT, flat)
+            return to_device(padded, device)
+        return to_device(torch.tensor(values, dtype=dtype), device)
 
+    each = [(part.group, sample) for part in bundle for sample in part.samples]
+    sampled = [not row.is_demonstration for row in rows]
     return MicroBatch(
         prompts=[part.group.prompt for part in bundle],
-        completions=[completion.tokens for completion in rows],
-        row_ids=[(part.group.index, sample) for part in bundle for sample in part.samples],
-        tokens_RT=to_device(_padded([each.tokens for each in rows], mask_RT), device),
+        completions=[row.tokens for row in rows],
+        row_ids=[(group.index, sample) for group, sample in each],
+        tokens_RT=of_rows([row.tokens for row in rows]),
         mask_RT=to_device(mask_RT, device),
         places_M=flat_indices(lengths, T, device),
-        old_RT=to_device(_padded([each.logprobs for each in rows], mask_RT), device),
-        sampled_R=None if all(sampled) else to_device(torch.tensor(sampled), device),
-        advantages=to_device(advantages, device),
-        temperatures_R=to_device(torch.tensor(temperatures), device),
-        weights_R=to_device(torch.tensor(weights, dtype=torch.float64), device),
+        old_RT=of_rows([row.logprobs for row in rows]),
+        sampled_R=None if all(sampled) else of_rows(sampled),
+        advantages=of_rows([group.advantages[sample] for group, sample in each]),
+        temperatures_R=of_rows([group.temperature for group, _ in each]),
+        weights_R=of_rows([w for part in bundle for w in part.weights], torch.float64),
     )
-
-
-def _padded(rows: Sequence[Sequence[float]], mask_RT: Tensor) -> Tensor:
-    """Return rows of numbers as a tensor (R, T), with 0 where the mask is False."""
-    flat = torch.tensor(list(chain.from_iterable(rows)))
-    return flat.new_zeros(mask_RT.shape).masked_scatter_(mask_RT, flat)

@@ -72,44 +72,28 @@ def token_logprobs(
     layer does, with LoRA or without.
 
     `kernels` are those of the policy, for a GPU, and `products` is its context for the backward
-    pass's products of matrices. `chunk` is a number of tokens; None: see `_chunk_size`.
+    pass's products of matrices. `chunk` is a number of tokens.
     """
-    chunk = chunk or _chunk_size(hidden_NE, head)
-    if distribution.truncate is not None or type(head) is not nn.Linear:
-        return _checkpointed_logprobs(hidden_NE, head, targets_N, distribution, chunk)
+    if chunk is None:
+        vocabulary = getattr(head, "out_features", 4096)
+        chunk = GPU_CHUNK if hidden_NE.is_cuda else max(16, CPU_CHUNK_LOGITS // vocabulary)
 
-    return _LinearLogprobs.apply(
-        hidden_NE,
-        head.weight,
-        head.bias,
-        targets_N,
-        distribution.temperature_N,
-        chunk,
-        kernels,
-        products,
-        torch.is_grad_enabled(),
-        distribution.has_entropy_gradient,
-    )
+    is_plain = distribution.truncate is None and not distribution.has_entropy_gradient
+    if is_plain and type(head) is nn.Linear:
+        # Few passes over the logits, for the usual case.
+        return _LinearLogprobs.apply(
+            hidden_NE,
+            head.weight,
+            head.bias,
+            targets_N,
+            distribution.temperature_N,
+            chunk,
+            kernels,
+            products,
+            torch.is_grad_enabled(),
+        )
 
-
-def _chunk_size(hidden_NE: Tensor, head: Head) -> int:
-    """Return the tokens of a chunk: GPU_CHUNK, or on a CPU those of CPU_CHUNK_LOGITS logits."""
-    if hidden_NE.is_cuda:
-        return GPU_CHUNK
-    vocabulary = getattr(head, "out_features", 4096)
-    return max(16, CPU_CHUNK_LOGITS // vocabulary)
-
-
-def _checkpointed_logprobs(
-    hidden_NE: Tensor, head: Head, targets_N: Tensor, distribution: Distribution, chunk: int
-) -> tuple[Tensor, Tensor]:
-    """Do the work of `token_logprobs` for any head: autograd differentiates it, chunk by chunk."""
-    chunks = zip(
-        hidden_NE.split(chunk),
-        targets_N.split(chunk),
-        distribution.temperature_N.split(chunk),
-        strict=True,
-    )
+    # For anything else autograd differentiates chunk by chunk.
     parts = [
         checkpoint(
             _chunk_logprobs,
@@ -119,7 +103,12 @@ def _checkpointed_logprobs(
             replace(distribution, temperature_N=temperature_n),
             use_reentrant=False,
         )
-        for hidden_nE, targets_n, temperature_n in chunks
+        for hidden_nE, targets_n, temperature_n in zip(
+            hidden_NE.split(chunk),
+            targets_N.split(chunk),
+            distribution.temperature_N.split(chunk),
+            strict=True,
+        )
     ]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
@@ -128,10 +117,8 @@ def _checkpointed_logprobs(
 class _LinearLogprobs(torch.autograd.Function):
     """`_chunk_logprobs` of a linear head for all chunks, with few passes over the logits.
 
-    With p = softmax(logits / temperature), the gradients with respect to the logits are
-
-        of a target's log-probability   (onehot(target) - p) / temperature
-        of the entropy H                -p (log p + H) / temperature
+    With p = softmax(logits / temperature), the gradient of a target's log-probability with respect
+    to the logits is (onehot(target) - p) / temperature.
     """
 
     @staticmethod
@@ -146,7 +133,6 @@ class _LinearLogprobs(torch.autograd.Function):
         kernels: Any,
         products: Callable[[], AbstractContextManager[None]],
         is_learning: bool,
-        has_entropy_gradient: bool,
     ) -> tuple[Tensor, Tensor]:
         N, V = len(hidden_NE), len(weight_VE)
         dtype = torch.promote_types(hidden_NE.dtype, torch.float32)
@@ -185,23 +171,18 @@ class _LinearLogprobs(torch.autograd.Function):
             temperature_N,
             lse_N if is_fused else None,
             probability_NV,
-            entropies_N if has_entropy_gradient else None,
         )
         ctx.chunk = chunk
         ctx.kernels = kernels
         ctx.products = products
-        ctx.set_materialize_grads(False)
-        if not has_entropy_gradient:
-            ctx.mark_non_differentiable(entropies_N)
+        ctx.mark_non_differentiable(entropies_N)
         return logprobs_N, entropies_N
 
     @staticmethod
-    def backward(ctx: Any, d_N: Tensor | None, dH_N: Tensor | None) -> tuple[Tensor | None, ...]:
-        (hidden_NE, weight_VE, bias_V, targets_N, temperature_N, lse_N, probability_NV, H_N) = (
+    def backward(ctx: Any, d_N: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        hidden_NE, weight_VE, bias_V, targets_N, temperature_N, lse_N, probability_NV = (
             ctx.saved_tensors
         )
-        if d_N is None:  # only the entropy has a gradient
-            d_N = torch.zeros_like(temperature_N)
         needs_weight, needs_bias = ctx.needs_input_grad[1:3]
         d_hidden_NE = torch.empty_like(hidden_NE)
         d_weight_VE = torch.zeros_like(weight_VE) if needs_weight else None
@@ -211,8 +192,8 @@ class _LinearLogprobs(torch.autograd.Function):
             hidden_nE, targets_n = hidden_NE[part], targets_N[part]
             temperature_n, d_n = temperature_N[part], d_N[part]
 
-            # The gradient of the logits. The kernel knows none of the entropy.
-            if lse_N is not None and dH_N is None:
+            # The gradient of the logits.
+            if lse_N is not None:
                 d_logits_nV = linear_no_grad(hidden_nE, weight_VE, bias_V)  # still the logits
                 V = d_logits_nV.shape[1]
                 given = d_logits_nV, targets_n, temperature_n, lse_N[part], d_n.contiguous(), V
@@ -226,16 +207,8 @@ class _LinearLogprobs(torch.autograd.Function):
                     probability_nV = logits_nV.div_(temperature_n[:, None]).softmax(-1)
 
                 scale_n1 = (d_n / temperature_n)[:, None]
-                of_entropy_nV = None
-                if dH_N is not None:
-                    of_entropy_nV = torch.special.entr(probability_nV)  # -p log p
-                    of_entropy_nV.addcmul_(probability_nV, H_N[part, None], value=-1)
-                    of_entropy_nV.mul_((dH_N[part] / temperature_n)[:, None])
-
                 d_logits_nV = probability_nV.mul_(-scale_n1)
                 d_logits_nV = d_logits_nV.scatter_add_(-1, targets_n[:, None], scale_n1)
-                if of_entropy_nV is not None:
-                    d_logits_nV += of_entropy_nV
                 d_logits_nV = d_logits_nV.to(hidden_nE.dtype)
 
             # The gradients of the linear layer: dX = dY W, and dW = dY' X summed over the chunks.
@@ -246,7 +219,7 @@ class _LinearLogprobs(torch.autograd.Function):
             if d_bias_V is not None:
                 d_bias_V += d_logits_nV.sum(0)
 
-        return d_hidden_NE, d_weight_VE, d_bias_V, *7 * (None,)
+        return d_hidden_NE, d_weight_VE, d_bias_V, *6 * (None,)
 
 
 def _slices(N: int, chunk: int) -> list[slice]:
@@ -255,10 +228,7 @@ def _slices(N: int, chunk: int) -> list[slice]:
 
 
 def _chunk_logprobs(
-    hidden_nE: Tensor,
-    head: Head,
-    targets_n: Tensor,
-    distribution_n: Distribution,
+    hidden_nE: Tensor, head: Head, targets_n: Tensor, distribution_n: Distribution
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of a chunk, (n,) each, by ordinary operations."""
     logits_nV = head(hidden_nE)

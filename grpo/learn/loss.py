@@ -43,7 +43,6 @@ A loss of the user's own: ``--loss path/to/file.py:function``.
         return -ratio_RT * inputs.advantages
 
 The function gets `LossInputs` and `LossSettings` and returns the policy term of each token (R, T).
-Like `policy_loss` it may return two masks (R, T) besides: which tokens were clipped low and high.
 The advantages are always (R, T), padding is 0, and the entropies have a gradient, as the
 log-probabilities do (only an own loss pays for it). An attribute `token_weights` of the function
 names the built-in loss whose weights its tokens have; without it they are those of dapo. All else
@@ -53,8 +52,7 @@ Shapes: R rows (completions), T tokens. `mask_RT` is False at padding; whatever 
 hold there, even NaN, has no effect.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -250,84 +248,28 @@ class OwnLoss:
             )
 
     def __call__(self, inputs: LossInputs, settings: LossSettings) -> PolicyTerm:
-        """Return what `policy_loss` returns.
+        """Return what `policy_loss` returns; no token counts as clipped.
 
-        Raises UserError if the function raises, or if what it returns has the wrong shape or is not
-        finite.
+        Raises UserError if the function raises, or if what it returns has the wrong shape or no
+        gradient.
         """
         mask_RT = inputs.mask_RT
-        with self._running():
-            returned = self.function(_without_padding(inputs), settings)
+        with calling(f"--loss {self.spec}"):
+            loss_RT = self.function(_without_padding(inputs), settings)
 
-        loss_RT, *masks = returned if isinstance(returned, tuple) else (returned,)
-        if len(masks) not in (0, 2):
+        if not isinstance(loss_RT, Tensor) or loss_RT.shape != mask_RT.shape:
+            given = getattr(loss_RT, "shape", type(loss_RT).__name__)
             raise UserError(
-                f"--loss {self.spec}: returned {1 + len(masks)} values; it must return one number "
-                "for each token, or these and two masks: which tokens were clipped low, and high"
+                f"--loss {self.spec}: returned {given}; it must return a tensor of shape "
+                f"{tuple(mask_RT.shape)}: one number for each token of each completion"
             )
-        for values_RT in (loss_RT, *masks):
-            if not isinstance(values_RT, Tensor) or values_RT.shape != mask_RT.shape:
-                given = getattr(values_RT, "shape", type(values_RT).__name__)
-                raise UserError(
-                    f"--loss {self.spec}: returned {given}; it must return tensors of shape "
-                    f"{tuple(mask_RT.shape)}: one number for each token of each completion"
-                )
-        if not loss_RT.requires_grad or any(each_RT.dtype != torch.bool for each_RT in masks):
+        if not loss_RT.requires_grad:
             raise UserError(
                 f"--loss {self.spec}: its loss must have a gradient, so compute it from "
-                "inputs.logp_RT; masks must hold truth values"
+                "inputs.logp_RT"
             )
-        loss_RT = zero_padding(loss_RT, mask_RT)
-        self._check_finite("loss", loss_RT, inputs)
-        is_low_RT, is_high_RT = masks or 2 * [torch.zeros_like(mask_RT)]
-        return loss_RT, is_low_RT & mask_RT, is_high_RT & mask_RT
-
-    def linearised(self, loss: Tensor, inputs: LossInputs) -> Tensor:
-        """Return a scalar that is linear in the log-probabilities and entropies of `inputs`, and
-        has the gradient of `loss`, the result of `step_loss`.
-
-        So the function's part of the backward pass runs here, apart from the model's. Raises
-        UserError if it raises, or if the gradient is not finite at a token.
-        """
-        given = [inputs.logp_RT]
-        if inputs.entropy_RT is not None and inputs.entropy_RT.requires_grad:
-            given.append(inputs.entropy_RT)
-        with self._running():
-            gradients = torch.autograd.grad(loss, given, allow_unused=True)
-
-        linear = torch.zeros_like(loss)
-        for x_RT, gradient_RT in zip(given, gradients):
-            if gradient_RT is not None:  # the loss depends on it
-                self._check_finite("gradient", gradient_RT, inputs)
-                linear = linear + (zero_padding(x_RT, inputs.mask_RT) * gradient_RT).sum()
-        return linear
-
-    @contextmanager
-    def _running(self) -> Iterator[None]:
-        """Run the user's code within this block: what it raises becomes a UserError.
-
-        A lack of the GPU's memory stays what it is, because the update is then repeated with less.
-        """
-        try:
-            with calling(f"--loss {self.spec}"):
-                yield
-        except UserError as error:
-            if isinstance(error.__cause__, torch.OutOfMemoryError):
-                raise error.__cause__ from None
-            raise
-
-    def _check_finite(self, what: str, values_RT: Tensor, inputs: LossInputs) -> None:
-        """Raise UserError, which names a token, unless the values of all tokens are finite."""
-        is_bad_RT = ~values_RT.detach().isfinite()
-        if is_bad_RT.any():
-            row, token = is_bad_RT.nonzero()[0].tolist()
-            value, logp, old = (
-                x_RT[row, token].item() for x_RT in (values_RT, inputs.logp_RT, inputs.old_RT)
-            )
-            raise UserError(
-                f"--loss {self.spec}: its {what} is {value} at token {token} of row {row} "
-                f"(log-probability {logp:.4g}, the sampler's {old:.4g})"
-            )
+        none_RT = torch.zeros_like(mask_RT)
+        return zero_padding(loss_RT, mask_RT), none_RT, none_RT
 
 
 def _without_padding(inputs: LossInputs) -> LossInputs:

@@ -17,7 +17,6 @@ smaller factor, so no step is lost.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -60,22 +59,19 @@ def lr_factor(
     """Return the factor on the learning rate at `step` (1, 2, ...), in [0, 1].
 
     It rises linearly over WARMUP steps and then stays at 1 or, under the `schedule` "cosine",
-    falls to almost 0 at the last of the `steps`.
+    falls to almost 0 at the last of the `steps`. Only "constant" lets a run that is continued
+    beyond its plan equal one that was planned longer.
 
-    - "constant" does not depend on the length of the run, so a run that is continued beyond its
-      plan equals one that was planned longer.
-    - "cosine" begins to fall after `cosine_start` steps or half of the `steps`, whichever is less,
-      but not before the end of the warm-up. A ladder gives the number of steps before its last
-      level was first reached, so that the hardest level is not left with the smallest rates; None
-      before that level is reached. The half is a bound because a level may never be passed at the
-      full rate. So the rate never rises again, not even when a ladder steps back. The warm-up is at
-      most `steps` - 1, so that even a short run reaches the full rate.
+    The cosine begins to fall after `cosine_start` steps or half of the `steps`, whichever is less.
+    A ladder gives the number of steps before its last level was first reached, so that the hardest
+    level is not left with the smallest rates; None before that level is reached. So the rate never
+    rises again, not even when a ladder steps back.
     """
     if schedule != "cosine":
         return min(1.0, step / (WARMUP + 1))
 
     assert steps is not None, "the configuration is resolved"
-    warmup = min(WARMUP, steps - 1)
+    warmup = min(WARMUP, steps - 1)  # even a short run reaches the full rate
     if step <= warmup:
         return step / (warmup + 1)
 
@@ -85,43 +81,6 @@ def lr_factor(
         return 1.0
     progress = min(1.0, (step - start - 1) / (steps - start))  # a loop by hand may exceed `steps`
     return 0.5 * (1 + math.cos(math.pi * progress))
-
-
-@dataclass
-class LossScale:
-    """The factor on the loss, always a power of 2, and the largest that it may become."""
-
-    factor: float
-    largest: float
-    steps: int = 0  # since the factor last changed, or training began
-
-    @classmethod
-    def of(cls, dtype: torch.dtype) -> "LossScale":
-        """Return the factor for a model that computes in `dtype`; always 1 without float16."""
-        largest = LARGEST if dtype == torch.float16 else 1.0
-        return cls(largest, largest)
-
-    def state_dict(self) -> dict[str, float]:
-        """Return what changes, as JSON types."""
-        return {"factor": self.factor, "steps": self.steps}
-
-    def metrics(self) -> dict[str, float]:
-        """Return the factor by the name of its metric; nothing without float16."""
-        return {"loss_scale": self.factor} if self.largest > 1 else {}
-
-    def reduce(self) -> bool:
-        """Reduce the factor after an overflow. Return whether it could be reduced."""
-        if self.factor <= 1:
-            return False
-        self.factor = max(1.0, self.factor / BACKOFF)
-        self.steps = 0
-        return True
-
-    def count_step(self) -> None:
-        """Take note of a step without overflow."""
-        self.steps += 1
-        if self.factor < self.largest and self.steps >= STEPS_TO_DOUBLE:
-            self.factor, self.steps = 2 * self.factor, 0
 
 
 class Optimizer:
@@ -149,9 +108,12 @@ class Optimizer:
             for weight in self.weights
         ]
         self.inner = make(self.masters)
-
-        self.loss_scale = LossScale.of(dtype)
         self.has_exchanged = False  # whether the ranks have begun to exchange this update's results
+
+        # The factor on the loss, a power of 2, and the steps since it last changed.
+        self.largest_scale = LARGEST if dtype == torch.float16 else 1.0
+        self.loss_scale = self.largest_scale
+        self.steps_at_scale = 0
 
         # During an update: the summed gradients of weights in half precision, by their number.
         self.sums: dict[int, Tensor] = {}
@@ -174,7 +136,7 @@ class Optimizer:
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of `loss`, times the loss scale, to those of the update."""
-        (loss * self.loss_scale.factor).backward()
+        (loss * self.loss_scale).backward()
 
     def _sum(self, number: int, weight: Tensor) -> None:
         """Add the gradient of a backward pass to the sum, and free its memory at once."""
@@ -199,8 +161,8 @@ class Optimizer:
             master.grad = total
 
         gradients = [master.grad for master in self.masters if master.grad is not None]
-        if self.loss_scale.factor != 1:
-            torch._foreach_div_(gradients, self.loss_scale.factor)
+        if self.loss_scale != 1:
+            torch._foreach_div_(gradients, self.loss_scale)
         self.ranks.all_reduce(gradients)
 
         norm = torch.nn.utils.get_total_norm(gradients)
@@ -214,7 +176,11 @@ class Optimizer:
         The loss scale is reduced then. So a `norm` of the gradients that is not finite although
         nothing must be repeated is the fault of the loss or of the model.
         """
-        return not math.isfinite(norm) and self.loss_scale.reduce()
+        if math.isfinite(norm) or self.loss_scale == 1:
+            return False
+        self.loss_scale = max(1.0, self.loss_scale / BACKOFF)
+        self.steps_at_scale = 0
+        return True
 
     def step(self) -> None:
         """Take a step on the masters, and round them to the weights.
@@ -230,7 +196,11 @@ class Optimizer:
             for master in set(self.inner.state) - known:
                 del self.inner.state[master]
             raise
-        self.loss_scale.count_step()
+
+        self.steps_at_scale += 1
+        if self.loss_scale < self.largest_scale and self.steps_at_scale >= STEPS_TO_DOUBLE:
+            self.loss_scale *= 2
+            self.steps_at_scale = 0
         self._publish()
 
     @torch.no_grad()
@@ -272,7 +242,7 @@ class Optimizer:
         return {
             "state": state,
             "param_groups": self.inner.state_dict()["param_groups"],
-            "loss_scale": self.loss_scale.state_dict(),
+            "loss_scale": {"factor": self.loss_scale, "steps": self.steps_at_scale},
         }
 
     @torch.no_grad()
@@ -285,7 +255,8 @@ class Optimizer:
 
         moments = {number: entry for number, entry in state.items() if entry}
         self.inner.load_state_dict({"state": moments, "param_groups": saved["param_groups"]})
-        self.loss_scale = replace(self.loss_scale, **saved["loss_scale"])
+        self.loss_scale = saved["loss_scale"]["factor"]
+        self.steps_at_scale = saved["loss_scale"]["steps"]
         self._publish()
 
 

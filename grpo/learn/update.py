@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,7 +49,7 @@ class UpdateMemory:
     """What updates do to fit the GPU's memory; later updates keep what an earlier one had to do.
 
     When an update runs out of memory, the micro-batches are halved until each holds a single
-    completion. After that, the decoder's memory is freed before each update, and then gradient
+    completion. After that the decoder's memory is freed before each update, and gradient
     checkpointing is enabled, with which larger micro-batches may fit.
 
     `chosen` is the user's largest micro-batch in tokens, None if there is none.
@@ -70,22 +69,24 @@ class UpdateMemory:
             for group in groups
             for completion in group.completions
         )
+        change = ""
         if self.micro_tokens > longest:
             self.micro_tokens = max(longest, self.micro_tokens // 2)
-            change = f"micro-batches of {self.micro_tokens:,} tokens"
-        elif not self.frees_decoder and self.policy.free_decoder():
+        elif not self.frees_decoder:
             self.frees_decoder = True
-            change = "the sampler's memory is freed before each update"
-        elif not self.policy.gradient_checkpointing:
+            self.policy.free_decoder()
             self.policy.enable_gradient_checkpointing()
             self.micro_tokens = max(longest, self.chosen or self.policy.tokens_at_once)
-            change = f"gradient checkpointing, and micro-batches of {self.micro_tokens:,} tokens"
+            change = "gradient checkpointing, the sampler's memory freed before each update, and "
         else:
             raise UserError(
                 f"out of memory in the update of a single completion of {longest} tokens; "
                 "give a smaller model, a lower level, or --lora-rank 16"
             )
-        self.notes.append(f"out of memory: {change} from now on (the gradient stays the same)")
+        self.notes.append(
+            f"out of memory: {change}micro-batches of {self.micro_tokens:,} tokens from now on "
+            "(the gradient stays the same)"
+        )
 
     def take_notes(self) -> list[str]:
         """Return the notes since the last call."""
@@ -101,7 +102,7 @@ def update(
     settings: UpdateSettings,
     memory: UpdateMemory,
     first_pass: FirstPass | None = None,
-) -> dict[str, Any]:
+) -> dict[str, float]:
     """Take one optimizer step on `groups`, whose advantages are filled in; return its metrics.
 
     The metrics are described in docs/run-files.md. Micro-batches save memory and do not change the
@@ -121,98 +122,137 @@ def update(
     would not repeat the update.
     """
     first_pass = {} if first_pass is None else first_pass
-    if memory.frees_decoder:
-        policy.free_decoder()
-
     while True:
+        if memory.frees_decoder:
+            policy.free_decoder()
+
+        sums: dict[str, float] | None = None
         with suppress(torch.OutOfMemoryError):
-            return _try_update(policy, optimizer, groups, settings, memory, first_pass)
+            sums, grad_norm = _gradient(policy, optimizer, groups, settings, memory, first_pass)
 
-        if optimizer.has_exchanged:
-            raise UserError(
-                "out of memory while the ranks exchanged their gradients or took the step; "
-                "continue with --resume and a lower level"
-            )
         # Not while the error is handled: it keeps the tensors of the failed update.
-        optimizer.clear()
-        torch.cuda.empty_cache()
-        memory.save_more(groups)
+        if sums is None:
+            if optimizer.has_exchanged:
+                raise UserError(
+                    "out of memory while the ranks exchanged their gradients; continue with "
+                    "--resume and a lower level"
+                )
+            optimizer.clear()
+            torch.cuda.empty_cache()
+            memory.save_more(groups)
+        elif not optimizer.must_repeat(grad_norm):
+            break
+
+    is_float16 = policy.dtype == torch.float16
+    hint = "; numbers may be too large for float16: give --dtype bfloat16" if is_float16 else ""
+    for name, value in (("loss", sums["loss"]), ("gradient norm", grad_norm)):
+        if not math.isfinite(value):
+            raise FloatingPointError(f"the {name} is {value}{hint}")
+
+    _take_step(policy, optimizer)
+    metrics = _metrics(sums, grad_norm)
+    return metrics | ({"loss_scale": optimizer.loss_scale} if is_float16 else {})
 
 
-def _try_update(
+def _gradient(
     policy: Policy,
     optimizer: Optimizer,
     groups: Sequence[Group],
     settings: UpdateSettings,
     memory: UpdateMemory,
     first_pass: FirstPass,
-) -> dict[str, Any]:
-    """Do the work of `update` with the memory's present settings."""
+) -> tuple[dict[str, float], float]:
+    """Give the optimizer the gradient of all micro-batches; return their sums, and its norm."""
     ranks = optimizer.ranks
-    while True:
-        optimizer.clear()
-        batches = micro_batches(
-            groups,
-            settings.own_loss.weights if settings.own_loss else settings.kind,
-            max_length=settings.max_length,
-            micro_tokens=memory.micro_tokens,
-            masks_truncated=settings.masks_truncated,
-            device=policy.device,
-            rank=ranks.rank,
-            ranks=ranks.size,
-        )
-        # Losses and log-probabilities stay on the device, so that the host can queue every
-        # micro-batch before it waits for the first.
-        passes = [_backward(policy, optimizer, batch, settings, first_pass) for batch in batches]
-        grad_norm = optimizer.collect(settings.max_grad_norm)
-        if not optimizer.must_repeat(grad_norm):
-            break
+    optimizer.clear()
+    batches = micro_batches(
+        groups,
+        settings.own_loss.weights if settings.own_loss else settings.kind,
+        max_length=settings.max_length,
+        micro_tokens=memory.micro_tokens,
+        masks_truncated=settings.masks_truncated,
+        device=policy.device,
+        rank=ranks.rank,
+        ranks=ranks.size,
+    )
+    # The sums stay on the device, so that the host can queue every micro-batch before it waits for
+    # the first.
+    passes = [_backward(policy, optimizer, batch, settings, first_pass) for batch in batches]
+    grad_norm = optimizer.collect(settings.max_grad_norm)
 
     # Here the host waits for the device.
-    local = _together([_figures(each) for each in passes])
-    figures = _together(ranks.gather([local]))
-
-    is_float16 = policy.dtype == torch.float16
-    hint = "; numbers may be too large for float16: give --dtype bfloat16" if is_float16 else ""
-    for name, value in (("loss", figures.loss), ("gradient norm", grad_norm)):
-        if not math.isfinite(value):
-            raise FloatingPointError(f"the {name} is {value}{hint}")
-
-    _take_step(policy, optimizer)
-    metrics = _metrics(figures, grad_norm, has_kl=settings.beta > 0)
-    return metrics | optimizer.loss_scale.metrics()
+    local = _total([{name: value.item() for name, value in each.items()} for each in passes])
+    return _total(ranks.gather([local])), grad_norm
 
 
-def _take_step(policy: Policy, optimizer: Optimizer) -> None:
-    """Take the optimizer's step.
+def _backward(
+    policy: Policy,
+    optimizer: Optimizer,
+    batch: MicroBatch,
+    settings: UpdateSettings,
+    first_pass: FirstPass,
+) -> dict[str, Tensor]:
+    """Add the gradient of one micro-batch to that of the step.
 
-    If memory is short it frees the decoder's. Raises FloatingPointError if a weight or a moment is
-    not finite afterwards.
+    Returns the sums of `step_loss`, the "loss", and how far sampler and trainer differ: "parity_kl"
+    is the sum of KL(sampler || trainer), "difference" the largest one of log-probabilities (nats).
     """
-    is_taken = False
-    with suppress(torch.OutOfMemoryError):
-        optimizer.step()
-        is_taken = True
-    if not is_taken:
-        policy.free_decoder()
-        torch.cuda.empty_cache()
-        optimizer.step()
+    packing = policy.pack(batch.prompts, batch.completions)
 
-    named = partial(named_tensors, policy, optimizer)
-    check_step(optimizer.tensors().values(), named, optimizer.ranks)
+    reference_RT = None
+    if settings.beta:
+        with policy.reference() as reference:
+            reference_RT, _ = completion_logprobs(reference, batch, packing=packing)
+
+    # Only a loss of the user's own may depend on the entropies.
+    has_entropy_gradient = settings.own_loss is not None
+    logp_RT, entropy_RT = completion_logprobs(
+        policy, batch, settings.truncate, packing, has_entropy_gradient
+    )
+
+    old_RT = batch.old_RT
+    is_sampled_RT = batch.mask_RT
+    if batch.sampled_R is not None:
+        is_sampled_RT = is_sampled_RT & batch.sampled_R[:, None]
+
+    is_to_first_pass = settings.kind == "gspo" and policy.dtype in (torch.float16, torch.bfloat16)
+    if is_to_first_pass or batch.sampled_R is not None:
+        first_RT = _logprobs_of_first_pass(first_pass, batch, logp_RT.detach())
+        old_RT = first_RT if is_to_first_pass else torch.where(is_sampled_RT, old_RT, first_RT)
+
+    inputs = LossInputs(
+        logp_RT=logp_RT,
+        old_RT=old_RT,
+        advantages=batch.advantages,
+        mask_RT=batch.mask_RT,
+        weights_R=batch.weights_R,
+        ref_RT=reference_RT,
+        entropy_RT=entropy_RT,
+    )
+    loss, sums = step_loss(inputs, settings, batch.sampled_R)
+    with policy.low_precision_backward():
+        optimizer.backward(loss)
+
+    # k3 is unbiased for the policy that sampled the tokens.
+    parity_RT = zero_padding(kl_k3(batch.old_RT, logp_RT.detach()), is_sampled_RT)
+    difference_RT = zero_padding(batch.old_RT - logp_RT.detach(), is_sampled_RT)
+    return sums | {
+        "loss": loss.detach(),
+        "parity_kl": parity_RT.sum(),
+        "difference": difference_RT.abs().max(),
+    }
 
 
-def named_tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the tensors that an update changes, by name: the trained weights and their moments.
+def _logprobs_of_first_pass(first_pass: FirstPass, batch: MicroBatch, logp_RT: Tensor) -> Tensor:
+    """Return the first pass's log-probabilities (R, T) of the batch's completions.
 
-    A weight has the model's name for it; of a moment, its kind follows in parentheses.
+    If this is the first pass, they are `logp_RT`, and `first_pass` remembers them.
     """
-    names = {id(weight): name for name, weight in policy.model.named_parameters()}
-    named = {}
-    for (number, kind), tensor in optimizer.tensors().items():
-        suffix = "" if kind == "weight" else f" ({kind})"
-        named[names[id(optimizer.weights[number])] + suffix] = tensor
-    return named
+    rows = [
+        first_pass.setdefault(name, row[: len(tokens)])
+        for name, row, tokens in zip(batch.row_ids, logp_RT, batch.completions)
+    ]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
 
 
 def completion_logprobs(
@@ -252,165 +292,64 @@ def completion_logprobs(
     return logp_RT, entropy_RT
 
 
-@dataclass(frozen=True)
-class _BackwardPass:
-    """A micro-batch after its backward pass. The tensors stay on the device, without gradient."""
-
-    batch: MicroBatch
-    loss: Tensor
-    sums: dict[str, Tensor]  # see `step_loss`
-    logp_RT: Tensor
-
-
-def _backward(
-    policy: Policy,
-    optimizer: Optimizer,
-    batch: MicroBatch,
-    settings: UpdateSettings,
-    first_pass: FirstPass,
-) -> _BackwardPass:
-    """Add the gradient of one micro-batch to that of the step."""
-    packing = policy.pack(batch.prompts, batch.completions)
-
-    reference_RT = None
-    if settings.beta:
-        with policy.reference() as reference:
-            reference_RT, _ = completion_logprobs(reference, batch, packing=packing)
-
-    # Only a loss of the user's own may depend on the entropies.
-    has_entropy_gradient = settings.own_loss is not None
-    logp_RT, entropy_RT = completion_logprobs(
-        policy, batch, settings.truncate, packing, has_entropy_gradient
-    )
-
-    old_RT = batch.old_RT
-    is_to_first_pass = settings.kind == "gspo" and policy.dtype in (torch.float16, torch.bfloat16)
-    if is_to_first_pass or batch.sampled_R is not None:
-        first_RT = _logprobs_of_first_pass(first_pass, batch, logp_RT.detach())
-        old_RT = first_RT
-        if not is_to_first_pass and batch.sampled_R is not None:
-            old_RT = torch.where(batch.sampled_R[:, None], batch.old_RT, first_RT)
-
-    inputs = LossInputs(
-        logp_RT=logp_RT,
-        old_RT=old_RT,
-        advantages=batch.advantages,
-        mask_RT=batch.mask_RT,
-        weights_R=batch.weights_R,
-        ref_RT=reference_RT,
-        entropy_RT=entropy_RT,
-    )
-    loss, sums = step_loss(inputs, settings, batch.sampled_R)
-    own = settings.own_loss
-    with policy.low_precision_backward():
-        optimizer.backward(own.linearised(loss, inputs) if own else loss)
-    return _BackwardPass(batch, loss.detach(), sums, logp_RT.detach())
+def _total(every: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Return the sums of several micro-batches, or of all ranks, and their largest difference."""
+    names = dict.fromkeys(name for each in every for name in each)
+    return {
+        name: (max if name == "difference" else sum)(each.get(name, 0.0) for each in every)
+        for name in names
+    }
 
 
-def _logprobs_of_first_pass(first_pass: FirstPass, batch: MicroBatch, logp_RT: Tensor) -> Tensor:
-    """Return the first pass's log-probabilities (R, T) of the batch's completions.
-
-    If this is the first pass, they are `logp_RT`, and `first_pass` remembers them.
-    """
-    rows = [
-        first_pass.setdefault(name, row[: len(tokens)])
-        for name, row, tokens in zip(batch.row_ids, logp_RT, batch.completions)
-    ]
-    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-
-
-@dataclass(frozen=True)
-class _Figures:
-    """The figures of a micro-batch or of a whole step."""
-
-    loss: float
-    sums: dict[str, float]  # over its tokens: those of `step_loss`, and KL(sampler || trainer)
-    difference: float  # largest one of the sampler's and the trainer's log-probabilities, in nats
-    worst: list[dict[str, Any]]  # the three tokens that differ most
-
-
-def _figures(each: _BackwardPass) -> _Figures:
-    batch = each.batch
-    is_sampled_RT = batch.mask_RT
-    if batch.sampled_R is not None:
-        is_sampled_RT = is_sampled_RT & batch.sampled_R[:, None]
-    difference_RT = zero_padding(batch.old_RT - each.logp_RT, is_sampled_RT)
-
-    sums = {name: value.item() for name, value in each.sums.items()}
-    # k3 is unbiased for the policy that sampled the tokens.
-    kl_RT = zero_padding(kl_k3(batch.old_RT, each.logp_RT), is_sampled_RT)
-    sums["sampler_kl"] = kl_RT.sum().item()
-    return _Figures(
-        each.loss.item(),
-        sums,
-        difference_RT.abs().max().item(),
-        _worst_tokens(each, difference_RT, is_sampled_RT),
-    )
-
-
-def _together(every: Sequence[_Figures]) -> _Figures:
-    """Return the figures of several micro-batches, or of all ranks."""
-    worst = [token for each in every for token in each.worst]
-    return _Figures(
-        loss=sum(each.loss for each in every),
-        sums={
-            name: sum(each.sums.get(name, 0.0) for each in every)
-            for name in {name: None for each in every for name in each.sums}
-        },
-        difference=max((each.difference for each in every), default=0.0),
-        worst=sorted(worst, key=lambda token: -abs(token["sampler"] - token["trainer"]))[:3],
-    )
-
-
-def _worst_tokens(
-    each: _BackwardPass, difference_RT: Tensor, is_sampled_RT: Tensor
-) -> list[dict[str, Any]]:
-    """Return the three sampled tokens of a micro-batch on which sampler and trainer differ most.
-
-    Each has its group, sample, position and token id, and both log-probabilities.
-    """
-    batch = each.batch
-    flat = difference_RT.abs().flatten()
-    places = flat.topk(min(3, len(flat))).indices.tolist()
-
-    tokens = []
-    for row, position in (divmod(place, difference_RT.shape[1]) for place in places):
-        if not is_sampled_RT[row, position]:  # fewer than three were sampled
-            continue
-        group, sample = batch.row_ids[row]
-        tokens.append(
-            {
-                "group": group,
-                "sample": sample,
-                "position": position,
-                "token": int(batch.tokens_RT[row, position]),
-                "sampler": round(batch.old_RT[row, position].item(), 6),
-                "trainer": round(each.logp_RT[row, position].item(), 6),
-            }
-        )
-    return tokens
-
-
-def _metrics(figures: _Figures, grad_norm: float, *, has_kl: bool) -> dict[str, Any]:
+def _metrics(sums: dict[str, float], grad_norm: float) -> dict[str, float]:
     """Return the figures of a step by the names of the metrics."""
     means = {
         "entropy": "entropy",
         "clipped_low": "clip_ratio/low_mean",
         "clipped_high": "clip_ratio/high_mean",
-        "sampler_kl": "parity/kl",
+        "parity_kl": "parity/kl",
+        "kl": "kl",
     }
-    if has_kl:
-        means["kl"] = "kl"
-
-    sums = figures.sums
+    # Under ``truncated: mask`` all tokens of a step may be shown instead of sampled.
+    tokens = sums["tokens"]
     return {
-        "loss": figures.loss,
+        "loss": sums["loss"],
         "grad_norm": grad_norm,
-        "sampling/sampling_logp_difference/max": figures.difference,
-        "parity/worst": figures.worst,
-        # Under ``truncated: mask`` all tokens of a step may be shown instead of sampled.
-        **{metric: sums[name] / sums["tokens"] for name, metric in means.items() if sums["tokens"]},
+        "sampling/sampling_logp_difference/max": sums["difference"],
+        **{means[name]: sums[name] / tokens for name in means if tokens and name in sums},
     }
+
+
+def _take_step(policy: Policy, optimizer: Optimizer) -> None:
+    """Take the optimizer's step.
+
+    If memory is short it frees the decoder's. Raises FloatingPointError if a weight or a moment is
+    not finite afterwards.
+    """
+    is_taken = False
+    with suppress(torch.OutOfMemoryError):
+        optimizer.step()
+        is_taken = True
+    if not is_taken:
+        policy.free_decoder()
+        torch.cuda.empty_cache()
+        optimizer.step()
+
+    named = partial(named_tensors, policy, optimizer)
+    check_step(optimizer.tensors().values(), named, optimizer.ranks)
+
+
+def named_tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
+    """Return the tensors that an update changes, by name: the trained weights and their moments.
+
+    A weight has the model's name for it; of a moment, its kind follows in parentheses.
+    """
+    names = {id(weight): name for name, weight in policy.model.named_parameters()}
+    named = {}
+    for (number, kind), tensor in optimizer.tensors().items():
+        suffix = "" if kind == "weight" else f" ({kind})"
+        named[names[id(optimizer.weights[number])] + suffix] = tensor
+    return named
 
 
 def imitate(
@@ -419,7 +358,7 @@ def imitate(
     groups: Sequence[Group],
     memory: UpdateMemory,
     max_grad_norm: float,
-) -> dict[str, Any]:
+) -> dict[str, float]:
     """Take one step towards the completions of `groups`, by the cross-entropy of their tokens.
 
     This is the update for demonstrations with advantage 1 by a loss whose gradient is that of log p

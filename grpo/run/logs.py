@@ -76,7 +76,6 @@ VALUES: dict[str, Any] = dict.fromkeys(_TEXTS, str) | {
     "level": int,
     "levels": dict[str, dict[str, Any]],
     "group_std/hist": dict[str, int],
-    "parity/worst": list[dict[str, Number]],
     "events": list[str],
     "figures": dict[str, Any],
     "keys": list[str],

@@ -31,7 +31,6 @@ METRICS = {
     "wasted_tokens",
     "sampling/sampling_logp_difference/max",
     "parity/kl",
-    "parity/worst",
     "draft/acceptance",
     "draft/tokens_per_forward",
     "time/rollout",

@@ -19,15 +19,10 @@ def reinforce(inputs, settings):
 
 
 def same_as_grpo(inputs, settings):
-    return policy_loss(inputs, dataclasses.replace(settings, kind="grpo"))
+    return policy_loss(inputs, dataclasses.replace(settings, kind="grpo"))[0]
 
 
 same_as_grpo.token_weights = "grpo"
-
-
-def shortens(inputs, settings):
-    inputs.mask_RT[:, 1:] = False
-    return reinforce(inputs, settings)
 
 
 def inputs(entropy=None, **changes):
@@ -57,7 +52,7 @@ def of(function, **changes):
     given, settings = inputs(**changes)
     own = from_python(function)
     loss, sums = step_loss(given, dataclasses.replace(settings, kind=own.spec, own_loss=own))
-    own.linearised(loss, given).backward()
+    loss.backward()
     return loss.detach(), sums, given
 
 
@@ -65,10 +60,10 @@ def test_an_own_loss_that_repeats_grpo_equals_it_to_the_bit():
     ref_RT = torch.full((2, 3), -1.0)
     for changes in ({}, {"ref_RT": ref_RT, "beta": 0.3}):
         expected_inputs, settings = inputs(**changes)
-        expected, expected_sums = step_loss(expected_inputs, settings)
+        expected, _ = step_loss(expected_inputs, settings)
         expected.backward()
         loss, sums, given = of(same_as_grpo, **changes)
-        assert loss == expected and sums == expected_sums and sums["clipped_high"] > 0
+        assert loss == expected and sums["tokens"] == 4 and sums["clipped_high"] == 0
         assert torch.equal(given.logp_RT.grad, expected_inputs.logp_RT.grad)
         assert not given.logp_RT.grad[~MASK_RT].any()
 
@@ -81,13 +76,7 @@ def test_a_function_gets_advantages_of_tokens_and_no_padding():
         assert inputs.ref_RT is None and (settings.clip_low, settings.clip_high) == (0.2, 0.3)
         return reinforce(inputs, settings)
 
-    _, sums, _ = of(loss)
-    assert sums["clipped_low"] == sums["clipped_high"] == 0 and sums["tokens"] == 4
-
-
-def test_a_function_that_writes_to_its_mask_changes_nothing():
-    (expected, sums, _), (loss, other_sums, _) = of(reinforce), of(shortens)
-    assert loss == expected and other_sums == sums and MASK_RT.sum() == 4
+    of(loss)
 
 
 def test_infinities_at_padding_reach_no_gradient():
@@ -100,12 +89,6 @@ def test_infinities_at_padding_reach_no_gradient():
 
 def with_bonus(inputs, settings):
     return reinforce(inputs, settings) - 0.1 * inputs.entropy_RT
-
-
-def test_a_loss_without_entropies_gives_them_no_gradient():
-    entropy_RT = torch.ones(2, 3).requires_grad_()
-    of(reinforce, entropy=entropy_RT)
-    assert entropy_RT.grad is None
 
 
 def shared_bonus(inputs, settings):  # normalised by the micro-batch, not by the step
@@ -143,35 +126,15 @@ def raises(inputs, settings):
     raise KeyError("oh\nno")
 
 
-class RaisesBackwards(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, logp_RT):
-        return logp_RT.clone()
-
-    @staticmethod
-    def backward(ctx, gradient_RT):
-        raise KeyError("back")
-
-
-def root(inputs, settings):  # of 0: its gradient is infinite
-    return (inputs.logp_RT - inputs.logp_RT.detach()).abs().sqrt()
-
-
 @pytest.mark.parametrize(
     ("function", "message"),
     [
         (raises, "raised KeyError: 'oh"),
         (lambda inputs, settings: reinforce(inputs, settings).sum(), "returned torch.Size([])"),
-        (lambda inputs, settings: reinforce(inputs, settings)[:, :2], "tensors of shape (2, 3)"),
-        (lambda inputs, settings: 1.0, "returned float; it must return tensors"),
+        (lambda inputs, settings: reinforce(inputs, settings)[:, :2], "a tensor of shape (2, 3)"),
+        (lambda inputs, settings: 1.0, "returned float; it must return a tensor"),
         (lambda inputs, settings: inputs.old_RT, "its loss must have a gradient"),
-        (lambda inputs, settings: reinforce(inputs, settings) / 0.0, "at token 0 of row 0"),
-        (lambda inputs, settings: (inputs.logp_RT, inputs.mask_RT), "returned 2 values"),
-        (lambda inputs, settings: (inputs.logp_RT, inputs.old_RT, inputs.mask_RT), "truth values"),
-        (lambda inputs, settings: inputs.mask_RT, "its loss must have a gradient"),
         (lambda inputs: inputs.logp_RT, "raised TypeError"),
-        (lambda inputs, settings: RaisesBackwards.apply(inputs.logp_RT), "raised KeyError: 'back'"),
-        (root, "its gradient is nan at token 0 of row 0 (log-probability"),
     ],
 )
 def test_what_is_wrong_is_one_line(function, message):
@@ -179,14 +142,6 @@ def test_what_is_wrong_is_one_line(function, message):
         of(function)
     line = str(caught.value)
     assert line.startswith("--loss python:") and message in line and "\n" not in line, line
-
-
-def test_a_lack_of_the_gpus_memory_stays_what_it_is():
-    def greedy(inputs, settings):
-        raise torch.OutOfMemoryError("too much")
-
-    with pytest.raises(torch.OutOfMemoryError):
-        of(greedy)
 
 
 def test_loading(tmp_path):
