@@ -4,10 +4,7 @@
 `grpo/tools/evaluation/program.py`.
 """
 
-from data.errors import interrupts_end
-
-with interrupts_end():
-    from grpo.tools.evaluation.program import program
+from grpo.tools.evaluation.program import program
 
 if __name__ == "__main__":
     program()

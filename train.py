@@ -4,10 +4,7 @@
 ...`, with the same flags. The program itself is in `grpo/tools/train.py`.
 """
 
-from data.errors import interrupts_end
-
-with interrupts_end():
-    from grpo.tools.train import program
+from grpo.tools.train import program
 
 if __name__ == "__main__":
     program()

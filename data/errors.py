@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from io import TextIOWrapper
 from typing import Any, NoReturn, TextIO
 
 from data.text import escape_control, shortened
@@ -39,18 +38,17 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {self.prog} --help lists the flags")
 
     def nearest(self, word: str) -> str:
-        """Return the flags that an unknown `word` may mean, e.g. "--learning-rate or --lora-rank"
-        for "--lr"; "" if none is like it.
-
-        They are those that it abbreviates by their initials, or else the one spelled most alike.
+        """Return the flags that an unknown `word` abbreviates by their initials, e.g.
+        "--learning-rate or --lora-rank" for "--lr", or else the one spelled most alike; "" if none.
         """
-        known = [option for action in self._actions for option in action.option_strings]
+        known = sorted(option for action in self._actions for option in action.option_strings)
         letters = word.lstrip("-")
-        initials = {
-            option: "".join(part[:1] for part in option.lstrip("-").split("-")) for option in known
-        }
-        abbreviated = [option for option in sorted(known) if initials[option] == letters]
-        return " or ".join(abbreviated or difflib.get_close_matches(word, known, 1, cutoff=0.7))
+        meant = [
+            option
+            for option in known
+            if "".join(part[:1] for part in option.lstrip("-").split("-")) == letters
+        ]
+        return " or ".join(meant or difflib.get_close_matches(word, known, 1, cutoff=0.7))
 
 
 @contextmanager
@@ -87,61 +85,22 @@ def needs(package: str, extra: str, where: str = "") -> Iterator[None]:
         ) from error
 
 
-@contextmanager
-def interrupts_end() -> Iterator[None]:
-    """Within this context Ctrl-C ends the program without a traceback.
-
-    It is for the imports of a program: Python would raise KeyboardInterrupt in one of them.
-    """
-    is_python = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if is_python:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    try:
-        yield
-    finally:
-        if is_python:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def exit_status(
-    program: str, action: Callable[[], int], lost_streams: list[str] | None = None
-) -> int:
+def exit_status(program: str, action: Callable[[], int]) -> int:
     """Return the exit status of a `program`: that of `action`, unless it fails.
 
     An error of the user or the disk, or a lack of memory, is printed as one line, and the status is
     2. Numbers that are not finite are printed in the same way, with status 1. After Ctrl-C the
-    status is 130.
-
-    Printing never fails: a stream discards everything after the first write that does, because the
-    reader of a pipe has left, a disk is full, or a terminal is closed. With `lost_streams`, which
-    then gets a line, the program goes on. Without, it ends once standard output is lost: silently
-    with status 141 after a pipe, as `cat` does in `cat FILE | head`, else with a line and status 2.
-    It goes on if only standard error is lost, or if the output was closed on purpose (`>&-`).
+    status is 130, and 141 if the reader of a pipe has left, as `head` does.
     """
-    before = sys.stdout, sys.stderr
-    sys.stdout = _Lasting(sys.stdout, 1, "standard output", lost_streams)
-    sys.stderr = _Lasting(sys.stderr, 2, "standard error", lost_streams)
-    try:
-        try:
-            return _status_of(program, action)
-        finally:
-            # Now, because a failure at the end of the interpreter cannot be handled.
-            sys.stdout.flush()
-    except _OutputLost as lost:
-        if isinstance(lost.code, int):
-            return lost.code
-        print(f"{program}: {lost.code}", file=sys.stderr)
-        return 2
-    finally:
-        sys.stdout, sys.stderr = before
-
-
-def _status_of(program: str, action: Callable[[], int]) -> int:
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # what the encoding lacks is written as "?"
     status = 2
     try:
         if sys.platform == "win32":
             raise UserError("Windows is not supported; use its Linux subsystem (WSL)")
-        return action()
+        found = action()
+        print(end="", flush=True)  # now: a failure at the end of the interpreter has no status
+        return found
     except UserError as error:
         line = str(error)
     except FloatingPointError as error:
@@ -154,72 +113,49 @@ def _status_of(program: str, action: Callable[[], int]) -> int:
             raise
         said = shortened(" ".join(str(error).split()), 200)
         line = f"this machine's memory is not enough{f' ({said})' if said else ''}"
+    except BrokenPipeError:
+        _discard(sys.stdout)
+        return 128 + signal.SIGPIPE
     except OSError as error:
-        where = f"{error.filename}: " if error.filename else ""
-        line = f"{where}{error.strerror or error}"
+        line = f"{error.filename or 'standard output'}: {error.strerror or error}"
+        if not error.filename:
+            _discard(sys.stdout)
     print(f"{program}: {escape_control(line)}", file=sys.stderr)
     return status
 
 
-class _OutputLost(SystemExit):
-    """Ends a program whose standard output is lost. `except Exception` does not catch it."""
+def _discard(stream: Any) -> None:
+    """Send nowhere what a stream that cannot be written still holds, and whatever follows.
+
+    The interpreter would try to write it when it exits.
+    """
+    with suppress(OSError, ValueError, AttributeError), open(os.devnull, "wb") as nothing:
+        os.dup2(nothing.fileno(), stream.fileno())
 
 
-class _Lasting:
-    """A text stream that discards everything once a write has failed, see `exit_status`.
+class Lasting:
+    """A text stream that discards what can no longer be written.
 
-    A stream that is None was closed when the program started.
+    A terminal may be closed or a pipe's reader leave while a model is trained, which goes on.
     """
 
-    def __init__(
-        self, stream: TextIO | None, descriptor: int, name: str, lost_streams: list[str] | None
-    ):
-        self.name, self.lost_streams = name, lost_streams
-        self.is_lost = stream is None
-        if stream is None:
-            # The next file that is opened would get the descriptor otherwise. It stays open as long
-            # as the program lives.
-            stream = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
-            os.dup2(stream.fileno(), descriptor)
-            self._note("closed")
-        if descriptor == 1 and isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors="replace")  # what the encoding lacks is written as "?"
-        self.stream = stream
+    def __init__(self, stream: TextIO | None):
+        self.stream = stream or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
 
     def write(self, text: str) -> int:
-        """Write to the stream, or discard the text if it is lost; return the length of the text."""
+        """Write `text`, or discard it; return its length."""
         self._attempt(self.stream.write, text)
         return len(text)
 
     def flush(self) -> None:
-        """Flush the stream, unless it is lost."""
+        """Flush the stream."""
         self._attempt(self.stream.flush)
+
+    def _attempt(self, action: Callable, *arguments: Any) -> None:
+        try:
+            action(*arguments)
+        except (OSError, ValueError):  # ValueError: a closed file
+            _discard(self.stream)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.stream, name)
-
-    def _attempt(self, action: Callable, *arguments: Any) -> None:
-        if self.is_lost:
-            return
-        try:
-            action(*arguments)
-        except BlockingIOError:
-            pass  # a terminal that cannot keep up: this text is lost, but later ones may not be
-        except (OSError, ValueError) as error:  # ValueError: a closed file
-            self.is_lost = True
-            # The interpreter would try to write what is still buffered when it exits.
-            with suppress(OSError, ValueError, AttributeError), open(os.devnull, "wb") as nothing:
-                os.dup2(nothing.fileno(), self.stream.fileno())
-
-            reason = getattr(error, "strerror", None) or str(error)
-            self._note(reason)
-            if self.lost_streams is None and self.name == "standard output":
-                is_pipe = isinstance(error, BrokenPipeError)
-                code = 128 + signal.SIGPIPE if is_pipe else f"{self.name}: {reason}"
-                raise _OutputLost(code) from error
-
-    def _note(self, reason: str) -> None:
-        if self.lost_streams is not None:
-            self.lost_streams.append(
-                f"{self.name} is lost ({reason}); training continues without it"
-            )

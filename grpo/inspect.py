@@ -1,11 +1,405 @@
-"""`python -m grpo.inspect`: see `grpo.tools.inspect`."""
+"""Why did a completion get its reward? Show what a run has stored, from all steps down to a token.
 
+    python -m grpo.inspect runs/NAME steps                 every step
+    python -m grpo.inspect runs/NAME step 12               its groups: class, reward, advantages
+    python -m grpo.inspect runs/NAME group 12 3            a group's completions by reward
+    python -m grpo.inspect runs/NAME why 12 3 0            its reward and advantage in words
+    python -m grpo.inspect runs/NAME tokens 12 3 0         a completion's tokens
+    python -m grpo.inspect runs/NAME degenerate            the groups without gradient, and why
+    python -m grpo.inspect runs/NAME replay 12             repeat the step's update and compare
+
+Steps are counted from 1, groups and completions from 0, as in the run's files. Every command takes
+--json; `steps` and `degenerate` take --from, --to and --last. The exit status is 1 if a
+replayed step differs, and 2 if there is no such run, step or group, or if a file is damaged.
+Several runs side by side are in the report (`python -m grpo.report`); `grpo.load_run` gives every
+record to Python and pandas.
+"""
+
+import argparse
 import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
 
-from data.errors import interrupts_end
+from rich.console import Console
+from rich.text import Text
 
-with interrupts_end():
-    from grpo.tools.inspect import main
+from data.errors import Parser, UserError, exit_status
+from data.text import escape_control, printable_json, quoted
+from grpo.records import WHY, Group
+from grpo.run.logs import MOST_TOKENS, RunData, load_run, tokenizer_of
+from grpo.run.rollouts import KINDS
+from grpo.show.alignment import first_divergence
+from grpo.show.explain import why
+from grpo.show.group import (
+    advantage_range,
+    by_reward,
+    class_of,
+    classes_of,
+    completion_record,
+    done_to,
+    group_lines,
+    summaries,
+)
+from grpo.show.lines import show_table
+
+Record = Mapping[str, Any]
+
+# Columns of the output if it is not a terminal.
+PIPE_WIDTH = 160
+
+# The columns of `steps`, from a line of metrics.jsonl: heading, (key of the number, format).
+STEP_FIGURES = {
+    "step": ("step", "d"),
+    "level": ("level", "d"),
+    "reward": ("reward", ".3f"),
+    "std": ("group_std", ".3f"),
+    "score": ("value", ".3f"),
+    "exact": ("exact", ".2f"),
+    "groups": ("groups/count", "d"),
+    "kept": ("groups/kept", "d"),
+    "T": ("temperature", ".2f"),
+    "distinct": ("distinct_completions", ".1f"),
+    "entropy": ("entropy", ".3f"),
+    "KL": ("kl", ".4f"),
+    "grad norm": ("grad_norm", ".3f"),
+    "tokens": ("completions/mean_length", ".0f"),
+    "time (s)": ("step_time", ".1f"),
+}
+
+# The columns of `step` and `degenerate`, from the summary of a group.
+GROUP_FIGURES = {
+    "group": ("group", "d"),
+    "level": ("level", "d"),
+    "T": ("temperature", ".2f"),
+    "reward": ("reward", ".3f"),
+    "std": ("reward_std", ".3f"),
+    "score": ("value", ".3f"),
+    "exact": ("exact", ".2f"),
+    "distinct": ("distinct", "d"),
+}
+
+# The columns of `tokens`.
+TOKEN_FIGURES = {
+    "position": ("position", "d"),
+    "token": ("token", "d"),
+    "log-prob": ("logprob", ".4f"),
+    "advantage": ("advantage", "+.3f"),
+}
+
+# The columns that a narrow screen leaves out, in this order.
+OPTIONAL_IN_STEPS = (
+    *("KL", "T", "distinct", "grad norm", "tokens", "entropy", "level"),
+    *("std", "time (s)", "exact", "groups", "score", "classes"),
+)
+OPTIONAL_IN_GROUPS = ("T", "level", "exact", "distinct", "score", "advantages", "trap", "std")
+
+# The colour of a token in `tokens`, by the lowest log-probability that has it: 0.9, 0.5, 0.1.
+TINTS = ((-0.105, ""), (-0.693, "green"), (-2.303, "yellow"), (float("-inf"), "bold red"))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program with these arguments; return the exit status."""
+    return exit_status("grpo.inspect", lambda: show(argv))
+
+
+def show(argv: Sequence[str] | None) -> int:
+    """Show the view that the arguments name; return the exit status."""
+    arguments = parse(argv)
+    run = load_run(arguments.run)
+    width = None if sys.stdout.isatty() else PIPE_WIDTH
+    console = Console(width=width, highlight=False, markup=False, emoji=False)
+    return arguments.command(run, arguments, console) or 0
+
+
+# --- the command line -------------------------------------------------------------------------
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the flags; `command` is the function of the view."""
+    parser = Parser(
+        prog="python -m grpo.inspect",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("run", type=Path, help="the directory of a run")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, view: Callable[..., int | None], help: str, *numbers: str) -> Parser:
+        part = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+        part.set_defaults(command=view)
+        part.add_argument("--json", action="store_true", help="as JSON")
+        for number in numbers:
+            part.add_argument(number, type=int)
+        return part
+
+    step = add("step", show_step, "the groups of a step", "step")
+    group = add("group", show_group, "a group's completions, highest reward first", "step", "group")
+    group.add_argument("--whole", action="store_true", help="do not shorten runs of right words")
+    place = ("step", "group", "sample")
+    reasons = add("why", show_why, "why a completion has its reward and advantage", *place)
+    tokens = add("tokens", show_tokens, "the tokens of a completion", *place)
+    for part in (step, group, reasons, tokens):
+        part.add_argument(
+            "--kind",
+            default="step",
+            choices=KINDS,
+            help="what they were sampled for: training (the default), an evaluation, a validation "
+            "check, the pre-flight, the evaluation after imitation (imitated), or a step that "
+            "failed; imitation: the right answers that were imitated",
+        )
+
+    replay = add("replay", show_replay, "repeat a step's update and compare", "step")
+    for flag, name in (("--task", "CLASS"), ("--reward-file", "FUNCTION"), ("--loss", "FUNCTION")):
+        replay.add_argument(
+            flag,
+            metavar=f"FILE:{name}",
+            help="the same as for train.py: allows this program of yours to be executed",
+        )
+
+    steps = add("steps", show_steps, "a line for each step")
+    degenerate = add("degenerate", show_degenerate, "the groups without gradient")
+    degenerate.add_argument(
+        "--class", dest="class_name", choices=tuple(WHY), help="only groups of this class"
+    )
+    for part in (steps, degenerate):
+        _add_step_filters(part)
+    return parser.parse_args(argv)
+
+
+def _add_step_filters(part: argparse.ArgumentParser) -> None:
+    """Add the flags that select steps."""
+    add = part.add_argument
+    most = 10**9
+    add("--from", dest="first", type=int, default=0, metavar="STEP", help="from this step on")
+    add("--to", dest="last_step", type=int, default=most, metavar="STEP", help="up to this step")
+    add("--last", type=_positive, metavar="N", help="only the last N of these")
+
+
+def _positive(text: str) -> int:
+    """Return a whole number of 1 or more, for argparse."""
+    if int(text) < 1:
+        raise argparse.ArgumentTypeError("give a whole number of 1 or more")
+    return int(text)
+
+
+def chosen(lines: Iterable[Record], arguments: argparse.Namespace) -> list[Record]:
+    """Return the lines that --from, --to and --last leave."""
+    kept = [line for line in lines if arguments.first <= line["step"] <= arguments.last_step]
+    return kept[-arguments.last :] if arguments.last else kept
+
+
+def require_steps(run: RunData, stored: Sequence[Record]) -> None:
+    """Raise UserError if nothing is `stored` of any step of the run."""
+    if not stored:
+        raise UserError(f"{run.path}: the run has made no step yet")
+
+
+def check_sample(run: RunData, group: Group, sample: int) -> None:
+    """Raise UserError unless the group has a completion `sample`."""
+    most = len(group.completions) - 1
+    if not 0 <= sample <= most:
+        raise UserError(f"{run.path}: the group has no completion {sample}; it has 0 to {most}")
+
+
+def as_json(lines: Sequence[Record], arguments: argparse.Namespace, console: Console) -> bool:
+    """With --json, print the lines as one JSON array. Return whether --json was given."""
+    if arguments.json:
+        console.file.write(printable_json(lines) + "\n")
+    return arguments.json
+
+
+def show_next(
+    run: RunData, command: str, arguments: argparse.Namespace, console: Console, before: str = ""
+) -> None:
+    """Print the command that shows more, after the text `before`."""
+    kind = getattr(arguments, "kind", "step")
+    flag = "" if kind == "step" else f" --kind {kind}"
+    line = f"{before}next: python -m grpo.inspect {quoted(run.path)} {command}{flag}"
+    console.print(line, style="dim", soft_wrap=True)
+
+
+# --- steps and groups -------------------------------------------------------------------------
+
+
+def show_steps(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Show a line for each step."""
+    require_steps(run, run.metrics)
+    lines = chosen(run.metrics, arguments)
+    if not lines:
+        raise UserError(f"{run.path}: no such steps; it has {len(run.metrics)}")
+    if as_json(lines, arguments, console):
+        return
+
+    # Leave out a column if no step has its figure.
+    figures = {
+        head: (key, style)
+        for head, (key, style) in STEP_FIGURES.items()
+        if any(line.get(key) is not None for line in lines)
+    }
+    show_table(console, lines, figures, {"classes": classes_of}, OPTIONAL_IN_STEPS)
+    show_next(run, f"step {lines[-1]['step']}", arguments, console)
+
+
+def show_step(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Show a line for each group of a step."""
+    groups = run.groups(arguments.step, arguments.kind)
+    lines = [
+        {
+            "step": arguments.step,
+            **line,
+            "advantages": advantage_range(group),
+            "prompt": group.problem.prompt,
+        }
+        for line, group in zip(summaries(groups), groups)
+    ]
+    if as_json(lines, arguments, console):
+        return
+
+    # Only groups that were sampled for training have a class, and something done with them.
+    words: dict[str, Callable[[Record], Any]] = {}
+    if arguments.kind in ("step", "failed"):
+        words = {"class": class_of, "done": done_to, "advantages": itemgetter("advantages")}
+    words["trap"] = lambda line: line["trap"] or ""
+    show_table(console, lines, GROUP_FIGURES, words, OPTIONAL_IN_GROUPS)
+    widest = max(lines, key=itemgetter("reward_std"))
+    show_next(run, f"group {arguments.step} {widest['group']}", arguments, console)
+
+
+def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Show the groups without gradient."""
+    require_steps(run, run.group_index)
+    wanted = [arguments.class_name] if arguments.class_name else WHY
+    lines = chosen([line for line in run.group_index if line["class"] in wanted], arguments)
+    if as_json(lines, arguments, console):
+        return
+    if not lines:
+        console.print("no such group: every group carried a gradient")
+        return
+
+    words: dict[str, Callable[[Record], Any]] = {
+        "why": lambda line: WHY[line["class"]],
+        "done": done_to,
+        "trap": lambda line: line["trap"] or "",
+    }
+    figures = {"step": ("step", "d"), **GROUP_FIGURES}
+    show_table(console, lines, figures, words, OPTIONAL_IN_GROUPS)
+    arguments.last = None
+    count = f"{len(lines)} of {len(chosen(run.group_index, arguments))} groups; "
+    last = f"group {lines[-1]['step']} {lines[-1]['group']}"
+    show_next(run, last, arguments, console, before=count)
+
+
+# --- completions ------------------------------------------------------------------------------
+
+
+def show_group(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Show the completions of a group next to the target, highest reward first."""
+    group = run.group(arguments.step, arguments.group, arguments.kind)
+    records = [
+        {
+            "step": arguments.step,
+            "group": arguments.group,
+            "sample": sample,
+            **completion_record(group, sample),
+            "first_divergence": first_divergence(group.problem.target, group.texts[sample]),
+        }
+        for sample in by_reward(group)
+    ]
+    if as_json(records, arguments, console):
+        return
+
+    for line in group_lines(group, run.config.get("reward") or "", whole=arguments.whole):
+        console.print(line)
+    console.print()
+    lowest = records[-1]["sample"]
+    show_next(run, f"why {arguments.step} {arguments.group} {lowest}", arguments, console)
+
+
+def show_why(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Say in words why a completion earned its reward and advantage, and what it taught."""
+    step, number, sample = arguments.step, arguments.group, arguments.sample
+    check_sample(run, run.group(step, number, arguments.kind), sample)
+    groups = run.groups(step, arguments.kind)
+    sentences = why(run.config, groups, number, sample, arguments.kind)
+    record = {"step": step, "group": number, "sample": sample, **sentences}
+    if as_json([record], arguments, console):
+        return
+
+    for name, sentence in sentences.items():
+        line = Text.assemble((f"{name:<9}  ", "bold"), escape_control(sentence))
+        console.print(line, soft_wrap=not console.is_terminal)
+    show_next(run, f"tokens {step} {number} {sample}", arguments, console)
+
+
+def show_tokens(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Show a line for each token of a completion."""
+    group = run.group(arguments.step, arguments.group, arguments.kind)
+    check_sample(run, group, arguments.sample)
+    lines = _token_records(run, group, arguments.sample)
+    if as_json(lines, arguments, console):
+        return
+
+    def text_of(line: Record) -> Text:
+        logprob = line["logprob"]
+        tints = [tint for least, tint in TINTS if logprob is not None and logprob > least]
+        return Text(escape_control(line["text"] or ""), tints[0] if tints else "")
+
+    show_table(console, lines, TOKEN_FIGURES, {"text": text_of})
+
+
+def _token_records(run: RunData, group: Group, sample: int) -> list[dict[str, Any]]:
+    """Return a record for each token; its text is None without a checkpoint's tokenizer."""
+    completion = group.completions[sample]
+    advantage = group.advantages[sample] if group.advantages else None
+    tokenizer = tokenizer_of(run.path)
+    return [
+        {
+            "position": position,
+            "token": token,
+            "text": tokenizer.decode([token], skip_special_tokens=False)
+            if tokenizer is not None and token < MOST_TOKENS
+            else None,
+            "logprob": None if completion.is_demonstration else completion.logprobs[position],
+            "advantage": advantage[position] if isinstance(advantage, list) else advantage,
+        }
+        for position, token in enumerate(completion.tokens)
+    ]
+
+
+def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -> int:
+    """Repeat a step's update and compare; return 1 if it differs."""
+    from grpo.tools.replay import replay  # imports the trainer, which takes seconds
+
+    result = replay(run, arguments.step, (arguments.task, arguments.reward_file, arguments.loss))
+    lines = [
+        {"figure": name, "stored": old, "again": new, "same": old == new}
+        for name, (old, new) in result["figures"].items()
+    ]
+    status = 0 if result["same"] else 1
+    if as_json([{**result, "figures": lines}], arguments, console):
+        return status
+
+    *numbers, texts, advantages = lines
+    words: dict[str, Callable[[Record], Any]] = {
+        "": itemgetter("figure"),
+        "same": lambda line: Text("yes") if line["same"] else Text("no", "bold red"),
+    }
+    figures = {"stored": ("stored", ".17g"), "repeated": ("again", ".17g")}
+    show_table(console, numbers, figures, words)
+    for line, source in ((texts, "tokens"), (advantages, "rewards")):
+        verb = "are the same" if line["same"] else "differ"
+        console.print(f"{line['figure']} from the stored {source}: they {verb}")
+
+    start = "the model that the run began with"
+    if result["start"]:
+        start = f"the checkpoint of step {result['start']}"
+    outcome = "identical to the last bit" if result["same"] else "it differs"
+    console.print(f"step {arguments.step}, repeated from {start}: {outcome}")
+    return status
+
 
 if __name__ == "__main__":
     sys.exit(main())

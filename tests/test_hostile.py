@@ -15,9 +15,10 @@ from hostile_runs import copied, damages
 from small_runs import BY_PLACE, whole_run
 
 from data.errors import UserError
+from grpo import export, inspect
 from grpo import report as report_program
 from grpo.run.files import check_output
-from grpo.tools import export, inspect, train
+from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
 from tasks import audit
 

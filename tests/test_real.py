@@ -16,6 +16,7 @@ from compare_runs import assert_same_run
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+from grpo import export
 from grpo.learn.logprobs import Distribution, token_logprobs
 from grpo.model.encoding import end_of_turn
 from grpo.model.load import load_policy
@@ -23,7 +24,7 @@ from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key
 from grpo.run.logs import read_metrics
 from grpo.run.session import Run
-from grpo.tools import export, train
+from grpo.tools import train
 from tasks.registry import load_task
 from tasks.supply import problem_at
 

@@ -13,8 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from grpo import inspect
 from grpo import report as report_program
-from grpo.tools import inspect, train
+from grpo.tools import train
 from grpo.tools.evaluation import program
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -17,9 +17,10 @@ from tiny_models import make_tiny_model
 
 from data.errors import UserError
 from data.files import _StrictLoader
+from grpo import inspect
 from grpo.config import parse
 from grpo.model.load import load_policy
-from grpo.tools import inspect, train
+from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
 from grpo.trainer import load_parts
 from tasks import audit

@@ -6,8 +6,9 @@ A mistake in the flags is reported before torch is loaded, which takes seconds.
 import os
 import sys
 import threading
+from contextlib import redirect_stderr, redirect_stdout
 
-from data.errors import exit_status, interrupts_end
+from data.errors import Lasting, exit_status
 from grpo.config import parse
 from grpo.run.files import WRITER
 from grpo.torchrun import RANK, only_rank0_prints
@@ -20,18 +21,14 @@ SPIN_COUNT = "2000"
 
 
 def program() -> None:
-    """Run `train.py`; an installed package calls it `grpo-train`."""
-    let_threads_sleep()
-    end_process(main(sys.argv[1:]))
-
-
-def end_process(status: int) -> None:
-    """End the program with this exit status.
+    """Run `train.py`; an installed package calls it `grpo-train`.
 
     After a second Ctrl-C the thread may still be writing a checkpoint. Then the interpreter must
     not shut down in the ordinary way: it would tear down a thread inside Rust code, which aborts
     the process (exit status 134).
     """
+    let_threads_sleep()
+    status = main(sys.argv[1:])
     if any(thread.name == WRITER for thread in threading.enumerate()):
         sys.stdout.flush()
         sys.stderr.flush()
@@ -49,18 +46,20 @@ def let_threads_sleep() -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Train with these flags; return the exit status."""
-    # Training continues if standard output or error is lost. Then a line is added here.
-    lost_streams: list[str] = []
+    """Train with these flags; return the exit status. Training goes on if the console is lost."""
     name = f"train.py, rank {RANK}" if RANK else "train.py"
-    with only_rank0_prints():
-        return exit_status(name, lambda: start(argv, lost_streams), lost_streams)
+    with (
+        only_rank0_prints(),
+        redirect_stdout(Lasting(sys.stdout)),
+        redirect_stderr(Lasting(sys.stderr)),
+    ):
+        return exit_status(name, lambda: start(argv))
 
 
-def start(argv: list[str], lost_streams: list[str]) -> int:
+def start(argv: list[str]) -> int:
     """Read the flags, and start the run on this rank."""
     config, given = parse(argv)
-    with interrupts_end():
-        from grpo.distributed import join_ranks
-        from grpo.run.session import start_run
-    return start_run(config, given, join_ranks(config.device), lost_streams).status
+    from grpo.distributed import join_ranks
+    from grpo.run.session import start_run
+
+    return start_run(config, given, join_ranks(config.device), []).status

@@ -1,5 +1,5 @@
-"""A run without a console is the run that had one: a reader that leaves, a full or closed output,
-a terminal that is closed.
+"""A run without a console is the run that had one: a reader that leaves, a full disk, a terminal
+that is closed.
 """
 
 import os
@@ -57,41 +57,14 @@ def shell(line):
     )
 
 
-def warnings_of(run):
-    """Return the warnings of a run, without their times."""
-    path = Path("runs") / run / "warnings.log"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [line.partition(" UTC  ")[2] for line in lines]
+LOST = {"head": "| head -1; exit ${PIPESTATUS[0]}", "full": "> /dev/full"}
 
 
-def warnings_beyond_whole(run):
-    """Return the warnings of a run that the run that nothing happened to does not have."""
-    lines = warnings_of(run)
-    for line in warnings_of("whole"):
-        lines.remove(line)
-    return lines
-
-
-OUTPUT_CLOSED, ERROR_CLOSED = "standard output is lost (closed)", "standard error is lost (closed)"
-LOST = {
-    "head": ("| head -1; exit ${PIPESTATUS[0]}", ["standard output is lost (Broken pipe)"]),
-    "full": ("> /dev/full", ["standard output is lost (No space left on device)"]),
-    "nothing": (">&- 2>&-", [OUTPUT_CLOSED, ERROR_CLOSED]),
-}
-
-
-@pytest.mark.parametrize(
-    "case", ["head", *(pytest.param(case, marks=pytest.mark.slow) for case in ("full", "nothing"))]
-)
+@pytest.mark.parametrize("case", ["head", pytest.param("full", marks=pytest.mark.slow)])
 def test_a_lost_console_does_not_lose_the_run(here, case):
-    how, why = LOST[case]
-    done = shell(f"$TRAIN {shlex.join(FLAGS)} --name {case} {how}")
-    assert done.returncode == 0, done.stderr
+    done = shell(f"$TRAIN {shlex.join(FLAGS)} --name {case} {LOST[case]}")
+    assert (done.returncode, done.stderr) == (0, "")
     assert_same_run(Path("runs/whole"), Path("runs") / case)
-    lines = warnings_beyond_whole(case)
-    assert len(lines) == len(why) and all(map(str.__contains__, lines, why))
-    told = [] if case == "nothing" else [f"train.py: {why[0]}; training continues without it"]
-    assert done.stderr.splitlines() == told
 
 
 @pytest.mark.parametrize("gentle", [signal.SIGHUP, signal.SIGUSR1])

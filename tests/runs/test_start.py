@@ -15,6 +15,7 @@ from compare_runs import assert_same_run
 from small_runs import OWN
 from transformers import AutoModelForCausalLM
 
+from grpo import export
 from grpo.config import parse
 from grpo.model.load import load_policy
 from grpo.run import checkpoint as store
@@ -22,7 +23,7 @@ from grpo.run.heldout import EVAL_SEED
 from grpo.run.logs import load_run, read_metrics
 from grpo.run.resume import start_from
 from grpo.run.session import Run
-from grpo.tools import export, train
+from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
 from grpo.tools.replay import replay
 from tasks.audit import audit

@@ -12,7 +12,7 @@ from forced import trainer_for, weights
 from updates import SETTINGS, sgd, update
 
 from data.errors import UserError
-from grpo import load_run
+from grpo import inspect, load_run
 from grpo.config import Config
 from grpo.curriculum import demonstrate, demonstration
 from grpo.learn.advantages import token_advantages
@@ -22,7 +22,7 @@ from grpo.learn.update import completion_logprobs
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group
 from grpo.run.rollouts import groups_of, write_rollouts
-from grpo.tools import inspect, train
+from grpo.tools import train
 from grpo.tools.report.page import outcome
 from grpo.trainer import has_right_targets, step_summary
 from grpo.variance import common_trap

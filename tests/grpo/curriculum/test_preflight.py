@@ -10,7 +10,7 @@ import yaml
 from compare_runs import assert_same_run
 
 from data.errors import UserError
-from grpo import report
+from grpo import inspect, report
 from grpo.config import Config
 from grpo.curriculum import (
     NO_LEVEL,
@@ -25,7 +25,7 @@ from grpo.curriculum import SURVEY_PROBLEMS as PROBLEMS
 from grpo.records import Completion, Group
 from grpo.run.logs import load_run, read_metrics
 from grpo.run.session import Run
-from grpo.tools import inspect, train
+from grpo.tools import train
 from tasks.base import Problem, Score, split_of_key
 from tasks.interleave import Interleave
 from tasks.registry import load_task

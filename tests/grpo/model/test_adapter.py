@@ -9,9 +9,9 @@ from peft import LoraConfig, PeftModel, PolyConfig, PromptTuningConfig, get_peft
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from data.errors import UserError
-from grpo import load_model
+from grpo import export, load_model
 from grpo.model.load import load_policy, load_tokenizer
-from grpo.tools import export, train
+from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
 
 PROMPT, ANSWER = (40, 41, 42), (50, 51, 52)

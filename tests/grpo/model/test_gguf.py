@@ -12,10 +12,11 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from data.errors import UserError
+from grpo import export
 from grpo.model.encoding import text_of
 from grpo.model.gguf import correct_vocabulary
 from grpo.model.load import load_policy, load_tokenizer
-from grpo.tools import export, train
+from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
 
 pytestmark = pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not installed")

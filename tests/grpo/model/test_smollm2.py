@@ -8,8 +8,8 @@ from importlib.util import find_spec
 
 import pytest
 
+from grpo import smollm2
 from grpo.model.load import load_policy
-from grpo.tools import smollm2
 
 pytestmark = pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not installed")
 

@@ -15,6 +15,7 @@ from tiny_models import make_tiny_model
 
 import data.corpus
 from data.errors import UserError
+from grpo import export
 from grpo.run import checkpoint as store
 from grpo.run import resume as resuming
 from grpo.run.logs import MetricsLog
@@ -26,7 +27,7 @@ from grpo.run.resume import (
     require_same,
 )
 from grpo.run.session import Run
-from grpo.tools import export, train
+from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
 from tasks import audit
 from tasks.registry import load_task

@@ -9,6 +9,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from grpo import inspect
 from grpo.config import LOSSES, SCALES
 from grpo.learn.advantages import advantages
 from grpo.learn.loss import token_weights
@@ -16,7 +17,6 @@ from grpo.records import Completion, Group
 from grpo.run.logs import load_run
 from grpo.run.rollouts import file_of, write_rollouts
 from grpo.show.explain import advantage_in_words
-from grpo.tools import inspect
 from grpo.tools.report.samples import packed
 from tasks.base import Problem, Score
 

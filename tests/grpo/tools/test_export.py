@@ -8,10 +8,11 @@ from peft import PeftModel
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from grpo import export
+from grpo.export import card
 from grpo.model.load import BUILTIN
 from grpo.run.logs import load_run
-from grpo.tools import export, train
-from grpo.tools.export import card
+from grpo.tools import train
 
 FLAGS = (
     "--words 10 --steps 2 --prompts 2 --group-size 4 --preflight off --eval-problems 2 --device cpu"

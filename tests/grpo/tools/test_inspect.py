@@ -10,12 +10,12 @@ import numpy
 import pytest
 
 from data.errors import UserError
-from grpo import load_run
+from grpo import inspect, load_run
 from grpo.records import Completion, Group
 from grpo.run.logs import MetricsLog, read_metrics
 from grpo.run.rollouts import groups_of, write_rollouts
 from grpo.show.group import summaries
-from grpo.tools import inspect, train
+from grpo.tools import train
 from tasks.base import Problem, Score
 
 STEPS, PROMPTS, SIZE = 3, 2, 4
@@ -118,7 +118,7 @@ def test_what_a_run_holds(run):
 
 def test_torch_is_not_imported(run):
     code = (
-        f"import sys, grpo.tools.inspect as i; assert i.main(['{run}', 'steps']) == 0; assert "
+        f"import sys, grpo.inspect as i; assert i.main(['{run}', 'steps']) == 0; assert "
         f"not {{'torch', 'transformers'}} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
