@@ -10,8 +10,9 @@ that is not exact is named and not timed.
 """
 
 import argparse
+import contextlib
 import random
-import time
+import timeit
 from functools import partial
 
 from align.needleman import nw_align_batch, nw_score_batch
@@ -19,11 +20,7 @@ from align.needleman import nw_align_batch, nw_score_batch
 GROUP = 16
 
 # The share of words that are dropped, doubled or replaced.
-SLIPS = {
-    "nearly right": 0.02,
-    "half wrong": 0.3,
-    "all wrong": 1.0,
-}
+SLIPS = {"nearly right": 0.02, "half wrong": 0.3, "all wrong": 1.0}
 
 
 def group_of(words: int, slips: float, rng: random.Random) -> tuple[list[list[str]], list[str]]:
@@ -47,90 +44,79 @@ def ids_of(words: list[str], ids: dict[str, int]) -> list[int]:
     return [ids.setdefault(word, len(ids)) for word in words]
 
 
-def contestants() -> dict[str, dict]:
-    """Return the functions "score" and "path" of each library, by name.
+class Ours:
+    score = staticmethod(lambda completions, target: nw_score_batch(pairs(completions, target)))
+    path = staticmethod(lambda completions, target: nw_align_batch(pairs(completions, target)))
 
-    Both take (completions, target). "score" returns the scores.
-    """
-    ours = {
-        "score": lambda completions, target: nw_score_batch(
-            [(words, target) for words in completions]
-        ).tolist(),
-        "path": lambda completions, target: nw_align_batch(
-            [(words, target) for words in completions]
-        ),
-    }
-    found = {"ours": ours}
-    try:
+
+def pairs(completions: list[list[str]], target: list[str]) -> list[tuple[list[str], list[str]]]:
+    return [(words, target) for words in completions]
+
+
+class Biopython:
+    def __init__(self):
         from Bio.Align import PairwiseAligner
 
-        aligner = PairwiseAligner(mode="global")
-        aligner.match_score, aligner.mismatch_score, aligner.gap_score = 1, -1, -1
+        self.aligner = PairwiseAligner(mode="global")
+        self.aligner.match_score, self.aligner.mismatch_score, self.aligner.gap_score = 1, -1, -1
 
-        def as_text(words, ids):
-            return "".join(chr(0x4E00 + number) for number in ids_of(words, ids))
+    def score(self, completions, target):
+        return self._each(self.aligner.score, completions, target)
 
-        def biopython(completions, target, use):
-            ids: dict[str, int] = {}
-            second = as_text(target, ids)
-            return [use(as_text(words, ids), second) for words in completions]
+    def path(self, completions, target):
+        return self._each(lambda x, y: self.aligner.align(x, y)[0].aligned, completions, target)
 
-        found["Biopython"] = {
-            "score": lambda completions, target: biopython(completions, target, aligner.score),
-            "path": lambda completions, target: biopython(
-                completions, target, lambda x, y: aligner.align(x, y)[0].aligned
-            ),
-        }
-    except ImportError:
-        pass
-    try:
+    def _each(self, use, completions, target):
+        ids: dict[str, int] = {}
+        second, *firsts = (
+            "".join(chr(0x4E00 + number) for number in ids_of(words, ids))
+            for words in (target, *completions)
+        )
+        return [use(first, second) for first in firsts]
+
+
+class Rapidfuzz:
+    def __init__(self):
         from rapidfuzz.distance import Levenshtein
 
-        def rapidfuzz(completions, target):
-            # 2 S = n + m - (distance with insert = delete = 3, substitute = 4)
-            ids: dict[str, int] = {}
-            second = ids_of(target, ids)
-            return [
-                (
-                    len(words)
-                    + len(target)
-                    - Levenshtein.distance(ids_of(words, ids), second, weights=(3, 3, 4))
-                )
-                / 2
-                for words in completions
-            ]
+        self.distance = Levenshtein.distance
 
-        found["rapidfuzz"] = {"score": rapidfuzz}
-    except ImportError:
-        pass
+    def score(self, completions, target):
+        """2 S = n + m - (distance with insert = delete = 3, substitute = 4)."""
+        ids: dict[str, int] = {}
+        second, *firsts = (ids_of(words, ids) for words in (target, *completions))
+        return [
+            (len(first) + len(second) - self.distance(first, second, weights=(3, 3, 4))) / 2
+            for first in firsts
+        ]
+
+
+def contestants() -> dict[str, object]:
+    """Return ours and the libraries that are installed, by name."""
+    found: dict[str, object] = {"ours": Ours()}
+    for kind in (Biopython, Rapidfuzz):
+        with contextlib.suppress(ImportError):
+            found[kind.__name__] = kind()
     return found
 
 
-def least(work, times: int) -> float:
-    """Return the least of `times` durations of `work`, in milliseconds."""
-    durations = []
-    for _ in range(times):
-        start = time.perf_counter()
-        work()
-        durations.append(time.perf_counter() - start)
-    return 1000 * min(durations)
+def milliseconds(work, times: int) -> float:
+    """Return the least of `times` durations of `work`."""
+    return 1000 * min(timeit.repeat(work, number=1, repeat=times))
 
 
 def times_of(everyone: dict, what: str, completions, target, times: int) -> dict[str, float]:
     """Return each exact library's milliseconds, the least of three rounds in which all take turns,
     so that a noisy moment does not fall on one of them.
     """
-    right = everyone["ours"]["score"](completions, target)
-    exact = {
-        name: work[what]
-        for name, work in everyone.items()
-        if what in work and list(work["score"](completions, target)) == list(right)
+    right = list(everyone["ours"].score(completions, target))
+    works = {
+        name: partial(getattr(each, what), completions, target)
+        for name, each in everyone.items()
+        if hasattr(each, what) and list(each.score(completions, target)) == right
     }
-    rounds = [
-        {name: least(partial(work, completions, target), times) for name, work in exact.items()}
-        for _ in range(3)
-    ]
-    return {name: min(each[name] for each in rounds) for name in exact}
+    rounds = [{name: milliseconds(works[name], times) for name in works} for _ in range(3)]
+    return {name: min(each[name] for each in rounds) for name in works}
 
 
 def main():

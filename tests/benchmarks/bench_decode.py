@@ -21,8 +21,7 @@ import time
 from dataclasses import dataclass
 
 import torch
-from bench_model import SHAPES
-from rates import copy_rate, product_rate
+from bench_model import SHAPES, rates
 from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from grpo.fast import decoder as fast_decoder
@@ -46,12 +45,7 @@ ROLLOUTS = (
 )
 
 # By new tokens: the words of a problem whose answer takes about as many tokens.
-WORDS = {
-    128: 25,
-    1024: 200,
-    700: 140,
-    1300: 250,
-}
+WORDS = {128: 25, 700: 140, 1024: 200, 1300: 250}
 
 
 def make_policy(size: str, lora: int) -> Policy:
@@ -217,7 +211,8 @@ def main():
         parser.error("no GPU was found, and the CUDA decoder needs one")
 
     policy = make_policy(arguments.size, arguments.lora)
-    bandwidth, rate = copy_rate("cuda"), product_rate("cuda", torch.bfloat16)
+    speed = rates()
+    bandwidth, rate = speed["bandwidth"], speed["flops"]
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {arguments.size}, LoRA "
         f"{arguments.lora}; copies {bandwidth / 1e12:.2f} TB/s, products {rate / 1e12:.0f} TFLOPS"

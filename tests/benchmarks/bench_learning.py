@@ -1,10 +1,10 @@
 """Compare how fast our trainer and TRL's GRPOTrainer learn from one start on one GPU.
 
-    python tests/benchmarks/bench_learning.py --model runs/start --minutes 8 --seeds 0,1,2
+    python tests/benchmarks/bench_learning.py runs/start --minutes 8 --seeds 0,1,2
 
-Held-out score against sampled tokens and against minutes: two tables and a JSON file. Needs the
-extra `bench`. Both start from the same policy, which should already earn something: a real model
-after the short imitation that begins our runs. Two commands make it:
+Prints held-out score against minutes and sampled tokens, and keeps each run's lines in --output.
+Needs the extra `bench`. Both start from the same policy, which should already earn something: a
+real model after the short imitation that begins our runs. Two commands make it:
 
     python train.py --model DIR --words 10 --no-ramp --warm-start imitation --steps 1 --name w
     python -m grpo.export runs/w/checkpoints/step-000000 runs/start
@@ -14,7 +14,7 @@ What is the same on both sides: the start; the problems, their order and the tok
 completion; prompts x group size; temperature 1; the dapo loss with its clip range and without KL;
 advantages divided by the group's standard deviation; rank, scale and targets of LoRA; AdamW with
 our betas, no weight decay, gradients clipped to norm 1; the learning rate of each step (a
-warm-up of five, then constant). Each side tries every learning rate of its list.
+warm-up of five, then constant).
 
 What differs: how completions are generated (TRL: by `transformers`, its default), how the update is
 computed, and that ours leaves groups without variance out of the loss, where TRL counts their
@@ -22,59 +22,65 @@ tokens in the mean; and on a GPU the precision: TRL's is bfloat16, ours float16,
 says, e.g. '{"dtype": "bfloat16"}'. TRL takes the whole step as one micro-batch, without gradient
 checkpointing; where memory runs out, give the largest --trl-micro that fits.
 
-How it is measured:
-
-- Score: every --eval-every steps, on --eval-problems held-out problems at temperature 1, with the
-  same random numbers each time. Our sampler evaluates both sides: TRL's weights are copied into our
-  model.
-- Time: from the beginning of the first step, compilation included (nothing compiled by an earlier
-  run is used), without evaluations. Neither side writes checkpoints.
-- A score is reached at the first of two evaluations in a row that are at least as high, so that
-  more evaluations bring no more luck. A second evaluation at the last step confirms the last one.
-- With several seeds, all must reach a score, and its cost is their mean.
-- The best learning rate of a trainer is the one that first reaches the highest score that both
-  trainers reach within --minutes.
-
-Each run is a process of its own and writes one file in the folder named like --output without its
-ending. Finished runs are not made again, so a comparison can be made in parts (--trainers, --rates,
---seeds) and continued after it was killed.
+Each run is a process of its own. Its score is that of --eval-problems held-out problems at
+temperature 1, with the same random numbers each time; our sampler evaluates both sides (TRL's
+weights are copied into our model). Its clock runs from the beginning of the first step, compilation
+included, and stops during evaluations. A score is reached at the first of two evaluations in a row
+that are at least as high, so that more evaluations bring no more luck.
 """
 
 import argparse
+import gc
+import hashlib
 import json
-import math
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
-from itertools import pairwise
+from functools import partial
+from itertools import count, groupby, pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-from data.errors import UserError, exit_status
+import torch
+from bench_model import device_name, memory_used, now, trained_by, trl_config
+
+from grpo.config import CLIP, Config, resolve_config
+from grpo.evaluate import (
+    EvaluationSettings,
+    HeldOutRequest,
+    Sampling,
+    budgets,
+    evaluate,
+    find_problems,
+    summarise,
+)
+from grpo.learn.optimizer import WARMUP, adamw
+from grpo.model.adapter import adapter_of
+from grpo.model.load import load_policy, load_tokenizer, resolve
+from grpo.rollout.budget import fitting
+from grpo.trainer import Parts, Trainer
+from tasks.registry import load_task
+from tasks.scoring import scores_of
+from tasks.supply import Supply
 
 TOP = Path(__file__).resolve().parents[2]
-TRAINERS = ("ours", "trl")
-SCORES = (0.9, 0.99)
+SCORES = (0.8, 0.9, 0.97, 0.99)
+BUDGET_PROBLEMS = 512  # of the training stream, whose longest answer sets the completion budget
+EVAL_SEED = 777
+LOSS = "dapo"
+STEPS = 100_000  # the clock ends a run before
 
-# A trainer and its learning rate; seconds, tokens and score of an evaluation.
-Arm = tuple[str, float]
-Point = tuple[float, float, float]
 
-
-def parse(argv: Sequence[str]) -> argparse.Namespace:
+def parse():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--model", required=True, help="the start: a directory in Hugging Face layout, or builtin")
+    add("model", help="the start: a directory in Hugging Face layout, or builtin")
     add("--task", default="interleave")
     add("--level", type=int, default=10, help="e.g. words of each text")
     add("--minutes", type=float, default=8.0, help="minutes of training in each run")
-    add("--steps", type=int, default=5000, help="most steps of each run")
-    add("--enough", type=float, default=0.995, help="two such scores in a row end a run")
     add("--rates", default="3e-4,1e-3,3e-3", help="learning rates")
     add("--seeds", default="0")
     add("--prompts", type=int, default=16)
@@ -82,154 +88,316 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--lora-rank", type=int, default=64, help="0: full fine-tuning")
     add("--eval-every", type=int, default=10, help="steps between evaluations")
     add("--eval-problems", type=int, default=64)
-    add("--trainers", default=",".join(TRAINERS), help="the trainers to run now")
+    add("--trainers", default="ours,trl", help="the trainers to run")
     add("--ours", type=json.loads, default={}, metavar="JSON", help="settings of ours alone")
     add("--trl-micro", type=int, default=0, help="completions of TRL's micro-batch (0: all)")
-    add("--output", type=Path, default=TOP / "runs" / "learning.json", metavar="FILE.json")
-    return parser.parse_args(argv)
+    add("--output", type=Path, default=TOP / "runs" / "learning", metavar="FOLDER")
+    add("--child", nargs=3, metavar=("TRAINER", "RATE", "SEED"), help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
-def jobs_of(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return the runs asked for, the score of the start first.
+class Course:
+    """The common part of both sides: count tokens and seconds, evaluate, write a line per step.
 
-    The sides take turns, because a machine's speed may change.
+    `policy` is evaluated: on our side the policy that learns, on TRL's a copy of it, which
+    `take_over` brings up to date.
     """
-    own = ("rates", "seeds", "trainers", "output")
-    shared = {name: value for name, value in vars(options).items() if name not in own}
-    start = {"trainer": "start", "rate": 0.0, "seed": 0, "budget": None}
-    return [shared | start] + [
-        shared | {"trainer": trainer, "rate": float(rate), "seed": int(seed), "budget": None}
-        for seed in options.seeds.split(",")
-        for rate in options.rates.split(",")
-        for trainer in options.trainers.split(",")
-    ]
+
+    def __init__(self, options, rate: float, seed: int, file):
+        self.options, self.rate, self.seed, self.file = options, rate, seed, file
+        cudnn = torch.backends.cuda.cudnn_sdp_enabled()
+        self.task = load_task(options.task)
+        self.policy = load_policy(options.model, **self.config(budget=1).loading)
+        # Our loader turns this kind of attention off for the whole process; TRL's model keeps it.
+        torch.backends.cuda.enable_cudnn_sdp(cudnn and options.child[0] == "trl")
+
+        request = HeldOutRequest(options.level, "validation", EVAL_SEED, options.eval_problems)
+        found = find_problems(self.policy, self.task, request, frozenset(), Sampling())
+        self.heldout = found.problems
+        supply = Supply(self.task, seed=0)
+        known = [supply.at(index, options.level) for index in range(BUDGET_PROBLEMS)]
+        self.budget = max(budgets(self.policy, self.task, known + self.heldout, Sampling()))
+        self.step_number = self.tokens = 0
+        self.seconds = 0.0
+        self.prompts = hashlib.sha256()
+        self.take_over = lambda: None
+
+    def config(self, budget: int) -> Config:
+        """Return our configuration. `settings_of` is the same for all settings that TRL has too."""
+        options = self.options
+        config = Config(
+            task=options.task,
+            level=options.level,
+            ramp=False,
+            model=options.model,
+            lora_rank=options.lora_rank,
+            prompts=options.prompts,
+            group_size=options.group_size,
+            temperature=1.0,
+            max_new_tokens=budget,
+            dynamic_sampling=0,
+            warm_start="off",
+            preflight="off",
+            loss=LOSS,
+            scale="group",
+            credit="outcome",
+            beta=0.0,
+            epochs=1,
+            learning_rate=self.rate,
+            schedule="constant",
+            patience=0,
+            steps=STEPS,
+            seed=self.seed,
+            **options.ours,
+        )
+        return resolve_config(config, self.task)
+
+    def begin(self, trained: int):
+        """Write the first line, and start the clock; `trained` is a number of parameters."""
+        self.write(trained=trained, device=device_name(), **self.evaluate())
+        gc.collect()
+        gc.freeze()
+        self.since = now()
+
+    def step(self, prompts, lengths, reward: float, rate: float) -> bool:
+        """Write the line of a finished step; return whether the run continues.
+
+        `prompts` are the token ids of the step's prompts, `lengths` the numbers of sampled tokens
+        of its completions, `reward` their mean reward, `rate` the learning rate of the update.
+        """
+        options = self.options
+        self.seconds += now() - self.since
+        self.step_number += 1
+        self.tokens += sum(lengths)
+        assert len(lengths) == options.prompts * options.group_size and max(lengths) <= self.budget
+        self.prompts.update(json.dumps([list(prompt) for prompt in prompts]).encode())
+
+        is_over = self.seconds >= 60 * options.minutes
+        is_due = is_over or self.step_number % options.eval_every == 0
+        digest = self.prompts.hexdigest()[:16]
+        measured = self.evaluate() if is_due else {}
+        self.write(reward=reward, rate=rate, prompts=digest, **memory_used(), **measured)
+        self.since = now()
+        return not is_over
+
+    def evaluate(self) -> dict[str, float]:
+        """Return mean score and share of exact answers on held-out problems."""
+        self.take_over()
+        settings = EvaluationSettings(sampling=Sampling(max_new_tokens=self.budget))
+        found = summarise(evaluate(self.policy, self.task, self.heldout, settings))
+        return {"score": found["mean"], "exact": found["exact"]}
+
+    def write(self, **line):
+        where = {"step": self.step_number, "seconds": self.seconds, "tokens": self.tokens}
+        print(json.dumps(where | line), file=self.file, flush=True)
 
 
-def make(job: dict[str, Any], folder: Path) -> list[dict[str, Any]]:
-    """Return the lines of a run, which is made in a process of its own unless it exists."""
-    name = "-".join(str(job[each]) for each in ("trainer", "rate", "seed"))
-    path = folder / f"{name}.jsonl"
-    if lines := read(path, job):
-        return lines
-
-    print(f"{name} ...", file=sys.stderr, flush=True)
-    paths = os.pathsep.join(filter(None, [str(TOP), os.environ.get("PYTHONPATH")]))
-    with open(path.with_suffix(".log"), "w") as log, tempfile.TemporaryDirectory() as cache:
-        # Each run has an empty cache, so that none profits from what another one has compiled.
-        caches = {"TRITON_CACHE_DIR": cache, "TORCHINDUCTOR_CACHE_DIR": cache}
-        status = subprocess.run(
-            [sys.executable, __file__, "--child", json.dumps(job), str(path)],
-            check=False,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={"HF_HUB_OFFLINE": "1", **os.environ, **caches, "PYTHONPATH": paths},
-        ).returncode
-    if status:
-        raise UserError(f"{name}: exit status {status}; see {path.with_suffix('.log')}")
-    return read(path, job)
+def train_ours(course: Course):
+    """Train with our trainer, as `train.py` does, without its files."""
+    trainer = Trainer(course.config(course.budget), Parts(course.task), course.policy)
+    course.begin(trained_by(course.policy.model))
+    continues = True
+    while continues:
+        report = trainer.step()
+        completions = [each for group in report.groups for each in group.completions]
+        continues = course.step(
+            [group.prompt for group in report.groups],
+            [len(completion.tokens) for completion in completions],
+            report.metrics["reward"],
+            report.metrics["learning_rate"],
+        )
 
 
-def read(path: Path, job: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the lines of the run in `path`; none if it was killed or not made yet.
+class Stream:
+    """The training problems in the order in which our trainer draws them, made on demand."""
 
-    Raises UserError if the file holds a run with other settings.
-    """
-    texts = path.read_text().splitlines() if path.exists() else []
-    if not texts or not texts[-1].startswith('{"end"'):
-        return []
-    lines = [json.loads(text) for text in texts]
-    if lines[0]["job"] != job:
-        raise UserError(f"{path}: made with other settings; give another --output, or remove it")
-    return lines
+    def __init__(self, course: Course):
+        supply, level = Supply(course.task, seed=course.seed), course.options.level
+        stream = (supply.at(index, level) for index in count())
+        self.rest = fitting(course.policy, stream, [], course.budget)
+        self.problems = []
 
-
-def points(lines: Sequence[dict[str, Any]], start: float) -> list[Point]:
-    """Return the evaluations of a run, each with the lower of its own score and the next one."""
-    found = [(0.0, 0.0, start)] + [
-        (line["seconds"], line["tokens"], line[name])
-        for line in lines[1:-1]
-        for name in ("score", "again")  # the last evaluation was made twice
-        if name in line
-    ]
-    return [(*here[:2], min(here[2], after[2])) for here, after in pairwise(found)]
+    def __getitem__(self, index: int):
+        while len(self.problems) <= index:
+            self.problems.append(next(self.rest))
+        return self.problems[index]
 
 
-def cost(runs: Sequence[list[Point]], score: float) -> tuple[float, float]:
-    """Return mean seconds and mean tokens to `score`, infinity unless every seed reaches it."""
-    firsts = [
-        next((point[:2] for point in run if point[2] >= score), (math.inf, math.inf))
-        for run in runs
-    ]
-    seconds, tokens = map(fmean, zip(*firsts, strict=True))
-    return seconds, tokens
+def train_trl(course: Course):
+    """Train with TRL's trainer on the same prompts, rewards, loss, adapter and learning rates."""
+    trainer = trl_trainer(course, Stream(course))
+    own = [trainer.processing_class.eos_token_id]
+    if set(getattr(trainer, "eos_token_ids", own)) != set(course.policy.stops):
+        sys.exit("this version of TRL ignores the end tokens of generation_config.json")
+    trainer.train()
 
 
-def check_comparable(runs: Sequence[list[dict[str, Any]]]) -> None:
-    """Raise UserError unless all runs trained equally many parameters on their seed's prompts."""
-    trained = {lines[0]["trained"] for lines in runs}
-    if len(trained) > 1:
-        raise UserError(f"no comparison: parameters trained: {sorted(trained)}")
+def trl_trainer(course: Course, stream: Stream):
+    """Return TRL's trainer, which reports each step to `course` and stops when that says so."""
+    from datasets import Dataset
+    from torch.optim.lr_scheduler import LambdaLR
+    from transformers import TrainerCallback
+    from trl import GRPOTrainer
 
-    seen: dict[tuple[int, int], str] = {}
-    for lines in runs:
-        seed = lines[0]["job"]["seed"]
-        for line in lines[1:-1]:
-            if seen.setdefault((seed, line["step"]), line["prompts"]) != line["prompts"]:
-                raise UserError(
-                    f"no comparison: with seed {seed} the prompts differ at step {line['step']}"
-                )
+    options, policy = course.options, course.policy
+    tokenizer = load_tokenizer(options.model)
+    seen = {}  # of the step under way
+
+    class Learner(GRPOTrainer):
+        def create_scheduler(self, *_, **__):
+            """Warm up as our trainer does; `transformers` would begin with a rate of zero."""
+            self.lr_scheduler = LambdaLR(
+                self.optimizer, lambda done: min(1.0, (done + 1) / (WARMUP + 1))
+            )
+            return self.lr_scheduler
+
+        def _generate(self, prompts):
+            prompt_ids, completion_ids, *rest = super()._generate(prompts)
+            seen["prompts"] = [list(ids) for ids in prompt_ids[:: options.group_size]]
+            seen["lengths"] = [len(ids) for ids in completion_ids]
+            return prompt_ids, completion_ids, *rest
+
+    class Reporter(TrainerCallback):
+        def on_train_begin(self, *_, model, **__):
+            course.take_over = partial(copy_weights, model, policy)
+            course.begin(trained_by(model))
+
+        def on_optimizer_step(self, *_, optimizer, **__):
+            seen["rate"] = optimizer.param_groups[0]["lr"]
+
+        def on_step_end(self, arguments, state, control, **__):
+            control.should_training_stop = not course.step(**seen)
+
+    def pay(completions, completion_ids, problem, **_) -> list[float]:
+        """Return each completion's reward; `problem` holds the indices of their problems."""
+        texts, rewards = [policy.decode(ids) for ids in completion_ids], []
+        for index, rows in groupby(range(len(texts)), key=problem.__getitem__):
+            answers = [texts[row] for row in rows]
+            rewards += [score.reward for score in scores_of(course.task, stream[index], answers)]
+        seen["reward"] = fmean(rewards)
+        return rewards
+
+    def as_turn(prompt: str):
+        if tokenizer.chat_template:
+            return [{"role": "user", "content": prompt}]
+        return prompt + "\n"
+
+    def rows(batch):
+        prompts = [stream[index].prompt for index in batch["problem"]]
+        return {"prompt": [as_turn(prompt) for prompt in prompts], **batch}
+
+    dataset = Dataset.from_dict({"problem": list(range(STEPS * options.prompts))})
+    dataset.set_transform(rows)  # problems are made when TRL asks for them
+    return Learner(
+        model=resolve(options.model),
+        reward_funcs=pay,
+        args=settings_of(course),
+        train_dataset=dataset,
+        processing_class=tokenizer,
+        peft_config=adapter_of(options.lora_rank) if options.lora_rank else None,
+        callbacks=[Reporter()],
+    )
 
 
-def report(start: dict[str, Any], runs: Sequence[list[dict[str, Any]]], output: Path) -> None:
-    """Print the tables, and write their figures with all runs."""
-    check_comparable(runs)
-    arms: dict[Arm, list[list[Point]]] = {}
-    for lines in runs:
-        job = lines[0]["job"]
-        arms.setdefault((job["trainer"], job["rate"]), []).append(points(lines, start["score"]))
+def settings_of(course: Course):
+    """Return TRL's configuration of a run."""
+    options = course.options
+    low, high = CLIP[LOSS]
+    beta1, beta2 = adamw(course.rate).keywords["betas"]
+    is_lora = torch.cuda.is_available() and options.lora_rank
+    return trl_config(
+        options.prompts * options.group_size,
+        options.trl_micro,
+        # Under LoRA the frozen weights are in bfloat16, as ours; else weights are float32 masters.
+        model_init_kwargs={"dtype": "bfloat16" if is_lora else "float32"},
+        num_generations=options.group_size,
+        max_completion_length=course.budget,
+        temperature=1.0,
+        top_p=1.0,
+        top_k=0,
+        loss_type=LOSS,
+        scale_rewards="group",
+        beta=0.0,
+        epsilon=low,
+        epsilon_high=high,
+        num_iterations=1,
+        mask_truncated_completions=False,
+        learning_rate=course.rate,
+        adam_beta1=beta1,
+        adam_beta2=beta2,
+        weight_decay=0.0,
+        max_grad_norm=1.0,
+        max_steps=STEPS,
+        seed=course.seed,
+    )
 
-    highest = {arm: min(max(point[2] for point in run) for run in arms[arm]) for arm in arms}
-    trainers = sorted({trainer for trainer, _ in arms})
-    score = min(max(highest[arm] for arm in arms if arm[0] == name) for name in trainers)
-    best = {
-        name: min((arm for arm in arms if arm[0] == name), key=lambda arm: cost(arms[arm], score))
-        for name in trainers
-    }
 
-    print(json.dumps({**start, "device": runs[0][0]["device"]}), end="\n\n")
-    print(f"| trainer | rate | seeds | highest score | minutes to {score:.3f} | M tokens |")
-    print("|---|---|---|---|---|---|")
-    for (trainer, rate), found in arms.items():
-        seconds, tokens = cost(found, score)
-        figures = f"{highest[trainer, rate]:.3f} | {seconds / 60:.3g} | {tokens / 1e6:.3g}"
-        print(f"| {trainer} | {rate:g} | {len(found)} | {figures} |")
-
-    costs = {
-        each: {name: cost(arms[best[name]], each) for name in best} for each in (score, *SCORES)
-    }
-    print("\n| score | trainer | minutes | M tokens |\n|---|---|---|---|")
-    for each, by_trainer in costs.items():
-        for name, (seconds, tokens) in by_trainer.items():
-            print(f"| {each:.3f} | {name} | {seconds / 60:.3g} | {tokens / 1e6:.3g} |")
-    output.write_text(json.dumps({"common": score, "costs": costs, "runs": runs}, indent=1))
+@torch.no_grad()
+def copy_weights(source: torch.nn.Module, policy):
+    """Copy what is trained in `source` to the `policy`, which is evaluated."""
+    theirs = dict(source.named_parameters())
+    for name, weight in policy.model.named_parameters():
+        if weight.requires_grad:
+            weight.copy_(theirs[name])
 
 
-def main(argv: Sequence[str]) -> int:
-    if argv[:1] == ["--child"]:
-        from learning_sides import run_job
+def run(options, trainer: str, rate: str, seed: str) -> list[dict]:
+    """Make a run in a process of its own, unless its file is there; return its lines."""
+    path = options.output / f"{trainer}-{rate}-{seed}.jsonl"
+    if not path.exists():
+        print(f"{path.stem} ...", file=sys.stderr, flush=True)
+        part = path.with_suffix(".part")
+        # An empty cache, so that no run profits from what another one has compiled.
+        with part.open("w") as file, tempfile.TemporaryDirectory() as cache:
+            caches = {"TRITON_CACHE_DIR": cache, "TORCHINDUCTOR_CACHE_DIR": cache}
+            subprocess.run(
+                [sys.executable, __file__, *sys.argv[1:], "--child", trainer, rate, seed],
+                check=True,
+                stdout=file,
+                env={"HF_HUB_OFFLINE": "1", **os.environ, **caches, "PYTHONPATH": str(TOP)},
+            )
+        part.rename(path)
+    return [json.loads(line) for line in path.read_text().splitlines() if line[0] == "{"]
 
-        run_job(argparse.Namespace(**json.loads(argv[1])), Path(argv[2]))
-        return 0
 
-    options = parse(argv)
-    folder = options.output.with_suffix("")
-    folder.mkdir(parents=True, exist_ok=True)
-    first, *jobs = jobs_of(options)
-    (start, _) = make(first, folder)
-    runs = [make({**job, "budget": start["budget"]}, folder) for job in jobs]
-    report(start, runs, options.output)
-    return 0
+def check_comparable(one: list[dict], other: list[dict]):
+    """End the program unless two runs trained as many parameters on the same prompts."""
+    if one[0]["trained"] != other[0]["trained"]:
+        sys.exit("no comparison: other parameters were trained")
+    for mine, theirs in zip(one[1:], other[1:]):
+        if mine["prompts"] != theirs["prompts"]:
+            sys.exit(f"no comparison: the prompts differ at step {mine['step']}")
+
+
+def row_of(name: str, lines: list[dict]) -> str:
+    """Return a run's row: its highest confirmed score, and minutes and M tokens to each score."""
+    evaluated = [line for line in lines if "score" in line]
+    confirmed = [(min(a["score"], b["score"]), a) for a, b in pairwise(evaluated)]
+    cells = [f"{max(score for score, _ in confirmed):.3f}"]
+    for mark in SCORES:
+        first = next((line for score, line in confirmed if score >= mark), None)
+        cells.append(f"{first['seconds'] / 60:.2f}, {first['tokens'] / 1e6:.2f}" if first else "")
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def main():
+    options = parse()
+    if options.child:
+        trainer, rate, seed = options.child
+        course = Course(options, float(rate), int(seed), sys.stdout)
+        return {"ours": train_ours, "trl": train_trl}[trainer](course)
+
+    options.output.mkdir(parents=True, exist_ok=True)
+    heads = " | ".join(f"{mark}: minutes, M tokens" for mark in SCORES)
+    print(f"| trainer, rate, seed | highest | {heads} |\n|---|---|" + "---|" * len(SCORES))
+    for seed in options.seeds.split(","):
+        for rate in options.rates.split(","):
+            runs = {name: run(options, name, rate, seed) for name in options.trainers.split(",")}
+            for one, other in pairwise(runs.values()):
+                check_comparable(one, other)
+            for name, lines in runs.items():
+                print(row_of(f"{name}, {rate}, {seed}", lines), flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(exit_status("bench_learning.py", lambda: main(sys.argv[1:])))
+    main()

@@ -1,7 +1,18 @@
-"""The model and the task of the benchmarks: a Llama with random weights, and random rewards."""
+"""What the benchmarks share: a Llama with random weights, random rewards, and a device's speed."""
 
 import random
+import resource
+import tempfile
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tasks.base import Problem, Score, key_of
+from tasks.supply import problem_at
 
 
 def shape(
@@ -44,21 +55,15 @@ class RandomRewards:
 
     def __init__(self):
         rng = random.Random(0)
-        self.words = [
-            "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 8)))
-            for _ in range(3000)
-        ]
+        letters = "abcdefghijklmnopqrstuvwxyz"
+        self.words = ["".join(rng.choices(letters, k=rng.randint(2, 8))) for _ in range(3000)]
         self.rng = random.Random(1)
 
     def make(self, level, split, rng):
-        from tasks.base import Problem, key_of
-
         prompt = " | ".join(" ".join(rng.choices(self.words, k=level)) for _ in range(2)) + " ="
         return Problem(self.name, level, prompt, target="", key=key_of(self.name, prompt))
 
     def score(self, problem, completions):
-        from tasks.base import Score
-
         return [Score(reward) for reward in self.draw(completions)]
 
     def draw(self, completions, **_):
@@ -67,81 +72,23 @@ class RandomRewards:
 
 def prompts_of(arguments) -> list[str]:
     """Return the prompts of all steps, in the order in which our trainer draws them."""
-    from tasks.supply import problem_at
-
+    task, count = RandomRewards(), arguments.steps * arguments.groups
     return [
-        problem_at(
-            RandomRewards(), seed=0, split="train", level=arguments.words, index=index
-        ).prompt
-        for index in range(arguments.steps * arguments.groups)
+        problem_at(task, seed=0, split="train", level=arguments.words, index=index).prompt
+        for index in range(count)
     ]
 
 
-def precision(arguments) -> tuple[str, str]:
+def precision() -> tuple[str, str]:
     """Return (device, name of the dtype), which both sides use."""
-    import torch
-
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return device, "bfloat16" if device == "cuda" else "float32"
+    return ("cuda", "bfloat16") if torch.cuda.is_available() else ("cpu", "float32")
 
 
 def make_model(arguments, folder: Path) -> dict:
-    """Write the model and its tokenizer unless they exist.
-
-    Returns facts about the model, and the tokens of the prompts.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
-
-    place, (device, dtype) = model_in(arguments, folder), precision(arguments)
-    if (
-        not (place / "model.safetensors.index.json").exists()
-        and not (place / "model.safetensors").exists()
-    ):
-        write_model(arguments, place, device, dtype)
-    config, tokenizer = AutoConfig.from_pretrained(place), AutoTokenizer.from_pretrained(place)
-    with torch.device("meta"):
-        parameters = AutoModelForCausalLM.from_config(config).num_parameters()
-    number = getattr(torch, dtype).itemsize
-    return {
-        "device": torch.cuda.get_device_name()
-        if device == "cuda"
-        else f"cpu, {torch.get_num_threads()} threads",
-        "dtype": dtype,
-        "parameters": parameters,
-        "weight_bytes": parameters * number,
-        "kv_bytes": 2
-        * config.num_hidden_layers
-        * config.num_key_value_heads
-        * config.head_dim
-        * number,
-        "prompts": tokenizer([prompt + "\n" for prompt in prompts_of(arguments)]).input_ids,
-    }
-
-
-def model_in(arguments, folder: Path) -> Path:
-    return arguments.keep or folder / "model"
-
-
-def write_model(arguments, place: Path, device: str, dtype: str):
-    import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-
-    task, rng = RandomRewards(), random.Random(2)
-    bpe = Tokenizer(models.BPE())
-    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
-    bpe.train_from_iterator(
-        (" ".join(rng.choices(task.words, k=200)) for _ in range(300)),
-        trainers.BpeTrainer(
-            vocab_size=4096,
-            special_tokens=["<pad>", "<eos>"],
-            show_progress=False,
-            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        ),
-    )
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="<eos>")
-    tokenizer.save_pretrained(place)
+    """Write the model and its tokenizer; return facts about it, and the tokens of the prompts."""
+    device, dtype = precision()
+    tokenizer = make_tokenizer()
+    tokenizer.save_pretrained(folder)
     config = LlamaConfig(
         **SHAPES[arguments.size],
         rope_parameters={"rope_type": "default", "rope_theta": 500_000.0},
@@ -154,4 +101,106 @@ def write_model(arguments, place: Path, device: str, dtype: str):
     torch.set_default_dtype(getattr(torch, dtype))
     with torch.device(device):
         model = LlamaForCausalLM(config)
-    model.save_pretrained(place)
+    model.save_pretrained(folder)
+
+    of_token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
+    return {
+        "device": device_name(),
+        "dtype": dtype,
+        "parameters": model.num_parameters(),
+        "weight_bytes": model.num_parameters() * model.dtype.itemsize,
+        "kv_bytes": of_token * model.dtype.itemsize,
+        "prompts": tokenizer([prompt + "\n" for prompt in prompts_of(arguments)]).input_ids,
+    }
+
+
+def make_tokenizer() -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE of 4,096 tokens, trained on words of the task."""
+    task, rng = RandomRewards(), random.Random(2)
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer, bpe.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
+    bpe.train_from_iterator(
+        (" ".join(rng.choices(task.words, k=200)) for _ in range(300)),
+        trainers.BpeTrainer(
+            vocab_size=4096,
+            special_tokens=["<pad>", "<eos>"],
+            show_progress=False,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, pad_token="<pad>", eos_token="<eos>")
+
+
+# A device: its name, memory, and speed. A rate is the best of several, after one that does not
+# count.
+
+
+def device_name() -> str:
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"cpu, {torch.get_num_threads()} threads"
+
+
+def memory_used() -> dict[str, float]:
+    """Return the peak memory of this process so far, in GB."""
+    if torch.cuda.is_available():
+        return {
+            "peak GB": torch.cuda.max_memory_allocated() / 1e9,
+            "reserved GB": torch.cuda.max_memory_reserved() / 1e9,
+        }
+    return {"peak GB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9}
+
+
+def now() -> float:
+    """Return the time in seconds, when the GPU has done what it was given."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def rates() -> dict[str, float]:
+    """Return the bytes/s that a large copy moves, and the FLOP/s of a large matrix product."""
+    device, dtype = precision()
+    size, side = (1 << 31, 8192) if device == "cuda" else (1 << 28, 2048)
+    source, target = (torch.zeros(size, device=device, dtype=torch.uint8) for _ in range(2))
+    factors = dict(device=device, dtype=getattr(torch, dtype))
+    left, right = (torch.randn(side, side, **factors) for _ in range(2))
+    return {
+        "bandwidth": 2 * size / least_time(lambda: target.copy_(source)),
+        "flops": 2 * side**3 / least_time(lambda: left @ right),
+    }
+
+
+def least_time(work: Callable[[], object], repeats: int = 8) -> float:
+    """Return the shortest of several times of `work`, in seconds."""
+    times = []
+    for _ in range(repeats + 1):
+        start = now()
+        work()
+        times.append(now() - start)
+    return min(times[1:])
+
+
+def trained_by(model) -> int:
+    """Return the number of parameters that are trained."""
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def trl_config(batch: int, micro: int, **settings):
+    """Return TRL's configuration of steps of `batch` completions, `micro` of them at a time."""
+    from trl import GRPOConfig
+
+    micro = micro or batch
+    return GRPOConfig(
+        output_dir=tempfile.mkdtemp(),
+        bf16=torch.cuda.is_available(),
+        use_cpu=not torch.cuda.is_available(),
+        per_device_train_batch_size=micro,
+        gradient_accumulation_steps=batch // micro,
+        gradient_checkpointing=False,
+        shuffle_dataset=False,
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        **settings,
+    )

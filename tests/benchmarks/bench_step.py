@@ -43,8 +43,19 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from bench_model import SHAPES, make_model
-from step_sides import measured_rates, run_ours, run_trl
+import torch
+from bench_model import (
+    SHAPES,
+    RandomRewards,
+    make_model,
+    memory_used,
+    now,
+    precision,
+    prompts_of,
+    rates,
+    trained_by,
+    trl_config,
+)
 
 COLUMNS = {
     "first step s": ".2f",
@@ -58,70 +69,157 @@ COLUMNS = {
     "reserved GB": ".2f",
 }
 
+# Its steps, the number of trained parameters, and the memory used. A step has its seconds, those of
+# the rollout, and the prompts and completion lengths.
+Side = tuple[list[dict], int, dict[str, float]]
+
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--size", choices=SHAPES, default="tiny")
-    parser.add_argument("--lora", type=int, default=0, metavar="RANK", help="0: full fine-tuning")
-    parser.add_argument("--beta", type=float, default=0.04, help="KL weight")
-    parser.add_argument("--groups", type=int, default=4, help="prompts of a step")
-    parser.add_argument("--group-size", type=int, default=16)
-    parser.add_argument(
-        "--words", type=int, default=25, help="words of each of the two texts in a prompt"
-    )
-    parser.add_argument("--new", type=int, default=128, help="tokens of each completion, exactly")
-    parser.add_argument("--steps", type=int, default=4, help="the first one included")
-    parser.add_argument(
-        "--micro-tokens", type=int, default=0, help="ours: tokens of a micro-batch (0: what fits)"
-    )
-    parser.add_argument(
-        "--gpus",
-        type=int,
-        default=1,
-        help="ours: processes, each with its own GPU, if any",
-    )
-    parser.add_argument(
-        "--gb",
-        type=float,
-        default=0,
-        help="ours: use at most this many GB of each GPU (0: all)",
-    )
-    parser.add_argument("--gradient-checkpointing", action="store_true", help="ours: see train.py")
-    parser.add_argument("--quantise", default="none", help="ours: see train.py")
-    parser.add_argument(
-        "--draft", choices=("off", "auto"), default="off", help="ours: speculative decoding"
-    )
-    parser.add_argument(
-        "--trl-micro",
-        type=int,
-        default=0,
-        help="TRL: completions of a micro-batch (0: the whole step)",
-    )
-    parser.add_argument("--trl-gc", action="store_true", help="TRL: gradient checkpointing")
-    parser.add_argument("--only", choices=("ours", "trl"))
-    parser.add_argument(
-        "--keep",
-        type=Path,
-        metavar="FOLDER",
-        help="keep the model in this folder, and use it if it is there",
-    )
-    parser.add_argument("--child", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
+    add = parser.add_argument
+    add("--size", choices=SHAPES, default="tiny")
+    add("--lora", type=int, default=0, metavar="RANK", help="0: full fine-tuning")
+    add("--beta", type=float, default=0.04, help="KL weight")
+    add("--groups", type=int, default=4, help="prompts of a step")
+    add("--group-size", type=int, default=16)
+    add("--words", type=int, default=25, help="words of each of the two texts in a prompt")
+    add("--new", type=int, default=128, help="tokens of each completion, exactly")
+    add("--steps", type=int, default=4, help="the first one included")
+    add("--gpus", type=int, default=1, help="ours: processes, each with its own GPU, if any")
+    add("--gb", type=float, default=0, help="ours: use at most this many GB of each GPU (0: all)")
+    add("--gradient-checkpointing", action="store_true", help="ours: see docs/models.md")
+    add("--trl-micro", type=int, default=0, help="TRL: completions of a micro-batch (0: all)")
+    add("--only", choices=("ours", "trl"))
+    add("--child", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.only == "trl" and arguments.gpus > 1:
         parser.error("--gpus: TRL runs on one")
-    if arguments.steps < 2 or arguments.group_size < 2:
-        parser.error("--steps and --group-size: give 2 or more")
-    if arguments.trl_micro and arguments.groups * arguments.group_size % arguments.trl_micro:
-        parser.error("--trl-micro: give a divisor of groups * group size")
     return arguments
+
+
+def run_ours(arguments, folder: Path) -> Side:
+    """Run our trainer."""
+    from grpo.config import Config, resolve_config
+    from grpo.distributed import join_ranks
+    from grpo.model.load import load_policy
+    from grpo.trainer import Parts, Trainer
+
+    device, dtype = precision()
+    if arguments.gb:
+        total = torch.cuda.get_device_properties(0).total_memory
+        torch.cuda.set_per_process_memory_fraction(
+            arguments.gb * 1e9 / total, int(os.environ.get("LOCAL_RANK", 0))
+        )
+    ranks, task = join_ranks(device), RandomRewards()
+    config = Config(
+        task=task.name,
+        level=arguments.words,
+        ramp=False,
+        model=str(folder / "model"),
+        device=device,
+        lora_rank=arguments.lora,
+        prompts=arguments.groups,
+        group_size=arguments.group_size,
+        max_new_tokens=arguments.new,
+        on_degenerate="keep",
+        beta=arguments.beta,
+        learning_rate=1e-5,
+        schedule="constant",
+        steps=arguments.steps,
+        gradient_checkpointing=arguments.gradient_checkpointing,
+        draft="off",
+        dtype=dtype if device == "cuda" else "auto",
+    )
+    config = resolve_config(config, task)
+    policy = load_policy(config.model, device=config.device, **config.loading)
+    policy.stops = ()  # no token ends a completion, so all have the full length
+
+    trainer, steps = Trainer(config, Parts(task), policy, ranks=ranks), []
+    for _ in range(config.steps):
+        start = now()
+        report = trainer.step()
+        seconds = now() - start
+        completions = [each for group in report.groups for each in group.completions]
+        steps.append(
+            {
+                "step": seconds,
+                "rollout": report.metrics["time/rollout"],
+                "prompts": [list(group.prompt) for group in report.groups],
+                "lengths": [len(completion.tokens) for completion in completions],
+            }
+        )
+    memory = memory_used()
+    most = {name: max(each[name] for each in ranks.gather([memory])) for name in memory}
+    return steps, trained_by(policy.model), most
+
+
+def run_trl(arguments, folder: Path) -> Side:
+    """Run TRL's trainer, which generates by `transformers`."""
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import AutoTokenizer, TrainerCallback
+    from trl import GRPOTrainer
+
+    marks, steps = [], []
+
+    class Timed(GRPOTrainer):
+        def _generate(self, prompts):
+            start = now()
+            prompt_ids, completion_ids, *rest = super()._generate(prompts)
+            steps.append(
+                {
+                    "rollout": now() - start,
+                    "prompts": [list(ids) for ids in prompt_ids[:: arguments.group_size]],
+                    "lengths": [len(ids) for ids in completion_ids],
+                }
+            )
+            return prompt_ids, completion_ids, *rest
+
+    class Marks(TrainerCallback):
+        def on_step_begin(self, *_, **__):
+            marks.append(now())
+
+        def on_train_end(self, *_, **__):
+            marks.append(now())
+
+    adapter = None
+    if arguments.lora:
+        adapter = LoraConfig(
+            r=arguments.lora, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
+        )
+    prompts = [prompt + "\n" for prompt in prompts_of(arguments)]
+    config = trl_config(
+        arguments.groups * arguments.group_size,
+        arguments.trl_micro,
+        model_init_kwargs={"dtype": precision()[1]},
+        num_generations=arguments.group_size,
+        max_completion_length=arguments.new,
+        generation_kwargs={"min_new_tokens": arguments.new},
+        max_steps=arguments.steps,
+        beta=arguments.beta,
+        learning_rate=1e-5,
+        lr_scheduler_type="constant",
+        logging_steps=1,
+    )
+    trainer = Timed(
+        model=str(folder / "model"),
+        reward_funcs=RandomRewards().draw,
+        args=config,
+        peft_config=adapter,
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        processing_class=AutoTokenizer.from_pretrained(folder / "model"),
+        callbacks=[Marks()],
+    )
+    trainer.train()
+    for step, start, end in zip(steps, marks[:-1], marks[1:], strict=True):
+        step["step"] = end - start
+    return steps, trained_by(trainer.model), memory_used()
 
 
 def child(arguments, name: str, folder: Path):
     """Do the work of one process, and write its result to folder/NAME.json."""
-    import torch
-
     if name == "model":
-        result = make_model(arguments, folder)
+        result = make_model(arguments, folder / "model")
     else:
         steps, trained, memory = {"ours": run_ours, "trl": run_trl}[name](arguments, folder)
         if int(os.environ.get("RANK", 0)) > 0:
@@ -130,46 +228,29 @@ def child(arguments, name: str, folder: Path):
         seen = [prompt for step in steps for prompt in step.pop("prompts")]
         lengths = {length for step in steps for length in step.pop("lengths")}
         if seen != prompts or lengths != {arguments.new}:
-            sys.exit(
-                f"{name}: this is not the given work: other prompts, or completions of "
-                f"{sorted(lengths)} tokens"
-            )
+            sys.exit(f"{name}: other prompts, or completions of {sorted(lengths)} tokens")
         gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        result = {
-            "steps": steps,
-            "trained": trained,
-            "memory": memory,
-            "rates": measured_rates(arguments),
-        }
+        torch.cuda.empty_cache()
+        result = {"steps": steps, "trained": trained, "memory": memory, "rates": rates()}
     (folder / f"{name}.json").write_text(json.dumps(result))
 
 
-def spawn(name: str, folder: Path, gpus: int = 1) -> dict | None:
-    """Return the result of a child process, or of `gpus` of them together.
-
-    If it fails, print the end of its output and return None.
-    """
+def spawn(name: str, folder: Path, gpus: int = 1) -> dict:
+    """Return the result of a child process, or of `gpus` of them together."""
     print(f"{name} ...", file=sys.stderr, flush=True)
     launcher = []
     if gpus > 1:
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(gpus)]
     shown = {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(gpus)))}
-    with open(folder / f"{name}.log", "w") as log:
-        status = subprocess.run(
-            [sys.executable, *launcher, __file__, *sys.argv[1:], "--child", name, str(folder)],
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env={"HF_HUB_OFFLINE": "1", **shown, **os.environ},
-        ).returncode
-    if status:
-        print(
-            f"{name} failed, exit status {status}:",
-            *(folder / f"{name}.log").read_text().splitlines()[-15:],
-            sep="\n  ",
-        )
-        return None
+    top = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, *launcher, __file__, *sys.argv[1:], "--child", name, str(folder)],
+        capture_output=True,
+        text=True,
+        env={"HF_HUB_OFFLINE": "1", **shown, "PYTHONPATH": str(top), **os.environ},
+    )
+    if done.returncode:
+        sys.exit(f"{name} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
     return json.loads((folder / f"{name}.json").read_text())
 
 
@@ -188,7 +269,7 @@ def useful_work(arguments, model: dict) -> tuple[float, float]:
     return read, per_parameter * model["parameters"] * tokens / arguments.gpus
 
 
-def row_of(arguments, model: dict, found: dict, rates: dict) -> dict[str, float]:
+def row_of(arguments, model: dict, found: dict, speed: dict) -> dict[str, float]:
     """Return one side's row of the table."""
     first, *later = found["steps"]
     step, rollout = (median(each[name] for each in later) for name in ("step", "rollout"))
@@ -200,8 +281,8 @@ def row_of(arguments, model: dict, found: dict, rates: dict) -> dict[str, float]
         "rollout s": rollout,
         "update s": update,
         "tokens/s": arguments.groups * arguments.group_size * arguments.new / step,
-        "of floor": read / rates["bandwidth"] / rollout,
-        "MFU": flops / update / rates["flops"],
+        "of floor": read / speed["bandwidth"] / rollout,
+        "MFU": flops / update / speed["flops"],
         **found["memory"],
     }
 
@@ -215,61 +296,41 @@ def main():
         names = [arguments.only]
     with tempfile.TemporaryDirectory() as folder:
         model = spawn("model", Path(folder))
-        if model is None:
-            return 1
-        found = {
-            name: result for name in names if (result := spawn(name, Path(folder), arguments.gpus))
-        }
+        found = {name: spawn(name, Path(folder), arguments.gpus) for name in names}
 
     trained = {result["trained"] for result in found.values()}
-    if not trained:
-        print("no side finished")
-        return 1
     if len(trained) > 1:
-        print(f"no comparison: parameters trained: {sorted(trained)}")
-        return 1
-
-    rates = {
+        sys.exit(f"no comparison: parameters trained: {sorted(trained)}")
+    speed = {
         what: max(result["rates"][what] for result in found.values())
         for what in ("flops", "bandwidth")
     }
-    rows = {name: row_of(arguments, model, result, rates) for name, result in found.items()}
-    if {"ours", "trl"} <= rows.keys():
+    rows = {name: row_of(arguments, model, result, speed) for name, result in found.items()}
+    if len(rows) == 2:
         rows["ours / trl"] = {
             name: value / rows["trl"][name] for name, value in rows["ours"].items()
         }
-    show_table(arguments, model, rates, rows, trained.pop())
-    return 0 if len(found) == len(names) else 1
+    show_table(arguments, model, speed, rows, trained.pop())
 
 
-def mean_prompt(model: dict) -> float:
-    """Return the mean tokens of a prompt."""
-    return sum(map(len, model["prompts"])) / len(model["prompts"])
-
-
-def show_table(arguments, model: dict, rates: dict, rows: dict, trained: int):
+def show_table(arguments, model: dict, speed: dict, rows: dict, trained: int):
     """Print what was measured, and a row for each side."""
+    mean_prompt = sum(map(len, model["prompts"])) / len(model["prompts"])
     print(
         f"{model['parameters'] / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M trained, "
-        f"{model['dtype']}; {arguments.groups} prompts of {mean_prompt(model):.0f} tokens x "
-        f"{arguments.group_size} completions of {arguments.new}; beta {arguments.beta:g}; "
-        f"optimizer adamw, base {arguments.quantise}\n"
-        f"{arguments.gpus} x {model['device']}: {rates['flops'] / 1e12:.3g} "
-        f"TFLOP/s, {rates['bandwidth'] / 1e9:.3g} GB/s measured"
+        f"{model['dtype']}; {arguments.groups} prompts of {mean_prompt:.0f} tokens x "
+        f"{arguments.group_size} completions of {arguments.new}; beta {arguments.beta:g}\n"
+        f"{arguments.gpus} x {model['device']}: {speed['flops'] / 1e12:.3g} "
+        f"TFLOP/s, {speed['bandwidth'] / 1e9:.3g} GB/s measured"
     )
     shown = {
-        column: form
-        for column, form in COLUMNS.items()
-        if any(column in row for row in rows.values())
+        name: form for name, form in COLUMNS.items() if any(name in each for each in rows.values())
     }
     print(f"{'':<11}" + "".join(f"{column:>13}" for column in shown))
     for name, row in rows.items():
-        line = f"{name:<11}"
-        for column, form in shown.items():
-            form = ".3f" if "/" in name else form
-            line += f"{row[column]:>13{form}}" if column in row else " " * 13
-        print(line)
+        cells = [f"{row[each]:{'.3f' if '/' in name else form}}" for each, form in shown.items()]
+        print(f"{name:<11}" + "".join(f"{cell:>13}" for cell in cells))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
