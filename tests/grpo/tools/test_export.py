@@ -106,7 +106,7 @@ def test_the_card_has_the_runs_figures(runs, tmp_path, tiny_model):
         for line in (first, last)
     )
     exact = f"{first['exact']:.3f} → {last['exact']:.3f}"
-    assert f"\n| 10 words | temperature 1 | {before} | {after} | {exact} | 2 |\n" in text
+    assert f"\n   10  T 1       {before}  {after}  {exact}\n" in text
     assert text.startswith("---\nlibrary_name: peft\n")
     assert f"`{tiny_model.name}` trained by GRPO for 2 steps" in text
     assert str(tiny_model.parent) not in text
@@ -116,14 +116,14 @@ def test_the_card_has_the_runs_figures(runs, tmp_path, tiny_model):
 def test_the_card_has_the_verdict(runs):
     run = load_run(runs / "lora")
     text = card(run, 2, adapter=True)
-    assert "\n**TOO SHORT TO TELL: held-out similarity at 10 words " in text
+    assert "\nTOO SHORT TO TELL: held-out similarity at 10 words " in text
     assert "steps updated the weights" in text
 
 
 def test_the_card_of_an_earlier_checkpoint_has_no_later_figures(runs):
     text = card(load_run(runs / "lora"), 1, adapter=True)
-    (row,) = [line for line in text.splitlines() if line.startswith("| 10 words")]
-    assert " | - | " in row and "TOO SHORT" not in text
+    (row,) = [line for line in text.splitlines() if line.startswith("   10  T 1 ")]
+    assert row.endswith(" →   -  ") and "TOO SHORT" not in text
 
 
 def test_the_card_names_no_folder_of_this_machine(runs):
