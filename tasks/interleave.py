@@ -3,8 +3,9 @@
 The prompt describes two processes that each keep their own place and take turns. The score is the
 similarity of the completion with the true interleaving: the best Needleman-Wunsch alignment over
 words, normalised to [0, 1] (`align.needleman.similarity`). The reward is a named shaping of that
-alignment, because plain similarity rewards cheap strategies: copying one text alone scores 0.5.
-docs/rewards.md has a table of what such strategies earn.
+alignment, because plain similarity rewards cheap strategies: copying one text alone scores 0.5. The
+default, `pairs`, aligns the pairs of neighbouring words instead: one text alone has none of them
+and earns 0. docs/rewards.md has a table of what such strategies earn.
 """
 
 import copy
@@ -14,7 +15,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
 
-from align.needleman import Alignment, nw_align_batch, prefix_scores
+from align.needleman import Alignment, nw_align_batch, nw_score_batch, prefix_scores
 from align.words import normalise, split_words, word_ends
 from data.corpus import Document, fingerprint, load_corpus, load_texts, split_of
 from data.errors import UserError
@@ -28,6 +29,15 @@ PROMPT = (
     "Two processes each read a text, one word at a time, and each keeps its own place. They take "
     "turns: A writes its next word, then B writes its next word, until both are done. Do this all "
     "in one turn.\n"
+    "A: {a}\n"
+    "B: {b}"
+)
+
+# Further wordings, which the pre-flight tries for models other than the embedded one.
+ONLY = PROMPT.replace("Do this all in one turn.", "Write only the resulting sequence of words.")
+TURNS = (
+    "Interleave the two texts word by word: first word of A, first word of B, second word of A, "
+    "second word of B, and so on until both are done. Write only the resulting sequence of words.\n"
     "A: {a}\n"
     "B: {b}"
 )
@@ -69,8 +79,12 @@ def explain(problem: Problem, completion: str, score: Score, reward: str | None)
         return f"{earned} = {parts['first_divergence']} right before the first error / {divisor}"
     if reward == "similarity":
         return f"{earned} = ({counted} + {divisor}) / (2 × {longest})"
-    if reward == "clipped":
-        return f"{earned} = max(0, {counted}) / {divisor}"
+    if reward == "pairs" and has_numbers(parts, "pairs"):
+        most = max(written, wanted) - 1
+        return (
+            f"{earned} = ({parts['pairs']} + {most}) / (2 × {most}); the similarity of the pairs "
+            "of neighbouring words"
+        )
     return explain_parts(score)
 
 
@@ -82,13 +96,14 @@ class Interleave:
     """
 
     name = "interleave"
-    rewards: tuple[str, ...] = ("prefix", "clipped", "similarity")
+    rewards: tuple[str, ...] = ("pairs", "prefix", "similarity")
 
     default_level = 25
     climbs = True
     metric = "similarity"
     level_unit = "words"
     mistakes = IN_WORDS
+    wordings = (PROMPT, ONLY, TURNS)
     placeholders = {
         "a": lambda data: " ".join(data["a"]),
         "b": lambda data: " ".join(data["b"]),
@@ -254,6 +269,7 @@ class Interleave:
         `value` is the similarity, `reward` its shaping. The `parts` are
 
         - `words` written, and the alignment's `matches`, `substitutions` and `gaps`;
+        - `pairs`: the score of the best alignment of the pairs of neighbouring words;
         - `first_divergence`: the index of the first wrong word, None if there is none;
         - `share_a` and `share_b`: the share of each text that was matched;
         - `trap`: see `TrapNames.name`; None above a similarity of 0.9.
@@ -265,10 +281,12 @@ class Interleave:
 
         # A policy that has learned the task writes the same text many times.
         distinct = list(dict.fromkeys(completions))
-        pairs = [(split_words(text), target) for text in distinct]
+        written = [split_words(text) for text in distinct]
+        alignments = nw_align_batch([(words, target) for words in written])
+        of_pairs = nw_score_batch([(_pairs(words), _pairs(target)) for words in written]).tolist()
         scores = {
-            text: self._score(words, target, is_of_b, traps, alignment)
-            for text, (words, _), alignment in zip(distinct, pairs, nw_align_batch(pairs))
+            text: self._score(words, target, is_of_b, traps, alignment, pairs)
+            for text, words, alignment, pairs in zip(distinct, written, alignments, of_pairs)
         }
         return [scores[text] for text in completions]
 
@@ -295,9 +313,10 @@ class Interleave:
 
             reward      v_i                               reward - V_n
             prefix      words before the first wrong one  0
-            clipped     max(0, P_i)                       (max(0, S) - max(0, P_n)) / M
             similarity  P_i / 2                           1/2 + (S - P_n) / 2M
+            pairs       P_(i-1) / 2, over pairs of words  1/2 + (S - P_(n-1)) / 2M
 
+        For `pairs` all of these count pairs of neighbouring words; the last one ends at word i.
         An answer that the token budget cut off loses its last word there as well (see `unended`).
         The operations of the final alignment cannot be used, because the operation at a word may
         depend on later words.
@@ -306,24 +325,27 @@ class Interleave:
         distinct = list(dict.fromkeys(completions))
         credits = {}
         for text, values in zip(distinct, self._values(distinct, target)):
-            shares = [value / max(i, len(target), 1) for i, value in enumerate(values)]
-            earned = [after - before for before, after in pairwise(shares)]
+            earned = [after - before for before, after in pairwise(values)]
             credits[text] = tuple(zip(word_ends(text), earned, strict=True))
         return [credits[text] for text in completions]
 
-    def _values(
-        self, completions: Sequence[str], target: list[str]
-    ) -> Iterable[Sequence[int] | Sequence[float]]:
-        """Yield the values v_0, v_1, ... of each completion, see `credits`."""
+    def _values(self, completions: Sequence[str], target: list[str]) -> Iterable[list[float]]:
+        """Yield the rewards V_0, V_1, ... of each completion, see `credits`."""
         written = [split_words(text) for text in completions]
-        for words, scores in zip(written, prefix_scores(written, target)):
-            if self.reward == "prefix":
+        if self.reward == "prefix":
+            for words in written:
                 right = _right_words(words, target)
-                yield [min(i, right) for i in range(len(words) + 1)]
-            elif self.reward == "clipped":
-                yield [max(0, score) for score in scores]
-            else:
-                yield [score / 2 for score in scores]
+                yield _shares([min(i, right) for i in range(len(words) + 1)], len(target))
+        elif self.reward == "similarity":
+            for scores in prefix_scores(written, target):
+                yield _shares([score / 2 for score in scores], len(target))
+        else:
+            wanted = _pairs(target)
+            of_pairs = prefix_scores([_pairs(words) for words in written], wanted)
+            for words, scores in zip(written, of_pairs):
+                # The first word ends no pair.
+                first = [0.0] if words else []
+                yield first + _shares([score / 2 for score in scores], len(wanted))
 
     def _score(
         self,
@@ -332,10 +354,12 @@ class Interleave:
         is_of_b: Sequence[bool],
         traps: TrapNames,
         alignment: Alignment,
+        pairs: int,
     ) -> Score:
         """Return the score of a completion of these `words`.
 
-        `is_of_b` tells for each word of the target whether it is from B.
+        `is_of_b` tells for each word of the target whether it is from B. `pairs` is the score of
+        the alignment of the pairs of words.
         """
         kinds = [op.kind for op in alignment.ops]
         matches = [
@@ -358,7 +382,9 @@ class Interleave:
         similarity = (alignment.score + longest) / (2 * longest) if longest else 1.0
         reward = {
             "similarity": lambda: similarity,
-            "clipped": lambda: max(0, alignment.score) / longest if longest else 1.0,
+            "pairs": lambda: (
+                (pairs + longest - 1) / (2 * longest - 2) if longest > 1 else similarity
+            ),
             "prefix": lambda: prefix / longest if longest else 1.0,
         }[self.reward]()
 
@@ -367,6 +393,7 @@ class Interleave:
             "matches": len(matches),
             "substitutions": kinds.count("substitute"),
             "gaps": kinds.count("insert") + kinds.count("delete"),
+            "pairs": pairs,
             "first_divergence": None if exact else prefix,
             "share_a": round(share_a, 4),
             "share_b": round(share_b, 4),
@@ -387,3 +414,17 @@ def _right_words(words: Sequence[str], target: Sequence[str]) -> int:
         (i for i, pair in enumerate(zip(words, target)) if pair[0] != pair[1]),
         min(len(words), len(target)),
     )
+
+
+def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the pairs of neighbouring words.
+
+    >>> _pairs(["a", "b", "c"])
+    [('a', 'b'), ('b', 'c')]
+    """
+    return list(pairwise(words))
+
+
+def _shares(values: Sequence[float], wanted: int) -> list[float]:
+    """Return value number i, over i symbols, as a share of the longer of text and target."""
+    return [value / max(i, wanted, 1) for i, value in enumerate(values)]

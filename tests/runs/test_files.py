@@ -45,7 +45,7 @@ def test_what_a_run_writes(tmp_path, capsys):
     config = yaml.safe_load((folder / "config.yaml").read_text())
     assert (
         config["level"] == 6
-        and config["reward"] == "prefix"
+        and config["reward"] == "pairs"
         and config["facts"]["torch"]
         and config["facts"]["device"]
     )

@@ -1,4 +1,5 @@
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import example, given, settings
@@ -94,6 +95,7 @@ PARTS += ("share_a", "share_b", "trap")
 def test_parts_by_hand(text, similarity, parts):
     got = score(text)
     assert got.value == got.reward == similarity and not got.exact
+    got.parts.pop("pairs")
     assert got.parts == dict(zip(PARTS, parts, strict=True))
 
 
@@ -101,7 +103,9 @@ def test_parts_by_hand(text, similarity, parts):
     "reward, uneven, lopsided",
     [  # the first two texts of test_parts_by_hand
         ("similarity", 0.75, 0.625),
-        ("clipped", 4 / 8, 2 / 8),
+        # a1-b1, b2-a3 and a4-b4, three pairs replaced and one missing: S = 3 - 4; a1-b1 and b1-a2,
+        # two replaced and three missing: S = 2 - 5; of 7 pairs
+        ("pairs", 6 / 14, 4 / 14),
         ("prefix", 2 / 8, 3 / 8),
     ],
 )
@@ -153,7 +157,6 @@ def credits(text, reward, a=A, b=B):
         ("prefix", [1, 1, 0, 0, 0, 0], 0),
         # match, match, a2 passed over and match, x in the place of a3, match, match; and b4 is
         # missing at the end
-        ("clipped", [1, 1, 0, -1, 1, 1], -1),
         (
             "similarity",
             [1 / 2, 1 / 2, 0, -1 / 2, 1 / 2, 1 / 2],
@@ -178,7 +181,9 @@ def test_a_word_too_many_costs_what_it_takes_from_the_reward():
         (25, pytest.approx(8 / 9 - 1)),
         (27, pytest.approx(8 / 10 - 8 / 9)),
     )
-    assert credits("a1 b1 a2 b2 a3 b3 a4 b4 x", "clipped")[-1] == (25, pytest.approx(7 / 9 - 1))
+    # 7 of 7 pairs, and then 7 - 1 of 8; the other half of the reward is settled at the end.
+    last = credits("a1 b1 a2 b2 a3 b3 a4 b4 x", "pairs")[-1]
+    assert last == (25, pytest.approx(6 / 16 - 7 / 14))
 
 
 @settings(max_examples=60)
@@ -191,12 +196,10 @@ def test_credits_and_what_is_missing_at_the_end_add_up_to_the_reward(attempt, re
         sum(amount for _, amount in credits(text, reward, a, b)),
         max(len(words), len(target)),
     )
+    if reward == "pairs":
+        words, target, longest = [*pairwise(words)], [*pairwise(target)], longest - 1
     best = max(nw_score(words, target[:j]) for j in range(len(target) + 1))
-    rest = {
-        "prefix": 0,
-        "clipped": (max(0, nw_score(words, target)) - max(0, best)) / longest,
-        "similarity": 1 / 2 + (nw_score(words, target) - best) / (2 * longest),
-    }[reward]
+    rest = 0 if reward == "prefix" else 1 / 2 + (nw_score(words, target) - best) / (2 * longest)
     assert earned + rest == pytest.approx(score(text, reward, a, b).reward, abs=1e-12)
 
 

@@ -72,12 +72,12 @@ def test_the_command_fits_the_cause(cause, command):
 
 
 TRAPPED = verdict("collapsed", trap="copies A")
-SIMILARITY, PREFIX = (
+SIMILARITY, PAIRS = (
     replace(ENDED, config=Config(task="interleave", level=25, reward=name, learning_rate=3e-4))
-    for name in ("similarity", "prefix")
+    for name in ("similarity", "pairs")
 )
 SLOWER = ("a third of the learning rate, --learning-rate 0.0001", "--learning-rate 0.0001")
-OTHER_REWARD = ("the task's default reward, --reward prefix", "--reward prefix")
+OTHER_REWARD = ("the task's default reward, --reward pairs", "--reward pairs")
 EASIER = ("easier problems first", "--level 10")
 
 
@@ -85,21 +85,21 @@ EASIER = ("easier problems first", "--level 10")
     "run, cause, words, flags",
     [
         (SIMILARITY, TRAPPED, *OTHER_REWARD),
-        (PREFIX, TRAPPED, *SLOWER),
+        (PAIRS, TRAPPED, *SLOWER),
         (SIMILARITY, verdict("collapsed"), *SLOWER),
         (SIMILARITY, verdict("got worse", high=-0.1), *SLOWER),
-        (PREFIX, verdict("no signal", degenerate="failed", truncated=0.9), *EASIER),
-        (PREFIX, verdict("no signal", degenerate="identical"), *EASIER),
-        (PREFIX, verdict("no signal", degenerate="tied"), *EASIER),
+        (PAIRS, verdict("no signal", degenerate="failed", truncated=0.9), *EASIER),
+        (PAIRS, verdict("no signal", degenerate="identical"), *EASIER),
+        (PAIRS, verdict("no signal", degenerate="tied"), *EASIER),
         (SIMILARITY, verdict("no signal", degenerate="tied"), *OTHER_REWARD),
         (
-            PREFIX,
+            PAIRS,
             verdict("no signal", degenerate="masked"),
             "a larger budget, --max-new-tokens 198",
             "--max-new-tokens 198",
         ),
         (
-            PREFIX,
+            PAIRS,
             verdict("no signal", degenerate="solved"),
             "a harder level",
             "--model 'runs/two words' --level 50",
@@ -116,8 +116,8 @@ def test_a_run_that_failed_has_one_remedy_in_words_and_as_a_command(run, cause, 
 
 def test_a_reward_that_pays_for_wrong_answers_is_to_be_looked_at():
     cheated = verdict("got worse", high=0.4)
-    assert remedy(PREFIX, cheated) == "try a reward that only exact answers earn in full"
-    assert next_command(PREFIX, cheated) == LOOK
+    assert remedy(PAIRS, cheated) == "try a reward that only exact answers earn in full"
+    assert next_command(PAIRS, cheated) == LOOK
 
 
 def test_a_run_at_a_fixed_level_climbs_to_it_next_time():
