@@ -224,7 +224,7 @@ class Interleave:
         return (
             f"--words {level}: the {split} split of the corpus has {long_enough[split]} documents "
             f"of {level} words or more, and two are needed; at most --words {most} can be made, or "
-            "add longer texts with python -m data.corpus merge"
+            "give longer texts by --texts FOLDER"
         )
 
     def problem(self, a: Sequence[str], b: Sequence[str]) -> Problem:

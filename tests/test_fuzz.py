@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sample_records import GROUP, MANIFEST, PROBLEM
 
-from data.corpus import load_corpus
+from data.corpus import load_texts
 from data.errors import UserError
 from data.files import read_json, read_jsonl, read_jsonl_zst, read_text
 from grpo.config import Config, load_config, parse
@@ -146,14 +146,14 @@ def test_runs(files):
 
 @MANY
 @given(
-    st.sampled_from([".txt", ".json", ".jsonl", ".md"]),
+    st.sampled_from([".txt", ".json", ".md"]),
     st.binary(max_size=80)
     | JSON.map(lambda value: json.dumps(value).encode())
     | st.lists(altered({"title": "t", "text": "a b c"}), max_size=3).map(lines_of),
 )
 def test_corpora(suffix, content):
     with file_of(content, f"a{suffix}") as path:
-        load_corpus(path.parent)
+        load_texts(path.parent)
 
 
 @settings(max_examples=300)

@@ -227,8 +227,8 @@ def test_a_corpus_that_is_too_short():
         assert str(error.value) == (
             f"--words {words}: the train split of the corpus has {enough} documents of {words} "
             "words or more, and two "
-            f"are needed; at most --words {second} can be made, or add longer texts with python -m "
-            "data.corpus merge"
+            f"are needed; at most --words {second} can be made, or give longer texts by --texts "
+            "FOLDER"
         )
     made = task.make(second, "train", random.Random(0))  # the most that was promised can be made
     assert len(made.data["a"]) == len(made.data["b"]) == second
