@@ -6,18 +6,12 @@ import re
 from collections.abc import Iterable, Mapping
 from datetime import date, time
 from io import BytesIO
-from operator import length_hint
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from data.errors import UserError, blaming, needs
 from data.files import kind_of, read_bytes, read_json, read_jsonl
 from data.text import shortened
-
-# The most rows read from an iterable without a length, which may be endless.
-MOST = 100_000
 
 # The name of a dataset of the hub, with its configuration and its split.
 ON_THE_HUB = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?(:.*)?")
@@ -31,31 +25,26 @@ def read_rows(source: Any) -> list[Row]:
 
     `source` is a file (JSON Lines, a JSON list of objects, or Parquet), a dataset of the hub,
     "NAME", "NAME:CONFIG" or "NAME:CONFIG:SPLIT", a pandas DataFrame, a Hugging Face `Dataset`, or
-    any iterable of mappings (at most MOST if it has no length). Numbers and arrays of NumPy become
-    Python's, dates and times become texts (ISO 8601), and missing values (NaN) become None. Raises
-    UserError, which names the row and the column, for anything else, and if there is no row.
+    any iterable of mappings. Numbers and arrays of NumPy become Python's, dates and times become
+    texts (ISO 8601), and missing values (NaN) become None. Raises UserError, which names the row
+    and the column, for anything else, and if there is no row.
     """
     if isinstance(source, str | Path):
-        rows = _read_named(str(source))
+        name = str(source)
+        rows = _read_named(name)
     else:
-        rows = _given_rows(source)
+        name = f"data ({type(source).__name__})"
+        rows = _given_rows(source, name)
     if not rows:
-        raise UserError(f"{_name_of(source)}: holds no row")
+        raise UserError(f"{name}: holds no row")
     return rows
-
-
-def _name_of(source: Any) -> str:
-    return str(source) if isinstance(source, str | Path) else f"data ({type(source).__name__})"
 
 
 def _read_named(name: str) -> list[Row]:
     path = Path(name)
     if path.suffix == ".parquet":
         return _read_parquet(path)
-    is_there = bool(kind_of(path))
-    if path.suffix in (".csv", ".tsv", ".xlsx") and is_there:
-        raise UserError(f"{name}: is a table of another format; give a .jsonl or .parquet file")
-    if path.suffix in (".jsonl", ".json", ".ndjson") or is_there:
+    if path.suffix in (".jsonl", ".json", ".ndjson") or kind_of(path):
         return _read_json(path)
     if path.suffix or path.is_absolute() or not ON_THE_HUB.fullmatch(name):
         raise UserError(
@@ -67,12 +56,11 @@ def _read_named(name: str) -> list[Row]:
 
 def _read_json(path: Path) -> list[Row]:
     """Return the rows of a list of objects, or of an object a line."""
+    if path.suffix in (".csv", ".tsv", ".xlsx"):
+        raise UserError(f"{path}: is a table of another format; give a .jsonl or .parquet file")
     if read_bytes(path).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
         return _numbered(str(path), read_json(path))
-    return [
-        (where, {name: _column(name, value, where) for name, value in row.items()})
-        for where, row in read_jsonl(path)
-    ]
+    return [(where, _columns(row, where)) for where, row in read_jsonl(path)]
 
 
 def _read_parquet(path: Path) -> list[Row]:
@@ -98,13 +86,9 @@ def _read_hub(name: str) -> list[Row]:
     return _given_rows(loaded, name)
 
 
-def _given_rows(source: Any, name: str = "") -> list[Row]:
+def _given_rows(source: Any, name: str) -> list[Row]:
     """Return the rows of a data frame, a dataset, or an iterable of mappings."""
-    name = name or _name_of(source)
     if hasattr(source, "to_dict") and hasattr(source, "iterrows"):  # of pandas
-        repeated = list(map(repr, source.columns[source.columns.duplicated()].unique()))
-        if repeated:
-            raise UserError(f"{name}: has several columns {', '.join(repeated)}; rename them")
         filled = source.astype(object).where(source.notna(), None)  # NaN, NaT and NA alike
         source = filled.to_dict("records")
     if isinstance(source, Mapping) and source:
@@ -121,46 +105,37 @@ def _given_rows(source: Any, name: str = "") -> list[Row]:
 
 def _numbered(name: str, rows: Iterable[Any]) -> list[Row]:
     numbered = []
-    most = max(MOST, length_hint(rows))
     for number, row in enumerate(rows, start=1):
-        if number > most:
-            raise UserError(
-                f"{name}: has more than {most:,} rows and may be endless; give a list of the rows "
-                "that you need, e.g. list(itertools.islice(data, 1000))"
-            )
         where = f"{name}, row {number}"
         if not isinstance(row, Mapping):
             raise UserError(f"{where}: is {type(row).__name__}; each row must map names to values")
-        numbered.append((where, {str(key): _column(key, row[key], where) for key in row}))
+        numbered.append((where, _columns(row, where)))
     return numbered
 
 
-def _column(name: Any, value: Any, where: str) -> Any:
-    try:
-        return _plain(value)
-    except RecursionError as error:
-        raise UserError(f"{where}: holds lists in lists without end") from error
-    except TypeError as error:
-        raise UserError(
-            f"{where}: column {name!r} holds {error}; give texts, numbers, lists or mappings, or "
-            "leave the column out"
-        ) from error
+def _columns(row: Mapping, where: str) -> dict[str, Any]:
+    """Return a row with JSON values."""
+    columns = {}
+    for name, value in row.items():
+        try:
+            columns[str(name)] = _plain(value)
+        except TypeError as error:
+            raise UserError(
+                f"{where}: column {name!r} holds {error}; give texts, numbers, lists or mappings, "
+                "or leave the column out"
+            ) from error
+    return columns
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON holds it; None for a missing number.
+    """Return a value as JSON holds it; None for a missing number or date.
 
     Raises TypeError if JSON has no such value; its text is the type, or the infinite number.
     """
-    if isinstance(value, np.datetime64):
-        return None if np.isnat(value) else str(value)  # ISO 8601
+    if hasattr(value, "tolist"):  # of NumPy
+        value = value.tolist()
     if isinstance(value, date | time):  # a datetime is a date
         return value.isoformat() if value == value else None  # pandas' NaT differs from itself
-    if isinstance(value, np.ndarray) and value.dtype.kind in "Mm":  # tolist() gives numbers
-        return [_plain(inner) for inner in value]
-    if hasattr(value, "tolist") and not isinstance(value, np.timedelta64):
-        value = value.tolist()
-
     if isinstance(value, float) and not math.isfinite(value):
         if math.isinf(value):
             raise TypeError(str(value))
