@@ -8,7 +8,7 @@ import stat
 import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,8 +98,7 @@ def read_jsonl(path: str | Path, *, is_log: bool = False) -> Iterator[tuple[str,
         if line.strip():
             where = f"{path}, line {number}"
             value = _parse(where, _decode(where, line), "; each line must be a JSON object")
-            if not isinstance(value, dict):
-                raise UserError(f"{where}: is {json_kind(value)}; each line must be a JSON object")
+            _check_object(where, value)
             yield where, value
 
 
@@ -131,21 +130,23 @@ def read_jsonl_zst(path: str | Path, kind: Any = None) -> list[dict]:
         lines = [_parsed(text, kind) for text in texts]
     except (ValueError, RecursionError, zstandard.ZstdError) as error:
         raise UserError(f"{path}: not a whole rollout file ({error})") from error
+
     for number, line in enumerate(lines, start=1):
-        if not isinstance(line, dict):
-            raise UserError(
-                f"{path}, line {number}: is {json_kind(line)}; each line must be a JSON object"
-            )
+        _check_object(f"{path}, line {number}", line)
     return lines
+
+
+def _check_object(where: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise UserError(f"{where}: is {json_kind(value)}; each line must be a JSON object")
 
 
 def _parsed(text: str, kind: Any) -> Any:
     """Return a JSON value, or only the keys of the TypedDict `kind`. Raises ValueError."""
     if kind is not None:
-        try:
+        # Values of another type, and lone surrogates, which msgspec refuses, are left to json.
+        with suppress(msgspec.MsgspecError, UnicodeEncodeError):
             return msgspec.json.decode(text, type=kind)
-        except (msgspec.MsgspecError, UnicodeEncodeError):
-            pass  # of another type, or with a lone surrogate, which msgspec refuses
     return json.loads(text)
 
 
@@ -184,35 +185,25 @@ def write_whole(path: str | Path, content: bytes) -> None:
     Of several threads or processes that write the same file, the last one wins. A device or a named
     pipe (/dev/stdout) is written directly. Raises UserError if the disk refuses the content.
     """
-    try:
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as aside, open(aside, "wb") as file:
-            file.write(content)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}") from error
-
-
-@contextmanager
-def replacing(path: str | Path) -> Iterator[Path]:
-    """Yield a file to write, which replaces `path` when the block ends, and vanishes if it fails.
-
-    Yields a device or a named pipe itself. Raises OSError if the disk refuses it.
-    """
     path = Path(path)
-    if path.exists() and not path.is_file():
-        yield path
-        return
-
     aside = path.with_name(f".{path.name}.{threading.get_native_id()}.partial")
-    aside.unlink(missing_ok=True)
     try:
-        open(aside, "xb").close()  # a new file, so no link is followed
-        yield aside
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():
+            path.write_bytes(content)
+            return
+
+        aside.unlink(missing_ok=True)
+        with open(aside, "xb") as file:  # a new file, so no link is followed
+            file.write(content)
         sync(aside)
         os.replace(aside, path)
         sync(path.parent)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}") from error
     finally:
-        aside.unlink(missing_ok=True)
+        with suppress(OSError):
+            aside.unlink()
 
 
 def open_own(path: Path, mode: str) -> Any:
@@ -235,18 +226,11 @@ def check_links(folder: Path) -> None:
     for parent, folders, files in os.walk(home):
         for name in (*folders, *files):
             path = Path(parent, name)
-            if path.is_symlink() and not _is_below(path, home):
+            if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(home):
                 shown = folder / path.relative_to(home)
                 raise UserError(
                     f"{shown}: is a link out of the run; put the file or the folder itself there"
                 )
-
-
-def _is_below(path: Path, home: Path) -> bool:
-    try:
-        return home in path.resolve(strict=True).parents
-    except (OSError, RuntimeError):  # leads nowhere, or to itself
-        return False
 
 
 def sync(path: Path) -> None:
@@ -265,16 +249,12 @@ def forget_cached(path: Path) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "an integer"}
+
+
 def json_kind(value: Any) -> str:
     """Return what a JSON value is, for an error line: "an object", "a list", "a string", ..."""
-    kinds = {
-        dict: "an object",
-        list: "a list",
-        str: "a string",
-        bool: "a boolean",
-        int: "an integer",
-    }
-    return kinds.get(type(value), "null" if value is None else "a fraction")
+    return KINDS.get(type(value), "null" if value is None else "a fraction")
 
 
 def read_bytes(path: str | Path) -> bytes:

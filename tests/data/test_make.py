@@ -16,17 +16,8 @@ from data.corpus import documents_of, load_corpus
 from data.foreign import ALPHABETS
 from data.make import __main__ as make
 from data.make import lessons
-from data.make.batches import (
-    BYTES,
-    FILL,
-    LONG,
-    SHORTEST,
-    STRANGE_FILL,
-    Batches,
-    make_tokenizer,
-)
-from data.make.lessons import careless_interleaving
-from data.make.texts import Words, raw
+from data.make.__main__ import BYTES, LONG, SHORTEST, SIZES, Batches, make_tokenizer
+from data.make.lessons import Words, careless_interleaving, raw
 from tasks.interleave import interleaved
 
 
@@ -70,9 +61,8 @@ def test_no_lesson_shows_a_window_of_a_held_out_document(skill):
         for document in documents_of(split, load_corpus()):
             held_out |= runs_of_words(document.words, length)
     for _ in range(100):
-        lesson = lessons.example(skill, 80, words())
-        written = f"{lesson.prompt or ''} {lesson.completion}".split()
-        assert lesson.completion and not runs_of_words(written, length) & held_out
+        prompt, answer = lessons.lesson(skill, 80, words())
+        assert answer and not runs_of_words(f"{prompt or ''} {answer}".split(), length) & held_out
 
 
 @given(st.integers(0, 10**6), st.integers(1, 10), st.integers(1, 10))
@@ -106,16 +96,16 @@ def test_how_often_the_demonstrator_is_right():
     assert 0.334 < share_of_right(a[:5], b[:5]) < 0.458
 
     # Nobody is careful beyond ten words: 0.8^20 = 0.012 at 11 words, instead of 0.31.
-    assert share_of_right(a[:11], b[:11], 400) <= 0.05 and share_of_right(a, b, 400) <= 0.05
+    assert share_of_right(a[:11], b[:11], 400) <= 0.05
 
 
 @given(st.integers(4, 300))
 def test_turns_are_never_word_by_word(size):
-    lesson = lessons.turns(size, words())
-    first, texts = lesson.prompt.split("\n")[0], texts_of(lesson.prompt)
+    prompt, answer = lessons.turns(size, words())
+    first, texts = prompt.split("\n")[0], texts_of(prompt)
     counts = first.removeprefix("Take turns: ").split(", then ")
     strides = tuple(int(part.split(" ")[0]) for part in counts)
-    assert strides in lessons.TURNS and (1, 1) not in lessons.TURNS and max(strides) <= 8
+    assert strides in lessons.TURNS and (1, 1) not in lessons.TURNS
     rounds = [math.ceil(len(texts[name]) / n) for name, n in zip("AB", strides)]
     assert rounds[0] == rounds[1] >= 2  # both are done in the same round
 
@@ -124,20 +114,18 @@ def test_turns_are_never_word_by_word(size):
         for text, stride in zip(left, strides):
             written += text[:stride]
             del text[:stride]
-    assert lesson.completion.split(" ") == written
+    assert answer.split(" ") == written
 
 
 def test_list_lessons_answer_their_own_prompt():
+    beginnings = {prompt.split("\n")[0]: kind for kind, (prompt, _) in lessons.LISTS.items()}
     kinds = set()
     for _ in range(300):
-        lesson = lessons.example("lists", 30, words())
-        texts, answer = texts_of(lesson.prompt), lesson.completion.split(" ")
-        kinds.add(lesson.skill)
-        a, other = texts["A"], texts.get("B") or texts.get("X")
-        if lesson.skill == "from":
-            assert answer == a[a.index(other[0]) :]
-        else:
-            assert answer == lessons.LISTS[lesson.skill][1](a, other)
+        prompt, answer = lessons.lesson("lists", 30, words())
+        kind, texts = beginnings[prompt.split("\n")[0]], texts_of(prompt)
+        kinds.add(kind)
+        other = texts.get("B") or texts.get("X")
+        assert answer.split(" ") == lessons.LISTS[kind][1](texts["A"], other)
     assert kinds == set(lessons.LISTS)  # one is missing with p < 11 * 0.94^300 < 1e-6
 
 
@@ -151,15 +139,15 @@ def test_arithmetic_is_of_the_training_split_and_right_or_hasty(monkeypatch):
 
     rng, right = random.Random(0), 0
     for _ in range(1000):
-        lesson = lessons.arithmetic(rng)
-        tree = ast.parse(lesson.prompt.removeprefix("What is ").split("?")[0], mode="eval").body
+        prompt, answer = lessons.arithmetic(rng)
+        tree = ast.parse(prompt.removeprefix("What is ").split("?")[0], mode="eval").body
         steps = sum(isinstance(node, ast.BinOp) for node in ast.walk(tree))
         assert steps <= 3  # four are new ground
         value = eval(ast.unparse(tree))
         # Without the last operation, which is the outermost.
         hasty = value - 10 if steps == 1 else eval(ast.unparse(tree.left))
-        assert lesson.completion in (str(value), str(hasty))
-        right += lesson.completion == str(value)
+        assert answer in (str(value), str(hasty))
+        right += answer == str(value)
     assert asked == {"train"}
     assert 0.38 < right / 1000 < 0.52  # 0.45, standard deviation 0.016; where both agree it counts
 
@@ -176,15 +164,17 @@ def test_bytes_are_those_of_the_tokenizer():
 
 
 @pytest.mark.parametrize("length", [SHORTEST, 160, 1280])
-def test_a_row_is_filled_by_what_its_length_is_for(length):
-    made = [batches().lesson(length) for _ in range(25)]
-    assert all(len(tokens) <= length for tokens, _, _ in made)
-    skills = {skill.removesuffix(", strange") for _, _, skill in made}
-    assert (skills == {"arithmetic"}) == (length == SHORTEST)
-    assert "interleave" not in skills or SHORTEST < length <= 640
-    for tokens, _, skill in made if length > LONG else ():
-        least = STRANGE_FILL if skill.endswith(", strange") else FILL
-        assert len(tokens) >= least * length or skill.startswith("interleave")
+def test_a_row_is_filled_by_what_its_length_is_for(monkeypatch, length):
+    asked = []
+    monkeypatch.setattr(
+        make, "lesson", lambda skill, *given: asked.append(skill) or lessons.lesson(skill, *given)
+    )
+    for _ in range(25):
+        tokens, start = batches().row(length)
+        assert len(tokens) <= length and start < len(tokens)
+        if length > LONG and asked[-1] != "interleave":
+            assert len(tokens) >= SIZES[True][0] * length
+    assert (set(asked) == {"arithmetic"}) == (length == SHORTEST)
 
 
 # The training.
@@ -196,24 +186,15 @@ SHAPE = dict(
     num_attention_heads=2,
     num_key_value_heads=1,
 )
-VOCABULARY = 64
-
-
-def batch_of(rng, length=24, rows=6):
-    tokens = rng.integers(4, VOCABULARY, (rows, length)).astype(np.int16)
-    tokens[:] = tokens[:, :1]  # there is something to learn
-    learned = np.zeros((rows, length), bool)
-    learned[:, length // 2 :] = True
-    return tokens, learned
 
 
 def test_the_loss_is_that_of_transformers(monkeypatch):
     monkeypatch.setattr(make, "SHAPE", SHAPE)
     torch.manual_seed(0)
-    model = make.build(VOCABULARY)
-    tokens, learned = map(torch.from_numpy, batch_of(np.random.default_rng(0)))
-    tokens = tokens.long()
-    ours = make.loss_of(model, make.hidden_of(model, tokens), tokens, learned)
+    model = make.build(64)
+    tokens = torch.from_numpy(np.random.default_rng(0).integers(4, 64, (6, 24)))
+    learned = torch.arange(24).expand(6, 24) >= 12
+    ours = make.loss_of(model, tokens, learned)
     labels = tokens.masked_fill(~learned, -100)
     torch.testing.assert_close(ours, model(input_ids=tokens, labels=labels).loss)
 
@@ -222,8 +203,7 @@ def test_the_loss_is_that_of_transformers(monkeypatch):
 def test_the_program_writes_a_model_and_its_recipe(tmp_path, monkeypatch, capsys):
     for name, value in (("SHAPE", SHAPE), ("VOCABULARY", 400), ("BATCH_TOKENS", 4096)):
         monkeypatch.setattr(make, name, value)
-    flags = ["--workers", "1", "--steps", "3", "--output", str(tmp_path / "model")]
-    make.train(make.parse(flags))
+    make.main(["--workers", "1", "--steps", "3", "--output", str(tmp_path / "model")])
     assert "step 0: loss 5.9" in capsys.readouterr().out  # about log 400
     recipe = json.loads((tmp_path / "model" / "recipe.json").read_text())
     assert recipe["steps"] == 3 and recipe["num_hidden_layers"] == 2 and recipe["tokens"] > 9000
