@@ -30,7 +30,6 @@ from data.text import escape_control, printable_json, quoted
 from grpo.records import WHY, Group
 from grpo.run.logs import MOST_TOKENS, RunData, load_run, tokenizer_of
 from grpo.run.rollouts import KINDS
-from grpo.show.alignment import first_divergence
 from grpo.show.explain import why
 from grpo.show.group import (
     advantage_range,
@@ -39,6 +38,7 @@ from grpo.show.group import (
     classes_of,
     completion_record,
     done_to,
+    first_divergence,
     group_lines,
     summaries,
 )

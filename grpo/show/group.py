@@ -3,19 +3,24 @@
 `summaries` and `completion_record` are its records in files and JSON; `best_and_worst` is its entry
 in samples.log; `group_lines` is its page in `python -m grpo.inspect`. The console, the trackers and
 the report use the same names for classes, actions and advantages.
+
+A completion is compared with its target word by word, by the alignment of Needleman and Wunsch,
+scored as the reward is (match 1, mismatch -1, gap -1). Nothing depends on colour alone, because the
+text has the marks of wdiff: `[-missing-]`, `{+added+}`, and both for a word that replaces another.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from itertools import chain, groupby
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.text import Text
 
+from align.needleman import nw_align
+from align.words import split_words
 from data.text import escape_control
 from grpo.records import Group, sampled_groups
-from grpo.show.alignment import aligned, counts, first_divergence, rendered
 
 Record = Mapping[str, Any]
 
@@ -36,6 +41,12 @@ DONE_TO = {
     "resample": "resampled",
     "demonstrate": "shown the right answer",
 }
+
+STYLES = {"substitute": "bold magenta", "delete": "bold red", "insert": "bold blue"}
+NAMES = {"match": "right", "substitute": "substituted", "delete": "missing", "insert": "added"}
+
+# In a long run of right words, this many are shown at each end.
+CONTEXT = 6
 
 
 # --- records ----------------------------------------------------------------------------------
@@ -91,6 +102,92 @@ def completion_record(group: Group, sample: int) -> dict[str, Any]:
     }
 
 
+# --- a completion and its target --------------------------------------------------------------
+
+
+class Column(NamedTuple):
+    """One word of an alignment.
+
+    `kind` is "match", "substitute", "delete" (`written` is None), "insert" (`wanted` is None), or
+    "plain": there is no target text to compare with.
+    """
+
+    kind: str
+    wanted: str | None
+    written: str | None
+
+
+def aligned(target: str, text: str) -> list[Column]:
+    """Return a best alignment of the words of `text` with those of `target`, if it has any.
+
+    >>> [column.kind for column in aligned("the old owl", "the owl saw")]
+    ['match', 'delete', 'match', 'insert']
+    """
+    wanted, written = split_words(target), split_words(text)
+    if not wanted:
+        return [Column("plain", None, word) for word in written]
+    return [
+        Column(
+            op.kind, None if op.i is None else wanted[op.i], None if op.j is None else written[op.j]
+        )
+        for op in nw_align(wanted, written).ops
+    ]
+
+
+def counts(columns: Sequence[Column]) -> str:
+    """Return the number of words of each kind, e.g. "3 right, 1 missing"."""
+    if not columns or columns[0].kind == "plain":  # an empty text without a target has none
+        return f"{len(columns)} word{'s' * (len(columns) != 1)}"
+    numbers = Counter(column.kind for column in columns)
+    return ", ".join(
+        f"{numbers[kind]} {name}"
+        for kind, name in NAMES.items()
+        if numbers[kind] or kind == "match"
+    )
+
+
+def first_divergence(target: str, text: str) -> str:
+    """Return where the text first differs from its target; "" if it does not, or there is none.
+
+    An example is "word 3: wrote 'saw' for 'owl'".
+    """
+    wanted, written = split_words(target), split_words(text)
+    same = [x == y for x, y in zip(wanted, written)]
+    at = same.index(False) if False in same else len(same)
+    if not wanted or at == len(wanted) == len(written):
+        return ""
+    if at == len(written):
+        return f"word {at + 1}: ended before '{escape_control(wanted[at])}'"
+    instead = f"for '{escape_control(wanted[at])}'" if at < len(wanted) else "after the end"
+    return f"word {at + 1}: wrote '{escape_control(written[at])}' {instead}"
+
+
+def rendered(columns: Sequence[Column], *, whole: bool = False) -> Text:
+    """Return the alignment as text.
+
+    Unless `whole`, the middle of a long run of right words is replaced by their number.
+    """
+    pieces: list[Text] = []
+    for right, same in groupby(columns, lambda column: column.kind in ("match", "plain")):
+        run = list(same)  # neighbouring words that are all right, or all wrong
+        words = [_word(column) for column in run]
+        hidden = len(run) - 2 * CONTEXT
+        if right and not whole and hidden > CONTEXT:
+            what = "right" if run[0].kind == "match" else "more"
+            words[CONTEXT:-CONTEXT] = [Text(f"… {hidden} {what} …", "dim")]
+        pieces += words
+    return Text(" ").join(pieces)
+
+
+def _word(column: Column) -> Text:
+    kind, wanted, written = column
+    if kind in ("match", "plain"):
+        return Text(escape_control(written or ""))
+    missing = f"[-{escape_control(wanted)}-]" if wanted is not None else ""
+    added = f"{{+{escape_control(written)}+}}" if written is not None else ""
+    return Text(missing + added, STYLES[kind])
+
+
 # --- text -------------------------------------------------------------------------------------
 
 
@@ -99,11 +196,10 @@ def best_and_worst(groups: Sequence[Group]) -> str:
     samples = [
         (group, number) for group in sampled_groups(groups) for number in range(len(group.texts))
     ]
-    reward = lambda sample: sample[0].rewards[sample[1]]  # noqa: E731
-    best, worst = max(samples, key=reward), min(samples, key=reward)
-
+    rewards = [group.rewards[number] for group, number in samples]
     text = ""
-    for name, (group, number) in (("best", best), ("worst", worst)):
+    for name, reward in (("best", max(rewards)), ("worst", min(rewards))):
+        group, number = samples[rewards.index(reward)]
         score, completion = group.scores[number], group.completions[number]
         text += (
             f"{name}: reward {score.reward:.4f}, score {score.value:.4f}, {completion.finish}, "
@@ -164,10 +260,17 @@ def _completion_lines(
     )
 
     columns = aligned(target, completion.text)
-    difference = ""
+    said = counts(columns)
     if target.strip():
-        difference = f"; {first_divergence(target, completion.text) or 'right to the end'}"
-    yield Text(f"{counts(columns)}{difference}{parts_of(score.parts)}", "dim")
+        said += f"; {first_divergence(target, completion.text) or 'right to the end'}"
+    parts = [
+        f"{name} {value:.3g}"
+        if isinstance(value, float)
+        else f"{name} {escape_control(str(value))}"
+        for name, value in score.parts.items()
+        if value is not None
+    ]
+    yield Text("; ".join(filter(None, (said, ", ".join(parts)))), "dim")
     yield rendered(columns, whole=whole)
 
 
@@ -206,15 +309,3 @@ def advantage_of(group: Group, sample: int) -> str:
     if isinstance(advantage, list):
         return f"{min(advantage):+.3f} to {max(advantage):+.3f} by token"
     return f"{advantage:+.3f}"
-
-
-def parts_of(parts: Record) -> str:
-    """Return the parts of a score, e.g. "; matches 12, trap copies A"."""
-    shown = [
-        f"{name} {value:.3g}"
-        if isinstance(value, float)
-        else f"{name} {escape_control(str(value))}"
-        for name, value in parts.items()
-        if value is not None
-    ]
-    return f"; {', '.join(shown)}" if shown else ""

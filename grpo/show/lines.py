@@ -10,6 +10,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from data.text import escape_control
 from grpo.records import StepReport, level_name
 
 # The format of each metric. Widths are fixed, so that the lines of a run form columns. "{name}" is
@@ -23,11 +24,11 @@ FIGURES = {
     "groups/count": " of {:g} groups",
     "groups/resampled": "  resampled {:>2g}",
     "temperature": "  T {:.2f}",
-    "completions/mean_length": "  {:>5.1f} tokens",
     "completions/clipped_ratio": "  truncated {:>4.0%}",
+    "completions/mean_length": "  {:>5.1f} tokens",
     "tokens_per_second": "  {:>7,.0f} tok/s",
-    "memory_gb": "  {:>5.1f} GB",
     "step_time": "  {:>5.1f} s",
+    "memory_gb": "  {:>5.1f} GB",
     "time/rollout": "  rollout {:.1f}",
     "time/update": "  update {:.1f}",
     "loss": "  loss {:>7.4f}",
@@ -39,22 +40,8 @@ FIGURES = {
     "sampling/sampling_logp_difference/max": "  parity {:.0e}",
 }
 
-# The metrics in the line of a step.
-LINE = (
-    "level",
-    "reward",
-    "group_std",
-    "value",
-    "groups/kept",
-    "groups/count",
-    "groups/resampled",
-    "temperature",
-    "completions/clipped_ratio",
-    "completions/mean_length",
-    "tokens_per_second",
-    "step_time",
-    "memory_gb",
-)
+# The metrics in the line of a step: the first ones.
+LINE = tuple(FIGURES)[: tuple(FIGURES).index("time/rollout")]
 
 # What precedes an evaluation that is no report, by its purpose.
 OCCASIONS = {
@@ -77,8 +64,7 @@ def step_line(
     width = len(str(total_steps))
     head = f"{control_mark(report.metrics)}step {report.step:>{width}}/{total_steps}"
     eta = "" if seconds_left is None else f"ETA {clock_time(seconds_left):>8}"
-    parts = (head, figures(report.metrics, LINE, metric), eta)
-    return "  ".join(part for part in parts if part)
+    return "  ".join(filter(None, (head, figures(report.metrics, LINE, metric), eta)))
 
 
 def figures(metrics: Mapping[str, Any], names: Sequence[str], metric: str = "score") -> str:
@@ -106,8 +92,7 @@ def sparkline(values: Sequence[float], limits: tuple[float, float] | None = (0.0
     Values outside the limits get the lowest or the highest bar.
     """
     low, high = limits or (min(values, default=0.0), max(values, default=1.0))
-    width = (high - low) or 1.0
-    shares = [min(1.0, max(0.0, (value - low) / width)) for value in values]
+    shares = [min(1.0, max(0.0, (value - low) / ((high - low) or 1.0))) for value in values]
     return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * share))] for share in shares)
 
 
@@ -121,9 +106,9 @@ def evaluation_line(line: Evaluation) -> str:
     level that counts nothing).
     """
     split = "training" if line["split"] == "train" else "held-out"
-    level = level_name(line["level"], line.get("unit", "words"))
-
-    details = f"{counted(line)}, {sampling_name(line)}, {exact_rate(line)}"
+    details = f"{counted(line)}, {sampling_name(line)}, exact {line['exact']:.3g}"
+    if "exact_low" in line:
+        details += f" [{line['exact_low']:.3f}, {line['exact_high']:.3f}]"
     if line.get("truncated"):
         details += f", truncated {line['truncated']:.3g}"
     if line.get("dropped"):
@@ -132,6 +117,7 @@ def evaluation_line(line: Evaluation) -> str:
         details += f"; {line['too_long']} dropped: too long for the context or the budget"
 
     mark = control_mark(line) + OCCASIONS.get(line.get("purpose", ""), "")
+    level = level_name(line["level"], line.get("unit", "words"))
     score = f"{line.get('metric', 'score')} at {level}: {interval(line)}"
     return f"{mark}{split} {score} ({details})"
 
@@ -151,14 +137,6 @@ def counted(line: Evaluation) -> str:
 def sampling_name(line: Evaluation) -> str:
     """Return how the completions of an evaluation were sampled."""
     return f"temperature {line['temperature']:g}" if line["temperature"] else "greedy"
-
-
-def exact_rate(line: Evaluation) -> str:
-    """Return the rate of exact answers of an evaluation, with its 95 % interval if it has one."""
-    rate = f"exact {line['exact']:.3g}"
-    if "exact_low" not in line:
-        return rate
-    return f"{rate} [{line['exact_low']:.3f}, {line['exact_high']:.3f}]"
 
 
 def summary_table(
@@ -191,10 +169,7 @@ def summary_table(
 
 # --- tables -----------------------------------------------------------------------------------
 
-# Columns of space around a cell, and the least width of a column of longer texts while other
-# columns can still be left out.
-PADDING = 2
-TEXT = 30
+LEAST_TEXT = 30  # columns of the screen for a text, before a column of numbers is left out
 
 
 def show_table(
@@ -208,91 +183,32 @@ def show_table(
 
     `figures` are the columns of numbers: heading to (key, format). `words` are the columns of text
     after them: heading to a function of the line. On a narrow screen the `optional` columns are
-    left out in this order until the numbers fit, a line says which, and texts are shortened.
+    left out in this order until the numbers fit, a line says which, and the last texts are cut.
     """
-    numbers = {
-        head: ["-" if line.get(key) is None else format(line[key], style) for line in lines]
-        for head, (key, style) in figures.items()
-    }
-    texts = {head: [_text(word(line)) for line in lines] for head, word in words.items()}
-    columns: Mapping[str, Sequence[str | Text]] = {**numbers, **texts}
+    columns: dict[str, list[Text]] = {}
+    for head, (key, style) in figures.items():
+        numbers = [line.get(key) for line in lines]
+        columns[head] = [Text("-" if x is None else format(x, style)) for x in numbers]
+    for head, word in words.items():
+        cells = [word(line) for line in lines]
+        columns[head] = [Text(escape_control(x)) if isinstance(x, str) else x for x in cells]
     widths = {
-        head: max(map(cell_len, [*head.split("\n"), *map(str, column)]))
-        for head, column in columns.items()
+        head: max(cell_len(head), *(cell.cell_len for cell in cells))
+        for head, cells in columns.items()
     }
-
-    least = {
-        head: PADDING + (width if head in figures else min(width, TEXT))
-        for head, width in widths.items()
-    }
-    left_out = columns_left_out(least, optional, console.width)
-    shown = [head for head in widths if head not in left_out]
-    texts = {head: cells for head, cells in texts.items() if head in shown}
-    _shorten_texts(widths, list(texts), shown, console.width)
-
-    rows = _heading(shown, widths, figures)
-    for number in range(len(lines)):
-        of_row = [numbers[head][number].rjust(widths[head]) for head in figures if head in shown]
-        row = Text(" " + "  ".join(of_row))
-        for head, cells in texts.items():
-            cells[number].truncate(widths[head], overflow="ellipsis", pad=True)
-            row.append("  ").append_text(cells[number])
-        rows.append(row)
-    # Not a `rich.table.Table`, which takes 4 s for 5,000 rows.
-    console.print(Text("\n").join(rows), soft_wrap=True)
-    note_left_out(left_out, console)
-
-
-def _text(part: str | Text) -> Text:
-    return part if isinstance(part, Text) else Text(part)
-
-
-def _heading(
-    shown: Sequence[str], widths: Mapping[str, int], figures: Mapping[str, Any]
-) -> list[Text]:
-    """Return the lines of the heading: words at the bottom, numbers to the right."""
-    height = max(head.count("\n") + 1 for head in shown)
-    rows = []
-    for line in range(-height, 0):
-        parts = [("\n" * height + head).split("\n")[line] for head in shown]
-        cells = [
-            part.rjust(widths[head]) if head in figures else part.ljust(widths[head])
-            for part, head in zip(parts, shown)
-        ]
-        rows.append(Text(" " + "  ".join(cells), "bold"))
-    return rows
-
-
-def _shorten_texts(
-    widths: dict[str, int], texts: Sequence[str], shown: Sequence[str], width: int
-) -> None:
-    """Make columns of text narrower until the table fits a screen of this `width`."""
-    excess = sum(widths[head] + PADDING for head in shown) - width
-    for head in reversed(texts):
-        cut = min(max(0, excess), max(0, widths[head] - cell_len(head)))
-        widths[head] -= cut
-        excess -= cut
-
-
-def columns_left_out(widths: Mapping[str, int], optional: Sequence[str], width: int) -> list[str]:
-    """Return which of the `optional` columns a screen of this `width` has no room for.
-
-    `widths` are those of all columns, with the space around them, by their headings.
-    """
-    left_out: list[str] = []
-    total = sum(widths.values())
+    left_out = []
     for head in optional:
-        if total <= width:
-            break
-        if head in widths:
-            total -= widths[head]
+        least = [min(n, LEAST_TEXT) if each in words else n for each, n in widths.items()]
+        if sum(least) + 2 * len(least) > console.width and widths.pop(head, 0):
             left_out.append(head)
-    return left_out
 
-
-def note_left_out(left_out: Sequence[str], console: Console) -> None:
-    """Print which columns were left out, if any were."""
+    # Not a `rich.table.Table`, which takes 4 s for 5,000 rows.
+    rows = []
+    for row in zip(*([Text(head, "bold"), *columns[head]] for head in widths)):
+        for (head, width), cell in zip(widths.items(), row):
+            cell.align("left" if head in words else "right", width)
+        rows.append(Text(" ") + Text("  ").join(row))
+    console.print(Text("\n").join(rows), no_wrap=True, overflow="ellipsis")
     if left_out:
-        names = ", ".join(head.replace("\n", " ") for head in left_out)
-        note = f"left out at {console.width} columns: {names} (--json has all)"
-        console.print(Text(note, "dim"), soft_wrap=not console.is_terminal)
+        note = f"left out at {console.width} columns: {', '.join(left_out)} (--json has all)"
+        console.print(Text(note, "dim"), soft_wrap=True)

@@ -17,9 +17,8 @@ from align.words import split_words, word_ends
 from data.text import escape_control, printable
 from grpo.records import Completion, Group
 from grpo.run.logs import MOST_TOKENS, tokenizer_of
-from grpo.show.alignment import aligned, first_divergence
 from grpo.show.explain import reward_in_words
-from grpo.show.group import summaries
+from grpo.show.group import aligned, first_divergence, summaries
 
 # The kinds of columns in run lengths.
 MARKS = {"match": "=", "plain": "=", "substitute": "x", "delete": "-", "insert": "+"}

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from align.needleman import nw_score
-from grpo.show.alignment import CONTEXT, aligned, counts, first_divergence, rendered
+from grpo.show.group import CONTEXT, aligned, counts, first_divergence, rendered
 
 TEXTS = st.lists(st.sampled_from("abcd"), max_size=8).map(" ".join)
 

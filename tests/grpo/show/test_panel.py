@@ -3,7 +3,7 @@
 import pytest
 from screens import METRICS, evaluation, rendered, report
 
-from grpo.show.panel import History, panel
+from grpo.show.console import History, panel
 
 
 def test_panel_shows_progress_figures_and_a_completion():
