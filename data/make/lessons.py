@@ -1,8 +1,13 @@
 """The lessons of the embedded model: language, copying, lists, turns, interleaving, arithmetic.
 
-All texts come from the *training* split of the corpus, or are invented. Interleaving is shown by a
-careless demonstrator, whose mistakes become habits of the model, which reinforcement learning then
-has to correct.
+All texts come from the *training* split of the corpus, or are invented. Many are made hard to
+guess, so that the model must read them and keep its place: few different words, words that are
+almost alike, words and phrases that come back again and again. Strange texts (see `data.strange`)
+have made-up scripts: words of random bytes with the structure of UTF-8. So every byte token is
+learned, and no alphabet is shown.
+
+Interleaving is shown by a careless demonstrator, whose mistakes become habits of the model, which
+reinforcement learning then has to correct.
 
 In `data` no other module knows a task. This one needs the exact prompt of `tasks.interleave` and
 the problems of `tasks.arithmetic`.
@@ -10,33 +15,98 @@ the problems of `tasks.arithmetic`.
 
 import math
 import random
+import string
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
-from data.make.texts import Words
-from data.strange import log_uniform
+from data.corpus import documents_of, load_corpus
+from data.strange import family, log_uniform, mingled
 from tasks.arithmetic import Arithmetic
 from tasks.interleave import PROMPT
 
 # Shares of the skills, in rows that hold texts. Arithmetic has rows of its own.
 SHARES = {"interleave": 0.30, "copy": 0.08, "lists": 0.18, "turns": 0.39, "language": 0.05}
 
+# Share of texts that contain altered words, and the share of their places that do.
+ALTERED = 0.5
+ALTER = 0.15
+
+# Share of texts in which one to five words come back at many places, and the share of places.
+SALTED = 0.4
+SALT = 0.25
+
+# Share of texts in which phrases come back, and how often, as a share of the words.
+ECHOED = 0.5
+ECHO = 0.06
+
+# How many invented words, altered words and families of strange words there are to choose from.
+ODD_WORDS = 20_000
+ALTERED_WORDS = 40_000
+FAMILIES = 3000
+
+# What invented words are made of.
+SYMBOLS = string.digits + string.punctuation
+LETTERS = string.ascii_lowercase * 8 + "àâäçèéêëîïñóôöúüß"
+ENDINGS = [*',.;:!?)"', "", "", "'s", '."', ',"', "-", "ed", "s"]
+
+# `chr(RAW + b)` stands for the byte b. These characters are for private use, so no text has them.
+RAW = 0xE000
+
 # Words of each text in the longest interleavings.
 MAX_INTERLEAVED = 100
 
-# Words of A and of B in a turn. Turns of one word each are left out: that is interleaving.
-TURNS = [
-    (from_a, from_b)
+# Texts of up to MAX_CAREFUL words may be interleaved carefully: without the habit, and almost
+# without mistakes. A share CAREFUL of them is.
+MAX_CAREFUL = 10
+CAREFUL = 0.31
+
+# The habit: the probability of keeping the turn after a short word or a comma.
+CLINGS = 0.95
+
+# The probability of any other mistake at each word, in careless and in careful interleavings, and
+# the relative frequencies of its kinds.
+SLIPS = 0.2
+CAREFUL_SLIPS = 0.002
+SLIP_KINDS = {"skip": 2, "stutter": 2, "turn": 3, "run on": 2, "stop": 2}
+
+# Words of A and of B in a turn. Turns of one word each are left out: that is interleaving. Short
+# turns are drawn more often, because they are harder.
+TURNS = {
+    (from_a, from_b): (from_a + from_b) ** -1.5
     for from_a in range(1, 9)
     for from_b in range(1, 9)
     if (from_a, from_b) != (1, 1) and (min(from_a, from_b) <= 2 or from_a == from_b)
-]
+}
 
-# How often each of these is drawn: short turns more often, because they are harder.
-OFTEN = [(from_a + from_b) ** -1.5 for from_a, from_b in TURNS]
+# The instructions on lists of words: the prompt, and a function from A and B to the answer.
+LISTS: dict[str, tuple[str, Callable[[list, list], list]]] = {
+    "a only": ("Copy text A and leave out B.\nA: {a}\nB: {b}", lambda a, b: a),
+    "b only": ("Copy text B and leave out A.\nA: {a}\nB: {b}", lambda a, b: b),
+    "a then b": ("Copy A, then B.\nA: {a}\nB: {b}", lambda a, b: [*a, *b]),
+    "b then a": ("Copy B, then A.\nA: {a}\nB: {b}", lambda a, b: [*b, *a]),
+    "double": ("Write each word of A twice.\nA: {a}", lambda a, b: [w for w in a for _ in "12"]),
+    "second": ("Write every second word of A.\nA: {a}", lambda a, b: a[1::2]),
+    "weave": (
+        "After each word of A, write the word X.\nX: {b}\nA: {a}",
+        lambda a, b: [word for w in a for word in (w, b[0])],
+    ),
+    "weave before": (
+        "Before each word of A, write the word X.\nX: {b}\nA: {a}",
+        lambda a, b: [word for w in a for word in (b[0], w)],
+    ),
+    "garland": (
+        "After each word of A, write the next word of X, and X from its start again when it is "
+        "done.\nX: {b}\nA: {a}",
+        lambda a, b: [word for i, w in enumerate(a) for word in (w, b[i % len(b)])],
+    ),
+    "number": (
+        "Write the words of A, each after its number.\nA: {a}",
+        lambda a, b: [word for i, w in enumerate(a, 1) for word in (str(i), w)],
+    ),
+    "from": ("Copy A from the word X on.\nX: {b}\nA: {a}", lambda a, b: a[a.index(b[0]) :]),
+}
 
-# Share of the arithmetic that has a hasty answer, see `arithmetic`.
-HASTY = 0.55
+# How often an instruction is drawn. The garland is the nearest to interleaving two texts.
+LIST_CHOICES = [*sorted(LISTS), *["garland"] * 6]
 
 # The families and levels of the arithmetic, and their shares.
 SUMS = {
@@ -47,93 +117,193 @@ SUMS = {
     ("product", 22): 0.05,
     ("product", 31): 0.05,
 }
-SUM_TASKS = {family: Arithmetic(family) for family in ("chain", "product")}
+SUM_TASKS = {name: Arithmetic(name) for name in ("chain", "product")}
 
-# The instructions on lists of words: the prompt, and a function from A and B (or X) to the answer.
-LISTS: dict[str, tuple[str, Callable | None]] = {
-    "a only": ("Copy text A and leave out B.\nA: {a}\nB: {b}", lambda a, b: a),
-    "b only": ("Copy text B and leave out A.\nA: {a}\nB: {b}", lambda a, b: b),
-    "a then b": ("Copy A, then B.\nA: {a}\nB: {b}", lambda a, b: [*a, *b]),
-    "b then a": ("Copy B, then A.\nA: {a}\nB: {b}", lambda a, b: [*b, *a]),
-    "double": (
-        "Write each word of A twice.\nA: {a}",
-        lambda a, b: [word for word in a for _ in range(2)],
-    ),
-    "second": ("Write every second word of A.\nA: {a}", lambda a, b: a[1::2]),
-    "weave": (
-        "After each word of A, write the word X.\nX: {x}\nA: {a}",
-        lambda a, b: [word for pair in zip(a, [b[0]] * len(a)) for word in pair],
-    ),
-    "weave before": (
-        "Before each word of A, write the word X.\nX: {x}\nA: {a}",
-        lambda a, b: [word for pair in zip([b[0]] * len(a), a) for word in pair],
-    ),
-    "garland": (
-        "After each word of A, write the next word of X, and X from its start again when it is "
-        "done.\nX: {x}\nA: {a}",
-        lambda a, b: [word for i, w in enumerate(a) for word in (w, b[i % len(b)])],
-    ),
-    "number": (
-        "Write the words of A, each after its number.\nA: {a}",
-        lambda a, b: [word for i, w in enumerate(a, 1) for word in (str(i), w)],
-    ),
-    "from": ("Copy A from the word X on.\nX: {x}\nA: {a}", None),
-}
-TWO_TEXTS = {"a only", "b only", "a then b", "b then a"}
+# Share of the arithmetic that has a hasty answer, see `arithmetic`.
+HASTY = 0.55
 
-# How often an instruction is drawn. The garland is the nearest to interleaving two texts.
-LIST_CHOICES = [*sorted(LISTS), *["garland"] * 6]
-
-# Texts of up to this many words may be interleaved carefully.
-MAX_CAREFUL = 10
-
-# The share of these texts that is interleaved carefully: without the habit, and almost without
-# mistakes.
-CAREFUL = 0.31
-
-# The habit: the probability of keeping the turn after a short word or a comma.
-CLINGS = 0.95
-
-# The probability of any other mistake at each word, in careless and in careful interleavings.
-SLIPS = 0.2
-CAREFUL_SLIPS = 0.002
-
-# The kinds of mistakes, and their relative frequencies.
-SLIP_KINDS = {"skip": 2, "stutter": 2, "turn": 3, "run on": 2, "stop": 2}
+# A lesson: the prompt and the answer. Without a prompt it is plain text to be continued.
+Lesson = tuple[str | None, str]
 
 
-@dataclass(frozen=True)
-class Example:
-    """A lesson. A `prompt` of None means plain text to be continued (language modelling)."""
+class Words:
+    """A supply of word sequences; `pieces` are tokens of which some words are invented."""
 
-    skill: str
-    prompt: str | None
-    completion: str
+    def __init__(self, rng: random.Random, pieces: Sequence[str]):
+        self.rng = rng
+        self.texts = [document.words for document in documents_of("train", load_corpus())]
+        self.vocabulary = sorted({word for words in self.texts for word in words})
+        self.odd = [self._odd_word(pieces) for _ in range(ODD_WORDS)]
+        self.altered = [altered(rng.choice(self.vocabulary), rng) for _ in range(ALTERED_WORDS)]
+
+    def _odd_word(self, pieces: Sequence[str]) -> str:
+        """Return an invented word: symbols, some `pieces`, or random letters."""
+        rng = self.rng
+        if rng.random() < 0.15:
+            return "".join(rng.choices(SYMBOLS, k=rng.choice([1, 1, 2, 3, 4])))
+
+        if pieces and rng.random() < 0.6:
+            word = "".join(rng.choices(pieces, k=rng.choice([1, 1, 2, 2, 3, 4])))
+        else:
+            word = "".join(rng.choices(LETTERS, k=rng.randint(1, 9)))
+        if rng.random() < 0.15:
+            word = word.capitalize()
+        return word + rng.choice(",.;:!?") if rng.random() < 0.15 else word
+
+    def passage(self, n: int) -> list[str]:
+        """Return `n` consecutive words of a training document; of several, if it is too short."""
+        words: list[str] = []
+        while len(words) < n:
+            text = self.rng.choice(self.texts)
+            start = self.rng.randrange(max(1, len(text) - (n - len(words)) + 1))
+            words.extend(text[start : start + n - len(words)])
+        return words
+
+    def draw(self, n: int) -> list[str]:
+        """Return `n` words.
+
+        They are a passage; or a few different words again and again, as frequent as in Zipf's law,
+        many of them almost alike; or a passage with numbers; or words of the corpus and invented
+        words in random order.
+        """
+        rng = self.rng
+        kind = rng.random()
+        if kind < 0.3:
+            return self.passage(n)
+        if kind < 0.65:
+            few = self.alike(log_uniform(2, max(3, n), rng), 0.3 * rng.random())
+            frequencies = [1 / rank for rank in range(1, len(few) + 1)]
+            return rng.choices(few, frequencies, k=n)
+        if kind < 0.7:
+            share, most = rng.choice([0.2, 0.6, 1.0]), rng.choice([9, 20, 99, 2000])
+            mark = rng.choice(["", ",", ".", ":"])
+            return _replaced(self.passage(n), share, lambda: f"{rng.randint(0, most)}{mark}", rng)
+
+        # The share of invented words: none, all, or anything between.
+        odd = 0.0 if kind < 0.75 else 1.0 if kind > 0.93 else rng.random()
+        return [rng.choice(self.odd if rng.random() < odd else self.vocabulary) for _ in range(n)]
+
+    def alike(self, count: int, share: float) -> list[str]:
+        """Return `count` words, of which about a `share` are altered copies of earlier ones."""
+        words: list[str] = []
+        for _ in range(count):
+            again = words and self.rng.random() < share
+            words.append(altered(self.rng.choice(words), self.rng) if again else self.passage(1)[0])
+        return words
+
+    def texts_of(self, *sizes: int) -> list[list[str]]:
+        """Return a text of each of these sizes, in words.
+
+        In a share `ALTERED` of cases some words are replaced by altered words of the corpus. In a
+        share `SALTED` the texts share one to five words, which stand at a share `SALT` of all
+        places. In a share `ECHOED` whole phrases come back. So neither a word nor a few words in a
+        row tell which place of the text they stand at.
+        """
+        rng = self.rng
+        texts = [self.draw(n) for n in sizes]
+        if rng.random() < ALTERED:
+            texts = [
+                _replaced(text, ALTER, lambda: rng.choice(self.altered), rng) for text in texts
+            ]
+        if rng.random() < SALTED:
+            salt = self.alike(rng.randint(1, 5), 0.4)
+            texts = [_replaced(text, SALT, lambda: rng.choice(salt), rng) for text in texts]
+        if rng.random() < ECHOED:
+            texts = [_echoing(text, rng) for text in texts]
+        return texts
 
 
-def example(skill: str, size: int, words: Words) -> Example:
-    """Return a lesson in `skill` whose texts have about `size` words in all."""
+class StrangeWords(Words):
+    """A supply of word sequences that are strange from a fifth of the words on to all of them."""
+
+    def __init__(self, rng: random.Random, pieces: Sequence[str]):
+        super().__init__(rng, pieces)
+        parts = [*self.vocabulary, *self.odd[: len(self.vocabulary)]]
+        self.families = [family(parts, rng, raw_letters) for _ in range(FAMILIES)]
+
+    def draw(self, n: int) -> list[str]:
+        """Return `n` words: strange ones of a few families, among words as `Words` draws them."""
+        return mingled(super().draw(n), self.families, self.rng)
+
+
+def raw_letters(rng: random.Random) -> list[str]:
+    """Return the letters of a made-up script.
+
+    In UTF-8 the letters of a script have a last byte of their own, after one to three bytes that
+    many letters share. Here these bytes are random.
+    """
+    shared = rng.choice([1, 1, 2, 2, 3])
+    beginnings = [
+        raw([rng.randrange(0xC2, 0xF5), *rng.choices(range(0x80, 0xC0), k=shared - 1)])
+        for _ in range(log_uniform(1, 40, rng))
+    ]
+    return [rng.choice(beginnings) + raw([rng.randrange(0x80, 0xC0)]) for _ in range(60)]
+
+
+def raw(values: Sequence[int]) -> str:
+    """Return the characters that stand for these bytes."""
+    return "".join(chr(RAW + value) for value in values)
+
+
+def altered(word: str, rng: random.Random) -> str:
+    """Return `word` with another ending or case, or one letter changed, dropped or inserted."""
+    kind = rng.choice(["ending", "ending", "capital", "change", "drop", "insert"])
+    place = rng.randrange(len(word))
+    if kind == "ending":
+        return (word.rstrip(string.punctuation) or word) + rng.choice(ENDINGS)
+    if kind == "capital":
+        return word.lower() if word != word.lower() else word.capitalize()
+    if kind == "drop" and len(word) > 1:
+        return word[:place] + word[place + 1 :]
+    return word[:place] + rng.choice(LETTERS) + word[place + (kind == "change") :]
+
+
+def _replaced(
+    text: list[str], share: float, draw: Callable[[], str], rng: random.Random
+) -> list[str]:
+    """Return the text with a share of its words replaced."""
+    return [draw() if rng.random() < share else word for word in text]
+
+
+def _echoing(text: list[str], rng: random.Random) -> list[str]:
+    """Return the text with one to three of its phrases, of two to six words each, copied over
+    other places of it.
+    """
+    text = list(text)
+    phrases = []
+    for length in [rng.randint(2, 6) for _ in range(rng.randint(1, 3))]:
+        if length < len(text):
+            start = rng.randrange(len(text) - length)
+            phrases.append(text[start : start + length])
+
+    for _ in range(math.ceil(ECHO * len(text)) if phrases else 0):
+        phrase = rng.choice(phrases)
+        start = rng.randrange(len(text) - len(phrase) + 1)
+        text[start : start + len(phrase)] = phrase
+    return text
+
+
+def lesson(skill: str, size: int, words: Words) -> Lesson:
+    """Return a lesson in one of SHARES or "arithmetic", whose texts have about `size` words."""
+    if skill == "language":
+        return None, " ".join(words.passage(max(8, size)))
+    if skill == "copy":
+        (a,) = words.texts_of(max(2, size // 2))
+        return f"Copy text A.\nA: {' '.join(a)}", " ".join(a)
     if skill == "arithmetic":
         return arithmetic(words.rng)
-    return MAKERS[skill](size, words)
+    return {"interleave": interleave, "lists": lists, "turns": turns}[skill](size, words)
 
 
-def language(size: int, words: Words) -> Example:
-    """Return a passage of a training document."""
-    return Example("language", None, " ".join(words.passage(max(8, size))))
-
-
-def interleave(size: int, words: Words) -> Example:
+def interleave(size: int, words: Words) -> Lesson:
     """Return a lesson in interleaving, shown by the careless demonstrator.
 
     In half of the lessons some words of B equal the word of A at the same place: "a a" does not
     tell whose turn it is.
     """
     rng = words.rng
-    if size <= 2 * MAX_CAREFUL:
-        n = rng.randint(2, MAX_CAREFUL)
-    else:
-        n = min(size // 3, MAX_INTERLEAVED)
+    is_short = size <= 2 * MAX_CAREFUL
+    n = rng.randint(2, MAX_CAREFUL) if is_short else min(size // 3, MAX_INTERLEAVED)
 
     a, b = words.texts_of(n, n)
     if rng.random() < 0.5:
@@ -141,7 +311,7 @@ def interleave(size: int, words: Words) -> Example:
         b = [from_a if rng.random() < equal else from_b for from_a, from_b in zip(a, b)]
 
     prompt = PROMPT.format(a=" ".join(a), b=" ".join(b))
-    return Example("interleave", prompt, " ".join(careless_interleaving(a, b, rng)))
+    return prompt, " ".join(careless_interleaving(a, b, rng))
 
 
 def careless_interleaving(a: Sequence[str], b: Sequence[str], rng: random.Random) -> list[str]:
@@ -183,88 +353,56 @@ def careless_interleaving(a: Sequence[str], b: Sequence[str], rng: random.Random
     return written
 
 
-def copy(size: int, words: Words) -> Example:
-    """Return a lesson in copying a text."""
-    (a,) = words.texts_of(max(2, size // 2))
-    return Example("copy", f"Copy text A.\nA: {' '.join(a)}", " ".join(a))
-
-
-def lists(size: int, words: Words) -> Example:
-    """Return a lesson in one of the instructions of `LISTS`, whose name is the skill."""
+def lists(size: int, words: Words) -> Lesson:
+    """Return a lesson in one of the instructions of `LISTS`."""
     rng = words.rng
     kind = rng.choice(LIST_CHOICES)
+    prompt, answer = LISTS[kind]
 
     # Texts that stand in prompt and answer take more of the size.
     n = max(2, size // (4 if kind in ("a then b", "b then a") else 3))
     a, b = words.texts_of(n, max(2, int(n * rng.uniform(0.7, 1.3))))
-
-    prompt, answer_of = LISTS[kind]
-    if answer_of is None:
-        start = rng.randrange(n)
-        x = a[start]
-        answer = a[a.index(x) :]
-    else:
-        if kind == "garland":
-            b = b[: log_uniform(2, max(9, n // 2), rng)]
-        elif kind not in TWO_TEXTS:
-            b = b[:1]
-        x = " ".join(b)
-        answer = answer_of(a, b)
-    return Example(kind, prompt.format(a=" ".join(a), b=" ".join(b), x=x), " ".join(answer))
+    if kind == "garland":
+        b = b[: log_uniform(2, max(9, n // 2), rng)]
+    elif kind == "from":
+        b = [rng.choice(a)]
+    elif "B: " not in prompt:
+        b = b[:1]
+    return prompt.format(a=" ".join(a), b=" ".join(b)), " ".join(answer(a, b))
 
 
-def turns(size: int, words: Words) -> Example:
+def turns(size: int, words: Words) -> Lesson:
     """Return a lesson in keeping two places: some words of A, some of B, and so on.
 
     It is always right, and never word by word.
     """
     rng = words.rng
-    (strides,) = rng.choices(TURNS, OFTEN)
+    (strides,) = rng.choices(list(TURNS), list(TURNS.values()))
     rounds = max(2, size // (2 * sum(strides)))
-    a, b = words.texts_of(*(rounds * stride - rng.randrange(stride) for stride in strides))
-    prompt = (
-        f"Take turns: {count_of(strides[0])} of A, then {count_of(strides[1])} of B, until both "
-        "are done.\n"
-        f"A: {' '.join(a)}\nB: {' '.join(b)}"
-    )
-    return Example("turns", prompt, " ".join(in_turns(a, b, strides)))
+    texts = words.texts_of(*(rounds * stride - rng.randrange(stride) for stride in strides))
+
+    counts = [f"{n} word{'s' * (n > 1)} of {name}" for n, name in zip(strides, "AB")]
+    a, b = map(" ".join, texts)
+    written = [
+        word
+        for i in range(rounds)
+        for text, n in zip(texts, strides)
+        for word in text[i * n : (i + 1) * n]
+    ]
+    prompt = f"Take turns: {', then '.join(counts)}, until both are done.\nA: {a}\nB: {b}"
+    return prompt, " ".join(written)
 
 
-def in_turns(a: Sequence[str], b: Sequence[str], strides: tuple[int, int]) -> list[str]:
-    """Return `strides[0]` words of `a`, `strides[1]` of `b`, and so on until both are done."""
-    from_a, from_b = strides
-    rounds = max(math.ceil(len(a) / from_a), math.ceil(len(b) / from_b))
-    words: list[str] = []
-    for i in range(rounds):
-        words += a[i * from_a : (i + 1) * from_a]
-        words += b[i * from_b : (i + 1) * from_b]
-    return words
-
-
-def count_of(n: int) -> str:
-    """Return "1 word" or "`n` words"."""
-    return "1 word" if n == 1 else f"{n} words"
-
-
-def arithmetic(rng: random.Random) -> Example:
+def arithmetic(rng: random.Random) -> Lesson:
     """Return a short chain or product of the training split, answered without working.
 
     Chains of four steps and products of three by two digits are left for training. A share `HASTY`
     of the answers stops one step early, or is too small by ten.
     """
-    family, level = rng.choices(list(SUMS), list(SUMS.values()))[0]
-    problem = SUM_TASKS[family].make(level, "train", rng)
+    name, level = rng.choices(list(SUMS), list(SUMS.values()))[0]
+    problem = SUM_TASKS[name].make(level, "train", rng)
     values = problem.data["values"]
     answer = values[-1]
     if rng.random() < HASTY:
         answer = values[-2] if len(values) > 1 else values[-1] - 10
-    return Example("arithmetic", problem.prompt, str(answer))
-
-
-MAKERS: dict[str, Callable[[int, Words], Example]] = {
-    "interleave": interleave,
-    "copy": copy,
-    "lists": lists,
-    "turns": turns,
-    "language": language,
-}
+    return problem.prompt, str(answer)
