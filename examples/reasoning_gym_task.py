@@ -1,4 +1,4 @@
-"""A task of reasoning-gym: look at a problem, train on it, and read the answers.
+"""A dataset of reasoning-gym (arXiv:2505.24760) as rows and a reward: its problems, its scorer.
 
 pip install -c constraints.txt -e '.[reasoning]'
 python examples/reasoning_gym_task.py [--task NAME] [--model MODEL] [--steps N]
@@ -8,10 +8,11 @@ The embedded model is too small for these tasks: expect little of it, and give a
 
 import argparse
 
+import reasoning_gym
+
 from grpo import train
-from tasks.registry import load_task
-from tasks.scoring import scores_of
-from tasks.supply import problem_at
+from tasks.answers import final_answer
+from tasks.gsm8k import INSTRUCTION
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--task", default="chain_sum", help="the name of a dataset of reasoning-gym")
@@ -20,18 +21,22 @@ parser.add_argument("--steps", type=int, default=30)
 
 
 def main(flags):
-    """Show a problem, train, and show the best and the worst answer of the last step."""
-    name = f"reasoning_gym:{flags.task}"
-    task = load_task(name)
-    problem = problem_at(task, seed=0, split="train", level=1, index=0)
-    (score,) = scores_of(task, problem, [problem.target])
-    print(f"{problem.prompt}\n\n{problem.target}\n(earns {score.reward:g})\n")
+    """Train, and show the best and the worst answer of the last step."""
+    dataset = reasoning_gym.create_dataset(flags.task, size=1000, seed=0)
+    rows = [
+        {"prompt": f"{entry['question']}\n\n{INSTRUCTION}", "number": number}
+        for number, entry in enumerate(dataset)
+    ]
 
-    run = train(task=name, model=flags.model, steps=flags.steps, max_new_tokens=64, prompts=8)
+    def reward(completion, number):
+        """Return the dataset's own score of the answer, from 0 to 1."""
+        answer = final_answer(completion)
+        return 0.0 if answer is None else dataset.score_answer(answer, dataset[number])
 
+    run = train(rows, reward, model=flags.model, steps=flags.steps, max_new_tokens=64, prompts=8)
     answers = sorted(run.rollouts(run.steps()[-1]), key=lambda answer: answer["reward"])
     for answer in (answers[-1], answers[0]):
-        print(f"\nreward {answer['reward']:.2f}: {answer['text']!r}, wanted {answer['target']!r}")
+        print(f"\nreward {answer['reward']:.2f}: {answer['text']!r}")
     for line in run.reports:
         print(f"step {line['step']}: held-out score {line['mean']:.3f} (n = {line['n']})")
 

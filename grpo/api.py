@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,10 @@ from grpo.rollout.sampling import sample_key, truncation
 from grpo.trainer import Callback, Trainer, load_parts, with_learning_rate
 from tasks.base import notes_of
 from tasks.registry import REWARD_FILE
-from tasks.rows import RowOptions, Rows
+from tasks.rows import ROW_OPTIONS, Rows, as_flags
 
 # The name of the task of rows and reward functions.
 DATA = "data"
-
-# Keywords of `train` that are about rows; the others are settings.
-ROW_OPTIONS = [field.name for field in fields(RowOptions)]
 
 # Settings that only a run has.
 OF_RUNS = ("resume", "name", "track")
@@ -146,7 +143,7 @@ def _rows(
     options = {"data": str(data)} if isinstance(data, str | Path) else {}
     if named:
         options[REWARD_FILE] = named
-    options |= RowOptions(**of_rows).as_flags()
+    options |= as_flags(**of_rows)
     return task, {"task": DATA, "task_options": options}
 
 

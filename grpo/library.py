@@ -42,16 +42,15 @@ def train(
 
     - `data`: a .jsonl or .parquet file, a dataset of the hub, a Hugging Face `Dataset`, a pandas
       DataFrame, or a list of mappings; see `tasks.rows` for the columns.
-    - `reward`: a function, several, or "path/to/file.py:name"; see `tasks.rewards`.
+    - `reward`: a function, several, or "path/to/file.py:name"; see the same.
     - `callbacks`: functions that are called after each step, before it is stored, with its
       `grpo.records.StepReport`. Numbers that they add to its metrics are stored as well.
 
     The `options` are keywords for the rows, with their defaults, and settings of the run:
 
     - ``columns={}``: what the columns are called, e.g. ``{"prompt": "question"}``.
-    - ``reward_range=(0, 1)``: where the sum of the rewards lies, with ``reward_weights={}``.
-    - ``reward_timeout=60``, ``reward_workers=32``: the most seconds of a call, and how many calls
-      run side by side.
+    - ``reward_range=(0, 1)``: where the sum of the rewards lies.
+    - ``reward_timeout=60``: the most seconds of a call.
     - any setting of `train.py --help-all`: `model`, `steps`, `system`, `name`, ... The `loss` may
       be a function (see `grpo.learn.loss`). With ``resume="runs/NAME"``, or True for the
       latest run, functions and `data` are given again.

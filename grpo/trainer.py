@@ -56,7 +56,6 @@ from tasks.base import COMPONENT, Problem, Task, calling, credits_of, problems_o
 from tasks.registry import load_task
 from tasks.scoring import range_of
 from tasks.supply import Supply, read_problems, split_of
-from tasks.user_code import process_unchanged
 
 MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for one step
 
@@ -567,15 +566,15 @@ def apply_control(
 def run_callback(callback: Callback, report: StepReport) -> None:
     """Call `callback` with the report of a step.
 
-    Raises UserError if it is a coroutine function, if it raises, if it changes the process
-    (`process_unchanged`) or what the run stores, or if it adds a metric that is not a number.
+    Raises UserError if it is a coroutine function, if it raises, if it changes what the run stores,
+    or if it adds a metric that is not a number.
     """
     where = f"callback {getattr(callback, '__name__', type(callback).__name__)}"
     if inspect.iscoroutinefunction(callback):
         raise UserError(f"{where}: is async, and nothing would wait for it; give a plain function")
 
     metrics, stored = dict(report.metrics), _stored(report)
-    with process_unchanged(where), calling(f"{where}, step {report.step}"):
+    with calling(f"{where}, step {report.step}"):
         callback(report)
 
     if _stored(report) != stored:

@@ -1,196 +1,208 @@
-r"""Read the integer that a text gives as its answer. Training and evaluation share these rules.
+r"""Read the answer of a completion: where it stands, and which number it is.
 
-Reasoning is not part of the answer: if the text has a ``</think>``, only what follows the last one
-is read. The integer is looked for in the first of these places that the text has, and in no other,
-so further guesses elsewhere earn nothing:
+Training and evaluation share these rules. Reasoning is not part of the answer: if the text has a
+``</think>``, only what follows the last one is read, and a ``<think>`` that is never closed means
+that there is no answer; one that the chat template opened counts as well.
 
-1. the last ``\boxed{...}``; inside it, rules 2 and 3 apply;
-2. what follows the last ``=``, "equals", "answer is", "answer:" or ``<answer>``, or the last "is"
-   (are, makes, gives, ...) before a number, as in "37 + 15 is 52";
-3. the whole text.
+`final_answer` is for completions that reason first. The answer is the first of these that the text
+has:
 
-All numbers in that place must be readable and have the same value; the reader never picks one of
-several. Digits glued to letters are words ("x2", "3rd", "42kg"). The reasons to refuse a text are
+1. what follows the last "Answer:" (or "The final answer:") at the beginning of a line, to the end
+   of that line. If nothing else is in that line, it is the last box below it, or the next line that
+   is not empty; if nothing is below it either, that "Answer:" does not count;
+2. the content of the last ``\boxed{...}``;
+3. what follows the last ``####``, to the end of that line (the form of GSM8K);
+4. what follows the last "answer is", to the end of that sentence (the form of the chains of thought
+   of arXiv:2201.11903, by which models are often prompted).
 
-- empty; no number; too long (more than MAX_CHARACTERS of text, or MAX_DIGITS digits);
-- not an integer: 1.0, .5, 1e5, 0x1F, 42 %, 4 million, 5^2, 5!, ``\frac{3}{4}``, an expression that
-  is not worked out (7 * 7, 3/4), a bound (x > 52, ≈ 52);
-- malformed grouping: 12,34  1,2,3  1,234 567. Accepted: 1,234  1 234  1_234  ``1{,}234``;
-- unclear sign: "- 42" (or a bullet?), --42, –42 (en dash), minus 42. Accepted: -42, +42, −42, -$42;
-- other digits: ٤٢; only 0 to 9 count. Accepted: 007 is 7;
-- several answers: "12, 13", "12 or 13", "52, not 53". Accepted: "52. Yes, 52.";
-- denied: "not", "n't", "never", "wrong" ... in the answer or before it in its sentence;
-- open box, open reasoning: ``\boxed{4`` or ``<think>52`` was cut off.
+`integer_in` is for bare answers. The integer is looked for in the last box, else behind the last
+"=", "answer:" or "is" before a number, else in the whole text.
 
-Digits are grouped as one to three digits, then groups of exactly three with the same separator: a
-comma, an underscore or one space. So "12 345" is read as 12345, although two numbers may have been
-meant. The time is linear in the length of the text.
+All numbers in that place must have the same value; the reader never picks one of several. Formulas
+that are not worked out (7 * 7), bounds and denials are no numbers.
 """
 
 import re
-from typing import NamedTuple
+from fractions import Fraction
+from itertools import pairwise
 
-MAX_CHARACTERS = 100_000
-MAX_DIGITS = 640  # up to here int() takes any digits, whatever sys.set_int_max_str_digits says
+# No answer is longer, and no number in one.
+MAX_CHARACTERS = 1000
+MAX_DIGITS = 100
 
-
-class Answer(NamedTuple):
-    """The integer that was read, or the reason why none was, one of those in the list above."""
-
-    value: int | None
-    reason: str | None
-
-
+_ANSWER = re.compile(
+    r"^[ \t>*_#]*(?:the[ ])?(?:final[ ])?answer[ \t*_]*:", re.IGNORECASE | re.MULTILINE
+)
+_SENTENCE = re.compile(r"\banswer is:?(.*?)(?:[.!](?!\S)|$)", re.IGNORECASE | re.MULTILINE)
+_HASHES = re.compile(r"####(.*)$", re.MULTILINE)
+_BRACE = re.compile(r"(\\boxed\s*)?\{|\}")
 _THINKING = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
-_BOX = re.compile(r"\\f?boxed\s*+\{")
+
+# What the integer of a bare answer follows.
 _MARKER = re.compile(
+    r"(?<![<>!])=|<answer>|\banswer\W{0,4}(?::|is\b)|\bequals\b|\b(?:is|makes|gives)\b(?=[\W_]{0,8}\d)",
+    re.IGNORECASE,
+)
+
+# A number with its sign and currency: 2 1/2, or with groups of three digits, a fraction part or a
+# denominator.
+_NUMBER = re.compile(
     r"""
-    (?<![<>!])=>? | \b equals \b | \b answer \b \W{0,8}? (?: \b is \b | : ) | <answer>
-  | \b (?: is | are | was | were | equal | makes? | gives? | yields? ) \b
-    (?: \s++ (?: equal \s++ to | [a-z]{1,12}ly | thus | therefore | then | now | just | us ) \b )?+
-    (?= [\W_]{0,8}? \d )
+    (?P<sign> [-+−–] | \b (?: minus | negative ) \b )? \s? [$€£¥]? \s?
+    (?: (?P<whole> \d++ ) \s++ (?P<over> \d++ ) \s? / \s? (?P<under> \d++ )
+      | (?P<digits> \d{1,3} (?P<joint> [,_ \u00a0\u2007\u2009\u202f] ) \d{3}
+            (?: (?P=joint) \d{3} )* (?! \d ) (?: \.\d* )?
+          | \d+ (?: \.\d* )? | \.\d+ )
+        (?: \s? / \s? (?P<denominator> \d+ ) )? )
     """,
-    re.VERBOSE | re.IGNORECASE,
+    re.VERBOSE,
 )
-_SENTENCE_END = re.compile(r"[.!?](?=\s)|\n")
-_DENIAL = re.compile(
-    r"\b(?:not|cannot|never|neither|nor|wrong|incorrect|false)\b|n['’]t\b", re.IGNORECASE
-)
+_FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
+_MARKS = re.compile(r"\\(?:text|mathrm|boxed|left|right|[,;!$%])|[{}*`]")
+_UNIT_POWER = re.compile(r"(?<=m|t)\^?[23](?!\d)|(?<=\bin)\^?[23](?!\d)")  # m2, ft^2, in3
 
 # What makes the value another one than that of the number which stands there.
-_CHANGED = re.compile(
+_NO_ANSWER = re.compile(
     r"""
-    [√∛∜^‰≤≥≠≈~] | \d [\s*_`$)}\\]{0,8} [%!]
-  | \\ (?: [cdt]?frac | sqrt | binom | leq? | geq? | lt | gt | neq? | approx ) (?! [a-z] )
-  | \b (?: percent | dozen | hundred | thousand | million | billion | trillion ) \b
-  | \b than \b | \b (?: least | most | above | below | over | under ) \s++ [\W_]{0,8}? \d
-  | (?<! [-=|] ) [<>] =? [\s*_`$({-]*+ \d | \d \s*+ (?: [<>](?!\|) | != ) | !=
-    """,
-    re.VERBOSE | re.IGNORECASE,
-)
-# Tags, marks of quoted lines, and labels that begin a line ("Step 2:"), which are no answers.
-_SKIPPED = re.compile(
-    r"</?[A-Za-z][^<>\n]*+>|^>+|^[\s#>*_•-]{0,8}[A-Z][a-z]*+ \d{1,3}[*_]*+:(?!\S)", re.MULTILINE
-)
-
-# A number with what stands before it, or a word that may have digits (x2, x-2). Signs without a
-# number are a token as well, so that a run of them is not scanned again from each of its places.
-_SIGNS = (
-    r"(?:(?:[-+−\u2010-\u2013\u207b\ufe63\uff0b\uff0d±∓]|\b(?:minus|negative)\b)[\s*_`$({\[]*+)"
-)
-_TOKEN = re.compile(
-    rf"""
-    (?P<prefix> {_SIGNS}*+ [$€£]?+ )
-    (?P<body> (?: (?<!\.)\. )?\d++ (?: [.,_ \u00a0\u2007\u2009\u202f] \d++ )*+ )
-    (?P<word> [^\W\d_]\w*+ )?+
-  | {_SIGNS}++ | [^\W\d_]\w*+ (?: [-+−./*^]\d\w*+ )*+
+    \\? sqrt | \\ (?: pi | binom | log | ln | sin | cos | tan ) (?! [a-z] ) | [√∛π¼-¾⅐-⅞]
+    | \b (?: hundred | thousand | million | billion | trillion ) \b
+    | \d [kK] \b | \d [²³] | (?<!\S)[<>]=?\s*\d | [≤≥≠≈]
+    | \b (?: more | less | fewer | greater ) \s+ than \s+ \W? \d
+    | \b (?: twice | double | triple | half ) (?: \s+ of )? \s+ \W? \d | \b and \s+ a \s+ half \b
+    | \b (?: not | never ) \b | n['’]t \b
     """,
     re.VERBOSE | re.IGNORECASE,
 )
 
-# Digits with letters are a word (42kg), unless both are a number (1e5, 0x1F).
-_LITERAL = re.compile(r"[\d.]+e\d*|0[xob]\w+", re.IGNORECASE)
-_GROUPED = re.compile(r"\d+|\d{1,3}([,_ \u00a0\u2007\u2009\u202f])\d{3}(?:\1\d{3})*")
-
-# Between two numbers that belong to one expression: no white space (10:30), or an operator.
-_TIED = re.compile(
-    r"\S*+ | [\s()\[\]{}$\\]* (?: [/÷*×·⋅:x] | times | cdot | div | mod ) [\s()\[\]{}$\\]*",
+# What stands between the numbers of a formula: "9 + 9" is no 9.
+_OPERATOR = re.compile(
+    r"""
+    (?: [-+−–×·÷/^] | \A : | \b (?: x | times | plus | minus | mod | choose | cdot | div ) )
+    \s* [$€£¥]? \s* \Z
+    """,
     re.VERBOSE | re.IGNORECASE,
 )
-_READABLE = re.compile(r"[-+−]?[$€£]?")  # prefixes that leave an integer readable
+_PRODUCT = re.compile(r"(?<=\d)\s*\*\*?\s*(?=[-+$€£¥.]?\d)")  # no mark of bold text
 
 
-def extract(text: str) -> Answer:
-    r"""Return the integer that `text` answers with, or why there is none.
+def final_answer(text: str) -> str | None:
+    r"""Return the answer in a completion that reasons first; None if there is none.
 
-    >>> extract("37 + 15 = **1,052** apples")
-    Answer(value=1052, reason=None)
-    >>> extract("12, 13, 14")
-    Answer(value=None, reason='several answers')
+    >>> final_answer("6 times 7 is 42.\nAnswer: **42**.")
+    '42'
     """
-    if len(text) > MAX_CHARACTERS:
-        return Answer(None, "too long")
-
-    *_, text = re.split(r"</think(?:ing)?>", text, flags=re.IGNORECASE)
-    if _THINKING.search(text):
-        return Answer(None, "open reasoning")
-    if not text.strip():
-        return Answer(None, "empty")
-
-    sign = ""
-    if boxes := list(_BOX.finditer(text)):
-        end = _closing_brace(text, boxes[-1].end())
-        if end is None:
-            return Answer(None, "open box")
-        before, text = text[: boxes[-1].start()], text[boxes[-1].end() : end]
-        sign = re.sub(r"[\s*_`$({\[]", "", before[-8:])[-1:]
-        if _DENIAL.search(_last_sentence(before)):
-            return Answer(None, "denied")
-
-    start = max((found.end() for found in _MARKER.finditer(text)), default=0)
-    place = text[start:]
-    if _DENIAL.search(_last_sentence(text[:start]) + place):
-        return Answer(None, "denied")
-    return _value_in(sign + place if sign in tuple("-+−–≤≥≠≈<>") else place)
-
-
-def _closing_brace(text: str, start: int) -> int | None:
-    """Return where the brace that opens just before `start` is closed; None if it is not."""
-    depth = 1
-    for match in re.finditer(r"\\.|[{}]", text[start:]):
-        depth += {"{": 1, "}": -1}.get(match.group(), 0)
-        if depth == 0:
-            return start + match.start()
-    return None
-
-
-def _last_sentence(text: str) -> str:
-    """Return the last sentence of `text`, which may be unfinished."""
-    return text[max((end.end() for end in _SENTENCE_END.finditer(text)), default=0) :]
-
-
-def _value_in(place: str) -> Answer:
-    """Return the value that all numbers in `place` share, or why there is none."""
-    place = _SKIPPED.sub(" ", place).replace("{,}", ",").replace("\\,", ",").replace("\\$", "$")
-    if _CHANGED.search(place):
-        return Answer(None, "not an integer")
-
-    found = []
-    end = None  # of the number before
-    for token in _TOKEN.finditer(place):
-        answer = _number(token)
-        if answer is None:
-            continue
-        if answer.reason:
-            return answer
-        if end is not None and _TIED.fullmatch(place, end, token.start()):
-            return Answer(None, "not an integer")
-        found.append(answer)
-        end = token.end()
-
-    if not found:
-        return Answer(None, "no number")
-    return found[0] if len(set(found)) == 1 else Answer(None, "several answers")
-
-
-def _number(token: re.Match) -> Answer | None:
-    """Return the number in a token, or why it is refused; None if the token is a word."""
-    prefix, body, word = token["prefix"], token["body"], token["word"] or ""
-    if body is None or (word and not _LITERAL.fullmatch(body + word)):
+    said = _said(text)
+    if said is None:
         return None
-    if word or "." in body:
-        return Answer(None, "not an integer")
+    places = (
+        *_after_answer(said),
+        _last_box(said),
+        _last(_HASHES, said),
+        _last(_SENTENCE, said),
+    )
+    return next(filter(None, (_bare(found or "") for found in places)), None)
 
-    digits = re.sub(r"\D", "", body)
-    if not digits.isascii():
-        return Answer(None, "other digits")
-    if not _GROUPED.fullmatch(body):
-        has_separator = "," in body or "_" in body
-        return Answer(None, "malformed grouping" if has_separator else "several answers")
-    if not _READABLE.fullmatch(prefix):
-        return Answer(None, "unclear sign")
-    if len(digits) > MAX_DIGITS:
-        return Answer(None, "too long")
 
-    value = int(digits)
-    return Answer(-value if prefix[:1] in ("-", "−") else value, None)
+def integer_in(text: str) -> tuple[int | None, str | None]:
+    r"""Return the integer that a bare answer gives, or None and why there is none.
+
+    >>> integer_in("37 + 15 = **1,052** apples"), integer_in("12 or 13")
+    ((1052, None), (None, 'not one integer'))
+    """
+    said = _said(text)
+    if said is None:
+        return None, "open reasoning"
+    place = _last_box(said)
+    if place is None:
+        place = said[max((found.end() for found in _MARKER.finditer(said)), default=0) :]
+    if not re.search(r"\d", place):
+        return None, "no number"
+    number = number_of(place)
+    if number is None or number.denominator != 1:
+        return None, "not one integer"
+    return int(number), None
+
+
+def number_of(text: str) -> Fraction | None:
+    r"""Return the number in an answer; None if it has none, or several.
+
+    >>> number_of("$1,234.50"), number_of("9 * 2 = 18 dollars"), number_of("12 or 13")
+    (Fraction(2469, 2), Fraction(18, 1), None)
+    """
+    if len(text) > MAX_CHARACTERS or _NO_ANSWER.search(text):
+        return None
+    text = _bare(_PRODUCT.sub(" × ", text))
+    plain = _FRACTION.sub(r" \1\2/\3\4 ", text.replace("{,}", ","))
+    plain = _MARKS.sub(" ", plain)
+
+    _, _, result = plain.rpartition("=")
+    result = _UNIT_POWER.sub("", result)
+    numbers = list(_NUMBER.finditer(result))
+    for one, other in pairwise(numbers):
+        start = max(other.start("whole"), other.start("digits"))  # one of them is -1
+        if _OPERATOR.search(result[one.end() : start]):
+            return None
+    values = {_value(found) for found in numbers}
+    return values.pop() if len(values) == 1 else None
+
+
+def _value(found: re.Match[str]) -> Fraction | None:
+    if len(found[0]) > MAX_DIGITS:
+        return None
+    whole, over, under = found["whole"], found["over"], found["under"]
+    try:
+        if whole is not None:
+            value = int(whole) + Fraction(int(over), int(under))
+        else:
+            digits = re.sub(r"[^\d.]", "", found["digits"]).removesuffix(".")
+            value = Fraction(digits) / int(found["denominator"] or 1)
+    except ZeroDivisionError:
+        return None
+    return value if found["sign"] in (None, "+") else -value
+
+
+def _said(text: str) -> str | None:
+    """Return what follows the reasoning; None if the reasoning is not closed."""
+    ends = [tag.end() for tag in _THINKING.finditer(text) if tag[1]]
+    said = text[ends[-1] :] if ends else text
+    return None if _THINKING.search(said) else said
+
+
+def _after_answer(text: str) -> list[str | None]:
+    """Return where an answer may stand after the last "Answer:"; [] if there is none."""
+    _, *after = _ANSWER.split(text)
+    if not after:
+        return []
+    line, *below = after[-1].split("\n")
+    return [line] if _bare(line) else [_last_box("\n".join(below)), *below]
+
+
+def _bare(answer: str) -> str:
+    """Return an answer without emphasis or a box around it and without a full stop at its end."""
+    before = None
+    while answer != before:
+        before = answer
+        answer = answer.strip().strip("*_`$").removesuffix(".")
+        box = _last_box(answer)
+        if box is not None and answer == f"\\boxed{{{box}}}":
+            answer = box
+    return answer
+
+
+def _last(pattern: re.Pattern[str], text: str) -> str | None:
+    found = pattern.findall(text)
+    return found[-1] if found else None
+
+
+def _last_box(text: str) -> str | None:
+    """Return the content of the last box that is closed; None if there is none."""
+    last = None
+    is_open: list[tuple[int, bool]] = []  # where each open brace ends, and whether a box begins
+    for brace in _BRACE.finditer(text):
+        if brace[0] != "}":
+            is_open.append((brace.end(), brace[1] is not None))
+        elif is_open:
+            start, is_box = is_open.pop()
+            if is_box and (last is None or start > last[0]):
+                last = start, brace.start()
+    return None if last is None else text[slice(*last)]

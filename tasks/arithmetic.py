@@ -27,37 +27,31 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from data.errors import UserError
-from tasks.answers import Answer, extract
+from tasks.answers import integer_in
 from tasks.base import Problem, Score, key_of, split_of_key
-from tasks.scoring import explain_parts, has_numbers
 
 PROMPT = "What is {}? No working: answer with the bare integer only."
 
-# The factors and divisors in a chain.
+# Sums and differences in a chain use these numbers, products the FACTORS.
+OPERANDS = range(1, 51)
 FACTORS = range(2, 10)
 
 
-def chain(
-    steps: int, operands: range, operators: str, rng: random.Random
-) -> tuple[str, list[int], str]:
+def chain(steps: int, rng: random.Random) -> tuple[str, list[int], str]:
     """Return an expression of `steps` operations, the value after each, and its canonical form.
 
-    Sums and differences use `operands`, products and quotients use FACTORS. Divisions have no
-    remainder: if no factor divides the value, another operator is drawn, or + if there is no other.
     The canonical form has no brackets, and the first two operands are sorted if they can be
     swapped.
     """
-    value = rng.choice(operands)
+    value = rng.choice(OPERANDS)
     text = str(value)
     canonical = ""
     last = ""  # the operator before
     values: list[int] = []
 
     for _ in range(steps):
-        divisors = [n for n in FACTORS if value % n == 0]
-        operator = rng.choice(operators if divisors else operators.replace("/", "") or "+")
-        choices = {"*": FACTORS, "/": divisors}.get(operator, operands)
-        operand = rng.choice(choices)
+        operator = rng.choice("+-*")
+        operand = rng.choice(FACTORS if operator == "*" else OPERANDS)
 
         if values:
             canonical = f"{canonical} {operator} {operand}"
@@ -71,12 +65,7 @@ def chain(
         text = f"{text} {operator} {operand}"
         last = operator
 
-        value = {
-            "+": value + operand,
-            "-": value - operand,
-            "*": value * operand,
-            "/": value // operand,
-        }[operator]
+        value = {"+": value + operand, "-": value - operand, "*": value * operand}[operator]
         values.append(value)
     return text, values, canonical
 
@@ -97,11 +86,7 @@ def _integers_of(digits: int) -> range:
 
 
 class Arithmetic:
-    """Problems of one family, scored as the head of this file says.
-
-    `family` is "chain" or "product". For chains, `operands` is the range of the numbers that are
-    added and subtracted, e.g. "1-50", and `operators` are some of "+-*/".
-    """
+    """Problems of one `family`, "chain" or "product", scored as the head of this file says."""
 
     name = "arithmetic"
     rewards = ()
@@ -109,25 +94,12 @@ class Arithmetic:
     level_unit = ""
     reads_reasoning = True
     placeholders = {"expression": lambda data: data["expression"]}
-    options = {
-        "family": "chain or product (default: chain)",
-        "operands": "of sums and differences in chains, e.g. 1-50 (the default)",
-        "operators": "of chains, some of +-*/ (default: +-*)",
-    }
+    options = {"family": "chain or product (default: chain)"}
 
-    def __init__(self, family: str = "chain", operands: str = "1-50", operators: str = "+-*"):
+    def __init__(self, family: str = "chain"):
         if family not in ("chain", "product"):
             raise UserError(f"--family {family}: give chain or product")
-
-        low, dash, high = operands.partition("-")
-        if not (low.isdecimal() and dash and high.isdecimal() and int(low) < int(high)):
-            raise UserError(f"--operands {operands}: give the smallest and the largest, e.g. 1-50")
-        if not operators or set(operators) - set("+-*/"):
-            raise UserError(f"--operators {operators}: give some of +-*/, e.g. +-")
-
         self.family = family
-        self.operands = range(int(low), int(high) + 1)
-        self.operators = operators
 
     @property
     def default_level(self) -> int:
@@ -167,15 +139,14 @@ class Arithmetic:
             if split_of_key(problem.key) == split:
                 return problem
         raise UserError(
-            f"--level {level}: no {self.family} of the {split} split was found; widen --operands "
-            "or raise --level"
+            f"--level {level}: no {self.family} of the {split} split was found; raise --level"
         )
 
     def _draw(self, level: int, rng: random.Random) -> Problem:
         if self.family == "product":
             text, values, canonical = product(divmod(level, 10), rng)
         else:
-            text, values, canonical = chain(level, self.operands, self.operators, rng)
+            text, values, canonical = chain(level, rng)
 
         return Problem(
             self.name,
@@ -212,7 +183,7 @@ class Arithmetic:
           ones and at the leading digit; "011" means that the last two do;
         - `relative_error`.
         """
-        return [_score(extract(text), int(problem.target)) for text in completions]
+        return [_score(text, int(problem.target)) for text in completions]
 
     @staticmethod
     def unended(problem: Problem, completion: str, score: Score) -> Score:
@@ -230,13 +201,10 @@ class Arithmetic:
             return f"{earned} = the answer {problem.target} is right"
         if parts.get("reason"):
             return f"{earned} = no answer was read: {parts['reason']}"
-        texts = (parts.get("answer"), parts.get("digits_right"))
-        if not (has_numbers(parts, "relative_error") and all(isinstance(t, str) for t in texts)):
-            return explain_parts(score)
 
         # There are as many places as the longer number has digits; a wrong sign makes all wrong.
         places = max(len(parts["answer"].lstrip("-")), len(problem.target.lstrip("-")))
-        right = parts["digits_right"].count("1") if parts.get("sign") else 0
+        right = parts["digits_right"].count("1") if parts["sign"] else 0
         error = parts["relative_error"]
         near = (
             f"0.2 × (1 − relative error {error:.3f})" if error < 1 else "0 (off by 100 % or more)"
@@ -247,12 +215,12 @@ class Arithmetic:
         )
 
 
-def _score(answer: Answer, target: int) -> Score:
+def _score(text: str, target: int) -> Score:
     """Return the score of an answer; the head of this file defines the reward."""
-    if answer.value is None:
-        return Score(0.0, {"answer": None, "reason": answer.reason})
+    value, reason = integer_in(text)
+    if value is None:
+        return Score(0.0, {"answer": None, "reason": reason})
 
-    value = answer.value
     is_right = value == target
     written, wanted = str(abs(value)), str(abs(target))
     has_right_sign = (value < 0) == (target < 0)
@@ -261,11 +229,7 @@ def _score(answer: Answer, target: int) -> Score:
     from_left = _agreeing(written, wanted)
     from_right = _agreeing(written[::-1], wanted[::-1])
     share = has_right_sign * sum(from_right) / max(len(written), len(wanted))
-
-    # The limit keeps the division from overflowing.
-    error = abs(value - target)
-    size = max(1, abs(target))
-    relative_error = error / size if error < 1000 * size else 1000.0
+    relative_error = min(abs(value - target) / max(1, abs(target)), 1000.0)
 
     parts = {
         "answer": str(value),

@@ -1,15 +1,10 @@
-"""Check, from what a run has stored, that no evaluated problem was trained on, and that rewards
-belong to their problems.
+"""Check, from what a run has stored, that no evaluated problem was trained on.
 
     python -m tasks.audit runs/NAME [runs/NAME ...]
 
 The audit reads all problems of all stored steps and evaluations, and computes the key of each again
-from the problem's own data. So it finds a forged key, a changed list of seen problems, two problems
-that differ only in the order of their factors, and a corpus that has changed since the run.
-
-It has the task score the right answers of some of these problems for each other as well. So it
-finds a reward that is shifted by a problem, or that pays any answer; the rewards that the run has
-stored are not read. A task with continuous rewards, whose targets never score 1, is not judged.
+from the problem's own data. So it finds a forged key, a changed list of seen problems, and two
+problems that differ only in the order of their factors.
 
 The exit status is 0 if nothing is found, 1 if something is (one line each), and 2 if the run cannot
 be read.
@@ -17,29 +12,16 @@ be read.
 
 import re
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypedDict
 
 from data.errors import Parser, UserError, blaming, exit_status
-from data.files import (
-    check_links,
-    kind_of,
-    read_json,
-    read_jsonl,
-    read_jsonl_zst,
-    read_yaml,
-    wrong_lines,
-)
-from data.text import escape_control, shortened
-from tasks.base import Problem, Task, compares, sources_of, summary_of
+from data.files import check_links, read_json, read_jsonl, read_jsonl_zst, read_yaml
+from data.text import escape_control
+from tasks.base import Problem, Task
 from tasks.registry import load_task, require_trusted_task
-from tasks.scoring import scores_of
-
-# Problems whose right answers are scored for each other, and completions of one call of `score`.
-SCORED = 16
-AT_ONCE = 4
 
 _NAME = re.compile(r"(step|eval|promotion|imitation|imitated)-(\d+)\.jsonl\.zst")
 
@@ -62,9 +44,7 @@ class StoredProblems:
     - `evaluated`: the file of each evaluated problem, by key and turns;
     - `shown`: the file of each example that a prompt shows with its answer, by key;
     - `by_step`: the stored keys of the problems trained on at each step; step 0 is the imitation;
-    - `evaluations`: the steps of the stored evaluations;
-    - `wrong_keys`: a line for each problem whose stored key is not that of its data;
-    - `by_target`: a problem for each right answer, the first one, trained on or evaluated.
+    - `wrong_keys`: a line for each problem whose stored key is not that of its data.
 
     Other keys are those computed again from the problem's data.
     """
@@ -73,9 +53,7 @@ class StoredProblems:
     evaluated: dict[tuple[str, Turns], str] = field(default_factory=dict)
     shown: dict[str, str] = field(default_factory=dict)
     by_step: dict[int, set[str]] = field(default_factory=dict)
-    evaluations: set[int] = field(default_factory=set)
     wrong_keys: list[str] = field(default_factory=list)
-    by_target: dict[str, Problem] = field(default_factory=dict)
 
 
 def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str], str]:
@@ -95,11 +73,7 @@ def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str]
     found = [
         *stored.wrong_keys,
         *_evaluated_again(stored, before, start),
-        *_wrong_start(start, before),
         *_wrong_lists(folder, listed, before, stored.by_step),
-        *_wrong_logs(folder, stored),
-        *_other_sources(config, task),
-        *_wrong_rewards(task, list(stored.by_target.values())),
     ]
     return found, _summary(stored, before, start)
 
@@ -113,8 +87,6 @@ def _read_stored(folder: Path, task: Task) -> StoredProblems:
 
     stored = StoredProblems()
     for path, kind, step in files:
-        if kind == "eval":
-            stored.evaluations.add(step)
         for line in read_jsonl_zst(path, StoredGroup):
             problem = Problem(**line["problem"])
             key = task.key(problem) if hasattr(task, "key") else problem.key
@@ -124,12 +96,7 @@ def _read_stored(folder: Path, task: Task) -> StoredProblems:
                     f"data give {key}"
                 )
 
-            with blaming(f"{path}: has a conversation that is not what a run writes"):
-                turns = problem.turns
-                hash(turns)  # a key below; of texts alone
-
-            if problem.target:
-                stored.by_target.setdefault(problem.target, problem)
+            turns = problem.turns
             for example in line.get("shots", ()):
                 stored.shown.setdefault(example, path.name)
             if kind in ("step", "imitation"):
@@ -173,7 +140,8 @@ def _listed(folder: Path) -> tuple[dict[int, set[str]], set[str]]:
     """Return the keys in seen.jsonl: by step (0 is the imitation), and those of earlier runs."""
     listed: dict[int, set[str]] = {}
     before: set[str] = set()
-    for line in _log(folder, "seen.jsonl"):
+    path = folder / "seen.jsonl"
+    for _, line in read_jsonl(path, is_log=True) if path.exists() else ():
         if line["step"] == 0 and not line.get("imitated"):
             before |= set(line["keys"])
         else:
@@ -181,129 +149,26 @@ def _listed(folder: Path) -> tuple[dict[int, set[str]], set[str]]:
     return listed, before
 
 
-def _wrong_start(start: str | None, before: set[str]) -> list[str]:
-    """Return how the keys from `before` the run differ from those in the checkpoint `start`.
-
-    Returns [] if the run did not begin with a checkpoint, or if that no longer exists.
-    """
-    path = Path(start or "", "trainer.json")
-    if not (start and kind_of(path) == "file"):
-        return []
-    return _compare("seen.jsonl, step 0", before, set(read_json(path)["trainer"]["seen"]))
-
-
 def _wrong_lists(
     folder: Path, listed: dict[int, set[str]], before: set[str], by_step: dict[int, set[str]]
 ) -> list[str]:
     """Return how seen.jsonl and the checkpoints differ from the stored steps.
 
-    `listed` are the keys in seen.jsonl by step, `before` those that an earlier run trained on.
+    `listed` are the keys in seen.jsonl by step, `before` those that an earlier run trained on. What
+    a killed run wrote after its last checkpoint may be incomplete, and is not compared.
     """
-    found = []
-    last = _last_whole_step(folder, by_step)
-    for step in sorted(listed.keys() | by_step.keys()):
-        if step <= last:
-            found += _compare(
-                f"seen.jsonl, step {step}", listed.get(step, set()), by_step.get(step, set())
-            )
-
-    for path, trainer in _trainers(folder).items():
-        expected = before.union(
-            *(keys for step, keys in by_step.items() if step <= trainer["done"])
-        )
-        found += _compare(f"{path.parent.name}/trainer.json", set(trainer["seen"]), expected)
-    return found
-
-
-def _trainers(folder: Path) -> dict[Path, dict[str, Any]]:
-    """Return the state of the trainer in each checkpoint, by its file."""
     paths = sorted((folder / "checkpoints").glob("step-*/trainer.json"))
-    return {path: read_json(path)["trainer"] for path in paths}
+    trainers = {path: read_json(path)["trainer"] for path in paths}
+    last = max((trainer["done"] for trainer in trainers.values()), default=0)
 
-
-def _log(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Return the lines of a log of the run; [] if it is gone."""
-    path = folder / name
-    return [line for _, line in read_jsonl(path, is_log=True)] if path.exists() else []
-
-
-def _last_whole_step(folder: Path, by_step: Collection[int]) -> int:
-    """Return the last step of which everything must be stored.
-
-    A killed run may have written a part of its last step, which a resumed one makes again.
-    """
-    logged = {line["step"] for line in _log(folder, "metrics.jsonl")}
-    last = max({*logged, *by_step}, default=0)
-    is_saved = any(trainer["done"] >= last for trainer in _trainers(folder).values())
-    return last if is_saved else last - 1
-
-
-def _wrong_logs(folder: Path, stored: StoredProblems) -> list[str]:
-    """Return the steps that a log lacks or has twice, and evaluations that eval.jsonl lacks."""
-    last = _last_whole_step(folder, stored.by_step)
-    expected = [f"step {step}" for step in range(1, last + 1)]
-    steps = {"rollouts/": list(stored.by_step)}
-    for name in ("metrics.jsonl", "seen.jsonl", "groups.jsonl"):
-        steps[name] = [line["step"] for line in _log(folder, name) if line["step"]]
-    found = [
-        f"{name}: {wrong}"
-        for name, numbers in steps.items()
-        for wrong in wrong_lines([f"step {number}" for number in numbers], expected)
-    ]
-
-    reported = {line["step"] for line in _log(folder, "eval.jsonl") if line["purpose"] == "report"}
-    missing = sorted(step for step in stored.evaluations - reported if step <= last)
-    return found + [f"eval.jsonl: lacks the report of step {step}" for step in missing]
-
-
-def _other_sources(config: dict, task: Task) -> list[str]:
-    """Return how today's texts differ from those of the run.
-
-    With other texts the same seed makes other problems.
-    """
-    facts = config.get("facts") or {}
-    then, now = (facts.get("fingerprints") or {}).get("corpus"), sources_of(task)
-    if not then or then == summary_of(now):
-        return []
-    return [
-        f"the corpus has changed since the run: {then} then, {summary_of(now)} now; "
-        "the same seed would draw other problems"
-    ]
-
-
-def _wrong_rewards(task: Task, problems: Sequence[Problem]) -> list[str]:
-    """Return how the rewards of right answers are wrong: for their own problem, or for another."""
-    if compares(task):  # what an answer earns depends on the others
-        return []
-    problems = problems[:SCORED]  # neighbours, as they were drawn
-    targets = [problem.target for problem in problems]
-    right = [_right(task, problem, targets) for problem in problems]
-    if not any(map(any, right)):  # continuous rewards
-        return []
-
-    wrong = [i for i, row in enumerate(right) if not row[i]]
-    others = [i for i, row in enumerate(right) if any(row[:i] + row[i + 1 :])]
-    if wrong:
-        shown = problems[wrong[0]]
-        swapped = len({*wrong} & {*others})
-        return [
-            f"rewards: {len(wrong)} of {len(problems)} right answers do not score 1, e.g. "
-            f"{shortened(shown.target)!r} to {_short(shown.prompt)}; for {swapped} of these "
-            "problems the right answer of another one does"
-        ]
-    # A few problems may share right answers that are written differently.
-    if 2 * len(others) > len(problems):
-        return [
-            f"rewards: for {len(others)} of {len(problems)} problems the right answer of another "
-            "one scores 1 as well"
-        ]
-    return []
-
-
-def _right(task: Task, problem: Problem, targets: Sequence[str]) -> list[bool]:
-    """Return which of the `targets` are right answers to a problem, as the task scores them."""
-    batches = [targets[i : i + AT_ONCE] for i in range(0, len(targets), AT_ONCE)]
-    return [score.exact for batch in batches for score in scores_of(task, problem, batch)]
+    found = []
+    for step in sorted(step for step in listed.keys() | by_step.keys() if step <= last):
+        in_list, trained = listed.get(step, set()), by_step.get(step, set())
+        found += _compare(f"seen.jsonl, step {step}", in_list, trained)
+    for path, trainer in trainers.items():
+        trained = before.union(*(keys for step, keys in by_step.items() if step <= trainer["done"]))
+        found += _compare(f"{path.parent.name}/trainer.json", set(trainer["seen"]), trained)
+    return found
 
 
 def _compare(where: str, listed: set[str], trained: set[str]) -> list[str]:
@@ -335,7 +200,7 @@ def report(arguments: list[str] | None) -> int:
     """Print what was found; return 1 if anything was."""
     parser = Parser(
         prog="python -m tasks.audit",
-        description="Look for evaluated problems that were trained on, and for shifted rewards.",
+        description="Look for evaluated problems that were trained on.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="runs/NAME")
     parser.add_argument(

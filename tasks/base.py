@@ -1,19 +1,20 @@
 """What a task is: it makes problems of a level and a split, and scores completions of them."""
 
-import copy
 import hashlib
 import json
 import math
-import numbers
 import operator
-import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from os import sep
+from random import Random
 from typing import Any, Protocol
 
 from data.errors import UserError
-from data.text import is_encodable, shown
-from tasks.user_code import TaskError, calling
+from data.text import shortened, shown
 
 SPLITS = ("train", "validation", "test")
 
@@ -99,7 +100,7 @@ class Task(Protocol):
 
     - `reward_range`: the lowest and the highest reward, by default (0.0, 1.0). None means unknown:
       then no group is called failed, only right answers solved, and each score gives its `value`;
-    - `score_groups(groups)`: the scores of several groups at once, `watch(show)`, `compares`;
+    - `score_groups(groups)`: the scores of several groups at once; `compares`;
     - `credits(problem, completions)`, `draft(problem)`;
     - `unended(problem, completion, score)`: the score of a completion that the token budget cut
       off, from the one that it would have had with an end. Without it the reward stays;
@@ -111,7 +112,7 @@ class Task(Protocol):
       run begins with the easier levels of `tasks.supply.LADDER`;
     - `key(problem)`, the canonical key, computed again from `problem.data`;
     - `problems(split)`, `notes`, `mistakes`;
-    - `sources()`, `unseen(known)`, `foreign(level)`: of tasks that draw from texts;
+    - `sources()`, `foreign(level)`: of tasks that draw from texts;
     - `options`: flags and their help. Each is also a keyword of the constructor, which gets a text;
     - `placeholders`: what a wording may contain: by name, functions that make the text from a
       problem's data, e.g. ``{"words": lambda data: " ".join(data["words"])}``;
@@ -125,7 +126,7 @@ class Task(Protocol):
     rewards: tuple[str, ...]
     default_level: int
 
-    def make(self, level: int, split: str, rng: random.Random) -> Problem:
+    def make(self, level: int, split: str, rng: Random) -> Problem:
         """Return a problem of `split` ("train", "validation" or "test"), drawn only with `rng`."""
 
     def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
@@ -153,30 +154,55 @@ def worded(task: Task, problem: Problem) -> Problem:
     if not (wording and placeholders):
         return problem
 
-    try:
+    with calling(f"--wording: task {task.name}, problem {problem.key}: a placeholder"):
         texts = {name: text_of(problem.data) for name, text_of in placeholders.items()}
-    except (LookupError, TypeError) as error:
-        raise UserError(
-            f"task {task.name}, problem {problem.key}: its data lacks what the placeholders of "
-            f"--wording stand for ({type(error).__name__}: {error})"
-        ) from error
     return replace(problem, prompt=wording.format(**texts))
 
 
-# ---- checks of problems and tasks
+# ---- a user's own code, and checks of what it returns
 
 
-def check_task(task: Any, spec: str) -> None:
-    """Raise UserError unless `task` has what every task must have."""
-    where = f"--task {spec}"
-    name = getattr(task, "name", None)
-    if not isinstance(name, str) or not name:
-        raise UserError(f"{where}: its name is {name!r}; give the class a name, a text")
-    for method in ("make", "score"):
-        if not callable(getattr(task, method, None)):
-            raise UserError(
-                f"{where}: has no method {method}(); docs/data-and-tasks.md has an example"
-            )
+class TaskError(UserError):
+    """A task's own code is wrong; by a plain UserError a task refuses a level."""
+
+
+@contextmanager
+def calling(what: str) -> Iterator[None]:
+    """Run a task's own code within this block; `what` names the code, e.g. "task t: make()".
+
+    Turns any exception except UserError, and any attempt to exit, into a TaskError that names file
+    and line.
+    """
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        raise raised(what, error) from error
+
+
+# Where the code of Python and of installed packages begins.
+LIBRARIES = (
+    "<frozen ",
+    *(sysconfig.get_path(name) + sep for name in ("stdlib", "purelib", "platlib")),
+)
+
+
+def raised(what: str, error: BaseException) -> TaskError:
+    """Return the one-line error for what a user's own code raised, with its file and line.
+
+    That is the innermost line of the user's own, rather than one of a library that it calls.
+    """
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
+    last = (users or frames)[-1]
+    file, line = last.filename, last.lineno
+    if isinstance(error, SyntaxError) and error.filename:
+        file, line = error.filename, error.lineno
+
+    said = shortened(" ".join(str(error).split()), 300)
+    reason = f"{type(error).__name__}: {said}" if said else type(error).__name__
+    return TaskError(f"{what} raised {reason} ({file}, line {line})")
 
 
 FIELDS: dict[str, tuple[type, str]] = {
@@ -204,27 +230,17 @@ def check_problem(problem: Any, where: str) -> None:
     if not problem.key:
         raise TaskError(f"{where}: its key is empty; make one by key_of()")
 
-    turns = problem.data.get("messages") or []
-    if not isinstance(turns, list | tuple) or not all(map(_is_turn, turns)):
-        raise TaskError(
-            f"{where}: messages are {shown(turns)}; give a list of turns, each with role and "
-            "content, which are texts"
-        )
-
     try:
         json.dumps(problem.to_json(), ensure_ascii=False).encode()
+        "".join(text for turn in problem.turns for text in turn)
     except UnicodeEncodeError as error:
         raise TaskError(
             f"{where}: holds a lone surrogate, {error.object[error.start]!a}"
         ) from error
-    except (TypeError, ValueError, RecursionError) as error:
-        raise TaskError(f"{where}: data is not what JSON can hold ({error})") from error
-
-
-def _is_turn(turn: Any) -> bool:
-    return isinstance(turn, Mapping) and all(
-        isinstance(turn.get(name), str) for name in ("role", "content")
-    )
+    except (LookupError, TypeError, ValueError, RecursionError) as error:
+        raise TaskError(
+            f"{where}: its data, or the turns of its messages, are not what JSON can hold ({error})"
+        ) from error
 
 
 # ---- what a task may have besides, see `Task`
@@ -243,27 +259,6 @@ def asked(task: Task, name: str, *arguments: Any, default: Any = None) -> Any:
         return list(found) if isinstance(found, Iterator) else found
 
 
-class CheckedGuess:
-    """A task's guesser of continuations (see `draft_of`); its errors become one-line messages."""
-
-    def __init__(self, task: Task, guess: Callable[[str], str]):
-        self.task, self.guess = task, guess
-
-    def __copy__(self) -> "CheckedGuess":
-        return CheckedGuess(self.task, copy.copy(self.guess))
-
-    def __call__(self, text: str) -> str:
-        """Return the continuation of `text`. Raises UserError unless it is a text."""
-        with calling(f"task {self.task.name}: the guesser of draft()"):
-            guessed = self.guess(text)
-        if not isinstance(guessed, str) or not is_encodable(guessed):
-            raise UserError(
-                f"task {self.task.name}: the guesser of draft() returned {shown(guessed)}; it must "
-                "return a text"
-            )
-        return guessed
-
-
 def draft_of(task: Task) -> Callable[[Problem], Callable[[str], str]] | None:
     """Return the function that guesses how completions continue, for speculative decoding, or None.
 
@@ -272,14 +267,7 @@ def draft_of(task: Task) -> Callable[[Problem], Callable[[str], str]] | None:
     A wrong guess costs time but changes no sample. Each completion has its own copy (`copy.copy`)
     of the guesser, which may remember earlier calls. Neither may change the problem's data.
     """
-    if not hasattr(task, "draft"):
-        return None
-    return lambda problem: CheckedGuess(task, asked(task, "draft", problem))
-
-
-def watch_scoring(task: Task, show: Callable[[int, int, float], None]) -> None:
-    """Let `task` call ``show(done, total, seconds)`` while its scores take long."""
-    asked(task, "watch", show)
+    return getattr(task, "draft", None)
 
 
 def compares(task: Task) -> bool:
@@ -314,42 +302,27 @@ def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
 
 
 def _checked_credits(task: Task, problem: Problem, completions: Sequence[str]) -> Credits:
-    where = f"task {task.name}, problem {problem.key}: credits()"
-    with calling(where):
+    with calling(f"task {task.name}, problem {problem.key}: credits()"):
         found: Credits = [
             tuple((operator.index(end), float(amount)) for end, amount in pairs)
             for pairs in task.credits(problem, list(completions))  # type: ignore[attr-defined]
         ]
-    if len(found) != len(completions):
-        raise UserError(
-            f"{where} returned {len(found)} lists for {len(completions)} completions; it must "
-            "return one for each"
-        )
-
-    for i, (pairs, text) in enumerate(zip(found, completions)):
-        ends = [0, *(end for end, _ in pairs), len(text)]
-        if ends != sorted(ends) or not math.isfinite(sum(amount for _, amount in pairs)):
-            raise UserError(
-                f"{where} returned {shown(pairs)} for completion {i}; it must return pairs "
-                f"(end, amount) for its words, in order: whole numbers from 0 to {len(text)}, "
-                "the length of the text, and finite numbers"
-            )
+        for pairs, text in zip(found, completions, strict=True):
+            ends = [0, *(end for end, _ in pairs), len(text)]
+            if ends != sorted(ends) or not math.isfinite(sum(amount for _, amount in pairs)):
+                raise ValueError(
+                    f"no credits of {shown(text)}: {shown(pairs)}; return pairs (end, amount) in "
+                    "order, with ends in the text"
+                )
     return found
 
 
 def declared_budget(task: Task, level: int) -> int:
     """Return the completion budget in tokens that the task declares for `level`; 0 if none.
 
-    The budget is never less than the target needs, and --max-new-tokens overrides it. Raises
-    UserError unless it is a whole number >= 0.
+    The budget is never less than the target needs, and --max-new-tokens overrides it.
     """
-    declared = asked(task, "max_new_tokens", level, default=0)
-    if not isinstance(declared, numbers.Integral) or declared < 0:
-        raise UserError(
-            f"task {task.name}: max_new_tokens({level}) returned {shown(declared)}; it must be a "
-            "number of tokens"
-        )
-    return int(declared)
+    return int(asked(task, "max_new_tokens", level, default=0))
 
 
 def default_steps_of(task: Task, level: int) -> int:
@@ -413,17 +386,6 @@ def summary_of(sources: Mapping[str, str]) -> str:
     """Return one line that stands for all of `sources`: "96 with fingerprint 91c0..."."""
     parts = [part for item in sorted(sources.items()) for part in item]
     return f"{len(sources)} with fingerprint {key_of(*parts)}"
-
-
-def unseen_texts(task: Task, known: Collection[str]) -> Task:
-    """Return `task` for evaluation on all texts that a model was neither trained nor chosen on.
-
-    `known` are the fingerprints of the texts that its training drew from, in all splits. Only the
-    test split of these is held out, but all of the other texts. A task that does not draw from
-    texts is returned unchanged.
-    """
-    found: Task = asked(task, "unseen", known, default=task)
-    return found
 
 
 def foreign_of(task: Task, level: int) -> Mapping[str, Task]:

@@ -6,6 +6,7 @@ python -m tasks.generate --task arithmetic --family product --levels 32 --split 
 """
 
 import sys
+from argparse import ArgumentDefaultsHelpFormatter
 from pathlib import Path
 
 from data.errors import Parser, UserError, exit_status
@@ -28,49 +29,23 @@ def generate(task: Task, split: str, levels: list[int], size: int, seed: int, fo
         print(f"{escape_control(str(path))}: {size} problems")
 
 
-def _parser() -> Parser:
+def write(arguments: list[str] | None) -> int:
+    """Write the data set that the command line asks for."""
     parser = Parser(
         prog="python -m tasks.generate",
-        description="Write problems as JSONL files.",
+        description="Write problems as JSONL files. A task's own flags work as well.",
+        formatter_class=ArgumentDefaultsHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add(
-        "--task",
-        default="interleave",
-        metavar="TASK",
-        help="name, or path/to/file.py:ClassName (default: %(default)s); the task's own flags work "
-        "as well",
-    )
-    add("--split", default="train", choices=SPLITS, help="default: %(default)s")
-    add("--levels", metavar="L,L,...", help="levels (default: the task's own level)")
+    add("--task", default="interleave", help="name, or path/to/file.py:ClassName")
+    add("--split", default="train", choices=SPLITS)
+    add("--levels", metavar="L,L,...", help="levels; without them the task's own level")
     add("--curriculum", action="store_true", help=f"levels {','.join(map(str, LADDER))}")
-    add(
-        "--size",
-        type=int,
-        default=500,
-        metavar="N",
-        help="problems per level (default: %(default)s)",
-    )
-    add("--seed", type=int, default=0, help="seed of the problem stream (default: %(default)s)")
-    add(
-        "--output-dir",
-        type=Path,
-        default=Path("data/generated"),
-        metavar="DIR",
-        help="write the files here (default: %(default)s)",
-    )
-    return parser
+    add("--size", type=int, default=500, metavar="N", help="problems per level")
+    add("--seed", type=int, default=0, help="seed of the problem stream")
+    add("--output-dir", type=Path, default=Path("data/generated"), metavar="DIR")
 
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; return the exit status, 2 for a user's mistake."""
-    return exit_status("tasks.generate", lambda: write(arguments))
-
-
-def write(arguments: list[str] | None) -> int:
-    """Write the data set."""
-    parser = _parser()
     options, others = parser.parse_known_args(arguments)
     task_options, others = split_options(options.task, others)
     if others:
@@ -84,6 +59,11 @@ def write(arguments: list[str] | None) -> int:
         levels = parse_levels(options.levels, "--levels")
     generate(task, options.split, levels, options.size, options.seed, options.output_dir)
     return 0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit status, 2 for a user's mistake."""
+    return exit_status("tasks.generate", lambda: write(arguments))
 
 
 if __name__ == "__main__":

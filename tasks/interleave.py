@@ -10,7 +10,8 @@ and earns 0. docs/rewards.md has a table of what such strategies earn.
 
 import copy
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import TypeVar
@@ -22,7 +23,6 @@ from data.errors import UserError
 from data.foreign import foreign_texts
 from tasks.base import SPLITS, Problem, Score, key_of
 from tasks.drafts import Guess
-from tasks.scoring import explain_parts, has_numbers
 from tasks.traps import IN_WORDS, TrapNames
 
 PROMPT = (
@@ -63,8 +63,6 @@ def explain(problem: Problem, completion: str, score: Score, reward: str | None)
     """
     parts = score.parts
     earned = f"{score.reward:.3f}"
-    if not has_numbers(parts, "words", "matches", "substitutions", "gaps"):
-        return explain_parts(score)
     if score.exact:
         return f"{earned} = all {parts['words']} words right"
 
@@ -75,17 +73,15 @@ def explain(problem: Problem, completion: str, score: Score, reward: str | None)
         f"{parts['matches']} right − {parts['substitutions']} replaced − {parts['gaps']} missing "
         "or too many"
     )
-    if reward == "prefix" and has_numbers(parts, "first_divergence"):
+    if reward == "prefix":
         return f"{earned} = {parts['first_divergence']} right before the first error / {divisor}"
-    if reward == "similarity":
-        return f"{earned} = ({counted} + {divisor}) / (2 × {longest})"
-    if reward == "pairs" and has_numbers(parts, "pairs"):
-        most = max(written, wanted) - 1
+    if reward == "pairs" and longest > 1:
+        most = longest - 1
         return (
             f"{earned} = ({parts['pairs']} + {most}) / (2 × {most}); the similarity of the pairs "
             "of neighbouring words"
         )
-    return explain_parts(score)
+    return f"{earned} = ({counted} + {divisor}) / (2 × {longest})"
 
 
 class Interleave:
@@ -134,22 +130,8 @@ class Interleave:
         else:
             self._documents = load_texts(texts) if texts else load_corpus()
 
-        self._is_held_out = False  # whether all documents are in the test split, see `unseen`
+        self._is_held_out = False  # whether all documents are in the test split, see `foreign`
         self._by_split: dict[str, list[Document]] = {}
-
-    def unseen(self, known: Collection[str] = ()) -> "Interleave":
-        """Return this task with all of its texts in the test split (see `tasks.base.unseen_texts`).
-
-        Texts of the other splits are left out if their fingerprint is `known`, or if they are in
-        the embedded corpus, on which the embedded model was pretrained.
-        """
-        known = {*known, *map(fingerprint, load_corpus())}
-        kept = [
-            document
-            for document in self._documents
-            if split_of(document) == "test" or fingerprint(document) not in known
-        ]
-        return self._held_out(kept)
 
     def foreign(self, level: int) -> "Mapping[str, Interleave]":
         """Return the task on each foreign kind of text (see `tasks.base.foreign_of`).
@@ -203,28 +185,14 @@ class Interleave:
 
     def _too_few(self, level: int, split: str) -> str:
         """Return why `split` has no problem of `level` words, and what would be enough."""
-        long_enough = {each: len(self._long_enough(each, level)) for each in SPLITS}
+        counts = ", ".join(f"{len(self._long_enough(each, level))} of {each}" for each in SPLITS)
         lengths = sorted(len(document.words) for document in self._documents_of(split))
         most = lengths[-2] if len(lengths) >= 2 else 0  # a problem takes two documents
-
-        where, count = f"--texts {self.texts}", len(self._documents)
-        if self.texts and self._is_held_out:
-            return (
-                f"{where}: {long_enough['test']} of the {count} texts that the model was not "
-                f"trained on have {level} words or more, and two are needed; give more texts, or "
-                f"at most --words {most}"
-            )
-        if self.texts:
-            return (
-                f"{where}: of its {count} texts {long_enough['train']} for training, "
-                f"{long_enough['validation']} for validation and {long_enough['test']} for the "
-                f"test have {level} words or more; each split needs two, for which about fifty "
-                "texts usually suffice; give more texts, or fewer --words"
-            )
+        where = f"--texts {self.texts}" if self.texts else f"--words {level}"
         return (
-            f"--words {level}: the {split} split of the corpus has {long_enough[split]} documents "
-            f"of {level} words or more, and two are needed; at most --words {most} can be made, or "
-            "give longer texts by --texts FOLDER"
+            f"{where}: of {len(self._documents)} texts these have {level} words or more: {counts}; "
+            f"a problem takes two of one split, and the {split} split allows at most --words "
+            f"{most}; give fewer words, or more --texts (fifty usually suffice)"
         )
 
     def problem(self, a: Sequence[str], b: Sequence[str]) -> Problem:
@@ -250,12 +218,11 @@ class Interleave:
         with the same title are numbered: "title (2)".
         """
         found: dict[str, str] = {}
+        titles: Counter[str] = Counter()
         for document in self._documents:
-            name = document.title
-            number = 1
-            while name in found:
-                number += 1
-                name = f"{document.title} ({number})"
+            titles[document.title] += 1
+            number = titles[document.title]
+            name = f"{document.title} ({number})" if number > 1 else document.title
             found[name] = fingerprint(document)
         return found
 

@@ -3,25 +3,29 @@
 A task of the project may have an argument: ``gsm8k:FOLDER``.
 """
 
+import hashlib
 import importlib
+import importlib.util
+import inspect
+import math
 import string
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from data.errors import UserError
-from tasks.base import Problem, Score, Task, check_task
-from tasks.scoring import CUT_OFF, explain_parts
-from tasks.user_code import calling, load_from_file, process_unchanged
+from data.files import kind_of
+from data.text import shortened
+from tasks.base import COMPONENT, Problem, Score, Task, calling
+from tasks.scoring import CUT_OFF, finite_number
 
 REGISTRY = {
     "interleave": "tasks.interleave:Interleave",
     "arithmetic": "tasks.arithmetic:Arithmetic",
     "data": "tasks.rows:Rows",
-    "countdown": "tasks.extra.countdown:Countdown",
-    "gsm8k": "tasks.extra.gsm8k:Gsm8k",
-    "reasoning_gym": "tasks.extra.reasoning_gym:ReasoningGym",
+    "gsm8k": "tasks.gsm8k:Gsm8k",
 }
 
 # The option that names a user's reward function.
@@ -57,10 +61,13 @@ def load_task(
             raise UserError(f"--reward {reward}: task {spec} has no such reward; it has {names}")
         keywords["reward"] = reward
 
-    where = f"--task {spec}: its constructor"
-    with process_unchanged(where), calling(where):
+    with calling(f"--task {spec}: its constructor"):
         task: Task = task_class(**keywords)
-    check_task(task, spec)
+    for member in ("name", "make", "score"):
+        if not getattr(task, member, None):
+            raise UserError(
+                f"--task {spec}: has no {member}; docs/data-and-tasks.md has an example"
+            )
     if wording:
         check_wording(spec, wording, "--wording")
         task.wording = wording  # type: ignore[attr-defined]
@@ -72,38 +79,18 @@ def is_of_project(spec: str) -> bool:
     return spec.partition(":")[0] in REGISTRY
 
 
-def explain(
-    spec: str, problem: Problem, completion: str, score: Score, reward: str | None = None
-) -> str:
-    """Return in words how a completion earned its reward, e.g. "0.190 = 4 right before the first
-    error / 21 written".
-
-    `spec` and `reward` are the names of the task and of its reward, as in a run's config.yaml. The
-    task is not made, because its texts may be gone. A task of the user's is a program that is not
-    loaded either: the stored parts of the score explain it. The result may quote the completion, so
-    escape it before it is shown.
-    """
-    if score.parts.get("reason") == CUT_OFF:
-        return f"{score.reward:.3f} = {CUT_OFF}"
-    explain_score = getattr(_load_class(spec), "explain", None) if is_of_project(spec) else None
-    if explain_score is None:
-        return explain_parts(score)
-    return str(explain_score(problem, completion, score, reward))
-
-
 def _argument(spec: str, task_class: Any) -> dict[str, str]:
     """Return the keyword argument that "name:argument" gives a task of the project."""
-    if not is_of_project(spec):
-        return {}
-
     name, colon, argument = spec.partition(":")
     expected = getattr(task_class, "argument", None)
-    if expected and not argument:
+    if not is_of_project(spec) or not (expected or colon):
+        return {}
+    if not expected:
+        raise UserError(f"--task {spec}: task {name} has no argument; give --task {name}")
+    if not argument:
         placeholder, meaning = expected
         raise UserError(f"--task {spec}: give {name}:{placeholder}, {meaning}")
-    if colon and not expected:
-        raise UserError(f"--task {spec}: task {name} has no argument; give --task {name}")
-    return {"argument": argument} if expected else {}
+    return {"argument": argument}
 
 
 def _load_class(spec: str) -> Any:
@@ -123,6 +110,52 @@ def _load_class(spec: str) -> Any:
     if not isinstance(found, type):
         raise UserError(f"--task {spec}: {path} defines no class {name}")
     return found
+
+
+# ---- a user's own files
+
+
+def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
+    """Execute a user's file and return its attribute `name`; None if it has none.
+
+    `kind` ("task", "reward") is part of the module's name, so that a task and a reward in files of
+    the same name do not replace each other. Raises UserError, which begins with `where`, if there
+    is no such file, or if it raises an exception.
+    """
+    if kind_of(path) != "file":
+        raise UserError(f"{where}: no file {shortened(str(path), 300)}")
+
+    spec = importlib.util.spec_from_file_location(f"users_{kind}_{path.stem}", path)
+    assert spec is not None and spec.loader is not None, "a .py file has both"
+    module = importlib.util.module_from_spec(spec)
+
+    # Dataclasses look up postponed annotations in sys.modules.
+    sys.modules[spec.name] = module
+    with calling(f"{where}: the file"):
+        spec.loader.exec_module(module)
+    return getattr(module, name, None)
+
+
+def load_function(spec: str) -> Callable:
+    """Return the reward function ``path/to/file.py:name``. Raises UserError if there is none."""
+    where, _, name = spec.rpartition(":")
+    path = Path(where)
+    if path.suffix != ".py":
+        raise UserError(f"--reward-file {spec}: give path/to/file.py:function")
+    function = load_from_file(path, name, kind="reward", where=f"--reward-file {spec}")
+    if not callable(function):
+        raise UserError(f"--reward-file {spec}: {path} defines no function {name}")
+    return function
+
+
+def function_digest(function: Callable) -> str:
+    """Return 16 hex digits that stand for the source code of a function, or another callable."""
+    plain = inspect.isroutine(function) or isinstance(function, type)
+    try:
+        text = inspect.getsource(function if plain else type(function))
+    except (OSError, TypeError):  # e.g. it was made at run time
+        text = getattr(function, "__qualname__", type(function).__qualname__)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _program(spec: str) -> Path | None:
@@ -171,10 +204,64 @@ def is_allowed(program: str, allowed: Collection[str | None]) -> bool:
     return any(is_same_program(program, one) for one in allowed)
 
 
-def implied_task(arguments: Sequence[str]) -> str | None:
-    """Return the task that the words of a command line imply: "data" for --data FILE."""
-    words = [word.partition("=")[0] for word in arguments]
-    return next((task for flag, task in IMPLIED.items() if flag in words), None)
+# ---- how a score is explained
+
+
+def explain(
+    spec: str, problem: Problem, completion: str, score: Score, reward: str | None = None
+) -> str:
+    """Return in words how a completion earned its reward, e.g. "0.190 = 4 right before the first
+    error / 21 written".
+
+    `spec` and `reward` are the names of the task and of its reward, as in a run's config.yaml. The
+    task is not made, because its texts may be gone. A task of the user's is a program that is not
+    loaded either: the stored parts of the score explain it, as they do where others wrote the file
+    and a part is missing. The result may quote the completion, so escape it before it is shown.
+    """
+    if score.parts.get("reason") == CUT_OFF:
+        return f"{score.reward:.3f} = {CUT_OFF}"
+    explain_score = getattr(_load_class(spec), "explain", None) if is_of_project(spec) else None
+    if explain_score is not None:
+        try:
+            return str(explain_score(problem, completion, score, reward))
+        except (LookupError, TypeError, ValueError, AttributeError):
+            pass
+    return _explain_parts(score)
+
+
+def _explain_parts(score: Score) -> str:
+    """Return how the components of a reward add up, or only the reward if none are stored.
+
+    The components have enough digits for a reader to repeat the sum.
+
+    >>> _explain_parts(Score(0.5, {"reward/place": 0.75, "reward/length": -0.25}))
+    '0.500 = 0.750 place − 0.250 length'
+    """
+    reward = f"{score.reward:.3f}"
+    components = {
+        name.removeprefix(COMPONENT): number
+        for name, value in score.parts.items()
+        if name.startswith(COMPONENT) and (number := finite_number(value)) is not None
+    }
+    if not components:
+        return f"{reward}, as the task scored it"
+
+    text = ""
+    for name, number in components.items():
+        is_negative = number < 0
+        sign = (" − " if is_negative else " + ") if text else ("-" if is_negative else "")
+        text += f"{sign}{_exactly(abs(number))} {name}"
+    is_sum = math.isclose(sum(components.values()), score.reward, abs_tol=1e-6)
+    return f"{reward} = {text}" if is_sum else f"{reward}, of which the task stored {text}"
+
+
+def _exactly(number: float) -> str:
+    """Return a number with three digits after the point, or more where it has more, up to six."""
+    text = f"{number:.6f}".rstrip("0")
+    return text if len(text.partition(".")[2]) > 3 else f"{number:.3f}"
+
+
+# ---- wordings and flags
 
 
 def check_wording(spec: str, wording: str, where: str) -> None:
@@ -183,12 +270,7 @@ def check_wording(spec: str, wording: str, where: str) -> None:
     `where` is the flag or file that holds the wording.
     """
     placeholders = getattr(_load_class(spec), "placeholders", {})
-    if not placeholders:
-        raise UserError(
-            f"{where}: task {spec} has no placeholders, so its wording cannot be replaced"
-        )
-
-    known = ", ".join(f"{{{name}}}" for name in placeholders)
+    known = ", ".join(f"{{{name}}}" for name in placeholders) or "none"
     hint = f"task {spec} has the placeholders {known}, and a brace that is text is written twice"
     try:
         found = {
@@ -198,10 +280,12 @@ def check_wording(spec: str, wording: str, where: str) -> None:
         }
     except ValueError as error:  # the braces do not match
         raise UserError(f"{where}: {error}; {hint}") from error
-    if unknown := found - set(placeholders):
-        raise UserError(f"{where}: no placeholder is called {min(unknown)!r}; {hint}")
-    if missing := [name for name in placeholders if name not in found]:
-        raise UserError(f"{where}: lacks {{{missing[0]}}}; {hint}")
+    if found != set(placeholders) or not found:
+        wrong = min(found - set(placeholders), default=None)
+        fault = (
+            f"no placeholder is called {wrong!r}" if wrong is not None else "lacks a placeholder"
+        )
+        raise UserError(f"{where}: {fault}; {hint}")
 
 
 def options_of(spec: str) -> Mapping[str, str]:
@@ -219,6 +303,12 @@ def flags_of_tasks() -> str:
         if flags
     ]
     return ". ".join(texts).replace("%", "%%")
+
+
+def implied_task(arguments: Sequence[str]) -> str | None:
+    """Return the task that the words of a command line imply: "data" for --data FILE."""
+    words = [word.partition("=")[0] for word in arguments]
+    return next((task for flag, task in IMPLIED.items() if flag in words), None)
 
 
 def split_options(spec: str, arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:

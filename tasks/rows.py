@@ -1,77 +1,84 @@
-"""The task of a user's data: each row is a problem, and a reward function scores completions.
+"""The task of a user's data: each row is a problem, and reward functions score completions.
 
 A row needs a prompt, which is a text (`prompt`) or a conversation (`messages`, a list of ``{"role",
 "content"}`` whose last turn is the user's). `answer` and all other columns are passed to the reward
-function. Two optional columns have a meaning: `split` ("train", "validation" or "test") and
+functions. Two optional columns have a meaning: `split` ("train", "validation" or "test") and
 `level`, a whole number. Without `split`, a hash of the prompt decides the split: 80 %, 10 % and
 10 %. Of rows whose prompts differ only in case, white space and Unicode form, the first is used.
+
+    def reward(prompt, completion, answer, **row):
+        return {"correct": float(completion.endswith(answer)), "format": 0.2}
+
+A function may have the parameters `prompt` and `completion`, and any column of the row. With
+``**row`` it gets all other columns. It returns a number, or a mapping of components to numbers,
+whose sum is the reward. A function with a parameter `completions` gets lists instead, one entry for
+each completion of the group, and returns a list (the convention of TRL).
 """
 
+import asyncio
+import copy
+import inspect
 import json
 import math
 import random
-import re
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from align.words import normalise
 from data.errors import UserError
 from data.rows import Row, read_rows
-from data.text import shortened, shown
-from tasks.base import SPLITS, Problem, Score, check_problem, key_of, split_of_key
-from tasks.rewards import OF_GROUP, OF_ONE, TIMEOUT, WORKERS, RewardFunctions
-from tasks.user_code import load_function
+from data.text import shown
+from tasks.base import (
+    COMPONENT,
+    SPLITS,
+    Problem,
+    Score,
+    check_problem,
+    key_of,
+    raised,
+    split_of_key,
+)
+from tasks.registry import load_function
+from tasks.scoring import LARGEST, ROUNDING, Range, finite_number, is_within
 
 ROLES = ("system", "user", "assistant")
-
-# A list of turns that is a text, as JSON or Python writes it; turns have two fields (two schemes).
-TURNS = re.compile(
-    r"""\s*\[\s*\{(?=.*["'](role|from)["']\s*:)(?=.*["'](content|value)["']\s*:).*\}\s*\]\s*""",
-    re.DOTALL,
-)
 
 # The completion budget in tokens. Completions may reason before they answer, so it does not follow
 # from the length of the answer.
 BUDGET = 256
 
+# The most seconds that a call of a reward function may take by default, and how many calls run side
+# by side.
+TIMEOUT = 60.0
+WORKERS = 32
 
-@dataclass(frozen=True)
-class RowOptions:
-    """How rows are read and rewarded: texts, as on the command line, or Python values.
+# Keywords of `Rows` that say how rows are read and rewarded.
+ROW_OPTIONS = ("columns", "reward_range", "reward_timeout")
 
-    E.g. ``RowOptions(columns={"prompt": "question"}, reward_range="0,1.2")``.
+# Parameters of a reward function that are not columns of a row.
+OF_ONE = ("prompt", "completion")
+OF_GROUP = ("prompts", "completions")
 
-    - `columns`: what the columns are called: ``{"prompt": "question"}``, or
-      "prompt=question,answer=solution";
-    - the others: see `tasks.rewards.RewardFunctions`.
+Group = tuple[Problem, Sequence[str]]
+
+
+def as_flags(columns: Any = "", reward_range: Any = (0.0, 1.0), **_: Any) -> dict[str, str]:
+    """Return what decides the rewards as task options, so that a command line can name them.
+
+    >>> as_flags({"answer": "solution"}, (0, 1.2))
+    {'columns': 'answer=solution', 'reward-range': '0,1.2'}
     """
-
-    columns: str | Mapping[str, str] = ""
-    reward_range: str | Sequence[float] = (0.0, 1.0)
-    reward_weights: str | Mapping[str, float] = ""
-    reward_timeout: str | float = TIMEOUT
-    reward_workers: str | int = WORKERS
-
-    def as_flags(self) -> dict[str, str]:
-        """Return what decides the rewards as task options, without those that are empty.
-
-        >>> RowOptions({"answer": "solution"}, (0, 1.2)).as_flags()
-        {'columns': 'answer=solution', 'reward-range': '0,1.2'}
-        """
-        columns = _pairs(self.columns, "--columns")
-        flags = {
-            "columns": ",".join(f"{name}={column}" for name, column in columns.items()),
-            "reward-range": ",".join(map(_written, _range(self.reward_range))),
-            "reward-weights": ",".join(f"{k}={_written(v)}" for k, v in self.weights().items()),
-        }
-        return {name: text for name, text in flags.items() if text}
-
-    def weights(self) -> dict[str, float]:
-        """Return the weight of each component that has one."""
-        weights = _pairs(self.reward_weights, "--reward-weights")
-        return {name: _number(value, "--reward-weights") for name, value in weights.items()}
+    names = _columns(columns)
+    flags = {"columns": ",".join(f"{name}={column}" for name, column in names.items())}
+    flags["reward-range"] = ",".join(repr(end).removesuffix(".0") for end in _range(reward_range))
+    return {name: text for name, text in flags.items() if text}
 
 
 class Rows:
@@ -79,7 +86,10 @@ class Rows:
 
     - `data`: anything that `data.rows.read_rows` takes;
     - `reward_file`: a function, named as ``path/to/file.py:name``; or `reward_functions`;
-    - `given`: the fields of `RowOptions`.
+    - `columns`: what the columns are called: ``{"prompt": "question"}`` or "prompt=question";
+    - `reward_range`: the lowest and the highest reward, e.g. ``(0, 1.2)`` or "0,1.2"; a completion
+      that earns the highest is right;
+    - `reward_timeout`: the most seconds that a call of a reward function may take.
     """
 
     name = "data"
@@ -92,12 +102,8 @@ class Rows:
         "reward-file": "your reward function, path/to/file.py:function",
         "columns": "what your columns are called, e.g. prompt=question,answer=solution",
         "reward-range": "the lowest and the highest reward, e.g. 0,1.2 (default: 0,1)",
-        "reward-weights": "weights of the reward's components, e.g. correct=1,format=0.2 "
-        "(default: 1 each)",
         "reward-timeout": "the most seconds that a call of the reward function may take "
         f"(default: {TIMEOUT:g})",
-        "reward-workers": "how many calls of the reward function run side by side, in threads "
-        f"(default: {WORKERS})",
     }
 
     def __init__(
@@ -105,9 +111,10 @@ class Rows:
         data: Any = None,
         reward_file: str | None = None,
         reward_functions: Sequence[Callable] = (),
-        **given: Any,
+        columns: str | Mapping[str, str] = "",
+        reward_range: str | Sequence[float] = (0.0, 1.0),
+        reward_timeout: str | float = TIMEOUT,
     ):
-        options = RowOptions(**given)
         if data is None:
             raise UserError(
                 "--task data: give your problems by --data FILE; a run whose rows were given in "
@@ -121,52 +128,19 @@ class Rows:
 
         self.program = [Path(reward_file.rpartition(":")[0])] if reward_file else []
         self.from_python = reward_file is None or not isinstance(data, str | Path)
-        functions = [load_function(reward_file)] if reward_file else list(reward_functions)
-        self.reward_range = _range(options.reward_range)
-        self.functions = RewardFunctions(
-            functions,
-            weights=options.weights(),
-            reward_range=self.reward_range,
-            timeout=_number(options.reward_timeout, "--reward-timeout", above=0),
-            workers=math.ceil(_number(options.reward_workers, "--reward-workers", above=0)),
-        )
-        self.compares = bool(self.functions.of_groups)
+        functions = [load_function(reward_file)] if reward_file else reward_functions
+        self.functions = RewardFunctions(functions, _range(reward_range), _seconds(reward_timeout))
+        self.reward_range = self.functions.reward_range
+        self.compares = any(each.takes_group for each in self.functions.functions)
         self.python_functions = (
-            {} if reward_file else {f.name: f.function for f in self.functions.functions}
+            {} if reward_file else {each.name: each.function for each in self.functions.functions}
         )
 
-        names = _pairs(options.columns, "--columns")
-        given_rows = read_rows(data)
-        problems = [_problem(row, names, self.name) for row in given_rows]
+        names = _columns(columns)
+        problems = [_problem(row, names, self.name) for row in read_rows(data)]
         for problem in problems:
             self.functions.check(problem.data["row"], problem.data["where"])
         self._by_split, self.notes = _divided(problems)
-        self.notes += self._unread(problems, given_rows, names)
-        if self.compares:
-            self.notes.append(
-                f"reward {', '.join(self.functions.of_groups)}: takes completions and may compare "
-                "them, so evaluations sample a whole group for each problem; if it scores each by "
-                "itself, give it the parameter completion"
-            )
-
-    def _unread(
-        self, problems: Sequence[Problem], rows: Sequence[Row], names: Mapping[str, str]
-    ) -> list[str]:
-        """Return notes of the columns that nothing reads."""
-        notes = [
-            f"--data: column {name} is not read; --columns {name}={column} replaces it"
-            for name, column in names.items()
-            if name not in names.values() and any(name in row for _, row in rows)
-        ]
-        columns = dict.fromkeys(name for one in problems for name in one.data["row"])
-        unread = [name for name in columns if not self.functions.reads(name)]
-        if unread:
-            what = "columns" if len(unread) > 1 else "column"
-            note = f"--data: no reward reads {what} {shortened(', '.join(unread), 200)}"
-            if taken := [name for name in unread if name in (*OF_ONE, *OF_GROUP)]:
-                note += f"; {taken[0]} is what was sampled, so give --columns NAME={taken[0]}"
-            notes.append(note)
-        return notes
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
         """Return a random row of the split."""
@@ -182,13 +156,9 @@ class Rows:
         """Return the score of each completion."""
         return self.score_groups([(problem, completions)])[0]
 
-    def score_groups(self, groups: Sequence[tuple[Problem, Sequence[str]]]) -> list[list[Score]]:
+    def score_groups(self, groups: Sequence[Group]) -> list[list[Score]]:
         """Return the scores of several groups, whose completions are scored concurrently."""
         return self.functions.scores(groups)
-
-    def watch(self, show: Callable[[int, int, float], None]) -> None:
-        """Let `show` be told how many calls are done, of how many, and since how many seconds."""
-        self.functions.watcher = show
 
     def problems(self, split: str) -> list[Problem]:
         """Return all problems of a split, which training repeats in epochs."""
@@ -220,18 +190,29 @@ class Rows:
         }
 
 
+# ---- rows
+
+
 def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
     """Return the problem of a row. Raises UserError, which names the row, if it is none."""
     where, given = row
     columns = _renamed(given, names, where)
     prompt, messages = _prompt_of(columns, where)
 
-    level = _level(columns.pop("level", None), names, where)
+    level = columns.pop("level", None)
+    if level is None:
+        level = 1
+    # In a data frame that lacks some levels, 2 is 2.0.
+    if isinstance(level, bool) or not isinstance(level, int | float) or level < 1 or level % 1:
+        raise UserError(
+            f"{where}: level is {shown(level)}; give a whole number from 1, or rename the column "
+            "if it is no difficulty: --columns my_level=NAME"
+        )
     split = columns.pop("split", None)
     if split is not None and split not in SPLITS:
         raise UserError(
             f"{where}: split is {shown(split)}; give one of {', '.join(SPLITS)}, or rename the "
-            f"column to split by a hash of the prompt: {_aside('split', names)}"
+            "column to split by a hash of the prompt: --columns my_split=NAME"
         )
 
     data: dict[str, Any] = {"where": where, "row": columns}
@@ -241,31 +222,9 @@ def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
         data["split"] = split
 
     # The key is computed last, because it takes texts that have been checked.
-    problem = Problem(task, level, prompt, "", "unchecked", data)
+    problem = Problem(task, int(level), prompt, "", "unchecked", data)
     check_problem(problem, where)
     return replace(problem, key=_key(prompt, messages))
-
-
-def _level(given: Any, names: Mapping[str, str], where: str) -> int:
-    """Return the level of a row, 1 if it has none. A data frame has 2.0 for 2 if some are missing.
-
-    Raises UserError for anything but a whole number from 1.
-    """
-    if given is None:
-        return 1
-    if isinstance(given, float) and given.is_integer():
-        given = int(given)
-    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
-        raise UserError(
-            f"{where}: level is {shown(given)}; give a whole number from 1, or rename the column "
-            f"if it is no difficulty: {_aside('level', names)}"
-        )
-    return given
-
-
-def _aside(name: str, names: Mapping[str, str]) -> str:
-    """Return the flag that takes its meaning from the column `name`."""
-    return f"--columns my_{name}={names.get(name, name)}"
 
 
 def _renamed(given: Mapping[str, Any], names: Mapping[str, str], where: str) -> dict[str, Any]:
@@ -287,37 +246,22 @@ def _prompt_of(columns: dict[str, Any], where: str) -> tuple[str, list[dict[str,
 
     The conversation is [] if the prompt is a plain text or a single turn.
     """
-    name, given = "prompt", columns.pop("prompt", None)
-    if given is None:
-        name, given = "messages", columns.pop("messages", None)
-
-    if isinstance(given, str) and TURNS.fullmatch(given):
-        raise UserError(
-            f"{where}: {name} is a conversation written as a text; make it a list of turns, e.g. "
-            "by json.loads or ast.literal_eval (or the content of a turn, if the model should "
-            "read it as it is)"
-        )
-    if isinstance(given, str) and given and name == "prompt":
+    given = columns.pop("prompt", None) or columns.pop("messages", None)
+    if isinstance(given, str):
         return given, []
     if not isinstance(given, list) or not given:
-        wrong = "has no prompt" if given is None else f"{name} is {shown(given)}"
         raise UserError(
-            f"{where}: {wrong}; it needs a column prompt (a text) or messages (a list of turns "
-            '{"role", "content"}); --columns prompt=NAME names another column'
-            f"{' of ' + ', '.join(columns) if columns else ''}"
+            f"{where}: has no prompt; it needs a column prompt (a text) or messages (a list of "
+            'turns {"role", "content"}); --columns prompt=NAME names another column of '
+            f"{', '.join(columns)}"
         )
 
     for turn in given:
         is_turn = isinstance(turn, Mapping) and turn.get("role") in ROLES
         if not is_turn or not isinstance(turn.get("content"), str):
             raise UserError(
-                f"{where}: a turn is {turn!r}; it must have a role ({', '.join(ROLES)}) and a "
+                f"{where}: a turn is {shown(turn)}; it must have a role ({', '.join(ROLES)}) and a "
                 "text as content"
-            )
-        if turn.get("tool_calls"):
-            raise UserError(
-                f"{where}: a turn has tool_calls, which are not shown to the model; write them "
-                "into its content"
             )
     if given[-1]["role"] != "user":
         raise UserError(f"{where}: the last turn must be the user's, and the model answers it")
@@ -345,61 +289,285 @@ def _divided(problems: Sequence[Problem]) -> tuple[dict[str, list[Problem]], lis
     return by_split, notes if repeated else []
 
 
-def _pairs(given: str | Mapping[str, Any], flag: str) -> dict[str, Any]:
-    """Return the mapping of "name=value,name=value".
+def _columns(given: str | Mapping[str, str]) -> dict[str, str]:
+    """Return the mapping of --columns.
 
-    >>> _pairs("prompt=question,answer=solution", "--columns")
+    >>> _columns("prompt=question,answer=solution")
     {'prompt': 'question', 'answer': 'solution'}
     """
     if isinstance(given, Mapping):
-        for part in (each for pair in given.items() for each in pair if isinstance(each, str)):
-            if "," in part or "=" in part or part != part.strip():
-                raise UserError(
-                    f"{flag}: {shown(part)}: a name with a comma, an equals sign or blanks around "
-                    "it cannot be written down; rename it"
-                )
         return dict(given)
-    if not isinstance(given, str):
-        raise UserError(f"{flag} {shown(given)}: give a mapping, or name=value,name=value")
-
-    pairs = {}
-    for part in given.split(","):
-        if not part.strip():
-            continue
-        name, equals, value = part.strip().partition("=")
-        if not (name and equals and value):
-            raise UserError(f"{flag} {given}: give name=value,name=value")
-        pairs[name.strip()] = value.strip()
-    return pairs
+    parts = [part.partition("=") for part in str(given).split(",") if part.strip()]
+    names = {name.strip(): column.strip() for name, _, column in parts}
+    if not all(name and column for name, column in names.items()):
+        raise UserError(f"--columns {given}: give name=value,name=value")
+    return names
 
 
-def _written(number: float) -> str:
-    """Return `number` as a text that reads as the same number.
-
-    >>> _written(1.0), _written(1 / 3)
-    ('1', '0.3333333333333333')
-    """
-    return repr(number).removesuffix(".0")
-
-
-def _range(given: str | Iterable[float]) -> tuple[float, float]:
+def _range(given: str | Iterable[float]) -> Range:
     """Return the lowest and the highest reward, e.g. (0.0, 1.2) of "0,1.2"."""
-    is_list = isinstance(given, Iterable) and not isinstance(given, str)
-    parts = list(given) if is_list else str(given).split(",")
-    if len(parts) != 2:
-        raise UserError(f"--reward-range {given}: give the lowest and the highest reward, e.g. 0,1")
-    low, high = (_number(part, "--reward-range") for part in parts)
-    if not low < high:
-        raise UserError(f"--reward-range {given}: the first must be below the second")
+    try:
+        low, high = map(float, given.split(",") if isinstance(given, str) else given)
+    except (TypeError, ValueError, OverflowError):
+        low = high = math.nan
+    if not -math.inf < low < high < math.inf:
+        raise UserError(
+            f"--reward-range {given}: give the lowest and the highest reward, e.g. 0,1.2"
+        )
     return low, high
 
 
-def _number(given: Any, flag: str, above: float = float("-inf")) -> float:
-    """Return a finite number above `above`. Raises UserError, which names the `flag`, if not."""
+def _seconds(given: str | float) -> float:
     try:
-        number = float(given)
+        seconds = float(given)
     except (TypeError, ValueError, OverflowError):
-        number = float("nan")
-    if not above < number < float("inf"):
-        raise UserError(f"{flag} {given}: give a finite number{' above 0' if above == 0 else ''}")
-    return number
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise UserError(f"--reward-timeout {given}: give a number of seconds")
+    return seconds
+
+
+# ---- reward functions
+
+
+class RewardFunctions:
+    """One or more reward functions, whose components are added up.
+
+    The calls of a batch run side by side, in threads, none longer than `timeout` seconds. Results
+    are put in the order of the completions, so they do not depend on timing.
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[Callable],
+        reward_range: Range = (0.0, 1.0),
+        timeout: float = TIMEOUT,
+    ):
+        self.reward_range, self.timeout = reward_range, timeout
+        self.functions = [_Function(function) for function in functions]
+        self.names = [function.name for function in self.functions]
+        if len(set(self.names)) < len(self.names):
+            raise UserError(
+                f"reward functions {', '.join(self.names)}: each needs a name of its own; define "
+                "it with def"
+            )
+
+    def check(self, row: Mapping[str, Any], where: str) -> None:
+        """Raise UserError if a function has a parameter that the `row` lacks."""
+        for function in self.functions:
+            function.check(row, where)
+
+    def scores(self, groups: Sequence[Group]) -> list[list[Score]]:
+        """Return the score of each completion of each group, all computed concurrently.
+
+        A group is a problem, whose `data` has the columns of its row, and its completions. Raises
+        UserError, which names the row and the completion, if a call fails, takes too long, or
+        returns anything but finite numbers whose sum lies in the range. Then the other calls are
+        abandoned.
+        """
+        calls = [[function.calls(group) for function in self.functions] for group in groups]
+        waiting = _start([call for of_group in calls for some in of_group for call in some])
+        try:
+            return [
+                self._scores_of_group(group, of_group)
+                for group, of_group in zip(groups, calls, strict=True)
+            ]
+        finally:
+            waiting.clear()
+
+    def _scores_of_group(self, group: Group, calls: Sequence[Sequence["_Call"]]) -> list[Score]:
+        """Return the score of each completion of a group, whose calls have started."""
+        problem, completions = group
+        results = [
+            self._results(function, some, problem.title, len(completions))
+            for function, some in zip(self.functions, calls, strict=True)
+        ]
+        return [
+            self._score([some[i] for some in results], f"{problem.title}, completion {i + 1}")
+            for i in range(len(completions))
+        ]
+
+    def _results(
+        self, function: "_Function", calls: Sequence["_Call"], row: str, size: int
+    ) -> Sequence[Any]:
+        """Wait for the calls of a function; return what it returned for each completion."""
+        whose = f"reward {function.name}, {row}"
+        if not function.takes_group:
+            return [
+                call.result(self.timeout, f"{whose}, completion {i + 1}")
+                for i, call in enumerate(calls)
+            ]
+
+        returned = calls[0].result(self.timeout, f"{whose}, {size} completions")
+        if hasattr(returned, "tolist"):
+            returned = returned.tolist()
+        if not isinstance(returned, list | tuple) or len(returned) != size:
+            raise UserError(
+                f"{whose}: returned {shown(returned)}; it must return a list with one "
+                f"result for each of {size} completions"
+            )
+        return returned
+
+    def _score(self, results: Sequence[Any], place: str) -> Score:
+        """Return the score of a completion: the sum of its components."""
+        components: dict[str, float] = {}
+        for name, result in zip(self.names, results, strict=True):
+            named = _components(result, name, f"reward {name}, {place}")
+            if shared := named.keys() & components.keys():
+                raise UserError(
+                    f"reward {name}, {place}: two functions have a component {min(shared)!r}; "
+                    "rename one of them"
+                )
+            components |= named
+
+        reward = math.fsum(components.values())
+        low, high = self.reward_range
+        if not is_within(reward, (low, high)):
+            raise UserError(
+                f"reward {', '.join(self.names)}, {place}: is {reward:g}, outside [{low:g}, "
+                f"{high:g}]; give the lowest and the highest reward by --reward-range LOW,HIGH"
+            )
+
+        # The plain number of a single function is the reward itself, and no part of it.
+        is_plain = len(results) == 1 and not isinstance(results[0], Mapping)
+        parts = {f"{COMPONENT}{name}": value for name, value in components.items()}
+        is_highest = reward >= high - ROUNDING * (high - low)
+        return Score(reward, {} if is_plain else parts, exact=is_highest)
+
+
+class _Function:
+    """A reward function, and how it is called.
+
+    - `takes_group`: whether one call scores all completions of a group;
+    - `takes_all`: whether it gets all columns (``**row``);
+    - `parameters`, `required`: the names of its parameters, and of those without a default.
+    """
+
+    def __init__(self, function: Callable):
+        if not callable(function):
+            raise UserError(f"reward {function!r}: give a function")
+        self.function = function
+        self.name = getattr(function, "__name__", type(function).__name__)
+
+        parameters = inspect.signature(function).parameters.values()
+        self.takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
+        named = [one for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+        self.parameters = [one.name for one in named]
+        self.required = [one.name for one in named if one.default is one.empty]
+        self.takes_group = "completions" in self.parameters
+        self.own = OF_GROUP if self.takes_group else OF_ONE
+
+    def check(self, row: Mapping[str, Any], where: str) -> None:
+        """Raise UserError if the function has a parameter that the `row` lacks."""
+        if self.own[1] not in self.parameters and not self.takes_all:
+            raise UserError(
+                f"reward {self.name}: has no parameter completion (or completions, for a whole "
+                "group)"
+            )
+        for name in self.required:
+            if name not in row and name not in self.own:
+                raise UserError(
+                    f"reward {self.name}: wants {name!r}, and {where} has only "
+                    f"{', '.join([*self.own, *row])}; add it, or rename a column by --columns "
+                    f"{name}=COLUMN"
+                )
+
+    def calls(self, group: Group) -> list["_Call"]:
+        """Return the calls for a group: one, or one for each completion."""
+        problem, completions = group
+        row = problem.data["row"]
+
+        # Each completion has copies, so that a function that changes a list changes no other call.
+        rows = [copy.deepcopy(row) for _ in completions]
+        if self.takes_group:
+            columns = {name: [one[name] for one in rows] for name in row}
+            prompts = [problem.prompt] * len(completions)
+            return [self._call(columns | {"prompts": prompts, "completions": list(completions)})]
+        return [
+            self._call(one | {"prompt": problem.prompt, "completion": completion})
+            for one, completion in zip(rows, completions, strict=True)
+        ]
+
+    def _call(self, arguments: dict[str, Any]) -> "_Call":
+        if not self.takes_all:
+            arguments = {name: arguments[name] for name in self.parameters if name in arguments}
+        return _Call(self.function, arguments)
+
+
+class _Call:
+    """A call of a function: its future, and when it began to run."""
+
+    def __init__(self, function: Callable, arguments: dict[str, Any]):
+        self.function, self.arguments = function, arguments
+        self.future: Future = Future()
+        self.began = math.inf  # while it waits for a free thread
+
+    def run(self) -> None:
+        """Call the function, in a thread. A coroutine runs in an event loop of its own."""
+        self.began = time.monotonic()
+        try:
+            result = self.function(**self.arguments)
+            self.future.set_result(asyncio.run(result) if inspect.iscoroutine(result) else result)
+        except BaseException as error:  # reported where the result is awaited
+            self.future.set_exception(error)
+
+    def result(self, timeout: float, whose: str) -> Any:
+        """Wait for the result, at most `timeout` seconds after the call began.
+
+        Raises UserError, which begins with `whose`, if the call raises or takes too long.
+        """
+        while True:
+            left = self.began + timeout - time.monotonic()
+            try:
+                # It may have raised anything, even KeyboardInterrupt, so it is not raised here.
+                error = self.future.exception(max(0.01, min(left, 0.5)))
+                break
+            except FutureTimeout as late:
+                if time.monotonic() >= self.began + timeout:
+                    raise UserError(
+                        f"{whose}: took more than {timeout:g} s; make it faster, or raise "
+                        "--reward-timeout"
+                    ) from late
+        if error is not None:
+            raise raised(whose, error) from error
+        return self.future.result()
+
+
+def _start(calls: Sequence[_Call]) -> deque[_Call]:
+    """Start `calls` in up to WORKERS threads; return those that wait for a free one.
+
+    A thread cannot be interrupted. It is a daemon, so that one that hangs does not keep the process
+    from ending.
+    """
+    waiting = deque(calls)
+    for _ in range(min(WORKERS, len(calls))):
+        threading.Thread(target=_work, args=(waiting,), daemon=True, name="reward").start()
+    return waiting
+
+
+def _work(waiting: deque[_Call]) -> None:
+    while True:
+        try:
+            call = waiting.popleft()
+        except IndexError:
+            return
+        call.run()
+
+
+def _components(result: Any, name: str, whose: str) -> dict[str, float]:
+    """Return the components that the function `name` returned for a completion, or its number
+    under its own name, as Python's numbers.
+    """
+    is_named = isinstance(result, Mapping)
+    components = {}
+    for key, value in result.items() if is_named else [(name, result)]:
+        number = finite_number(value)
+        if number is None or abs(number) > LARGEST or not str(key).isprintable():
+            raise UserError(
+                f"{whose}: returned {shown({key: value} if is_named else value)}; it must return a "
+                "finite number, or a mapping of components to finite numbers"
+            )
+        components[str(key)] = number
+    if not components:
+        raise UserError(f"{whose}: returned no component")
+    return components

@@ -9,8 +9,7 @@ from typing import Any
 
 from data.errors import UserError
 from data.text import shown
-from tasks.base import COMPONENT, Problem, Score, Task
-from tasks.user_code import calling, process_unchanged
+from tasks.base import COMPONENT, Problem, Score, Task, calling
 
 # Rounding, even in float32, moves a reward out of its range by at most this share of the range.
 ROUNDING = 1e-6
@@ -72,7 +71,7 @@ def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[
     parts that JSON can represent.
     """
     where = f"task {task.name}, problem {problem.key}: score()"
-    with process_unchanged(where), _data_unchanged(where, [problem]), calling(where):
+    with _data_unchanged(where, [problem]), calling(where):
         scores = task.score(problem, list(completions))
         scores = list(scores) if isinstance(scores, Iterable) else scores
     return _all_checked(task, problem, completions, scores)
@@ -92,7 +91,7 @@ def scores_of_groups(
 
     where = f"task {task.name}: score_groups()"
     problems = [problem for problem, _ in groups]
-    with process_unchanged(where), _data_unchanged(where, problems), calling(where):
+    with _data_unchanged(where, problems), calling(where):
         found = list(score_groups([(problem, list(texts)) for problem, texts in groups]))
     if len(found) != len(groups):
         raise UserError(
@@ -170,8 +169,6 @@ def _checked(score: Any, reward_range: Range | None) -> Score:
     else:
         value = rescaled(reward, reward_range)
 
-    if not isinstance(score.parts, Mapping):
-        raise ValueError(f"parts of type {type(score.parts).__name__}; give a mapping")
     parts = {str(name): _plain(part, name) for name, part in score.parts.items()}
     for name, part in parts.items():
         if name == "trap" and not isinstance(part, str | None):
@@ -221,75 +218,3 @@ def _plain(part: Any, name: str) -> Any:
     if isinstance(part, (list, tuple)):
         return [_plain(inner, name) for inner in part]
     raise ValueError(f"a {type(part).__name__} as part {name!r}; give numbers, labels, or lists")
-
-
-# Numbers beyond this are not taken for parts of a score; an integer may be too large for a float.
-MAX_NUMBER = 1e300
-
-
-def explain_parts(score: Score, weights: Mapping[str, float] | None = None) -> str:
-    """Return how the components of a reward add up, or only the reward if none are stored.
-
-    The components have enough digits for a reader to repeat the sum. `weights` are those of
-    --reward-weights; a component that they do not name has the weight 1.
-
-    >>> score = Score(0.5, {"reward/place": 0.75, "reward/length": -0.25})
-    >>> explain_parts(score)
-    '0.500 = 0.750 place − 0.250 length'
-    >>> explain_parts(Score(1.25, score.parts), {"place": 2})
-    '1.250 = 2 × 0.750 place + 1 × -0.250 length'
-    """
-    components = {
-        name.removeprefix(COMPONENT): float(value)
-        for name, value in score.parts.items()
-        if name.startswith(COMPONENT) and is_number(value)
-    }
-    reward = f"{score.reward:.3f}"
-    if not components:
-        return f"{reward}, as the task scored it"
-
-    weights = weights or {}
-    total = sum(weights.get(name, 1.0) * x for name, x in components.items())
-    text = ""
-    for name, x in components.items():
-        weight = weights.get(name, 1.0)
-        is_negative = (weight if weights else x) < 0
-        sign = (" − " if is_negative else " + ") if text else ("-" if is_negative else "")
-        number = f"{abs(weight):.12g} × {_exactly(x)}" if weights else _exactly(abs(x))
-        text += f"{sign}{number} {name}"
-
-    is_sum = math.isclose(total, score.reward, abs_tol=1e-6)
-    return f"{reward} = {text}" if is_sum else f"{reward} = the weighted sum of {text}"
-
-
-def _exactly(number: float) -> str:
-    """Return a number with three digits after the point, or more where it has more, up to six."""
-    text = f"{number:.6f}".rstrip("0")
-    return text if len(text.partition(".")[2]) > 3 else f"{number:.3f}"
-
-
-def reward_weights(options: Any) -> dict[str, float]:
-    """Return --reward-weights of a run from its `task_options`; {} if none can be read.
-
-    >>> reward_weights({"reward-weights": "words=0.5,place=1"})
-    {'words': 0.5, 'place': 1.0}
-    """
-    given = options.get("reward-weights") if isinstance(options, Mapping) else None
-    pairs = [part.partition("=") for part in str(given or "").split(",")]
-    try:
-        return {name.strip(): float(value) for name, equals, value in pairs if equals}
-    except ValueError:
-        return {}
-
-
-def is_number(value: Any) -> bool:
-    """Return whether a stored part is a finite number, and no integer beyond a float's range."""
-    return isinstance(value, int | float) and -MAX_NUMBER < value < MAX_NUMBER
-
-
-def has_numbers(parts: Mapping[str, Any], *names: str) -> bool:
-    """Return whether all these parts of a score are stored as numbers.
-
-    Files that others wrote may lack them.
-    """
-    return all(is_number(parts.get(name)) for name in names)

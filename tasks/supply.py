@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count, pairwise
 from pathlib import Path
-from typing import Any
 
 from data.errors import UserError
 from data.files import read_jsonl, write_whole
@@ -28,13 +27,14 @@ from tasks.base import (
     SPLITS,
     Problem,
     Task,
+    TaskError,
+    calling,
     check_problem,
     family_size,
     key_of,
     worded,
 )
 from tasks.registry import is_of_project
-from tasks.user_code import TaskError, calling
 
 LADDER = (10, 25, 50, 100, 200, 500)  # words of each text
 
@@ -117,22 +117,26 @@ class Supply:
         self.dataset: dict[int, list[Problem]] = {}
         for problem in dataset:
             self.dataset.setdefault(0 if mixed else problem.level, []).append(problem)
+        self._fixed: dict[int, list[Problem]] = {}  # the first N problems of a level
 
-        # Remembered: the fixed problems by level, and (epoch, order) of the last epoch by size.
-        self._sets: dict[int, list[Problem]] = {}
-        self._orders: dict[int, tuple[int, list[int]]] = {}
+        # Levels may alternate, and each has its own order.
+        self._order = lru_cache(64)(epoch_order)
 
     def at(self, index: int, level: int) -> Problem:
         """Return training problem `index` at `level`."""
         if self.dataset:
             problems = self.dataset[0 if self.mixed else level]
         elif self.fixed:
-            problems = self._fixed(level)
+            if level not in self._fixed:
+                self._fixed[level] = distinct_problems(
+                    self.task, seed=self.seed, split="train", level=level, size=self.fixed
+                )
+            problems = self._fixed[level]
         else:
             return problem_at(self.task, seed=self.seed, split="train", level=level, index=index)
 
         epoch, place = divmod(index, len(problems))
-        return problems[self._epoch(len(problems), epoch)[place]]
+        return problems[self._order(self.seed, epoch, len(problems))[place]]
 
     @property
     def problems(self) -> list[Problem]:
@@ -160,20 +164,6 @@ class Supply:
             problems = self.dataset.get(0 if self.mixed else level, [])
             return sum(problem.level == level for problem in problems)
         return family_size(self.task, level)
-
-    def _fixed(self, level: int) -> list[Problem]:
-        """Return the first N different problems of a level."""
-        if level not in self._sets:
-            self._sets[level] = distinct_problems(
-                self.task, seed=self.seed, split="train", level=level, size=self.fixed
-            )
-        return self._sets[level]
-
-    def _epoch(self, size: int, epoch: int) -> list[int]:
-        """Return the order of an epoch over `size` problems."""
-        if size not in self._orders or self._orders[size][0] != epoch:
-            self._orders[size] = (epoch, epoch_order(self.seed, epoch, size))
-        return self._orders[size][1]
 
 
 def fixed_size(kind: str) -> int:
@@ -362,24 +352,22 @@ def read_problems(path: str | Path, task: Task | None = None) -> list[Problem]:
     the line, unless every line is a JSON object with exactly the fields of `Problem` and suits the
     `task`, if one is given.
     """
-    problems = [_problem(where, value, task) for where, value in read_jsonl(path)]
+    problems = []
+    for where, value in read_jsonl(path):
+        if value.keys() != FIELDS.keys():
+            raise UserError(f"{where}: is no problem; a problem has {', '.join(FIELDS)}")
+        problem = Problem(**value)
+        check_problem(problem, where)
+        if task is not None:
+            _check_suits(problem, task, where)
+        problems.append(problem)
     if not problems:
         raise UserError(f"{path}: holds no problem; make some with python -m tasks.generate")
     return problems
 
 
-def _problem(where: str, value: dict[str, Any], task: Task | None) -> Problem:
-    missing = [name for name in FIELDS if name not in value]
-    unknown = [name for name in value if name not in FIELDS]
-    if missing or unknown:
-        wrong = f"lacks field {missing[0]!r}" if missing else f"unknown field {unknown[0]!r}"
-        raise UserError(f"{where}: {wrong}; a problem has {', '.join(FIELDS)}")
-
-    problem = Problem(**value)
-    check_problem(problem, where)
-    if task is None:
-        return problem
-
+def _check_suits(problem: Problem, task: Task, where: str) -> None:
+    """Raise UserError unless `task` can score `problem`, which a file holds."""
     # A user's own problems may name another task than the user's; they are not checked further.
     if problem.task != task.name:
         if is_of_project(problem.task) and is_of_project(task.name):
@@ -395,7 +383,6 @@ def _problem(where: str, value: dict[str, Any], task: Task | None) -> Problem:
                 f"{where}: its key is {shortened(problem.key)}, and its data has {key}; "
                 "make it again with python -m tasks.generate"
             )
-    return problem
 
 
 def split_of(path: Path) -> str:

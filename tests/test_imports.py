@@ -17,7 +17,6 @@ MAY = {  # package: what it may import of the project
         "tasks.registry",
         "tasks.scoring",
         "tasks.supply",
-        "tasks.user_code",
         "data.errors",
         "data.files",
         "data.text",

@@ -175,7 +175,7 @@ def test_no_program_of_a_strangers_settings_is_executed(capsys, flag):
         for more in ([], ["--wording", "a.yaml"], ["--config", "{seed: 1}"]):
             assert said in refused(capsys, "--config", "a.yaml", *more)
     if flag == "--task":  # which is loaded for the flags that it has
-        assert said in refused(capsys, "--config", "a.yaml", "--operands", "2")
+        assert said in refused(capsys, "--config", "a.yaml", "--family", "chain")
 
 
 @pytest.mark.parametrize("flag", NAMING)
@@ -183,7 +183,7 @@ def test_a_program_that_the_command_line_names_is_executed(monkeypatch, flag):
     def execute(path, name, **more):
         raise UserError("executed")
 
-    for module in ("tasks.user_code", "tasks.registry", "grpo.learn.loss"):
+    for module in ("tasks.registry", "grpo.learn.loss"):
         monkeypatch.setattr(f"{module}.load_from_file", execute)
     Path("a.yaml").write_text(yaml.safe_dump(NAMING[flag]))
     Path("a").write_text('{"prompt": "a"}')

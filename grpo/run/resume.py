@@ -10,7 +10,7 @@ A fingerprint is 16 hex digits of SHA-256, under the name of the file or documen
 of weights only PAGES evenly spaced pages are hashed, so that 6 GB take well under a second.
 Fine-tuning changes every page of the matrices that it trains; a change that is confined to bytes
 between the pages is missed. For a user's own task, the fingerprint covers its file but not what
-that imports; for a function see `tasks.user_code.function_digest`.
+that imports; for a function see `tasks.registry.function_digest`.
 """
 
 import dataclasses
@@ -54,11 +54,10 @@ from grpo.run.checkpoint import checkpoints, find_resume, seen_keys
 from grpo.run.files import checkpoint_folders, new_folder, owner_of, step_of
 from grpo.run.logs import read_config
 from tasks.base import Task, python_functions_of, sources_of, summary_of
-from tasks.registry import REWARD_FILE, is_same_program, programs_of
-from tasks.user_code import function_digest
+from tasks.registry import REWARD_FILE, function_digest, is_same_program, programs_of
 
 # Task options that decide no result, and so may change when a run goes on.
-FREE_OPTIONS = ("reward-timeout", "reward-workers")
+FREE_OPTIONS = ("reward-timeout",)
 
 # What a run that starts from an earlier run's policy takes over, unless a flag overrides it.
 TAKEN_OVER = ("lora_rank", "quantise", "dtype", "system", "shots", "chat_template_kwargs")

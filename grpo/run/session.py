@@ -56,7 +56,7 @@ from grpo.run.trackers import check_installed
 from grpo.show.console import Console
 from grpo.show.settings import settings
 from grpo.trainer import Trainer, load_parts, with_learning_rate
-from tasks.base import mistakes_of, notes_of, watch_scoring
+from tasks.base import mistakes_of, notes_of
 from tasks.scoring import range_of
 
 # How many held-out problems decide when the imitation ends.
@@ -95,7 +95,6 @@ def start_run(
 
     metric = getattr(parts.task, "metric", "score")
     console = Console(config.steps, metric, range_of(parts.task))
-    watch_scoring(parts.task, console.scoring)
     try:
         with ExitStack() as locks:
             # A resumed run is locked from here on, a new one when its directory is made.

@@ -126,7 +126,6 @@ class Console:
 
         # What is being done, and slow scoring within it.
         self._activity: Activity | None = None
-        self._scoring: Activity | None = None
 
     def __enter__(self) -> "Console":
         return self
@@ -242,7 +241,6 @@ class Console:
             yield progress
         finally:
             self._activity = before
-            self._scoring = None
             self._redraw()
 
     @contextmanager
@@ -252,16 +250,6 @@ class Console:
         with self.working(f"loading {what}"):
             yield
         self.say(f"loading {what} ... {time.monotonic() - start:.1f} s")
-
-    def scoring(self, done: int, total: int, seconds: float) -> None:
-        """Show how far slow scoring is, which began `seconds` ago and ends with all parts done."""
-        if done == total:
-            self._scoring = None
-        elif self._scoring is None:
-            self._scoring = Activity(self._activity.what if self._activity else "", seconds)
-        if self._scoring is not None:
-            self._note(self._scoring, "scoring", done, total)
-        self._redraw()
 
     def _note(self, activity: Activity, part: str, done: int, total: int) -> None:
         """Take note of how far an activity is; without a terminal, print it now and then."""
@@ -274,7 +262,7 @@ class Console:
             return
         report = self.history.report
         drawn = None if report is None else panel(report, self.history)
-        parts = [part for part in (drawn, self._scoring or self._activity) if part is not None]
+        parts = [part for part in (drawn, self._activity) if part is not None]
 
         # What was drawn before the first panel leaves no trace.
         self._live.transient = report is None

@@ -14,7 +14,6 @@ from grpo.config import WEIGHT_WORDS, WEIGHTED_BY
 from grpo.records import WHY, Group
 from grpo.show.group import DONE_TO, advantage_of
 from tasks.registry import explain
-from tasks.scoring import explain_parts, reward_weights
 
 NOT_FOR_TRAINING = "none: the completion was not sampled for training"
 
@@ -45,16 +44,14 @@ def reward_in_words(
     """Return how a completion earned its reward.
 
     E.g. "0.190 = 4 right before the first error / 21 written". Of the run's `config`, the keys
-    `task`, `task_options`, `reward` and `control` are read. A control experiment changes only the
-    rewards of steps (`is_of_step`).
+    `task`, `reward` and `control` are read. A control experiment changes only the rewards of steps
+    (`is_of_step`).
     """
     control = config.get("control") or "none"
     score = group.scores[sample]
     if is_of_step and control != "none":
         return f"{score.reward:.3f}, set by the control experiment {control}; not earned"
 
-    if weights := reward_weights(config.get("task_options")):  # of a user's own rewards
-        return explain_parts(score, weights)
     task = config.get("task", group.problem.task)
     return explain(task, group.problem, group.texts[sample], score, config.get("reward"))
 

@@ -1,14 +1,176 @@
-"""Which number a text answers with: every form of a number, any text, and in linear time."""
+"""Where the answer of a completion stands, which number it is, and the task GSM8K."""
 
-import sys
+import json
 import time
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from written_numbers import WRITTEN
 
-from tasks import answers
-from tasks.answers import MAX_CHARACTERS, MAX_DIGITS, Answer, extract
+from data.errors import UserError
+from tasks.answers import final_answer, integer_in, number_of
+from tasks.base import SPLITS
+from tasks.gsm8k import FORM, INSTRUCTION
+from tasks.registry import load_task
+from tasks.scoring import CUT_OFF, scores_of, without_end
+from tasks.supply import problem_at
+
+LINE = st.text(st.characters(codec="utf-8", exclude_characters="\r\n*_`$\\#{}<>"), max_size=20)
+
+
+@given(LINE, LINE.map(str.strip))
+def test_the_last_answer_line_is_the_answer(thought, answer):
+    wanted = answer.strip().removesuffix(".").strip()
+    text = f"{thought}\nAnswer: first\n{thought}\nAnswer: {answer}"
+    assert final_answer(text) == (wanted.rstrip(".").strip() or None) or answer.endswith(".")
+    assert final_answer(f"<think>Answer: 3</think>{text}") == final_answer(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Answer: 42", "42"),
+        ("so it is 42\n**Answer:** 42", "42"),
+        ("> Answer: `42`.", "42"),
+        ("answer : $42$", "42"),
+        ("Answer: 1\nAnswer: 2", "2"),
+        (r"thus \boxed{42}.", "42"),
+        (r"\boxed{1} then \boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+        (r"\boxed{4", None),
+        ("6 * 7 = 42\n#### 42", "42"),
+        ("<think>Answer: 1</think>Answer: 2", "2"),
+        ("<think>Answer: 1", None),
+        ("<Thinking>Answer: 1", None),
+        ("<THINK>a</think>Answer: 2", "2"),
+        ("</think>Answer: 2", "2"),
+        ("<think>a</think><think>Answer: 1", None),
+        ("the answer is 42", "42"),
+        ("I answer 42", None),
+        ("Answer:", None),
+        ("Answer:\n42", "42"),
+        ("**Answer:**\n\\boxed{42}", "42"),
+        ("**Final Answer:**\n\n\\[\n\\boxed{42}\n\\]\nI hope that this helps.", "42"),
+        ("So \\boxed{42}.\nAnswer:", "42"),
+        ("Answer: 41\nSo \\boxed{42}.\n**Answer:**\n", "42"),
+        ("It is 6 * 7.\n#### 42\nAnswer: ", "42"),
+        ("Answer: $\\boxed{42}$.", "42"),
+        ("Answer: -\\boxed{42}", "-\\boxed{42}"),
+        ("Answer: \\boxed{4}\\boxed{2}", "\\boxed{4}\\boxed{2}"),
+        ("Answer: 41\nAnswer:", None),
+        ("", None),
+    ],
+)
+def test_where_the_answer_stands(text, answer):
+    assert final_answer(text) == answer
+
+
+# --- GSM8K ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("text", "number"), WRITTEN.items())
+def test_written_forms_of_numbers(text, number):
+    assert number_of(final_answer(f"Answer: {text}") or "") == number
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("He has 2 + 5 = 7.\n#### 1,234", 1234),
+        ("#### -7", -7),
+        ("#### $1,234.00\n", 1234),
+        ("The answer is 7.", 7),
+        ("So 3 + 4 = 7. The answer is 7. That is all of the 12 she had.", 7),
+        ("The answer is 6. No: the answer is $1,234.50.", Fraction(2469, 2)),
+        ("Therefore, the final answer is: **18** dollars!", 18),
+        ("the answer is 7 apples", 7),
+        ("The answer is -3 degrees.\nIt is cold at 5.", -3),
+        ("The answer is 1/2.", Fraction(1, 2)),
+        ("The answer is 50%.", 50),
+        (r"The answer is $\boxed{18}$.", 18),
+        ("**Final Answer:** 18", 18),
+        ("The final answer: 18 hours", 18),
+        ("Answer: The answer is 7.", 7),
+        ("**Answer**: $1,234.00 in total", 1234),
+        ("The answer is 5.\n#### 7", 7),
+        ("The answer is 5.\nAnswer: 7", 7),
+        ("The answer is not 18.", None),
+        ("The answer is 12 or 13.", None),
+        ("The answer is near.", None),
+        ("7", None),
+    ],
+)
+def test_where_the_answer_stands_in_a_completion(text, number):
+    assert number_of(final_answer(text) or "") == number
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["9" * 10**6, "1," * 10**6, "1 " * 10**6, "1/" * 10**6, r"\frac{" * 10**5, "{,}" * 10**6],
+)
+def test_long_answers_are_refused_at_once(text):
+    start = time.perf_counter()
+    assert number_of(text) is None
+    assert time.perf_counter() - start < 1
+
+
+def gsm8k(folder, train=40, test=10):
+    folder.mkdir(exist_ok=True)
+    for name, size, first in (("train", train, 0), ("test", test, 1000)):
+        rows = [
+            {
+                "question": f"What is {n} and 1?",
+                "answer": f"It is <<{n}+1={n + 1}>>.\n#### {n + 1:,}",
+            }
+            for n in range(first, first + size)
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_task(f"gsm8k:{folder}")
+
+
+def test_gsm8k_gold_answers_score_one(tmp_path):
+    task = gsm8k(tmp_path / "gsm8k")
+    assert len(task.problems("test")) == 10
+    assert len(task.problems("train")) + len(task.problems("validation")) == 40
+    assert task.problems("validation") and task.family_size(1) == 50
+    for split in SPLITS:
+        for problem in task.problems(split):
+            assert task.key(problem) == problem.key
+            right, gold, wrong, none = scores_of(
+                task,
+                problem,
+                [problem.target, f"x\n#### {problem.data['answer']}", "Answer: 0", "?"],
+            )
+            assert right.exact and gold.exact and right.reward == gold.reward == 1
+            assert wrong.reward == FORM and not wrong.exact and none.reward == 0
+    assert task.problems("test")[0].prompt == f"What is 1000 and 1?\n\n{INSTRUCTION}"
+    assert gsm8k(tmp_path / "gsm8k").sources() == task.sources()
+
+
+def test_gsm8k_mistakes(tmp_path):
+    for make, message in (
+        (lambda: load_task("gsm8k"), "give gsm8k:FOLDER, the folder of train.jsonl"),
+        (lambda: load_task(f"gsm8k:{tmp_path}"), "no file"),
+        (
+            lambda: problem_at(gsm8k(tmp_path / "a"), seed=0, split="test", level=2, index=0),
+            "level 1",
+        ),
+        (lambda: load_task("arithmetic:3"), "task arithmetic has no argument"),
+    ):
+        with pytest.raises(UserError, match=message):
+            make()
+    for row, message in (
+        ({"question": "?"}, "is not a line of GSM8K"),
+        ({"question": "?", "answer": "3"}, "does not end with ####"),
+        ({"question": "?", "answer": "#### many"}, "does not end with ####"),
+    ):
+        (tmp_path / "a" / "test.jsonl").write_text(json.dumps(row) + "\n")
+        with pytest.raises(UserError, match=f"test.jsonl, line 1: .*{message}"):
+            load_task(f"gsm8k:{tmp_path / 'a'}")
+
+
+# ---- bare integers
 
 ACCEPTED = [
     ("42", 42),
@@ -18,151 +180,74 @@ ACCEPTED = [
     ("It is 3.", 3),
     ("1,234", 1234),
     ("1\xa0234", 1234),
-    ("1_234", 1234),
     ("1{,}234", 1234),
-    ("1\\,234", 1234),
     ("12 345", 12345),
-    ("0,042", 42),
     ("42 apples", 42),
-    ("42 kg", 42),
-    ("$42", 42),
     ("-$42", -42),
-    ("t1 has 42, the 3rd x2 and GPT-4 none", 42),
     ("52, yes, 52.", 52),
-    ("1,000, or rather 1000", 1000),
-    ("\u201c42\u201d", 42),
-    ("...42", 42),
     ("**42**", 42),
-    ("<b>42</b>", 42),
     ("-> 42", 42),
-    ("- It is 42", 42),
     ("37 + 15 = 52", 52),
     ("1.5 + 1.5 = 3", 3),
     ("10 - 12 =-2", -2),
-    ("3 plus 4 equals 7.", 7),
     ("37 and 15. **Answer:** 52", 52),
     ("12? 13? The final answer is: **52**.", 52),
     ("12 13 <answer>52</answer>", 52),
-    ("\\boxed{42}", 42),
     ("7 = \\boxed{ -1{,}234 } = 8", -1234),
     ("\\boxed{1} \\boxed{2}", 2),
     ("\\boxed{37 + 15 = 52}", 52),
-    ("\\fbox{5}, no, \\boxed{\\text{42 kg}}.", 42),
-    ("$\\boxed{\\boxed{5}}$", 5),
-    ("\\boxed{\\} 5}", 5),
     ("37 + 15 is 52", 52),
     ("The answer to 37 + 15 is 52", 52),
-    ("37 and 15 therefore makes exactly 52 apples", 52),
-    ("**Step 2:** it is 52", 52),
-    ("7 * 7 = 49", 49),
     ("7 * 7 is 49", 49),
     ("<think>50</think>52", 52),
-    ("<think>1 <think>2</think> 3</think>The answer is 52.", 52),
-    ("<THINKING>\\boxed{50}</THINKING> 52", 52),
     ("<think>it is not 52 but x > 52</think>\\boxed{52}", 52),
-    ("5! = 120", 120),
-    ("> 52", 52),
-    ("<|assistant|> 52<|end|>", 52),
-    ("Since 5 > 3, the answer is 52", 52),
     ("I am not sure. It is 52.", 52),
     ("50 is wrong. The answer is 52.", 52),
 ]
 
 REFUSED = {
-    "empty": ["", "   \n\t", "<think>52</think>\n"],
-    "no number": [
-        "none",
-        "Step 2:",
-        "x*2",
-        "7x7",
-        "x2",
-        "42kg",
-        "x/2",
-        "52 =",
-        "-",
-    ],
-    "not an integer": [
-        "x^2",
+    "no number": ["", "   \n\t", "<think>52</think>\n", "none", "52 =", "-"],
+    "open reasoning": ["<think>52", "<think>50</think>52<think>", "52 <thinking>"],
+    "not one integer": [
         "1.5",
-        "1,234.00",
         "1e5",
         "0x1F",
-        "42%",
         "4 million",
-        "\\frac{4}{4}",
         "\u221a4",
-        "~4",
-        "x>52",
-        "52 <= x",
-        "x > $7",
+        "52 <= 53",
         "7 * 7",
         "7*7",
         "It is 7 * 7",
-        "\\boxed{7 \\times 7}",
         "49 = 7 \u00d7 7",
-        "3/4",
-        "7-7",
-        "ratio 10: 30",
-        "5!",
-        "The answer is 52!",
-        "5^2",
-        "5 more than 2",
-    ],
-    "several answers": [
-        "12 13",
-        "1. 12",
-        "12 345 67",
-        "\\boxed{12, 13}",
-    ],
-    "unclear sign": [
         "37 + 15",
         "52 = 37 + 15",
-        "The answer to 37 + 15: 52",
-        "- 42",
-        "\u2212 42",
-        "--42",
-        "\u201342",
-        "\uff0d42",
-    ],
-    "malformed grouping": [
+        "3/4",
+        "7-7",
+        "5 more than 2",
+        "12 13",
+        "12 or 13",
+        "1. 12",
         "12,34",
-        "1,2,3",
-        "1,234,56",
         "1,234 567",
-        "1,234_567",
-        "1_2",
-    ],
-    "other digits": ["\u0664\u0662", "\uff14\uff12", "4\uff12", "\U0001d7d2", "\\boxed{\uff14}"],
-    "denied": [
+        "\\boxed{12, 13}",
         "It is 52, not 53",
-        "is not 52 but 53",
-        "the answer is not 52",
         "the answer isn't 52",
         "The answer is not\n52",
-        "It is never 52",
-        "52 is wrong.",
+        "1," * 500_000,
+        "9" * 101,
     ],
-    "open reasoning": ["<think>52", "<think>50</think>52<think>", "52 <thinking>"],
-    "open box": ["\\boxed{4", "\\boxed{1} \\boxed{\\text{4}", "\\boxed{5\\}", "-\\boxed{4"],
 }
-REFUSED["too long"] = ["1," * 500_000, "9" * (MAX_DIGITS + 1)]
 
-NUMBERS = (
-    st.integers()
-    | st.integers(-(10**MAX_DIGITS) + 1, 10**MAX_DIGITS - 1)
-    | st.sampled_from([999, 1000, -1000, 10**6])
-)
-PIECES = "1 23 456 , . - = * { } \\boxed{ -\\boxed{ \\frac{ e5 x $ or \\, {,} minus _ %".split()
 TEXTS = (
     st.text()
     | st.text("0123456789,._ \n-+\u2212=*/^$%{}()\\'xe\u00a0\u2009\u0664\u00b2~", max_size=40)
-    | st.lists(st.sampled_from([*PIECES, " ", "answer is "]), max_size=14).map("".join)
+    | st.lists(st.sampled_from("1 23 456 , - = { } \\boxed{ \\frac{ or is".split())).map(" ".join)
 )
 
 
 @pytest.mark.parametrize("text, value", ACCEPTED)
-def test_accepted(text, value):
-    assert extract(text) == Answer(value, None)
+def test_an_integer_is_read(text, value):
+    assert integer_in(text) == (value, None)
 
 
 @pytest.mark.parametrize(
@@ -170,98 +255,61 @@ def test_accepted(text, value):
     [(reason, text) for reason, texts in REFUSED.items() for text in texts],
     ids=lambda text: ascii(text[:30]),
 )
-def test_refused(reason, text):
-    assert extract(text) == Answer(None, reason)
-
-
-@pytest.mark.parametrize("limit", [0, 640])  # none, and the lowest that Python takes
-def test_the_longest_number_is_read_whatever_limit_python_has(limit):
-    before = sys.get_int_max_str_digits()
-    sys.set_int_max_str_digits(limit)
-    try:
-        assert extract("-" + "9" * MAX_DIGITS).value == 1 - 10**MAX_DIGITS
-    finally:
-        sys.set_int_max_str_digits(before)
-
-
-def test_the_longest_text_is_read():
-    assert extract("5".rjust(MAX_CHARACTERS)).value == 5
+def test_what_is_no_integer_is_refused(reason, text):
+    start = time.perf_counter()
+    assert integer_in(text) == (None, reason)
+    assert time.perf_counter() - start < 1
 
 
 @given(
-    NUMBERS,
-    st.sampled_from(["", ",", " ", "\u00a0", "\u2007", "\u2009", "\u202f", "_", "{,}", r"\,"]),
+    st.integers(-(10**60), 10**60) | st.sampled_from([999, 1000, -1000]),
+    st.sampled_from(["", ",", " ", "\u00a0", "\u202f", "_", "{,}"]),
     st.sampled_from(
-        [
-            "{}",
-            "{}.",
-            "{} apples",
-            "about x2: {}",
-            "The 3rd is {}, I think.",
-            "**{}**",
-            "${}$",
-            r"\({}\)",
-            r"1, 2 or \boxed{{ {} }}, 3",
-            "37 + 15 ={}",
-            "1 2 3\nAnswer: {}",
-            "12 is wrong. The answer is **{}**",
-        ]
+        ["{}", "{}.", "{} apples", "**{}**", "${}$", r"1, 2 or \boxed{{ {} }}, 3", "37 + 15 ={}"]
     ),
     st.sampled_from(["-", "\u2212"]),
 )
-def test_every_form_of_a_number_is_read(number, separator, frame, minus):
+def test_every_form_of_an_integer_is_read(number, separator, frame, minus):
     digits = f"{abs(number):,}".replace(",", separator)
-    written = f"{minus if number < 0 else ''}{digits}"
-    assert extract(frame.format(written)) == Answer(number, None)
-
-
-@given(TEXTS)
-def test_any_text_has_an_answer_or_a_reason(text):
-    answer = extract(text)
-    if answer.reason is None:
-        assert type(answer.value) is int
-    else:
-        assert answer.value is None and answer.reason in {*REFUSED, "open box", "open reasoning"}
+    assert integer_in(frame.format(f"{minus if number < 0 else ''}{digits}")) == (number, None)
 
 
 @given(
-    st.lists(st.integers(-99, 99), min_size=2, max_size=8).filter(
-        lambda guesses: len(set(guesses)) > 1
-    ),
-    st.sampled_from(
-        [" ", ", ", ",", "\n", " or ", "; ", "/", " | ", "  ", "\t", ". ", "_", ";", "\u200b"]
-    ),
+    st.lists(st.integers(-99, 99), min_size=2, max_size=8).filter(lambda n: len(set(n)) > 1),
+    st.sampled_from([" ", ", ", ",", "\n", " or ", "; ", " | ", "\t", ". ", "_", "\u200b"]),
     st.sampled_from(["{}", "Answer: {}", "37 + 15 = {}", r"\boxed{{{}}}", "**{}**"]),
 )
 def test_a_list_of_guesses_is_never_read(guesses, separator, frame):
     # of two digits at most, so that no list looks like groups of three
-    assert extract(frame.format(separator.join(map(str, guesses)))).value is None
+    assert integer_in(frame.format(separator.join(map(str, guesses))))[0] is None
 
 
 @given(TEXTS, st.sampled_from(["37 + 15 is 52", "-7", "x > 3", "", "none"]))
 def test_what_was_thought_is_not_read(thought, said):
-    assert extract(f"<think>{thought}</think>{said}") == extract(said)
+    assert integer_in(f"<think>{thought}</think>{said}") == integer_in(said)
+    value, reason = integer_in(thought)
+    assert (value is None) == (reason is not None)
 
 
-@given(TEXTS, st.integers(-(10**9), 10**9))
-def test_the_last_box_wins_whatever_sentence_stands_before(text, number):
-    assert extract(f"{text}.\n\\boxed{{{number}}}").value == number
+@pytest.mark.parametrize("name", ["gsm8k", "arithmetic"])
+def test_reasoning_and_the_budget_count_in_both_tasks(name, tmp_path):
+    """Reasoning that the prompt opened and nothing closes holds no answer, and a right answer that
+    the budget cut off earns no more than a wrong one.
+    """
+    task = gsm8k(tmp_path / "gsm8k") if name == "gsm8k" else load_task(name)
+    assert task.reads_reasoning
+    problem = problem_at(task, seed=0, split="train", level=task.default_level, index=0)
+    said = f"<think>\nPerhaps this:\n{problem.target}\nBut wait"
+    texts = [said, f"<think>\nwell</think>{problem.target}", problem.target, "Answer: 1000001"]
+    scores = scores_of(task, problem, texts)
+    unclosed, closed, plain, wrong = scores
+    assert unclosed.reward == 0 and not unclosed.exact
+    assert closed == plain and plain.exact and plain.reward == 1
 
-
-UNITS = ["-", "1,", "1 ", "x-1", "minus ", "<", "is 1 ", "\\boxed{", "answer ", "*_", "<a", "\n"]
-
-
-@pytest.mark.parametrize("head, tail", [("", ""), ("\\boxed{5 ", "x}")])
-def test_time_grows_with_the_length_not_its_square(monkeypatch, head, tail):
-    monkeypatch.setattr(answers, "MAX_CHARACTERS", 10**6)
-
-    def cost(unit, characters):
-        start = time.process_time()
-        extract(head + unit * (characters // len(unit)) + tail)
-        return time.process_time() - start
-
-    for unit in UNITS:
-        small = min(cost(unit, 2_000) for _ in range(3))
-        # 20 times the text: linear time is 20 times as much, quadratic 400 times; 20 ms for what
-        # is too fast to be timed
-        assert any(cost(unit, 40_000) < 100 * small + 0.02 for _ in range(5)), unit
+    cut, wrong_cut = (
+        without_end(task, problem, texts[2], plain),
+        without_end(task, problem, texts[3], wrong),
+    )
+    assert not cut.exact and cut.value < 1 and wrong_cut == wrong
+    assert cut.reward == (0.5 if name == "arithmetic" else FORM) >= wrong.reward
+    assert cut.parts["reason"] == CUT_OFF and cut.parts["unended"] == cut.reward - 1

@@ -1,7 +1,6 @@
 import ast
 import operator
 import random
-import re
 
 import pytest
 from hypothesis import given
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from data.errors import UserError
 from tasks.arithmetic import Arithmetic, chain, product
 from tasks.base import SPLITS, Problem, key_of, split_of_key
-from tasks.registry import load_task
 from tasks.supply import problem_at
 
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
@@ -18,38 +16,21 @@ CHAIN, PRODUCT = Arithmetic(), Arithmetic("product")
 
 
 def value_of(expression):
-    """Evaluate by Python's own grammar; a division must leave no rest."""
+    """Evaluate by Python's own grammar."""
 
     def value(node):
         if isinstance(node, ast.Constant):
             return node.value
-        left, right = value(node.left), value(node.right)
-        if isinstance(node.op, ast.Div):
-            assert left % right == 0
-            return left // right
-        return OPERATORS[type(node.op)](left, right)
+        return OPERATORS[type(node.op)](value(node.left), value(node.right))
 
     return value(ast.parse(expression, mode="eval").body)
 
 
-@given(
-    st.integers(0, 10**9), st.integers(1, 8), st.sampled_from(["+-*", "+-*/", "/", "*", "+", "-/"])
-)
-def test_chains_are_worth_what_they_say(seed, steps, operators):
-    text, values, _ = chain(steps, range(1, 51), operators, random.Random(seed))
-    assert len(values) == steps and value_of(text) == values[-1]
-    used = set(text) & set("+-*/")
-    assert used <= set(operators) | ({"+"} if operators == "/" else set())
-    assert sum(text.count(f" {sign} ") for sign in "+-*/") == steps
-
-
 @given(st.integers(0, 10**9), st.integers(1, 8))
-def test_a_value_that_a_factor_divides_is_divided_if_asked(seed, steps):
-    text, values, _ = chain(steps, range(1, 51), "/", random.Random(seed))
-    first = int(re.search(r"\d+", text).group())
-    signs = re.findall(r" ([+/]) ", text)
-    for before, sign in zip([first, *values[:-1]], signs, strict=True):
-        assert (sign == "/") == any(before % n == 0 for n in range(2, 10))
+def test_chains_are_worth_what_they_say(seed, steps):
+    text, values, _ = chain(steps, random.Random(seed))
+    assert len(values) == steps and value_of(text) == values[-1]
+    assert sum(text.count(f" {sign} ") for sign in "+-*") == steps
 
 
 @given(st.integers(0, 10**9), st.integers(1, 5), st.integers(1, 5))
@@ -181,27 +162,8 @@ def test_parts_by_hand():
         == "1011"
         == score(1234, "1034").parts["digits_right"]
     )
-    assert score(7, "12 13").parts == {"answer": None, "reason": "several answers"}
-    assert score(3, "9" * 600).parts["relative_error"] == 1000.0
-
-
-@pytest.mark.parametrize(
-    "options, line",
-    [
-        ({"family": "sums"}, "--family sums: give chain or product"),
-        ({"operands": "5"}, "--operands 5: give the smallest and the largest, e.g. 1-50"),
-        ({"operands": "9-2"}, "--operands 9-2: give the smallest and the largest, e.g. 1-50"),
-        ({"operators": "+%"}, "--operators +%: give some of +-*/, e.g. +-"),
-        (
-            {"colour": "red"},
-            "--colour: task arithmetic has no such flag; it has --family, --operands, --operators",
-        ),
-    ],
-)
-def test_bad_options(options, line):
-    with pytest.raises(UserError) as error:
-        load_task("arithmetic", options=options)
-    assert str(error.value) == line
+    assert score(7, "12 13").parts == {"answer": None, "reason": "not one integer"}
+    assert score(3, "9" * 90).parts["relative_error"] == 1000.0
 
 
 @pytest.mark.parametrize("level", [0, 3, 30])
@@ -210,12 +172,6 @@ def test_products_need_two_digits_of_level(level):
         problem_at(PRODUCT, seed=0, split="train", level=level, index=0)
 
 
-def test_a_family_without_a_problem_of_the_split_is_refused():
-    with pytest.raises(UserError, match="no chain of the (validation|test) split was found"):
-        for split in (
-            "validation",
-            "test",
-        ):  # 1 + 1, 1 + 2, 2 + 2: three problems cannot fill three splits and train at that
-            problem_at(
-                Arithmetic(operands="1-2", operators="+"), seed=0, split=split, level=1, index=0
-            )
+def test_another_family_is_refused():
+    with pytest.raises(UserError, match="^--family sums: give chain or product$"):
+        Arithmetic("sums")

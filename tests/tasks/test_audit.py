@@ -2,16 +2,13 @@
 
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.tools import train
-from tasks.arithmetic import Arithmetic
 from tasks.audit import audit, main
-from tasks.base import Score
 
 ROLLOUTS = "rollouts/{}.jsonl.zst"
 
@@ -100,59 +97,6 @@ def test_a_trained_problem_whose_expression_was_forged_is_found_by_its_prompt(ru
     assert "was trained on, in step-000001.jsonl.zst" in audit(run)[0][0]
 
 
-def shifted(score, targets):
-    """Pay for the right answer of the next problem."""
-    following = dict(zip(targets, [*targets[1:], targets[0]]))
-    return lambda self, problem, texts: score(
-        self, replace(problem, target=following[problem.target]), texts
-    )
-
-
-REWARDS = {
-    "shifted": (
-        shifted,
-        "rewards: 14 of 14 right answers do not score 1, e.g. ",
-        "; for 14 of these problems the right answer of another one does",
-    ),
-    "constant": (
-        lambda score, targets: lambda self, problem, texts: [Score(1.0) for _ in texts],
-        "rewards: for 14 of 14 problems the right answer of another one scores 1 as well",
-        "",
-    ),
-    "one wrong": (
-        lambda score, targets: (
-            lambda self, problem, texts: score(
-                self,
-                replace(problem, target="0") if problem.target == targets[3] else problem,
-                texts,
-            )
-        ),
-        "rewards: 1 of 14 right answers do not score 1, e.g. ",
-        "; for 0 of these problems the right answer of another one does",
-    ),
-    "continuous": (
-        lambda score, targets: lambda self, problem, texts: [Score(0.1 * len(texts))] * len(texts),
-        "",
-        "",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", REWARDS)
-def test_rewards_of_right_answers(run, kind, monkeypatch):
-    stored = [*(run / "rollouts").glob("step-*"), *(run / "rollouts").glob("eval-*")]
-    problems = [line["problem"] for path in sorted(stored) for line in read_jsonl_zst(path)]
-    targets = list(dict.fromkeys(problem["target"] for problem in problems))
-    assert len(targets) == 14
-    change, begin, end = REWARDS[kind]
-    monkeypatch.setattr(Arithmetic, "score", change(Arithmetic.score, targets))
-    found = audit(run)[0]
-    assert len(found) == bool(begin)
-    assert not found or (found[0].startswith(begin) and found[0].endswith(end))
-    monkeypatch.setattr(Arithmetic, "compares", True, raising=False)
-    assert audit(run)[0] == []  # what an answer earns depends on its group
-
-
 def test_a_tampered_list_of_seen_problems(run):
     lines = [json.loads(line) for line in (run / "seen.jsonl").read_text().splitlines()]
     lost = lines[1]["keys"].pop()
@@ -173,10 +117,7 @@ def test_a_tampered_checkpoint(run):
 
 def test_a_step_that_was_taken_away(run):
     (run / ROLLOUTS.format("step-000002")).unlink()
-    found = audit(run)[0]
-    assert "rollouts/: lacks step 2" in found and any(
-        "seen.jsonl, step 2: lists 3" in line for line in found
-    )
+    assert any("seen.jsonl, step 2: lists 3" in line for line in audit(run)[0])
 
 
 def test_a_run_that_was_killed_within_a_line_is_read(run):
@@ -188,48 +129,6 @@ def test_a_run_that_was_killed_within_a_line_is_read(run):
     assert audit(run)[0] != []  # the step has a checkpoint, so its lines have been lost
     shutil.rmtree(last)
     assert audit(run)[0] == []
-
-
-def remove(name, number):
-    def change(run):
-        lines = (run / name).read_text().splitlines(keepends=True)
-        (run / name).write_text("".join([*lines[:number], *lines[number + 1 :]]))
-
-    return change
-
-
-def double(name):
-    def change(run):
-        first, *others = (run / name).read_text().splitlines(keepends=True)
-        (run / name).write_text("".join([first, first, *others]))
-
-    return change
-
-
-def cut(name):
-    def change(run):
-        (run / name).write_bytes((run / name).read_bytes()[:-20])
-
-    return change
-
-
-DAMAGED_LOGS = [
-    (remove("metrics.jsonl", 0), "metrics.jsonl: lacks step 1"),
-    (remove("groups.jsonl", 1), "groups.jsonl: lacks step 2"),
-    (remove("eval.jsonl", 0), "eval.jsonl: lacks the report of step 0"),
-    (double("metrics.jsonl"), "metrics.jsonl: has more than one line of step 1"),
-    (double("seen.jsonl"), "seen.jsonl: has more than one line of step 1"),
-    (double("groups.jsonl"), "groups.jsonl: has more than one line of step 1"),
-    (cut("metrics.jsonl"), "metrics.jsonl: lacks step 3"),
-    (lambda run: (run / "groups.jsonl").unlink(), "groups.jsonl: lacks step 1, step 2, step 3"),
-]
-
-
-@pytest.mark.parametrize(("damage", "said"), DAMAGED_LOGS, ids=[said for _, said in DAMAGED_LOGS])
-def test_a_damaged_log_is_named(run, damage, said):
-    damage(run)
-    (found,) = audit(run)[0]
-    assert found.startswith(said)
 
 
 def test_what_is_no_run(tmp_path, capsys):

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from tasks.arithmetic import Arithmetic
 from tasks.base import Problem, Score
-from tasks.extra.countdown import Countdown
-from tasks.extra.reasoning import scored
 from tasks.interleave import Interleave, interleaved
 from tasks.registry import explain
 
@@ -70,7 +68,7 @@ def test_arithmetic_by_hand():
         return explain("arithmetic", problem, text, *Arithmetic().score(problem, [text]))
 
     assert said("52") == "1.000 = the answer 52 is right"
-    assert said("52 or 53") == "0.000 = no answer was read: several answers"
+    assert said("52 or 53") == "0.000 = no answer was read: not one integer"
     assert said("51") == (
         "0.346 = 0.3 × 1 of 2 digits in place + 0.2 × (1 − relative error 0.019); the answer was "
         "51, not 52"
@@ -79,16 +77,13 @@ def test_arithmetic_by_hand():
 
 def test_answers():
     problem = Problem("gsm8k", 1, "q", "Answer: 18", "k", {})
-    right, wrong, none = scored([True, False, False], ["18", "17", None])
+    right = Score(1.0, {"answer": "18"}, exact=True)
+    wrong, none = Score(0.1, {"answer": "17"}), Score(0.0, {"answer": None})
     assert explain("gsm8k:F", problem, "", right) == "1.000 = the answer 18 is right"
     assert explain("gsm8k:F", problem, "", wrong) == (
         "0.100 = there is an answer, 17, but it is wrong"
     )
-    assert explain("reasoning_gym:gcd", problem, "", none) == "0.000 = no answer was found"
-
-    problem = Problem("countdown", 2, "q", "", "k", {"numbers": [3, 4], "target": 7})
-    (score,) = Countdown().score(problem, ["Answer: 3 + 5"])
-    assert explain("countdown", problem, "", score) == "0.000 = the answer 3 + 5 earns nothing"
+    assert explain("gsm8k:F", problem, "", none) == "0.000 = no answer was found"
 
 
 def test_components_of_a_users_reward():
@@ -98,7 +93,7 @@ def test_components_of_a_users_reward():
         "0.867 = 0.666667 place + 0.200 all"
     )
     assert explain("data", problem, "", Score(0.5, parts)) == (
-        "0.500 = the weighted sum of 0.666667 place + 0.200 all"
+        "0.500, of which the task stored 0.666667 place + 0.200 all"
     )
     assert explain("data", problem, "", Score(0.5)) == "0.500, as the task scored it"
     thirds = Score(2 / 3, {"reward/a": 1 / 3, "reward/b": 1 / 3})
@@ -107,7 +102,7 @@ def test_components_of_a_users_reward():
     assert explain("no/such.py:Task", problem, "", Score(0.5)) == "0.500, as the task scored it"
 
 
-@pytest.mark.parametrize("task", ["interleave", "arithmetic", "countdown", "data"])
+@pytest.mark.parametrize("task", ["interleave", "arithmetic", "gsm8k", "data"])
 @pytest.mark.parametrize(
     "parts",
     [

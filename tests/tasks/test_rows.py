@@ -1,20 +1,26 @@
-"""The task of a user's own data: rows, columns, splits, duplicates."""
+"""A user's own data: rows, columns, splits; reward functions: calls, errors, time limits."""
 
+import asyncio
 import json
 import random
+import threading
+import time
 import unicodedata
 from datetime import datetime
 from pathlib import Path
 
+import numpy
 import pytest
+import torch
+from small_rewards import problem, scores
 
 from data.errors import UserError
 from data.rows import read_rows
 from grpo.config import Config
 from grpo.trainer import training_set
 from tasks.base import SPLITS, problems_of
-from tasks.registry import load_task
-from tasks.rows import Rows
+from tasks.registry import function_digest, load_task
+from tasks.rows import RewardFunctions, Rows
 from tasks.scoring import scores_of
 from tasks.supply import problem_at
 
@@ -49,16 +55,6 @@ def test_each_row_is_a_problem_of_one_split():
     assert drawn == {one.key for one in found["test"]}
     assert task.family_size(1) == 200
     assert task.notes == []
-
-
-def test_a_reward_of_the_whole_group_may_compare():
-    def group(completions):
-        return [0.5] * len(completions)
-
-    assert not rows().compares
-    task = Rows(ROWS, reward_functions=[right, group])
-    assert task.compares
-    assert [note.partition(":")[0] for note in task.notes] == ["reward group"]
 
 
 def test_the_row_decides_the_split_if_it_names_one():
@@ -123,63 +119,6 @@ def test_a_missing_level_is_level_1_and_a_whole_fraction_is_a_level():
     assert sorted(one.level for split in SPLITS for one in task.problems(split)) == [1, 2]
 
 
-TURN = {"role": "user", "content": "Hi"}
-
-
-@pytest.mark.parametrize("name", ["prompt", "messages"])
-@pytest.mark.parametrize(
-    "text",
-    [
-        json.dumps([TURN]),
-        str([TURN, {"role": "assistant", "content": "it's"}]),
-        json.dumps([{"content": "a\nb", "role": "user"}], indent=1) + "\n",
-        str([{"from": "human", "value": "Hi"}]),
-    ],
-)
-def test_a_conversation_written_as_a_text_is_refused(name, text):
-    refused(
-        f"row 2: {name} is a conversation written as a text; make it a list of turns",
-        lambda: rows([{name: [TURN], "answer": ""}, {name: text, "answer": ""}]),
-    )
-
-
-def test_a_column_that_nothing_reads_is_named_once():
-    data = [row | {"completion": "GOLD", "source": "web"} for row in ROWS]
-    (note,) = rows(data, lambda completion, **row: 0).notes
-    assert note == (
-        "--data: no reward reads column completion; completion is what was sampled, so give "
-        "--columns NAME=completion"
-    )
-    (note,) = rows(data, lambda completion, source: 0, columns="gold=completion").notes
-    assert note == "--data: no reward reads columns answer, gold"
-
-    def one(completion, source, answer):
-        return 0
-
-    assert rows(data, one).notes[0].startswith("--data: no reward reads column completion;")
-    for group in (lambda completions, **row: [0], lambda completions, completion: [0]):
-        task = Rows(data, reward_functions=[one, group])  # what one does not read, the other does
-        assert not [note for note in task.notes if note.startswith("--data")]
-    prompts = [row | {"prompts": ""} for row in ROWS]
-    note = rows(prompts, lambda completions, **row: [0]).notes[0]
-    assert note.startswith("--data: no reward reads column prompts; prompts is what was sampled")
-
-
-def test_a_column_that_another_replaces_is_named():
-    data = [{"question": row["prompt"], "solution": "5", "answer": "no"} for row in ROWS]
-    task = rows(data, columns="prompt=question,answer=solution")
-    assert task.notes == [
-        "--data: column answer is not read; --columns answer=solution replaces it"
-    ]
-    assert not rows(data, columns="prompt=question,answer=answer", reward=reads_all).notes
-    exchanged = "prompt=question,answer=solution,solution=answer"
-    assert not rows(data, columns=exchanged, reward=reads_all).notes
-
-
-def reads_all(completion, **row):
-    return 0.0
-
-
 def test_a_list_of_objects_in_a_file_is_read(tmp_path):
     for name, indent in (("rows.json", 1), ("rows.jsonl", None)):
         path = tmp_path / name
@@ -211,28 +150,24 @@ def test_a_prompt_in_another_unicode_form_is_the_same_prompt():
         ("row 1: has no prompt; it needs a column prompt (a text) or messages (a list of turns "
             '{"role", "content"}); --columns prompt=NAME names another column of prompts, answer',
             [{"prompts": "?", "answer": ""}], {}),
-        ("row 1: messages is 'Hi'; it needs", [{"messages": "Hi", "answer": ""}], {}),
-        ("row 1: prompt is {'role': 'user'}; it needs", [{"prompt": {"role": "user"}}], {}),
+        ("row 1: has no prompt; it needs", [{"prompt": {"role": "user"}}], {}),
         ("row 1: split is 'dev'; give one of train, validation, test, or rename the column to "
-            "split by a hash of the prompt: --columns my_split=split",
+            "split by a hash of the prompt: --columns my_split=NAME",
             [ROWS[0] | {"split": "dev"}], {}),
         ("the last turn must be the user's", [{"messages": [
             {"role": "assistant", "content": "?"}], "answer": ""}], {}),
         ("a turn is", [{"messages": [{"role": "tool", "content": "?"}], "answer": ""}], {}),
-        ("row 1: a turn has tool_calls, which are not shown", [{"messages": [
-            {"role": "assistant", "content": "", "tool_calls": [{"name": "f"}]}]}], {}),
         ("row 1: level is 'Level 3'; give a whole number from 1, or rename the column if "
-            "it is no difficulty: --columns my_level=level", [ROWS[0] | {"level": "Level 3"}], {}),
-        ("my_level=hard", [ROWS[0] | {"hard": True}], {"columns": "level=hard"}),
+            "it is no difficulty: --columns my_level=NAME", [ROWS[0] | {"level": "Level 3"}], {}),
+        ("level is True", [ROWS[0] | {"hard": True}], {"columns": "level=hard"}),
         ("level is 1.5", [ROWS[0] | {"level": 1.5}], {}),
         ("level is 0; give", [ROWS[0] | {"level": 0}], {}),
         ("wants 'answer'", [{"prompt": "?", "solution": "A"}], {}),
-        ("row 201 has nothing but a prompt; add it", [*ROWS, {"prompt": "?"}], {}),
+        ("row 201 has only prompt, completion; add it", [*ROWS, {"prompt": "?"}], {}),
         ("lone surrogate", [{"prompt": "\ud800", "answer": ""}], {}),
-        ("the first must be below", ROWS, {"reward_range": (1, 1)}),
+        ("lowest and the highest", ROWS, {"reward_range": (1, 1)}),
         ("lowest and the highest", ROWS, {"reward_range": "1"}),
-        ("finite number above 0", ROWS, {"reward_timeout": "0"}),
-        ("finite number", ROWS, {"reward_weights": "right=nan"}),
+        ("give a number of seconds", ROWS, {"reward_timeout": "0"}),
         ("give a file, a dataset, or a list", 3, {}),
         ("is a mapping of 'train', 'test'; give a list of rows, e.g. data['train']",
             {"train": ROWS, "test": ROWS}, {}),
@@ -338,3 +273,261 @@ def test_another_order_or_row_is_another_source():
     first = rows().sources()
     assert first == rows().sources()
     assert first != rows([*ROWS[1:], ROWS[0]]).sources()
+
+
+# ---- reward functions
+
+
+def length(completion):
+    return len(completion) / 10
+
+
+def test_a_function_of_the_group_gets_lists():
+    def group(prompts, completions, answer, **row):
+        assert prompts == ["prompt p"] * 2 and answer == ["42"] * 2 and row == {}
+        return [len(text) for text in completions]
+
+    assert [score.reward for score in scores(group, ["a", "bcd"])] == [1, 3]
+
+
+def slow(completion):
+    time.sleep(0.2)
+    return float(completion)
+
+
+async def slow_async(completion):
+    await asyncio.sleep(0.2)
+    return float(completion)
+
+
+@pytest.mark.parametrize("judge", [slow, slow_async])
+def test_slow_functions_wait_side_by_side(judge):
+    start = time.monotonic()
+    found = scores(judge, [str(n) for n in range(16)])
+    assert time.monotonic() - start < 1.6  # one after the other: 3.2 s
+    assert [score.reward for score in found] == list(range(16))
+
+
+def test_a_function_that_changes_its_row_changes_no_other_call():
+    def one(completion, tests):
+        tests["seen"].append(completion)
+        return len(tests["seen"])
+
+    def group(completions, tests):
+        return [one(text, of_one) for text, of_one in zip(completions, tests, strict=True)]
+
+    row = problem(tests={"seen": []})
+    for function in (one, group):
+        rewards = RewardFunctions([function], reward_range=(0, 9))
+        assert [score.reward for score in rewards.scores([(row, ["a"] * 4)])[0]] == [1] * 4
+    assert row.data["row"]["tests"] == {"seen": []}
+
+
+def test_the_order_does_not_depend_on_timing():
+    rng = random.Random(0)
+    naps = {str(n): rng.random() / 20 for n in range(40)}
+
+    def slow(completion):
+        time.sleep(naps[completion])
+        return float(completion)
+
+    assert [score.reward for score in scores(slow, list(naps))] == list(range(40))
+
+
+def test_a_function_that_hangs_is_named_with_its_row():
+    def hang(completion):
+        time.sleep(60)
+
+    async def hang_async(completion):
+        await asyncio.sleep(60)
+
+    for function in (hang, hang_async):
+        name = function.__name__
+        start = time.monotonic()
+        refused(
+            f"reward {name}, row p, completion 1: took more than 0.2 s",
+            lambda function=function: scores(function, timeout=0.2),
+        )
+        assert time.monotonic() - start < 5
+
+
+def raises(completion):
+    raise KeyError("oh\nno")
+
+
+async def raises_async(completion):
+    raise ValueError("no")
+
+
+def raises_timeout(completion):
+    raise TimeoutError("by itself")
+
+
+def exits(completion):
+    raise SystemExit(3)
+
+
+def interrupts(completion):
+    raise KeyboardInterrupt
+
+
+def parses(completion):
+    return json.loads("{")
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (raises, "reward raises, row p, completion 1 raised KeyError: 'oh"),
+        (raises_async, "raised ValueError: no"),
+        (raises_timeout, "raised TimeoutError: by itself"),
+        (exits, "raised SystemExit: 3"),
+        (interrupts, "row p, completion 1 raised KeyboardInterrupt ("),
+        (parses, "test_rows.py, line "),
+        (lambda completion: None, "returned None"),
+        (lambda completion: float("nan"), "returned nan"),
+        (lambda completion: "1", "returned '1'"),
+        (lambda completion: {}, "returned no component"),
+        (lambda completion: {"a": None}, "returned {'a': None}"),
+        (lambda completion: {"a\n": 0.5}, "returned {'a\\n': 0.5}"),
+        (lambda completion: 10**400, "completion 1: returned 1000"),
+        (lambda completion: numpy.zeros(2), "completion 1: returned array([0., 0.])"),
+        (lambda completion: torch.zeros(2), "completion 1: returned tensor([0., 0.])"),
+        (lambda completions: [1.0], "returned [1.0]; it must return a list"),
+        (lambda completions: 1.0, "must return a list"),
+        (lambda completions: "ab", "must return a list"),
+        ("length", "give a function"),
+    ],
+)
+def test_what_is_wrong_is_one_line(function, message):
+    refused(message, lambda: scores(function))
+
+
+def test_two_functions_with_one_component():
+    def first(completion):
+        return {"a": 1}
+
+    def second(completion):
+        return {"a": 2}
+
+    refused("two functions have a component 'a'", lambda: scores([first, second]))
+
+
+def test_components_are_added_and_kept():
+    def parts(completion, answer):
+        return {"right": completion == answer, "short": 0.1}
+
+    (score,) = scores(parts, ["42"], reward_range=(0, 1.1))
+    assert score.reward == pytest.approx(1.1) and score.exact
+    assert score.parts == {"reward/right": 1.0, "reward/short": 0.1}
+
+    (score,) = scores([parts, length], ["42"])
+    assert score.reward == pytest.approx(1.3)
+    assert list(score.parts) == ["reward/right", "reward/short", "reward/length"]
+    (score,) = scores(length, ["42"])
+    assert score.parts == {} and score.reward == 0.2
+    one, two = scores(lambda completion: dict.fromkeys(completion, 0.5), ["a", "ab"])
+    assert one.parts == {"reward/a": 0.5} and two.parts == {"reward/a": 0.5, "reward/b": 0.5}
+
+
+def test_no_more_calls_than_threads_run_at_once(monkeypatch):
+    monkeypatch.setattr("tasks.rows.WORKERS", 6)
+    at_once, most, lock = 0, 0, threading.Lock()
+
+    def slow(completion):
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        time.sleep(0.02)
+        with lock:
+            at_once -= 1
+        return 1.0
+
+    groups = [(problem(str(n)), ["a", "b", "c"]) for n in range(8)]
+    assert [len(group) for group in RewardFunctions([slow]).scores(groups)] == [3] * 8
+    assert 3 < most <= 6
+
+
+def test_a_failure_abandons_the_other_calls_and_the_next_ones_run(monkeypatch):
+    monkeypatch.setattr("tasks.rows.WORKERS", 1)
+    ran = []
+
+    def judge(completion):
+        ran.append(completion)
+        time.sleep({"hangs": 1.0}.get(completion, 0.0))
+        return 1.0
+
+    rewards = RewardFunctions([judge], timeout=0.2)
+    with pytest.raises(UserError, match="completion 1: took more than 0.2 s"):
+        rewards.scores([(problem(), ["hangs", "waits"])])
+    assert [score.reward for score in rewards.scores([(problem(), ["next"])])[0]] == [1.0]
+    time.sleep(1.0)
+    assert ran == ["hangs", "next"]
+
+
+def test_the_time_limit_counts_from_the_start_of_a_call(monkeypatch):
+    monkeypatch.setattr("tasks.rows.WORKERS", 1)
+
+    def slow(completion):
+        time.sleep(0.1)
+        return 1.0
+
+    assert len(scores(slow, ["x"] * 12, timeout=0.6)) == 12  # 1.2 s in all
+
+
+@pytest.mark.parametrize("size", [5, -0.1, 1.1])
+def test_a_reward_outside_its_range_is_named_with_the_flag(size):
+    def reward(completion):
+        return size
+
+    message = f"reward reward, row p, completion 1: is {size:g}, outside [0, 1]; give the lowest"
+    refused(message, lambda: scores(reward, reward_range=(0, 1)))
+
+
+def test_the_highest_reward_is_right_although_rounded():
+    assert scores(lambda completion: 1 + 1e-8, reward_range=(0, 1))[0].exact
+    in_float32 = numpy.float32(0.9)  # 0.899999976
+    assert scores(lambda completion: in_float32, reward_range=(0, 0.9))[0].exact
+    assert not scores(lambda completion: 0.8999, reward_range=(0, 0.9))[0].exact
+
+
+def test_parameters_are_checked_before_training():
+    RewardFunctions([length]).check({"answer": ""}, "row 1")
+    with pytest.raises(UserError, match="has no parameter completion"):
+        RewardFunctions([lambda text: 1.0]).check({"text": ""}, "row 1")
+    for reward, has in (
+        (lambda completion, solution: 1.0, "prompt, completion"),
+        (lambda completions, solution, **row: [1.0], "prompts, completions"),
+    ):
+        with pytest.raises(UserError, match=f"wants 'solution', and row 1 has only {has}, answer;"):
+            RewardFunctions([reward]).check({"answer": ""}, "row 1")
+        RewardFunctions([reward]).check({"solution": ""}, "row 1")
+
+
+def test_evaluations_score_groups_if_a_reward_compares():
+    assert not rows().compares
+    assert Rows(
+        ROWS, reward_functions=[right, lambda completions: [0.5] * len(completions)]
+    ).compares
+
+
+def weighted(weight):
+    def reward(completion):
+        return weight * len(completion)
+
+    return reward
+
+
+class Judge:
+    def __call__(self, completion):
+        return 1.0
+
+
+def test_a_digest_of_a_function_follows_its_code():
+    assert function_digest(length) == function_digest(length) != function_digest(right)
+    assert function_digest(weighted(2)) != function_digest(weighted)
+    assert function_digest(Judge()) == function_digest(Judge())
+    made: dict = {}
+    exec("def one(x): return x\ndef two(x): return x", made)
+    assert function_digest(made["one"]) != function_digest(made["two"])  # without a source

@@ -4,13 +4,9 @@ in one line.
 
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from fractions import Fraction
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -75,7 +71,6 @@ FINITE = "; give a finite number, up to 1e+30"
         ([Score(np.float32("nan"), value=0.5)], None, f"a reward of np.float32(nan){FINITE}"),
         ([Score(10**400)], None, f"a reward of {shortened(str(10**400))}{FINITE}"),
         ([Score(np.array([0.5]))], UNSET, f"a reward of array([0.5]){FINITE}"),
-        ([Score(0.5, parts=None)], UNSET, "parts of type NoneType; give a mapping"),
         (
             [Score(0.5, {"seen": {1, 2}})],
             UNSET,
@@ -91,19 +86,7 @@ def test_what_is_refused(scores, limits, line):
 
 
 @pytest.mark.parametrize(
-    "limits",
-    [
-        (0, 0),
-        (1, 0),
-        (0,),
-        (0, 1, 2),
-        (0, float("inf")),
-        (0, 1e31),
-        ("0", "1"),
-        "01",
-        1.0,
-        (None, 1),
-    ],
+    "limits", [(1, 1), (0,), (0, 1, 2), (0, math.inf), (0, 1e31), "01", 1.0, (None, 1)]
 )
 def test_a_range_that_is_none_is_refused(limits):
     with pytest.raises(UserError, match="^task given: reward_range is .*; give the lowest and the"):
@@ -137,74 +120,6 @@ def test_an_answer_of_the_highest_value_is_exact():
     assert full.exact and not part.exact
 
 
-def test_a_score_that_moves_the_process_is_refused(tmp_path, monkeypatch):
-    """The run's files would be looked for in another folder."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "below").mkdir()
-
-    class Moves(Given):
-        def score(self, problem, completions):
-            os.chdir("below")
-            return [Score(0.5)]
-
-    with pytest.raises(UserError, match=r"score\(\) changed the working directory to .*/below;"):
-        scores_of(Moves([]), PROBLEM, ["text"])
-    assert Path.cwd() == tmp_path
-
-
-@pytest.mark.parametrize(
-    "change, said",
-    [
-        (
-            lambda: torch.set_default_dtype(torch.float64),
-            "set_default_dtype from torch.float32 to torch.float64",
-        ),
-        (lambda: torch.set_default_device("meta"), "set_default_device from cpu to meta"),
-        (
-            lambda: setattr(torch.backends.mkldnn.matmul, "fp32_precision", "bf16"),
-            "set_float32_matmul_precision from highest to mixed",
-        ),
-        (
-            lambda: torch.use_deterministic_algorithms(True),
-            "use_deterministic_algorithms from False to True",
-        ),
-        (lambda: torch.set_grad_enabled(False), "set_grad_enabled from True to False"),
-        (lambda: torch.set_num_threads(7), "set_num_threads from .* to 7"),
-    ],
-)
-def test_a_score_that_changes_torch_is_refused(change, said):
-    """The trainer would compute other numbers."""
-
-    class Changes(Given):
-        def score(self, problem, completions):
-            change()
-            return [Score(0.5)]
-
-    threads = torch.get_num_threads()
-    line = rf"score\(\) changed torch by torch.{said}, which alters the training; remove the call"
-    with pytest.raises(UserError, match=line):
-        scores_of(Changes([]), PROBLEM, ["text"])
-    scores_of(Given([Score(0.5)]), PROBLEM, ["text"])  # all is restored
-    assert torch.zeros(1).dtype == torch.float32 and torch.zeros(1).device.type == "cpu"
-    assert torch.get_float32_matmul_precision() == "highest" and torch.is_grad_enabled()
-    assert torch.get_num_threads() == threads
-
-
-def test_a_file_that_changes_torch_before_the_trainer_imports_it_is_refused(tmp_path):
-    (tmp_path / "own.py").write_text(
-        "import torch\ntorch.set_float32_matmul_precision('high')\ndef reward(completion): return 1"
-    )
-    load = "from tasks.user_code import load_function; load_function('own.py:reward')"
-    done = subprocess.run(
-        [sys.executable, "-c", load],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    assert "own.py:reward: the file changed torch by torch.set_float32_matmul_pre" in done.stderr
-
-
 def test_a_score_may_change_its_list_of_completions():
     class Empties(Given):
         def score(self, problem, completions):
@@ -216,17 +131,6 @@ def test_a_score_may_change_its_list_of_completions():
     texts = ["a", "abc"]
     assert [score.reward for score in scores_of(Empties([]), PROBLEM, texts)] == [0.75, 0.25]
     assert len(scores_of_groups(Empties([]), [(PROBLEM, texts)])[0]) == 2 == len(texts)
-
-
-def test_a_task_is_not_asked_to_score_nothing():
-    """Its code may take the first group, or the longest."""
-
-    class First(Given):
-        def score_groups(self, groups):
-            problem, texts = groups[0]
-            return [self.score(problem, texts)]
-
-    assert scores_of_groups(First([]), []) == []
 
 
 @pytest.mark.parametrize(

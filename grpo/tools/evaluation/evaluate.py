@@ -43,7 +43,6 @@ from tasks.base import (
     family_size,
     foreign_of,
     problems_of,
-    watch_scoring,
     worded,
 )
 from tasks.registry import (
@@ -343,7 +342,6 @@ class Evaluator:
 
     def _answer(self, task: Task, found: DistinctProblems, where: str) -> list[Group]:
         """Return the model's scored completions, and show how far it is."""
-        watch_scoring(task, self.status.scoring)
         with self.status.working(f"{self.request.model}, {where}") as progress:
             return self.model.answer(task, found.problems, progress)
 

@@ -26,9 +26,9 @@ def same_steps(reports, metrics):
         assert {k: v for k, v in report.metrics.items() if not is_time(k)} == line
 
 
-def test_a_column_that_nothing_reads_is_a_warning():
-    with pytest.warns(UserWarning, match="^--data: no reward reads column hint$") as warned:
-        make_trainer([row | {"hint": ""} for row in ROWS], lambda completion, answer: 0.0, **QUICK)
+def test_a_repeated_row_is_a_warning():
+    with pytest.warns(UserWarning, match="^--data: 1 of .* rows repeat the prompt") as warned:
+        make_trainer([*ROWS, ROWS[0]], lambda completion, answer: 0.0, **QUICK)
     assert warned[0].filename == __file__
 
 
@@ -247,10 +247,9 @@ def test_what_a_callback_may_not_change_is_one_line(tiny_policy):
         ({"callbacks": print}, r"^make_trainer\(\): callbacks must be a list of functions"),
         ({"task": "interleave"}, r"^make_trainer\(\): task and data; give one of them"),
         ({"task_options": {"texts": "x"}}, "task_options and data; give one of them"),
-        ({"columns": 3}, "--columns 3: give a mapping, or name=value"),
+        ({"columns": 3}, "--columns 3: give name=value"),
         ({"reward_range": 3}, "--reward-range 3: give the lowest and the highest reward"),
-        ({"reward_weights": [1]}, r"--reward-weights \[1\]: give a mapping"),
-        ({"reward_timeout": 10**400}, "--reward-timeout 1000.*: give a finite number above 0"),
+        ({"reward_timeout": 10**400}, "--reward-timeout 1000.*: give a number of seconds"),
     ],
 )
 def test_arguments_of_the_wrong_type_are_one_line(home, options, line):

@@ -89,14 +89,12 @@ def test_the_command_line_and_the_library_make_the_same_run(home):
 
 def test_a_run_is_resumed_to_the_same_weights_and_keeps_the_options_of_its_rows(home):
     rows = [{"question": row["prompt"], "answer": row["answer"]} for row in ROWS]
-    options = dict(
-        columns={"prompt": "question"}, reward_range=(0, 1.2), reward_weights={"all": 0.5}, **QUICK
-    )
+    options = dict(columns={"prompt": "question"}, reward_range=(0, 1.2), **QUICK)
     whole = train(rows, reward, name="whole", **options | {"steps": 3})
     train(rows, reward, name="cut", **options)
     alike(whole, train(rows, reward, resume="runs/cut", steps=3))
-    with pytest.raises(UserError, match="--reward-weights all=0.4: the run in runs/cut has all=0"):
-        train(rows, reward, resume="runs/cut", steps=4, reward_weights={"all": 0.4})
+    with pytest.raises(UserError, match="--reward-range 0,1.4: the run in runs/cut has 0,1.2"):
+        train(rows, reward, resume="runs/cut", steps=4, reward_range=(0, 1.4))
     with pytest.raises(UserError, match="changed since it was saved"):
         train(rows[1:], reward, resume="runs/cut", steps=4)
 

@@ -5,7 +5,7 @@ import re
 
 import pytest
 from rich.cells import cell_len
-from screens import ESCAPE_CODE, evaluation, plain, rendered, report, written
+from screens import ESCAPE_CODE, evaluation, plain, report, written
 
 from grpo.records import Ending
 from grpo.show.console import Console
@@ -140,22 +140,6 @@ def test_a_pipe_of_another_encoding_does_not_stop_the_run():
 
 
 # --- what is being done -----------------------------------------------------------------------
-
-
-def test_slow_scoring_is_shown_below_the_panel_until_it_ends():
-    def use(console):
-        console.step(report())
-        with console.working("step 13"):
-            console.scoring(12, 256, 3.2)
-            assert "step 13: scoring 12/256, 3 s" in rendered(console._live.renderable)
-            assert "reward" in rendered(console._live.renderable)  # the panel stays
-            console.scoring(256, 256, 4.0)
-            assert "scoring" not in rendered(console._live.renderable)
-            assert "step 13" in rendered(console._live.renderable)
-            console.scoring(1, 256, 3.0)
-        assert "scoring" not in rendered(console._live.renderable)  # although it has no end
-
-    assert "scoring 12/256, 3 s" in ESCAPE_CODE.sub("", written(use, force_terminal=True))
 
 
 def test_a_long_activity_is_a_line_now_and_then(clock):

@@ -14,10 +14,8 @@ from grpo.config import LOSSES, SCALES
 from grpo.learn.advantages import advantages
 from grpo.learn.loss import token_weights
 from grpo.records import Completion, Group
-from grpo.run.logs import load_run
 from grpo.run.rollouts import file_of, write_rollouts
 from grpo.show.explain import advantage_in_words
-from grpo.tools.report.samples import packed
 from tasks.base import Problem, Score
 
 REWARDS = [[1.0, 0.25, 0.5, 0.25], [0.0, 0.5, 0.5, 0.0]]
@@ -116,25 +114,6 @@ def test_a_weight_is_that_of_the_loss(tmp_path, capsys, loss):
 def test_a_loss_of_ones_own_has_no_weight_that_is_known(tmp_path, capsys):
     run = write(tmp_path / "r", loss="my.py:loss")
     assert ", weighted by the run's own loss; " in why(capsys, run, 1, 0, 1)["training"]
-
-
-def test_weights_of_a_reward_are_multiplied_out(tmp_path, capsys):
-    options = '{data: d.jsonl, reward-weights: "words=0.5, late=-0.25"}'
-    run = write(tmp_path / "r", task="data", task_options=options)
-    one = group([1.5, 1.25], [0.5, -0.5])
-    parts = [{"words": 1.0, "place": 1.0, "late": 0.0}, {"words": 1.0, "place": 1.0, "late": 1.0}]
-    one.scores = [
-        Score(reward, {f"reward/{name}": x for name, x in each.items()})
-        for reward, each in zip([1.5, 1.25], parts)
-    ]
-    write_rollouts(file_of(run, "step", 1), [one], step=1)
-    said = [
-        "1.500 = 0.5 × 1.000 words + 1 × 1.000 place − 0.25 × 0.000 late",
-        "1.250 = 0.5 × 1.000 words + 1 × 1.000 place − 0.25 × 1.000 late",
-    ]
-    assert [why(capsys, run, 1, 0, sample)["reward"] for sample in (0, 1)] == said
-    texts = packed(one, 0, load_run(run).config, None)["texts"]
-    assert [text["formula"] for text in texts] == said
 
 
 def test_what_was_not_trained_on(tmp_path, capsys):
