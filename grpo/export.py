@@ -32,7 +32,7 @@ from grpo.model.policy import Policy
 from grpo.run.checkpoint import disk_refusal, find_resume
 from grpo.run.files import step_of
 from grpo.run.logs import RunData, load_run
-from grpo.run.resume import check_base, checkpoint_of, require_unicode
+from grpo.run.resume import check_base, checkpoint_of
 from grpo.show.lines import summary_table
 
 # The settings and facts that the model card names.
@@ -80,7 +80,6 @@ def export(run: Path, folder: Path, *, adapter: bool = False, dtype: str | None 
     or no adapter to export, or if the folder is not empty.
     """
     require_empty(folder)
-    require_unicode(folder)
     if is_adapter(run) and checkpoint_of(str(run))[0] is None:
         if adapter:
             raise UserError(f"--adapter: {run} is an adapter already; leave the flag out")

@@ -58,15 +58,8 @@ class EndedRun:
 
     @property
     def evaluation(self) -> str:
-        """The command that evaluates the trained policy on the test split."""
-        config = self.config
-        options = "".join(
-            f" --{name} {shlex.quote(value)}" for name, value in config.task_options.items()
-        )
-        return (
-            f"{program('eval')} --model {quoted(self.folder)} --task {shlex.quote(config.task)}"
-            f"{options} --levels {config.level}"
-        )
+        """The command that evaluates the trained policy on the test split, as it was trained."""
+        return f"{program('eval')} --model {quoted(self.folder)}{self.trusted}"
 
     def again(self, flags: str) -> str:
         """Return the command that trains with the settings of the run, changed by `flags`."""
@@ -87,7 +80,24 @@ def next_commands(run: EndedRun) -> list[str]:
 
 
 def next_command(run: EndedRun, verdict: Verdict) -> str:
-    """Return the command that fits the verdict best: that of the first row that matches.
+    """Return the command that fits the verdict best."""
+    is_in_python = run.is_from_python or run.config.loss.startswith(FROM_PYTHON)
+    if is_in_python or verdict.kind == "not measured":
+        return run.inspection
+    return _advice(run, verdict)[1]
+
+
+def remedy(run: EndedRun, verdict: Verdict) -> str:
+    """Return what to change after a run that fell or had no signal, in words; "" for others."""
+    has_failed = verdict.kind in ("collapsed", "got worse", "no signal")
+    words = _advice(run, verdict)[0] if has_failed else ""
+    return f"try {words}" if words else ""
+
+
+def _advice(run: EndedRun, verdict: Verdict) -> tuple[str, str]:
+    """Return what to do next: in words if something is to be changed, and as a command.
+
+    It is that of the first row that matches:
 
     | verdict | command |
     |---|---|
@@ -95,9 +105,9 @@ def next_command(run: EndedRun, verdict: Verdict) -> str:
     | solved, by this run or before it | the next level |
     | learned | evaluate |
     | anything else, in a control experiment | the same without the control |
-    | collapsed, got worse, no signal | what the remedy says |
+    | collapsed, got worse | another reward if it fell into a trap, or a third of the rate |
     | not learned, completions truncated | a larger budget |
-    | not learned, groups without variance | an easier level first, or what their class asks for |
+    | no signal, groups without variance | what their class asks for, or an easier level first |
     | not learned otherwise, but rising | the same run, twice the steps |
     | anything else | look at the last step |
 
@@ -105,106 +115,71 @@ def next_command(run: EndedRun, verdict: Verdict) -> str:
     either. A run that has ended by itself would make no more steps: then "twice the steps" is a
     look at the last one.
     """
-    config = run.config
-    is_in_python = run.is_from_python or config.loss.startswith(FROM_PYTHON)
-    if is_in_python or verdict.kind == "not measured":
-        return run.inspection
-
+    config, kind = run.config, verdict.kind
     more = f"--steps {2 * verdict.steps}"
     longer = f"{program()} --resume {quoted(run.folder)}{run.trained_by} {more}"
     if run.ended or verdict.stopped:
         longer = run.inspection
+    budget = f"--max-new-tokens {2 * run.budget}"
+    reward = next(iter(run.task.rewards), config.reward)
+    other_reward = f"the task's default reward, --reward {reward}", run.again(f"--reward {reward}")
 
-    is_open = verdict.kind == "too short to tell" or verdict.level != config.level
+    is_open = kind == "too short to tell" or verdict.level != config.level
     if is_open and verdict.untaught <= NEARLY_UNTAUGHT:
-        return longer
-    if verdict.kind == "already solved" or verdict.solved_step is not None:
-        return _harder(run)
-    if verdict.kind == "learned" and not is_open:
-        return run.evaluation
+        return "", longer
+    if kind == "already solved" or verdict.solved_step is not None:
+        return "", _harder(run)
+    if kind == "learned" and not is_open:
+        return "", run.evaluation
     if config.control != "none":
-        return run.again("--control none")
-    if change := _change(run, verdict):
-        return change[1]
-    if verdict.truncated > TOO_MANY_TRUNCATED and run.budget:
-        return run.again(f"--max-new-tokens {2 * run.budget}")
-    if verdict.untaught > MOSTLY_UNTAUGHT:
-        return _with_gradient(run, verdict)[1]
+        return "", run.again("--control none")
+
+    if kind in ("collapsed", "got worse"):
+        if verdict.trap and reward != config.reward:
+            return other_reward
+        if kind == "got worse" and verdict.high is not None and verdict.high >= 0:
+            return "a reward that only exact answers earn in full", run.inspection
+        assert config.learning_rate is not None, "the configuration is resolved"
+        rate = f"--learning-rate {config.learning_rate / 3:.2g}"
+        return f"a third of the learning rate, {rate}", run.again(rate)
+
+    if kind != "no signal" and verdict.truncated > TOO_MANY_TRUNCATED and run.budget:
+        return "", run.again(budget)
+    if kind == "no signal" or verdict.untaught > MOSTLY_UNTAUGHT:
+        if verdict.degenerate == "solved":
+            return "a harder level", _harder(run)
+        if verdict.degenerate == "masked" and run.budget:
+            return f"a larger budget, {budget}", run.again(budget)
+        if verdict.degenerate == "tied" and reward != config.reward:
+            return other_reward
+        return "easier problems first", _easier(run)
 
     is_rising = verdict.difference is not None and verdict.difference > 0
-    return longer if is_rising else run.inspection
-
-
-def remedy(run: EndedRun, verdict: Verdict) -> str:
-    """Return what to change after a run that fell or had no signal, in words; "" for others."""
-    change = _change(run, verdict)
-    return f"try {change[0]}" if change and run.config.control == "none" else ""
-
-
-def _change(run: EndedRun, verdict: Verdict) -> tuple[str, str] | None:
-    """Return what to change after a run that fell or had no signal: in words, and the command."""
-    if verdict.kind == "no signal":
-        return _with_gradient(run, verdict)
-    if verdict.kind not in ("collapsed", "got worse"):
-        return None
-
-    if verdict.trap and (change := _other_reward(run)):
-        return change
-    if verdict.kind == "got worse" and verdict.high is not None and verdict.high >= 0:
-        return "a reward that only exact answers earn in full", run.inspection
-    assert run.config.learning_rate is not None, "the configuration is resolved"
-    rate = f"--learning-rate {run.config.learning_rate / 3:.2g}"
-    return f"a third of the learning rate, {rate}", run.again(rate)
-
-
-def _with_gradient(run: EndedRun, verdict: Verdict) -> tuple[str, str]:
-    """Return what gives groups a gradient again: in words, and the command."""
-    if verdict.degenerate == "solved":
-        return "a harder level", _harder(run)
-    if verdict.degenerate == "masked" and run.budget:
-        budget = f"--max-new-tokens {2 * run.budget}"
-        return f"a larger budget, {budget}", run.again(budget)
-    if verdict.degenerate == "tied" and (change := _other_reward(run)):
-        return change
-    return "easier problems first", _easier(run)
-
-
-def _other_reward(run: EndedRun) -> tuple[str, str] | None:
-    """Return how to train with the task's default reward; None if the run did."""
-    default = next(iter(run.task.rewards), run.config.reward)
-    if run.config.reward == default:
-        return None
-    return f"the task's default reward, --reward {default}", run.again(f"--reward {default}")
+    return "", longer if is_rising else run.inspection
 
 
 def _harder(run: EndedRun) -> str:
-    """Return the command that continues at the next level; the evaluation if there is none."""
-    config = run.config
-    assert config.level is not None, "the configuration is resolved"
-    level = _next_level(run.task, config.level)
-    if level is None or config.dataset or problems_of(run.task, "train"):
+    """Return the command that continues at the next level; the evaluation if none is known."""
+    config, level = run.config, run.config.level
+    assert level is not None, "the configuration is resolved"
+    harder = None if levels_of(run.task, level) else level + 1
+    if getattr(run.task, "level_unit", "") == "words":
+        harder = next((each for each in LADDER if each > level), None)
+    if harder is None or config.dataset or problems_of(run.task, "train"):
         return run.evaluation
-    climb = f" --curriculum {config.curriculum},{level}" if config.curriculum else ""
-    return run.again(f"--model {quoted(run.folder)}{climb} --level {level}")
-
-
-def _next_level(task: Task, level: int) -> int | None:
-    """Return the level after `level`; None if it is not known which is harder."""
-    if getattr(task, "level_unit", "") == "words":
-        return next((harder for harder in LADDER if harder > level), None)
-    return None if levels_of(task, level) else level + 1
+    climb = f" --curriculum {config.curriculum},{harder}" if config.curriculum else ""
+    return run.again(f"--model {quoted(run.folder)}{climb} --level {harder}")
 
 
 def _easier(run: EndedRun) -> str:
     """Return the command that begins at an easier level; without one, that shows the groups."""
     if not run.easier:
         return f"python -m grpo.inspect {quoted(run.folder)} degenerate"
-    if len(run.levels) > 1:  # it has climbed already, and is stuck
-        easier = run.easier[-1]
-        below = [level for level in run.levels if level < easier]
-        climb = ",".join(map(str, [*below, easier]))
-        climb = f"--curriculum {climb} " if run.config.curriculum else ""
-        return run.again(f"{climb}--level {easier}")
-    last = run.config.level
-    climb = ",".join(map(str, [*run.easier, last]))
-    return run.again(f"--curriculum {climb}")
+    climb = [*run.easier, run.config.level]
+    if len(run.levels) == 1:
+        return run.again(f"--curriculum {','.join(map(str, climb))}")
+
+    easier = run.easier[-1]  # the run has climbed already, and is stuck
+    below = [str(level) for level in run.levels if level <= easier]
+    ladder = f"--curriculum {','.join(below)} " if run.config.curriculum else ""
+    return run.again(f"{ladder}--level {easier}")

@@ -19,7 +19,7 @@ ENDED = EndedRun(
 AGAIN = "python train.py --config 'runs/two words/config.yaml'"
 RESUME = "python train.py --resume 'runs/two words' --steps 120"
 LOOK = "python -m grpo.inspect 'runs/two words' step 60"
-EVALUATE = "python eval.py --model 'runs/two words' --task interleave --levels 25"
+EVALUATE = "python eval.py --model 'runs/two words'"
 
 
 def verdict(kind, **changes):
