@@ -9,15 +9,15 @@
     python -m grpo.inspect runs/NAME replay 12             repeat the step's update and compare
 
 Steps are counted from 1, groups and completions from 0, as in the run's files. Every command takes
---json; `steps` and `degenerate` take --from, --to and --last. The exit status is 1 if a
-replayed step differs, and 2 if there is no such run, step or group, or if a file is damaged.
+--json; `steps` and `degenerate` take --from and --to. The exit status is 1 if a replayed step
+differs, and 2 if there is no such run, step or group, or if a file is damaged.
 Several runs side by side are in the report (`python -m grpo.report`); `grpo.load_run` gives every
 record to Python and pandas.
 """
 
 import argparse
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -95,9 +95,6 @@ OPTIONAL_IN_STEPS = (
 )
 OPTIONAL_IN_GROUPS = ("T", "level", "exact", "distinct", "score", "advantages", "trap", "std")
 
-# The colour of a token in `tokens`, by the lowest log-probability that has it: 0.9, 0.5, 0.1.
-TINTS = ((-0.105, ""), (-0.693, "green"), (-2.303, "yellow"), (float("-inf"), "bold red"))
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program with these arguments; return the exit status."""
@@ -126,23 +123,18 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("run", type=Path, help="the directory of a run")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def add(name: str, view: Callable[..., int | None], help: str, *numbers: str) -> Parser:
-        part = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+    parts = {}
+    for name, (view, help, *numbers) in VIEWS.items():
+        part = parts[name] = commands.add_parser(name, help=help, allow_abbrev=False)
         part.set_defaults(command=view)
         part.add_argument("--json", action="store_true", help="as JSON")
         for number in numbers:
             part.add_argument(number, type=int)
-        return part
 
-    step = add("step", show_step, "the groups of a step", "step")
-    group = add("group", show_group, "a group's completions, highest reward first", "step", "group")
-    group.add_argument("--whole", action="store_true", help="do not shorten runs of right words")
-    place = ("step", "group", "sample")
-    reasons = add("why", show_why, "why a completion has its reward and advantage", *place)
-    tokens = add("tokens", show_tokens, "the tokens of a completion", *place)
-    for part in (step, group, reasons, tokens):
-        part.add_argument(
+    whole = "do not shorten runs of right words"
+    parts["group"].add_argument("--whole", action="store_true", help=whole)
+    for name in ("step", "group", "why", "tokens"):
+        parts[name].add_argument(
             "--kind",
             default="step",
             choices=KINDS,
@@ -150,58 +142,35 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
             "check, the pre-flight, the evaluation after imitation (imitated), or a step that "
             "failed; imitation: the right answers that were imitated",
         )
-
-    replay = add("replay", show_replay, "repeat a step's update and compare", "step")
     for flag, name in (("--task", "CLASS"), ("--reward-file", "FUNCTION"), ("--loss", "FUNCTION")):
-        replay.add_argument(
-            flag,
-            metavar=f"FILE:{name}",
-            help="the same as for train.py: allows this program of yours to be executed",
-        )
-
-    steps = add("steps", show_steps, "a line for each step")
-    degenerate = add("degenerate", show_degenerate, "the groups without gradient")
-    degenerate.add_argument(
+        help = "the same as for train.py: allows this program of yours to be executed"
+        parts["replay"].add_argument(flag, metavar=f"FILE:{name}", help=help)
+    parts["degenerate"].add_argument(
         "--class", dest="class_name", choices=tuple(WHY), help="only groups of this class"
     )
-    for part in (steps, degenerate):
-        _add_step_filters(part)
+    for name in ("steps", "degenerate"):
+        add = parts[name].add_argument
+        add("--from", dest="first", type=int, default=0, metavar="STEP", help="from this step on")
+        add("--to", dest="last", type=int, default=10**9, metavar="STEP", help="up to this step")
     return parser.parse_args(argv)
 
 
-def _add_step_filters(part: argparse.ArgumentParser) -> None:
-    """Add the flags that select steps."""
-    add = part.add_argument
-    most = 10**9
-    add("--from", dest="first", type=int, default=0, metavar="STEP", help="from this step on")
-    add("--to", dest="last_step", type=int, default=most, metavar="STEP", help="up to this step")
-    add("--last", type=_positive, metavar="N", help="only the last N of these")
-
-
-def _positive(text: str) -> int:
-    """Return a whole number of 1 or more, for argparse."""
-    if int(text) < 1:
-        raise argparse.ArgumentTypeError("give a whole number of 1 or more")
-    return int(text)
-
-
-def chosen(lines: Iterable[Record], arguments: argparse.Namespace) -> list[Record]:
-    """Return the lines that --from, --to and --last leave."""
-    kept = [line for line in lines if arguments.first <= line["step"] <= arguments.last_step]
-    return kept[-arguments.last :] if arguments.last else kept
-
-
-def require_steps(run: RunData, stored: Sequence[Record]) -> None:
-    """Raise UserError if nothing is `stored` of any step of the run."""
-    if not stored:
+def chosen(run: RunData, lines: Sequence[Record], arguments: argparse.Namespace) -> list[Record]:
+    """Return the lines that --from and --to leave. Raises UserError if the run has no step."""
+    if not lines:
         raise UserError(f"{run.path}: the run has made no step yet")
+    return [line for line in lines if arguments.first <= line["step"] <= arguments.last]
 
 
-def check_sample(run: RunData, group: Group, sample: int) -> None:
-    """Raise UserError unless the group has a completion `sample`."""
+def sample_of(run: RunData, arguments: argparse.Namespace) -> Group:
+    """Return the group of a completion. Raises UserError unless there is such a completion."""
+    group = run.group(arguments.step, arguments.group, arguments.kind)
     most = len(group.completions) - 1
-    if not 0 <= sample <= most:
-        raise UserError(f"{run.path}: the group has no completion {sample}; it has 0 to {most}")
+    if not 0 <= arguments.sample <= most:
+        raise UserError(
+            f"{run.path}: the group has no completion {arguments.sample}; it has 0 to {most}"
+        )
+    return group
 
 
 def as_json(lines: Sequence[Record], arguments: argparse.Namespace, console: Console) -> bool:
@@ -226,8 +195,7 @@ def show_next(
 
 def show_steps(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     """Show a line for each step."""
-    require_steps(run, run.metrics)
-    lines = chosen(run.metrics, arguments)
+    lines = chosen(run, run.metrics, arguments)
     if not lines:
         raise UserError(f"{run.path}: no such steps; it has {len(run.metrics)}")
     if as_json(lines, arguments, console):
@@ -270,9 +238,9 @@ def show_step(run: RunData, arguments: argparse.Namespace, console: Console) -> 
 
 def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     """Show the groups without gradient."""
-    require_steps(run, run.group_index)
     wanted = [arguments.class_name] if arguments.class_name else WHY
-    lines = chosen([line for line in run.group_index if line["class"] in wanted], arguments)
+    everything = chosen(run, run.group_index, arguments)
+    lines = [line for line in everything if line["class"] in wanted]
     if as_json(lines, arguments, console):
         return
     if not lines:
@@ -286,8 +254,7 @@ def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Consol
     }
     figures = {"step": ("step", "d"), **GROUP_FIGURES}
     show_table(console, lines, figures, words, OPTIONAL_IN_GROUPS)
-    arguments.last = None
-    count = f"{len(lines)} of {len(chosen(run.group_index, arguments))} groups; "
+    count = f"{len(lines)} of {len(everything)} groups; "
     last = f"group {lines[-1]['step']} {lines[-1]['group']}"
     show_next(run, last, arguments, console, before=count)
 
@@ -321,11 +288,12 @@ def show_group(run: RunData, arguments: argparse.Namespace, console: Console) ->
 def show_why(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     """Say in words why a completion earned its reward and advantage, and what it taught."""
     step, number, sample = arguments.step, arguments.group, arguments.sample
-    check_sample(run, run.group(step, number, arguments.kind), sample)
+    sample_of(run, arguments)
     groups = run.groups(step, arguments.kind)
     sentences = why(run.config, groups, number, sample, arguments.kind)
-    record = {"step": step, "group": number, "sample": sample, **sentences}
-    if as_json([record], arguments, console):
+    if as_json(
+        [{"step": step, "group": number, "sample": sample, **sentences}], arguments, console
+    ):
         return
 
     for name, sentence in sentences.items():
@@ -335,27 +303,12 @@ def show_why(run: RunData, arguments: argparse.Namespace, console: Console) -> N
 
 
 def show_tokens(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
-    """Show a line for each token of a completion."""
-    group = run.group(arguments.step, arguments.group, arguments.kind)
-    check_sample(run, group, arguments.sample)
-    lines = _token_records(run, group, arguments.sample)
-    if as_json(lines, arguments, console):
-        return
-
-    def text_of(line: Record) -> Text:
-        logprob = line["logprob"]
-        tints = [tint for least, tint in TINTS if logprob is not None and logprob > least]
-        return Text(escape_control(line["text"] or ""), tints[0] if tints else "")
-
-    show_table(console, lines, TOKEN_FIGURES, {"text": text_of})
-
-
-def _token_records(run: RunData, group: Group, sample: int) -> list[dict[str, Any]]:
-    """Return a record for each token; its text is None without a checkpoint's tokenizer."""
-    completion = group.completions[sample]
-    advantage = group.advantages[sample] if group.advantages else None
+    """Show a line for each token of a completion; its text is None without a tokenizer."""
+    group = sample_of(run, arguments)
+    completion = group.completions[arguments.sample]
+    advantage = group.advantages[arguments.sample] if group.advantages else None
     tokenizer = tokenizer_of(run.path)
-    return [
+    lines = [
         {
             "position": position,
             "token": token,
@@ -367,6 +320,8 @@ def _token_records(run: RunData, group: Group, sample: int) -> list[dict[str, An
         }
         for position, token in enumerate(completion.tokens)
     ]
+    if not as_json(lines, arguments, console):
+        show_table(console, lines, TOKEN_FIGURES, {"text": lambda line: line["text"] or ""})
 
 
 def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -> int:
@@ -399,6 +354,18 @@ def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -
     outcome = "identical to the last bit" if result["same"] else "it differs"
     console.print(f"step {arguments.step}, repeated from {start}: {outcome}")
     return status
+
+
+# The views: function, help, and the numbers that they take.
+VIEWS: dict[str, tuple[Any, ...]] = {
+    "steps": (show_steps, "a line for each step"),
+    "step": (show_step, "the groups of a step", "step"),
+    "group": (show_group, "a group's completions, highest reward first", "step", "group"),
+    "why": (show_why, "why a completion has its reward and advantage", "step", "group", "sample"),
+    "tokens": (show_tokens, "the tokens of a completion", "step", "group", "sample"),
+    "degenerate": (show_degenerate, "the groups without gradient"),
+    "replay": (show_replay, "repeat a step's update and compare", "step"),
+}
 
 
 if __name__ == "__main__":

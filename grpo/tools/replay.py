@@ -11,13 +11,12 @@ have no meaning.
 """
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from data.errors import UserError
-from grpo.config import Config, load_config, require_trusted
+from grpo.config import load_config, require_trusted
 from grpo.model.load import load_policy
 from grpo.records import Group, first_tries
 from grpo.run.checkpoint import checkpoints, load_optimizer
@@ -59,25 +58,20 @@ def replay(run: RunData, step: int, allowed: Allowed = ()) -> dict[str, Any]:
     trainer, start = trainer_before(run, step, allowed)
     everything, groups = run.groups(step), kept_groups(run, step)
     completions = [completion for group in everything for completion in group.completions]
-    stored_figures = {
-        **stored,
+    stored |= {
         "texts": [completion.text for completion in completions],
         "advantages": [group.advantages for group in groups],
     }
     repeated = {
-        **trainer.update_policy(groups, learning_rate(run, step)),
+        **trainer.update_policy(groups, stored["learning_rate"]),
         **reward_metrics(first_tries(everything)),
         "texts": [trainer.policy.decode(completion.tokens) for completion in completions],
         "advantages": trainer.compute_advantages(groups),
     }
 
-    pairs = {name: (stored_figures[name], repeated[name]) for name in FIGURES if name in repeated}
-    return {
-        "step": step,
-        "start": start,
-        "figures": pairs,
-        "same": all(old == new for old, new in pairs.values()),
-    }
+    pairs = {name: (stored[name], repeated[name]) for name in FIGURES if name in repeated}
+    same = all(old == new for old, new in pairs.values())
+    return {"step": step, "start": start, "figures": pairs, "same": same}
 
 
 def trainer_before(run: RunData, step: int, allowed: Allowed = ()) -> tuple[Trainer, int]:
@@ -88,48 +82,36 @@ def trainer_before(run: RunData, step: int, allowed: Allowed = ()) -> tuple[Trai
     config = load_config(run.path / "config.yaml")
     require_trusted(vars(config), allowed, run.path)
 
-    saved = {step_of(path): path for path in checkpoints(run.path)[0] if step_of(path) < step}
-    start = max(saved, default=0)
-    trainer = _trainer(config, run, saved.get(start))
-    for between in range(start + 1, step):
-        trainer.update_policy(kept_groups(run, between), learning_rate(run, between))
-    return trainer, start
-
-
-def learning_rate(run: RunData, step: int) -> float:
-    """Return the learning rate of a step as it is stored.
-
-    With a schedule it depends on when the curriculum reached its last level.
-    """
-    rate = stored_metrics(run, step).get("learning_rate")
-    if rate is None:
-        raise UserError(f"{run.path}: metrics.jsonl has no learning_rate of step {step}")
-    return rate
-
-
-def stored_metrics(run: RunData, step: int) -> dict[str, Any]:
-    """Return the line of a step in metrics.jsonl; raises UserError if there is none."""
-    stored = next((line for line in run.metrics if line["step"] == step), None)
-    if stored is None:
-        raise UserError(
-            f"{run.path}: step {step} is not in metrics.jsonl, which has {len(run.metrics)} steps"
-        )
-    return stored
-
-
-def _trainer(config: Config, run: RunData, checkpoint: Path | None) -> Trainer:
-    """Return a trainer that continues from `checkpoint`, or from the beginning of the run."""
     # With another number of threads, sums are computed in another order.
     if config.device != "cuda" and not torch.cuda.is_available():
         facts = run.config.get("facts", {})
         torch.set_num_threads(facts.get("threads", torch.get_num_threads()))
 
+    saved = {step_of(path): path for path in checkpoints(run.path)[0] if step_of(path) < step}
+    start = max(saved, default=0)
+    checkpoint = saved.get(start)
     policy = load_policy(config.model, device=config.device, weights=checkpoint, **config.loading)
     task = load_task(config.task, config.reward, config.task_options, config.wording)
     trainer = Trainer(config, Parts(task), policy)
     if checkpoint is not None:
         load_optimizer(checkpoint, trainer.optimizer)
-    return trainer
+    for between in range(start + 1, step):
+        rate = stored_metrics(run, between)["learning_rate"]
+        trainer.update_policy(kept_groups(run, between), rate)
+    return trainer, start
+
+
+def stored_metrics(run: RunData, step: int) -> dict[str, Any]:
+    """Return the line of a step in metrics.jsonl; raises UserError if there is none.
+
+    Its learning rate is repeated, too: it may depend on when the curriculum reached its last level.
+    """
+    stored = next((line for line in run.metrics if line["step"] == step), None)
+    if stored is None:
+        raise UserError(
+            f"{run.path}: step {step} is not in metrics.jsonl, which has {len(run.metrics)} steps"
+        )
+    return dict(stored)
 
 
 def kept_groups(run: RunData, step: int) -> list[Group]:

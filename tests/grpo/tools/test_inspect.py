@@ -129,7 +129,7 @@ def test_steps(run, capsys):
     assert len(lines) == STEPS + 2 and "reward" in lines[0]
     assert lines[-1] == f"next: python -m grpo.inspect {run} step {STEPS}"
     assert f"{load_run(run).metrics[0]['reward']:.3f}" in lines[1]
-    chosen = records(capsys, run, "steps", "--from", 1, "--to", 2, "--last", 1)
+    chosen = records(capsys, run, "steps", "--from", 2, "--to", 2)
     assert [line["step"] for line in chosen] == [2]
     assert "no such steps" in said(capsys, run, "steps", "--from", 99, status=2).err
 
@@ -197,8 +197,8 @@ def test_degenerate(made, capsys):
         assert words in text
     assert "varied" not in text
     assert "1 of 1 groups" in said(capsys, made, "degenerate", "--from", 2).out
-    for flags in (("--class", "tied"), ("--last", 1)):
-        assert [line["step"] for line in records(capsys, made, "degenerate", *flags)] == [2]
+    (tied,) = records(capsys, made, "degenerate", "--class", "tied")
+    assert tied["step"] == 2
     assert "no such group" in said(capsys, made, "degenerate", "--class", "failed").out
 
 
