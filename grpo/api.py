@@ -15,7 +15,7 @@ from grpo.learn.loss import from_python
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.records import StepReport
-from grpo.rollout.generate import sample_prompts
+from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.trainer import Callback, Trainer, load_parts, with_learning_rate
 from tasks.base import notes_of
@@ -184,15 +184,14 @@ class Model:
                 f"generate: a prompt is longer than the model's context of {context} tokens"
             )
 
-        drawn = sample_prompts(
-            self._policy,
+        request = RolloutRequest(
             encoded,
             keys=[[sample_key("generate", seed, number)] for number in range(len(prompts))],
             temperatures=[temperature] * len(prompts),
             budgets=[min(max_new_tokens, room) for room in rooms],
             truncate=truncation(0, top_p),
         )
-        completions = [group[0] for group in drawn]
+        completions = [group[0] for group in generate(self._policy, request)]
         for number, (completion, room) in enumerate(zip(completions, rooms, strict=True)):
             if completion.is_truncated and room < max_new_tokens:
                 warnings.warn(

@@ -12,7 +12,7 @@ from grpo.config import Config
 from grpo.model.policy import Policy
 from grpo.records import Group
 from grpo.rollout.budget import budget_for, fitting, room_warning
-from grpo.rollout.generate import new_drafting, sample_groups
+from grpo.rollout.generate import Drafting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.statistics import mean_interval, rate_interval
 from tasks.base import Problem, Task, declared_budget, family_size
@@ -119,7 +119,7 @@ def evaluate(
     """
     sampling = settings.sampling
     groups: list[Group] = []
-    drafting = new_drafting(policy, settings.draft)
+    drafting = Drafting(settings.draft)
 
     for start in range(0, len(problems), settings.batch):
         part = problems[start : start + settings.batch]

@@ -48,7 +48,7 @@ from grpo.learn.update import PARITY, FirstPass, UpdateMemory, UpdateSettings, u
 from grpo.model.policy import Policy
 from grpo.model.sizes import optimizer_bytes, text_config
 from grpo.records import Group, StepReport, StepSummary, first_tries, truncated_share
-from grpo.rollout.generate import new_drafting, sample_groups
+from grpo.rollout.generate import Drafting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.stream import Indexed, ProblemStream
 from grpo.variance import COLLAPSED, VarianceMonitor
@@ -110,7 +110,7 @@ class Trainer:
         supply = parts.supply or Supply(task, seed=config.seed, kind=config.problems)
         self.stream = ProblemStream(config, task, policy, supply)
         self.truncate = truncation(0, config.top_p)  # the loss shares it
-        self.drafting = new_drafting(policy, config.draft)
+        self.drafting = Drafting(config.draft)
         self.curriculum = Ladder(config.levels_for(task), *config.promotion)
 
         # How rewards become advantages.

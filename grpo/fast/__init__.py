@@ -4,7 +4,7 @@ The folder may be deleted. It plugs in where a policy is loaded: `accelerate` gi
 `ForwardPass` and a `Decoder` (`grpo.model.forward`) in place of the plain ones.
 
     accelerate      the fastest path that agrees with the unmodified model
-    forward         the paths: fast, shared and plain
+    forward         the paths: fast and shared
     prefix_cache    shared and fast, in a rollout: the keys of a prompt are kept once
     packing, varlen shared and fast, in an update: a micro-batch as one row without padding
     llama           our forward pass for Llama-like models; merged_linear, update_kernels (Triton)

@@ -3,25 +3,20 @@
 Some layers keep a state other than keys and values, and some attention functions take arguments
 that change the result. So each path of `grpo.fast.forward` runs the test sequences of
 `grpo.model.check`, both as the rollout and as the update would run them, and the fastest path whose
-log-probabilities are the model's own is taken.
+log-probabilities are the model's own is taken; if there is none, the model's own forward pass.
 """
 
 import warnings
 from contextlib import suppress
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from grpo.fast.decoder import FastDecoder
-from grpo.fast.forward import FastForward, Path
+from grpo.fast.forward import FastForward
 from grpo.fast.llama import build_fast_llama
-from grpo.fast.merged_linear import (
-    gradient_products,
-    has_fast_bf16_matmul,
-    low_precision_backward,
-)
-from grpo.fast.packing import Packing
+from grpo.fast.merged_linear import gradient_products, has_fast_bf16_matmul
 from grpo.fast.prefix_cache import ATTENTION_NAME
 from grpo.model.check import (
     Probe,
@@ -31,15 +26,10 @@ from grpo.model.check import (
     is_rounding,
     logprobs_of,
     probe_adapters,
-    probe_of,
     update_distance,
 )
-from grpo.model.forward import Model
 from grpo.model.policy import Policy
-from grpo.model.sizes import context_of, text_config
-
-# In the order in which they are tried.
-PATHS: tuple[Path, ...] = get_args(Path)
+from grpo.model.sizes import context_of
 
 # The forward passes of a rollout, as (completions, sources, filled, length, accepted): `length` new
 # tokens for each of these completions. Row i was row `sources[i]` of the pass before, and
@@ -60,40 +50,31 @@ def accelerate(policy: Policy, may_round: bool = False) -> None:
 
     If the gradients `may_round`, their float32 products on a CPU may be in bfloat16.
     """
+    own_attention = policy.causal.config._attn_implementation
+    probe, policy.probe = policy.probe, None
     with probe_adapters(policy.causal):
-        forward = _fastest(policy)
+        forward = _forward(policy, "fast", probe) or _forward(policy, "shared", probe)
 
-    policy.path = forward.path
+    if forward is None:
+        with suppress(ValueError):  # a part of the model may support no other attention
+            policy.causal.set_attn_implementation(own_attention)
+        return
+
+    policy.path = "fast" if forward.llama else "shared"
     policy.forward = forward
     policy.decoder = FastDecoder(policy, forward)
+    policy.limit_context(*context_of(policy.causal.config, supports_windows=False))
     if policy.device.type == "cuda":
         from grpo.fast import update_kernels  # they need Triton, which only comes with CUDA
 
         policy.kernels = update_kernels
     elif may_round and policy.dtype == torch.float32 and has_fast_bf16_matmul():
-        policy.low_precision_backward = low_precision_backward
         policy.gradient_products = gradient_products
-    if forward.path != "plain":
-        policy.limit_context(*context_of(policy.causal.config, supports_windows=False))
+        for layer in forward.llama.copies.layers if forward.llama else ():
+            layer.gradient_products = gradient_products
 
 
-def _fastest(policy: Policy) -> FastForward:
-    """Return the fastest forward pass that agrees with the model's own."""
-    model = policy.causal
-    own_attention = model.config._attn_implementation
-    probe = probe_of(policy)
-    if not _needs_plain(model):
-        for path in ("fast", "shared"):
-            forward = _forward(policy, path, probe)
-            if forward is not None:
-                return forward
-
-    with suppress(ValueError):  # a part of the model may support no other attention
-        model.set_attn_implementation(own_attention)
-    return FastForward(policy, "plain")
-
-
-def _forward(policy: Policy, path: Path, probe: Probe) -> FastForward | None:
+def _forward(policy: Policy, path: str, probe: Probe) -> FastForward | None:
     """Return the forward pass of this path, or None if the model has none that agrees with it."""
     model = policy.causal
     try:
@@ -101,7 +82,7 @@ def _forward(policy: Policy, path: Path, probe: Probe) -> FastForward | None:
         llama = build_fast_llama(model) if path == "fast" else None
         if path == "fast" and llama is None:
             return None
-        forward = FastForward(policy, path, llama)
+        forward = FastForward(policy, llama)
         if path == "shared" and not attends_once(policy, forward, probe):
             return None
 
@@ -125,47 +106,28 @@ def _forward(policy: Policy, path: Path, probe: Probe) -> FastForward | None:
     return None
 
 
-def _needs_plain(model: Model) -> bool:
-    """Return whether the model has what the comparison cannot see, because it shows later.
-
-    - Layers without rotary embedding of Llama 4 scale queries by the index of a token in the
-      tensor, from `floor_scale` tokens on, instead of by its position.
-    - Modules that an adapter replaces (PEFT's `modules_to_save`) are like the model's own until
-      they have been trained. The fast path would use them for the reference, too.
-    """
-    config = text_config(model.config)
-    counts = getattr(config, "attn_temperature_tuning", False)
-    without_rotary = not all(getattr(config, "no_rope_layers", None) or [1])
-    replaces = any(type(module).__name__ == "ModulesToSaveWrapper" for module in model.modules())
-    return (bool(counts) and without_rotary) or replaces
-
-
 def attends_once(policy: Policy, forward: FastForward, probe: Probe) -> bool:
     """Return whether each layer calls our attention exactly once, and the model has no convolution.
 
     A layer with a state of another kind (recurrent, or of a convolution) fails this test. While its
     weights are small, the comparison of log-probabilities can miss it.
     """
-    packing = _NotingPacking(probe.prompts, probe.completions, policy.device)
+    called: list[int] = []
+    packing: Any = forward.pack(probe.prompts, probe.completions)
+    attend = packing.attend
+
+    def noting(layer: int, *tensors: Any) -> Tensor:
+        called.append(layer)
+        return attend(layer, *tensors)
+
+    packing.attend = noting
     forward.predict(packing)
 
     modules = list(policy.inner.modules())
     numbers = (getattr(module, "layer_idx", None) for module in modules)
     layers = {number for number in numbers if isinstance(number, int)}
     has_convolution = any(isinstance(module, nn.Conv1d) for module in modules)
-    return sorted(packing.layers) == sorted(layers) and not has_convolution
-
-
-class _NotingPacking(Packing):
-    """Notes in `layers` which layers call it."""
-
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
-        self.layers: list[int] = []
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        self.layers.append(layer)
-        return super().attend(layer, query, key, value, scale)
+    return sorted(called) == sorted(layers) and not has_convolution
 
 
 def rollout_distance(policy: Policy, forward: FastForward, probe: Probe) -> float:
@@ -178,9 +140,8 @@ def rollout_distance(policy: Policy, forward: FastForward, probe: Probe) -> floa
     found = [hidden_PE]
     wanted = [expected[0][0], expected[2][0]]
 
-    for number, (rows, sources, filled, length, accepted) in enumerate(ROLLOUT):
-        if number:
-            cache.reorder(torch.tensor(sources, device=device), torch.tensor(filled, device=device))
+    for rows, sources, filled, length, accepted in ROLLOUT:
+        cache.reorder(torch.tensor(sources, device=device), torch.tensor(filled, device=device))
         tokens_RT = torch.zeros(len(rows), length, dtype=torch.long)
         for row, (c, begin, count) in enumerate(zip(rows, filled, accepted)):
             tokens_RT[row, :count] = torch.tensor(probe.completions[c][begin : begin + count])

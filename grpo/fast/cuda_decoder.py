@@ -22,7 +22,6 @@ from torch import Tensor
 from grpo.fast.cuda_layers import MAX_TOKENS, WIDTH, Capacity, CudaLayers, DecodeMemory, bucket
 from grpo.fast.forward import FastForward
 from grpo.fast.llama import FastLlama
-from grpo.fast.prefix_cache import PrefixCache
 from grpo.fast.speculative import LENGTHS, Costs
 from grpo.model.check import probe_adapters, probe_tokens
 from grpo.model.policy import Policy
@@ -219,15 +218,13 @@ class CudaRows:
         self.columns = rows // len(prompts)
 
         # `prefill` also takes over what the optimizer has changed.
-        last_PE, cache = step.forward_pass.prefill(prompts)
-        assert isinstance(cache, PrefixCache)
-        self.last_PE: Tensor | None = last_PE
+        self.last_PE: Tensor | None
+        self.last_PE, cache = step.forward_pass.prefill(prompts)
         longest = cache.padding_PL.shape[1]
         step.allocate(rows, len(prompts), longest, room)
         memory = step.memory
-        for i, (keys, values) in cache.prompt.items():
-            memory.prompt_cache[i, 0, : len(prompts), :, :longest] = keys
-            memory.prompt_cache[i, 1, : len(prompts), :, :longest] = values
+        for i, layer in cache.prompt.items():
+            memory.prompt_cache[i, :, : len(prompts), :, :longest] = torch.stack(layer)
         memory.prompt_lengths[: len(prompts)] = cache.lengths_P
 
         state = memory.state

@@ -12,20 +12,14 @@ Shapes: P prompts, G completions each, C completions that are still being writte
 R rows, k drafted tokens, T = 1 + k.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from grpo.fast.cuda_decoder import CudaRows, CudaStep, new_cuda_step
 from grpo.fast.forward import FastForward
-from grpo.fast.speculative import (
-    LENGTHS,
-    SHORT,
-    AcceptanceModel,
-    Costs,
-    Drafter,
-    DraftPlans,
-    Rows,
-)
+from grpo.fast.speculative import LENGTHS, SHORT, Costs, Drafter, DraftPlans
 from grpo.model.policy import Policy
 from grpo.rollout.generate import Drafting, RolloutRequest
 from grpo.rollout.sampling import choose, uniform
@@ -39,10 +33,6 @@ class FastDecoder:
         self.forward = forward
         self.has_step = False
         self.step: CudaStep | None = None
-
-    def new_drafting(self, mode: str) -> AcceptanceModel:
-        """Return what decides how much is drafted, by the setting `draft`."""
-        return AcceptanceModel(mode)
 
     def room(self, request: RolloutRequest, drafting: Drafting | None) -> int:
         """Return for how many tokens of a completion there must be memory.
@@ -64,7 +54,7 @@ class FastDecoder:
             self.has_step = True
         return self.step
 
-    def rows(self, request: RolloutRequest, room: int) -> Rows:
+    def rows(self, request: RolloutRequest, room: int) -> Any:
         """Return the rows of a rollout, with `room` tokens each: on a GPU those of the step."""
         step = self.cuda_step()
         if step:
@@ -83,7 +73,7 @@ class FastDecoder:
         decoder = self.rows(request, room)
         drafter = None
         if _is_drafted(request, drafting):
-            assert request.guesses is not None and isinstance(drafting, AcceptanceModel)
+            assert request.guesses is not None and drafting is not None
             plans = DraftPlans(policy, [guess for guess in request.guesses for _ in range(G)], room)
             drafter = Drafter(decoder, plans, drafting, _longest_draft(request, drafting))
 
@@ -121,8 +111,7 @@ class FastDecoder:
 
 
 def _is_drafted(request: RolloutRequest, drafting: Drafting | None) -> bool:
-    is_on = isinstance(drafting, AcceptanceModel) and drafting.fixed != 0
-    return request.guesses is not None and is_on
+    return request.guesses is not None and drafting is not None and drafting.fixed != 0
 
 
 def _longest_draft(request: RolloutRequest, drafting: Drafting | None) -> int:
@@ -158,7 +147,7 @@ class EagerRows:
 
     def __init__(self, policy: Policy, forward: FastForward, request: RolloutRequest, room: int):
         self.policy, self.forward, self.truncate = policy, forward, request.truncate
-        prompts = len(request.prompts)
+        prompts, G = len(request.prompts), request.group_size
         self.last_PE, self.cache = forward.prefill(request.prompts)
         self.cache.allocate(prompts, room)
 
@@ -167,9 +156,8 @@ class EagerRows:
         self.written = torch.zeros_like(self.keys)
         self.last: Tensor | None = None
 
-        group_size = len(self.keys) // prompts
-        self.row = torch.arange(prompts).repeat_interleave(group_size)
-        self.first = torch.arange(prompts) * group_size
+        self.row = torch.arange(prompts).repeat_interleave(G)
+        self.first = torch.arange(prompts) * G
 
     def start(self, drafts_Ck: Tensor) -> None:
         """Start a pass. All completions of a row use the draft of the first of them."""
@@ -213,9 +201,9 @@ class EagerRows:
             return stay
 
         sources_R = torch.arange(len(self.first))
-        has_own_rows = len(self.first) == len(self.last)
-        if len(stay) < len(self.last) or not has_own_rows:
-            self._keep(stay)
+        if len(stay) < len(self.last) or len(self.first) < len(self.last):
+            for name in ("keys", "budget", "temperature", "written", "row", "last"):
+                setattr(self, name, getattr(self, name)[stay])
             sources_R = self._split_rows()
 
         # The last token written is not in the cache yet.
@@ -223,12 +211,6 @@ class EagerRows:
         self.cache.reorder(sources_R.to(self.policy.device), cached_R.to(self.policy.device))
         self.live = torch.zeros(len(stay), dtype=torch.bool).index_fill(0, self.first, True)
         return stay
-
-    def _keep(self, stay: Tensor) -> None:
-        assert self.last is not None
-        self.keys, self.budget = self.keys[stay], self.budget[stay]
-        self.temperature, self.written = self.temperature[stay], self.written[stay]
-        self.row, self.last = self.row[stay], self.last[stay]
 
     def _split_rows(self) -> Tensor:
         """Give one row to the completions that have read the same and continue with the same token;

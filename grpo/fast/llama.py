@@ -22,10 +22,8 @@ from grpo.fast.merged_linear import (
     Copies,
     MergedLinear,
     base_layer,
-    gradient_products,
     is_plain_lora,
 )
-from grpo.fast.prefix_cache import SharedAttention
 from grpo.model.forward import Model
 from grpo.model.sizes import attention_window
 
@@ -65,7 +63,7 @@ class _Inputs(NamedTuple):
 
     cos: Tensor  # (N, d)
     sin: Tensor
-    shared: SharedAttention
+    shared: Any
     batch: int  # sequences B
 
 
@@ -97,7 +95,7 @@ class FastLlama:
         """Copy what has changed in adapters and biases. Call it before each use."""
         self.copies.refresh()
 
-    def __call__(self, tokens_BT: Tensor, position_ids: Tensor, shared: SharedAttention) -> Tensor:
+    def __call__(self, tokens_BT: Tensor, position_ids: Tensor, shared: Any) -> Tensor:
         """Return the last hidden states (B, T, E); `shared` computes the attention."""
         B, T = tokens_BT.shape
         # `transformers` repeats the angles for both halves of a head.
@@ -171,13 +169,16 @@ def build_fast_llama(causal: Model) -> FastLlama | None:
     """Return the fast forward pass of a model, or None if the model has none.
 
     The model's linear layers are merged in place. Not supported are sliding windows, activations
-    other than SiLU, and adapters that are more than plain LoRA or sit on other layers.
+    other than SiLU, adapters that are more than plain LoRA or sit on other layers, and modules that
+    an adapter replaces (PEFT's `modules_to_save`), which would be used for the reference, too.
     """
     config = causal.config
     is_of_family = config.model_type in FAMILIES and config.hidden_act == "silu"
     if not is_of_family or attention_window(config):
         return None
 
+    if any(type(module).__name__ == "ModulesToSaveWrapper" for module in causal.modules()):
+        return None
     adapted = [module for module in causal.modules() if hasattr(module, "lora_A")]
     if not all(is_plain_lora(module) for module in adapted):
         return None
@@ -297,7 +298,7 @@ class _Linear(torch.autograd.Function):
 
         # SwiGLU is computed again: that is cheaper than keeping its output.
         inputs = swiglu(x) if ctx.has_swiglu else x
-        with gradient_products():
+        with ctx.layer.gradient_products():
             dx, grads = ctx.layer.gradients(dy, inputs, lora_hidden, needed)
 
         if ctx.has_swiglu:

@@ -10,9 +10,8 @@ mixed precision training (arXiv:1710.03740). The forward pass stays exact, so th
 trainer compute the same log-probabilities.
 """
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -25,16 +24,6 @@ ROW_MULTIPLE = 128  # some products are faster if the number of rows is a multip
 MIN_RANK = 16  # the least number of rows that the kernels' products take
 
 
-class _Thread(threading.local):
-    """What each thread has for itself."""
-
-    is_low_precision = False  # set by `low_precision_backward`
-
-
-_thread = _Thread()
-_lock = threading.Lock()  # held while a setting of the whole process is changed
-
-
 def has_fast_bf16_matmul() -> bool:
     """Return whether oneDNN beats MKL once it may round float32 to bfloat16.
 
@@ -45,34 +34,15 @@ def has_fast_bf16_matmul() -> bool:
 
 
 @contextmanager
-def low_precision_backward() -> Iterator[None]:
-    """Within this context, `gradient_products` has an effect on this thread."""
-    _thread.is_low_precision = True
+def gradient_products() -> Iterator[None]:
+    """Within this context, float32 products on a CPU may round to bfloat16."""
+    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at run time
+    before = settings.fp32_precision
+    settings.fp32_precision = "bf16"
     try:
         yield
     finally:
-        _thread.is_low_precision = False
-
-
-@contextmanager
-def gradient_products() -> Iterator[None]:
-    """Within this context, float32 products on a CPU may round to bfloat16.
-
-    They may only within `low_precision_backward`. One thread at a time is here; meanwhile products
-    of others may be rounded as well.
-    """
-    if not _thread.is_low_precision:
-        yield
-        return
-
-    settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]  # made at run time
-    with _lock:
-        before = settings.fp32_precision
-        settings.fp32_precision = "bf16"
-        try:
-            yield
-        finally:
-            settings.fp32_precision = before
+        settings.fp32_precision = before
 
 
 class LoraWeights(NamedTuple):
@@ -182,6 +152,9 @@ class MergedLinear:
         # A power of two, as the kernels' products need it.
         largest = max((len(adapter.a) for adapter in self.adapters if adapter), default=0)
         self.rank = max(MIN_RANK, 1 << (largest - 1).bit_length()) if largest else 0
+
+        # A context of the products of a backward pass.
+        self.gradient_products: Callable[[], AbstractContextManager[None]] = nullcontext
 
         self._allocate()
         self.merge()

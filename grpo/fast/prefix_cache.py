@@ -57,8 +57,8 @@ class PrefixCache:
 
     The rows of a prompt have W slots side by side, so that one matrix product multiplies all of
     them with its keys. `slots` (R * K,) is the slot of each key head of each row. `slot_owner`
-    (P * K * W,) is the inverse; empty slots hold an arbitrary head. If prompts `have_one_row_each`,
-    in order, rows are slots already. `bias_P1L` is -inf at the padding of the prompts, else 0.
+    (P * K * W,) is the inverse; empty slots hold an arbitrary head. `bias_P1L` is -inf at the
+    padding of the prompts, else 0.
     """
 
     def __init__(self, lengths_P: Tensor, padded_length: int):
@@ -157,7 +157,6 @@ class PrefixCache:
         self.slots = slots
         self.slot_owner = slot_owner
         self.slots_per_prompt = W
-        self.have_one_row_each = torch.equal(prompt_R, prompts_P)
         self.bias_P1L = keys_PKLD.new_zeros(P, 1, L).masked_fill_(
             self.padding_PL[:, None], -torch.inf
         )
@@ -299,29 +298,21 @@ class PrefixCache:
         prompt_keys, prompt_values = self.prompt[layer]
         output = scaled_dot_product_attention(
             query_RHTD.reshape(R, K, -1, D),
-            torch.cat([self._of_each_row(prompt_keys), key_RKSD], 2),
-            torch.cat([self._of_each_row(prompt_values), value_RKSD], 2),
+            torch.cat([prompt_keys[self.prompt_R], key_RKSD], 2),
+            torch.cat([prompt_values[self.prompt_R], value_RKSD], 2),
             attn_mask=self.mask_R1ZX,
             scale=1.0,  # the queries are scaled already
         )
         return output.view(R, H, T, D).transpose(1, 2)
 
-    def _of_each_row(self, prompts_PKLD: Tensor) -> Tensor:
-        """Return the keys or values of each row's prompt (R, K, L, D)."""
-        return prompts_PKLD if self.have_one_row_each else prompts_PKLD[self.prompt_R]
-
     def _to_slots(self, x_RKZA: Tensor) -> Tensor:
         """Return the rows of each prompt side by side (P, K, W * Z, A)."""
-        if self.have_one_row_each:
-            return x_RKZA
         R, K, Z, A = x_RKZA.shape
         heads = x_RKZA.reshape(R * K, Z, A).index_select(0, self.slot_owner)
         return heads.view(-1, K, self.slots_per_prompt * Z, A)
 
     def _from_slots(self, x: Tensor) -> Tensor:
         """Return slots (P, K, W * Z, A) as rows (R, K, Z, A)."""
-        if self.have_one_row_each:
-            return x
         P, K, WZ, A = x.shape
         W = self.slots_per_prompt
         heads = x.view(P * K * W, -1, A).index_select(0, self.slots)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -63,107 +63,47 @@ class Costs:
     meanwhile: bool = False
 
 
-class AcceptanceModel(Drafting):
-    """How often drafted tokens are accepted, and so how long the next drafts should be.
+def draft_length(
+    drafting: Drafting,
+    costs: Costs,
+    rows: int,
+    matched: float = 0,
+    rejected: float = 0,
+    lengths: Sequence[int] = LENGTHS,
+) -> int:
+    """Return which of the `lengths` promises the most tokens in the same time.
 
-    `mode` is "auto", "off", or a fixed length (`fixed`). The figures besides `matched` and
-    `rejected` are those of the current step.
+    `rows` counts the rows of a pass that have different tokens; `matched` and `rejected` are the
+    drafted tokens in them.
+
+    At acceptance a, a pass over a draft of k tokens yields (1 - a^(k + 1)) / (1 - a) tokens on
+    average (arXiv:2211.17192, eq. 1), and a row needs a new plan after it with probability 1 - a^k.
+
+    The record of the current rows is combined with the general one, because the last rows of a
+    rollout are often those that depart from their plans. Without a gain of MIN_GAIN the length is
+    0. A fixed length is returned unchanged, or the longest one that is possible.
     """
+    if drafting.fixed is not None:
+        return min(drafting.fixed, lengths[-1])
 
-    def __init__(self, mode: str = "auto"):
-        self.fixed = {"auto": None, "off": 0}[mode] if mode.isalpha() else int(mode)
-        self.begin()
+    # The acceptance of the current rows, with the general record as the prior.
+    prior = PRIOR_WEIGHT * rows
+    a = (matched + prior * drafting.acceptance) / (matched + rejected + prior)
 
-    def begin(self) -> None:
-        """Begin a step. The counts of earlier steps lose half of their weight."""
-        self.matched, self.rejected = self.matched / 2, self.rejected / 2
-        self.tokens = self.passes = 0  # of all completions
+    def speed(k: int) -> float:
+        tokens, plans = (1 - a ** (k + 1)) / (1 - a), 1 - a**k
+        if not costs.meanwhile:
+            return tokens / (costs.fixed + rows * (k + 1 + plans * costs.plan))
 
-    @property
-    def acceptance(self) -> float:
-        """The probability that a drafted token is accepted."""
-        return (self.matched + 0.1) / (self.matched + self.rejected + 0.2)
+        # A row that needs a plan has no draft in the next pass and writes one token. If that is the
+        # planned one (with probability a), it has a draft again. So the share of rows with a draft
+        # settles where as many lose it as get it: share * plans = (1 - share) * a.
+        share = a / (a + plans)
+        tokens, plans = share * tokens + 1 - share, 1 - share
+        return tokens / max(costs.fixed + rows * (k + 1), rows * plans * costs.plan)
 
-    def length(
-        self,
-        costs: Costs,
-        rows: int,
-        matched: float = 0,
-        rejected: float = 0,
-        lengths: Sequence[int] = LENGTHS,
-    ) -> int:
-        """Return which of the `lengths` promises the most tokens in the same time.
-
-        `rows` counts the rows of a pass that have different tokens; `matched` and `rejected` are
-        the drafted tokens in them.
-
-        At acceptance a, a pass over a draft of k tokens yields (1 - a^(k + 1)) / (1 - a) tokens on
-        average (arXiv:2211.17192, eq. 1), and a row needs a new plan after it with probability
-        1 - a^k.
-
-        The record of the current rows is combined with the general one, because the last rows of a
-        rollout are often those that depart from their plans. Without a gain of MIN_GAIN the
-        length is 0. A fixed length is returned unchanged, or the longest one that is possible.
-        """
-        if self.fixed is not None:
-            return min(self.fixed, lengths[-1])
-
-        # The acceptance of the current rows, with the general record as the prior.
-        prior = PRIOR_WEIGHT * rows
-        a = (matched + prior * self.acceptance) / (matched + rejected + prior)
-
-        def speed(k: int) -> float:
-            tokens, plans = (1 - a ** (k + 1)) / (1 - a), 1 - a**k
-            if not costs.meanwhile:
-                return tokens / (costs.fixed + rows * (k + 1 + plans * costs.plan))
-
-            # A row that needs a plan has no draft in the next pass and writes one token. If that is
-            # the planned one (with probability a), it has a draft again. So the share of rows with
-            # a draft settles where as many lose it as get it: share * plans = (1 - share) * a.
-            share = a / (a + plans)
-            tokens, plans = share * tokens + 1 - share, 1 - share
-            return tokens / max(costs.fixed + rows * (k + 1), rows * plans * costs.plan)
-
-        best = max(lengths, key=speed)
-        return best if speed(best) > MIN_GAIN * speed(0) else 0
-
-    def observe(
-        self, draft_length: int, matched: int, rejected: int, completions: int, tokens: int
-    ) -> None:
-        """Learn from one pass, or from any number of passes without drafts (`draft_length` 0).
-
-        - `matched`, `rejected`: tokens that agreed with the plans, and rows in which one did not;
-        - `tokens`: what the `completions` of the pass gained.
-        """
-        self.matched += matched
-        self.rejected += rejected
-        self.tokens += tokens
-        self.passes += completions if draft_length else tokens
-
-    def metrics(self) -> dict[str, float]:
-        """Return the step's figures."""
-        if not self.passes:
-            return {}
-        return {
-            "draft/acceptance": self.acceptance,
-            "draft/tokens_per_forward": self.tokens / self.passes,
-        }
-
-
-@dataclass(frozen=True)
-class DraftRequest:
-    """Which drafts are wanted for the rows of a pass.
-
-    - `rows` (R,): the completions that they write; `written` (R,): the tokens that each has so far;
-    - `live` (R,): which of them a draft is wanted for;
-    - `length`: the tokens of a draft; `needed`: those that the plans must still have.
-    """
-
-    rows: Tensor
-    written: Tensor
-    live: Tensor
-    length: int
-    needed: int
+    best = max(lengths, key=speed)
+    return best if speed(best) > MIN_GAIN * speed(0) else 0
 
 
 class DraftPlans:
@@ -173,8 +113,12 @@ class DraftPlans:
     gets a new plan if it has departed from the old one, or reached its end. Completions with the
     same guess and the same text are planned together.
 
-    `make` makes the plans that a request needs, and `drafts` returns the drafts. Rows that departed
-    from their plan, and have no new one yet, get a draft that will be rejected.
+    `make` makes the plans that are needed, and `drafts` returns the drafts. Rows that departed from
+    their plan, and have no new one yet, get a draft that will be rejected.
+
+    The methods take `rows` (R,), the completions that the rows of a pass write; `written` (R,), the
+    tokens that each has so far; `live` (R,), which of them a draft is wanted for; and `tokens`
+    (C, width), those of all completions.
 
     - `planned` (C, width): the tokens of the plans, NO_TOKEN where there are none;
     - `until` (C,): where each plan ends;
@@ -205,25 +149,23 @@ class DraftPlans:
         no_tokens = torch.empty(count, 0, dtype=torch.long)
         self._plan(torch.arange(count), no_tokens, torch.zeros_like(self.until), SHORT)
 
-    def make(self, request: DraftRequest, tokens: Tensor) -> None:
-        """Make the plans that are missing; `tokens` (C, width) are those of all completions."""
-        rows, written = request.rows, request.written
-        needs_plan = self.is_stale[rows] | (self.until[rows] < written + request.needed)
-        chosen = request.live & needs_plan
-        if request.length and chosen.any():
-            self._plan(rows[chosen], tokens, written[chosen], max(request.needed, SHORT))
+    def make(
+        self, rows: Tensor, written: Tensor, live: Tensor, needed: int, tokens: Tensor
+    ) -> None:
+        """Make the plans that are missing, or that have fewer than `needed` tokens left."""
+        needs_plan = self.is_stale[rows] | (self.until[rows] < written + needed)
+        chosen = live & needs_plan
+        if needed and chosen.any():
+            self._plan(rows[chosen], tokens, written[chosen], max(needed, SHORT))
 
-    def drafts(self, request: DraftRequest) -> Tensor:
+    def drafts(self, rows: Tensor, written: Tensor, length: int) -> Tensor:
         """Return the drafts (R, length): the tokens expected next."""
-        places = request.written[:, None] + torch.arange(request.length)
-        drafts = self.planned[request.rows[:, None], places]
-        return drafts.masked_fill(self.is_stale[request.rows, None], NO_TOKEN)
+        places = written[:, None] + torch.arange(length)
+        drafts = self.planned[rows[:, None], places]
+        return drafts.masked_fill(self.is_stale[rows, None], NO_TOKEN)
 
     def begin(self, rows: Tensor, live: Tensor, tokens: Tensor, written: Tensor) -> None:
-        """Plan again where the first token was not the planned one, and reset the counts.
-
-        The arguments are named as in `DraftRequest` and `make`.
-        """
+        """Plan again where the first token was not the planned one, and reset the counts."""
         self.matched.zero_()
         self.rejected.zero_()
         chosen = live & self.is_stale[rows]
@@ -321,56 +263,25 @@ class DraftPlans:
         self.is_stale[rows] = False
 
 
-class Rows(Protocol):
-    """The rows of one rollout while they are written: `EagerRows`, or `CudaRows` on a GPU."""
-
-    @property
-    def costs(self) -> Costs:
-        """How long passes take, and plans for them."""
-
-    @property
-    def lengths(self) -> Sequence[int]:
-        """The lengths of drafts, in tokens, that a pass can verify."""
-
-    @property
-    def live(self) -> Tensor:
-        """A mask (C,) of the completions that need a draft: one of each set of identical ones."""
-
-    def start(self, drafts_Ck: Tensor) -> None:
-        """Start a pass, which verifies the drafts and draws one more token."""
-
-    def finish(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Wait for the pass.
-
-        Returns tokens (C, T), their log-probabilities (C, T), and how many of them count (C,).
-        """
-
-    def retire(self) -> Tensor:
-        """Drop finished completions; return the indices of the others, in order."""
-
-
 class Drafter:
     """Speculative decoding within one rollout: what to draft, and how well it went.
 
-    - `longest`: the most tokens of a draft; `request`: that of the last drafts, None before any;
+    - `decoder`: the rows that are written, `EagerRows` or `CudaRows`;
+    - `longest`: the most tokens of a draft; `length`: that of the last drafts;
+    - `wanted`: the plans that the last drafts need, as `DraftPlans.make` takes them;
     - `has_first_tokens`: whether each row has written its first token. It is drawn without a draft,
       and it says little about the rest: SmolLM2 begins its answers with a space that the guess does
       not have. So a different first token is not counted as a rejection, and the rest is planned
       again from there.
     """
 
-    def __init__(
-        self,
-        decoder: Rows,
-        plans: DraftPlans,
-        drafting: AcceptanceModel,
-        longest: int,
-    ):
+    def __init__(self, decoder: Any, plans: DraftPlans, drafting: Drafting, longest: int):
         self.decoder = decoder
         self.plans = plans
         self.drafting = drafting
         self.longest = longest
-        self.request: DraftRequest | None = None
+        self.length = 0
+        self.wanted: tuple[Tensor, Tensor, Tensor, int] | None = None
         self.has_first_tokens = False
 
     def observe(self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor) -> None:
@@ -379,21 +290,22 @@ class Drafter:
         if not self.has_first_tokens:
             matched = rejected = 0
         self.drafting.observe(
-            draft_length=self.request.length if self.request else 0,
-            matched=matched,
-            rejected=rejected,
+            self.length,
+            matched,
+            rejected,
             completions=int((count > 0).sum()),
             tokens=int(count.sum()),
         )
 
     def propose(self, rows: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Return the next drafts (C, k), of the length with the highest expected gain."""
-        live = self.decoder.live
+        live, written = self.decoder.live, lengths[rows]
         if not self.has_first_tokens:
-            self.plans.begin(rows, live, tokens, lengths[rows])
+            self.plans.begin(rows, live, tokens, written)
             self.has_first_tokens = True
 
-        k = self.drafting.length(
+        k = self.length = draft_length(
+            self.drafting,
             self.decoder.costs,
             int(live.sum()),
             self.plans.matched[rows[live]].sum().item(),
@@ -402,13 +314,12 @@ class Drafter:
         )
         # Plans that are made while a pass runs must also last for the pass after it.
         meanwhile = self.decoder.costs.meanwhile
-        needed = 2 * k + 1 if meanwhile else k
-        self.request = DraftRequest(rows, lengths[rows], live, length=k, needed=needed)
+        self.wanted = rows, written, live, 2 * k + 1 if meanwhile and k else k
         if not meanwhile:
-            self.plans.make(self.request, tokens)
-        return self.plans.drafts(self.request)
+            self.plans.make(*self.wanted, tokens)
+        return self.plans.drafts(rows, written, k)
 
     def plan_meanwhile(self, tokens: Tensor) -> None:
         """Make the plans that are missing while the device runs the pass, if its costs say so."""
-        if self.request and self.decoder.costs.meanwhile:
-            self.plans.make(self.request, tokens)
+        if self.wanted and self.decoder.costs.meanwhile:
+            self.plans.make(*self.wanted, tokens)

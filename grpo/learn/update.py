@@ -230,8 +230,7 @@ def _backward(
         entropy_RT=entropy_RT,
     )
     loss, sums = step_loss(inputs, settings, batch.sampled_R)
-    with policy.low_precision_backward():
-        optimizer.backward(loss)
+    optimizer.backward(loss)
 
     # k3 is unbiased for the policy that sampled the tokens.
     parity_RT = zero_padding(kl_k3(batch.old_RT, logp_RT.detach()), is_sampled_RT)

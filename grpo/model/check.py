@@ -82,8 +82,8 @@ def probe_tokens(vocabulary: int) -> tuple[list[tuple[int, ...]], list[tuple[int
 
 
 @torch.no_grad()
-def check_model(policy: Any) -> None:
-    """Set the factor `logit_scale` of a policy.
+def check_model(policy: Any) -> Probe:
+    """Set the factor `logit_scale` of a policy; return the probe of its model.
 
     Raises UserError if its micro-batches disagree with the model itself.
     """
@@ -101,6 +101,7 @@ def check_model(policy: Any) -> None:
                 "a token's probabilities depend on more than the tokens before it: they differ by "
                 f"{difference:.1g} in a batch",
             )
+    return probe
 
 
 @contextmanager

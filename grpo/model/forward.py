@@ -54,14 +54,11 @@ class Decoder(Protocol):
     def decode(self, request: Any, drafting: Any) -> list[tuple[list[int], list[float]]]:
         """Return the tokens of each completion of a `RolloutRequest`, and their log-probabilities.
 
-        `drafting` is a result of `new_drafting`; None: nothing is drafted.
+        `drafting` is a `Drafting`; None: nothing is drafted.
         """
 
     def room(self, request: Any, drafting: Any) -> int:
         """Return for how many tokens of a completion there must be memory, drafts included."""
-
-    def new_drafting(self, mode: str) -> Any:
-        """Return what decides how much is drafted, by the setting `draft`."""
 
     def free(self) -> bool:
         """Free the GPU memory that is kept between rollouts; return whether there is any."""

@@ -66,8 +66,8 @@ class Policy:
     - `logit_scale`: the factor by which the model multiplies the logits of its output layer.
     - `path`: how the model is run: "plain", or one of `grpo.fast.accelerate.PATHS`.
     - `kernels`: `grpo.fast.update_kernels` on a GPU.
-    - `low_precision_backward`, `gradient_products`: contexts of an update's backward pass and of
-      its products of matrices, in which they may round (see `grpo.fast.merged_linear`).
+    - `gradient_products`: a context of an update's products of matrices, in which they may round
+      (see `grpo.fast.merged_linear`).
 
     Raises UserError for a model that is not supported (see `grpo.model.check`).
     """
@@ -103,9 +103,8 @@ class Policy:
         self.forward: ForwardPass = PlainForward(self)
         self.decoder: Decoder | None = None  # None: `grpo.rollout.generate.PlainDecoder`
         self.kernels: Any = None
-        self.low_precision_backward: Callable[[], AbstractContextManager[None]] = nullcontext
         self.gradient_products: Callable[[], AbstractContextManager[None]] = nullcontext
-        check_model(self)
+        self.probe: Any = check_model(self)  # until `grpo.fast` has compared its paths with it
 
     def limit_context(self, context: int, reason: str) -> None:
         """Note that a way to run the model supports only so many tokens."""

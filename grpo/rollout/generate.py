@@ -74,15 +74,49 @@ class RolloutRequest:
 
 
 class Drafting:
-    """How much is drafted, and what came of it. Without `grpo.fast.speculative`: nothing.
+    """How often drafted tokens are accepted, which decides how much `grpo.fast` drafts.
 
-    `matched` and `rejected` are recent counts of drafted tokens that were accepted, or were not.
+    `mode`, the setting `draft`, is "auto", "off", or a length in tokens (`fixed`). `matched` and
+    `rejected` are recent counts of drafted tokens that were accepted, or were not.
     """
 
     matched, rejected = 8.0, 2.0  # assumed until something is observed
 
+    def __init__(self, mode: str = "auto"):
+        self.fixed = {"auto": None, "off": 0}[mode] if mode.isalpha() else int(mode)
+        self.begin()
+
     def begin(self) -> None:
-        """Begin a step."""
+        """Begin a step. The counts of earlier steps lose half of their weight."""
+        self.matched, self.rejected = self.matched / 2, self.rejected / 2
+        self.tokens = self.passes = 0  # of all completions, in this step
+
+    @property
+    def acceptance(self) -> float:
+        """The probability that a drafted token is accepted."""
+        return (self.matched + 0.1) / (self.matched + self.rejected + 0.2)
+
+    def observe(
+        self, draft_length: int, matched: int, rejected: int, completions: int, tokens: int
+    ) -> None:
+        """Learn from one pass, or from any number of passes without drafts (`draft_length` 0).
+
+        - `matched`, `rejected`: tokens that agreed with the plans, and rows in which one did not;
+        - `tokens`: what the `completions` of the pass gained.
+        """
+        self.matched += matched
+        self.rejected += rejected
+        self.tokens += tokens
+        self.passes += completions if draft_length else tokens
+
+    def metrics(self) -> dict[str, float]:
+        """Return the step's figures."""
+        if not self.passes:
+            return {}
+        return {
+            "draft/acceptance": self.acceptance,
+            "draft/tokens_per_forward": self.tokens / self.passes,
+        }
 
     @property
     def counts(self) -> tuple[float, float]:
@@ -96,10 +130,6 @@ class Drafting:
         length of the drafts decides how sums are rounded.
         """
         self.matched, self.rejected = (sum(each) / len(each) for each in zip(*counts, strict=True))
-
-    def metrics(self) -> dict[str, float]:
-        """Return the step's figures."""
-        return {}
 
     def state_dict(self) -> dict[str, float]:
         """Return the state as JSON types."""
@@ -156,18 +186,9 @@ class PlainDecoder:
         """Return for how many tokens of a completion there must be memory."""
         return max(request.budgets)
 
-    def new_drafting(self, mode: str) -> Drafting:
-        """Return what decides how much is drafted: nothing, whatever the `mode`."""
-        return Drafting()
-
     def free(self) -> bool:
         """Free nothing: there are no buffers."""
         return False
-
-
-def new_drafting(policy: Policy, mode: str) -> Drafting:
-    """Return what decides how much rollouts of `policy` draft, by the setting `draft`."""
-    return (policy.decoder or PlainDecoder(policy)).new_drafting(mode)
 
 
 def sample_groups(
@@ -187,9 +208,8 @@ def sample_groups(
     prompts = [policy.encode(problem) for problem in problems]
     draft = draft_of(task)
     guesses = [draft(problem) for problem in problems] if draft else None
-    answers = sample_prompts(
-        policy, prompts, keys, temperatures, budgets, truncate, guesses, drafting
-    )
+    request = RolloutRequest(prompts, keys, temperatures, budgets, truncate, guesses)
+    answers = generate(policy, request, drafting)
     return [
         Group(
             index,
@@ -205,21 +225,6 @@ def sample_groups(
             indices, problems, prompts, temperatures, answers, strict=True
         )
     ]
-
-
-def sample_prompts(
-    policy: Policy,
-    prompts: Sequence[tuple[int, ...]],
-    keys: Sequence[Sequence[int]],
-    temperatures: Sequence[float],
-    budgets: Sequence[int],
-    truncate: Callable | None = None,
-    guesses: Sequence[Guess] | None = None,
-    drafting: Drafting | None = None,
-) -> list[list[Completion]]:
-    """Return the completions of each prompt of token ids; see `RolloutRequest` and `generate`."""
-    request = RolloutRequest(prompts, keys, temperatures, budgets, truncate, guesses)
-    return generate(policy, request, drafting)
 
 
 def generate(

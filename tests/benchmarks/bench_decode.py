@@ -28,10 +28,10 @@ from grpo.fast import decoder as fast_decoder
 from grpo.fast.accelerate import accelerate
 from grpo.fast.cuda_decoder import CudaRows
 from grpo.fast.cuda_layers import bucket
-from grpo.fast.speculative import AcceptanceModel, DraftPlans
+from grpo.fast.speculative import DraftPlans
 from grpo.model.load import BUILTIN
 from grpo.model.policy import Policy
-from grpo.rollout.generate import RolloutRequest, generate
+from grpo.rollout.generate import Drafting, RolloutRequest, generate
 from tasks.interleave import Interleave
 from tasks.supply import problem_at
 
@@ -177,7 +177,7 @@ def drafted(policy: Policy, size: Size, right: float):
     fast_decoder.DraftPlans, model.sample = Simulated, sample
     model.free()
     try:
-        drafting = AcceptanceModel("auto")
+        drafting = Drafting("auto")
         first, best, found = rollout(
             policy,
             size,

@@ -21,9 +21,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from grpo.fast import decoder as fast_decoder
 from grpo.fast.cuda_decoder import CudaRows, disagreement
 from grpo.fast.cuda_layers import CudaLayers
-from grpo.fast.speculative import AcceptanceModel, DraftPlans
+from grpo.fast.speculative import DraftPlans
 from grpo.model.load import BUILTIN, load_policy
-from grpo.rollout.generate import RolloutRequest, generate
+from grpo.rollout.generate import Drafting, RolloutRequest, generate
 from grpo.rollout.sampling import truncation
 
 pytestmark = pytest.mark.gpu
@@ -93,7 +93,7 @@ def test_fused_drafts_change_no_sample(tmp_path, monkeypatch, family, length, bu
                 self._set([row], n, plan[n:], True)
 
     monkeypatch.setattr(fast_decoder, "DraftPlans", Planned)
-    drafting = AcceptanceModel(length)
+    drafting = Drafting(length)
     _, drafted = rollout(
         policy,
         samples=8,
@@ -269,7 +269,7 @@ def test_drafted_bfloat16_samples_have_the_distribution_of_undrafted_ones(tmp_pa
     monkeypatch.setattr(fast_decoder, "DraftPlans", Planned)
 
     def sample(seed, length):
-        rng, drafting = random.Random(seed), AcceptanceModel(length)
+        rng, drafting = random.Random(seed), Drafting(length)
         answers = [
             answer
             for _ in range(16)

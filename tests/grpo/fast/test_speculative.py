@@ -6,23 +6,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_architectures import Architecture, write
 from tiny_models import FAMILIES, VOCABULARY, make_tiny_model, rollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.fast import decoder as fast_decoder
+from grpo.fast import speculative
 from grpo.fast.cuda_decoder import CudaRows, pass_costs
 from grpo.fast.decoder import EagerRows
-from grpo.fast.speculative import (
-    LENGTHS,
-    NO_TOKEN,
-    AcceptanceModel,
-    Costs,
-    DraftPlans,
-    DraftRequest,
-)
+from grpo.fast.speculative import LENGTHS, NO_TOKEN, Costs, DraftPlans, draft_length
 from grpo.model.load import BUILTIN, load_policy
-from grpo.rollout.generate import RolloutRequest, generate
+from grpo.rollout.generate import Drafting, RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, uniform
 from tasks.interleave import Interleave
 from tasks.supply import problem_at
@@ -99,7 +92,7 @@ def test_drafted_is_undrafted_token_for_token(tmp_path, family, temperature, tai
     compared, others, texts = 0, [], [group[0].text for group in plain]
     assert len({answer.tokens for group in plain for answer in group}) > 12
     for length in ("1", "auto"):
-        drafting = AcceptanceModel(length)
+        drafting = Drafting(length)
         guesses = (
             [Interleave().draft(problem) for problem in problems]
             if family == "builtin"
@@ -134,7 +127,7 @@ def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path, monkeypatch)
     policy = load_policy(str(make_tiny_model(tmp_path)), device="cpu")
     policy.stops = tuple(range(0, VOCABULARY, 40))
     _, plain = rollout(policy, samples=1, temperature=0.0)
-    drafting = AcceptanceModel("7")
+    drafting = Drafting("7")
 
     class Known(DraftPlans):  # texts of random models do not survive decoding and encoding
         def _plan(self, rows, tokens, written, k):
@@ -157,9 +150,9 @@ def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path, monkeypatch)
 def test_what_a_pass_costs_is_counted_by_distinct_rows(tiny_policy, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        AcceptanceModel,
-        "length",
-        lambda self, costs, rows, *others: asked.append((rows, others[-1][-1])) or 0,
+        speculative,
+        "draft_length",
+        lambda drafting, costs, rows, *others: asked.append((rows, others[-1][-1])) or 0,
     )
     _, groups = rollout(
         tiny_policy,
@@ -167,13 +160,13 @@ def test_what_a_pass_costs_is_counted_by_distinct_rows(tiny_policy, monkeypatch)
         temperature=0.0,
         budget=70,
         guesses=[str] * 3,
-        drafting=AcceptanceModel("auto"),
+        drafting=Drafting("auto"),
     )
     assert {rows for rows, _ in asked} <= {1, 2, 3} and asked[0][0] == 3
     assert {longest for _, longest in asked} == {63}  # of 70 tokens
     # four completions in one row wrote eight tokens each in a pass over 1 + 7 tokens; without
     # drafts that were eight passes over one
-    drafting = AcceptanceModel("auto")
+    drafting = Drafting("auto")
     drafting.observe(draft_length=7, matched=28, rejected=0, completions=4, tokens=32)
     assert drafting.metrics() == {
         "draft/acceptance": drafting.acceptance,
@@ -194,7 +187,7 @@ def test_a_pass_has_only_as_many_tokens_as_the_decoder_has_room_for(tiny_policy,
         "start",
         lambda self, drafts: widths.append(drafts.shape[1]) or start(self, drafts),
     )
-    rollout(tiny_policy, guesses=[str] * 3, drafting=AcceptanceModel("7"))
+    rollout(tiny_policy, guesses=[str] * 3, drafting=Drafting("7"))
     assert set(widths[1:]) == {3}
 
 
@@ -255,7 +248,7 @@ def test_rows_are_planned_again_while_the_next_pass_runs(monkeypatch):
         rest = words[len(so_far.split()) - ("cat" in so_far) :]
         return " " * bool(so_far) + " ".join(rest)
 
-    drafting = AcceptanceModel("15")
+    drafting = Drafting("15")
     request = RolloutRequest([(1, 2)], [[1, 2, 3, 4]], [1.0], [len(text)], guesses=[guess])
     (answers,) = generate(policy, request, drafting)
     assert [list(answer.tokens) for answer in answers] == [text] * 4
@@ -275,7 +268,7 @@ def test_a_long_guess_is_drafted_in_every_pass(monkeypatch, meanwhile):
         return words[1 + len(written.lstrip()) :] if written.strip() else words
 
     request = RolloutRequest([(1, 2)], [[1]], [1.0], [len(text)], guesses=[guess])
-    generate(policy, request, AcceptanceModel("15"))
+    generate(policy, request, Drafting("15"))
     assert decoder.passes == 1 + math.ceil((len(text) - 1) / 16)
 
 
@@ -298,11 +291,11 @@ def test_what_passes_and_plans_cost_by_the_size_of_the_model(parameters, layers,
 
 
 def test_plans_that_are_made_meanwhile_cost_no_time_unless_they_take_longer_than_the_pass():
-    drafting = AcceptanceModel("auto")
+    drafting = Drafting("auto")
     drafting.matched, drafting.rejected = 985.0, 15.0
 
     def length(plan, meanwhile):
-        return drafting.length(Costs(630, plan, meanwhile), 256)
+        return draft_length(drafting, Costs(630, plan, meanwhile), 256)
 
     assert length(150, True) > length(150, False) == 0
     assert length(0.0, True) <= length(0.0, False)  # the pass without a draft is lost
@@ -310,20 +303,20 @@ def test_plans_that_are_made_meanwhile_cost_no_time_unless_they_take_longer_than
 
 
 def test_lengths_follow_acceptance_and_batch():
-    drafting = AcceptanceModel("auto")
+    drafting = Drafting("auto")
     lengths = {}
     for acceptance in (0.05, 0.5, 0.9, 0.99):
         drafting.matched, drafting.rejected = 1000 * acceptance, 1000 * (1 - acceptance)
-        lengths[acceptance] = [drafting.length(Costs(64, 3), rows) for rows in (1, 16, 256)]
+        lengths[acceptance] = [draft_length(drafting, Costs(64, 3), rows) for rows in (1, 16, 256)]
         assert lengths[acceptance] == sorted(
             lengths[acceptance], reverse=True
         )  # the more rows, the shorter
     assert lengths[0.05] == [0, 0, 0] and lengths[0.9][2] == 0
-    assert drafting.length(Costs(64, 3), 16, 10, 90) < drafting.length(
-        Costs(64, 3), 16
+    assert draft_length(drafting, Costs(64, 3), 16, 10, 90) < draft_length(
+        drafting, Costs(64, 3), 16
     )  # the rows' own record
-    assert drafting.length(Costs(64, 400), 16) < drafting.length(
-        Costs(64, 3), 16
+    assert draft_length(drafting, Costs(64, 400), 16) < draft_length(
+        drafting, Costs(64, 3), 16
     )  # aiming anew is dear
     assert (
         all(a <= b for a, b in zip(lengths[0.5], lengths[0.9])) and lengths[0.99][0] == LENGTHS[-1]
@@ -332,20 +325,20 @@ def test_lengths_follow_acceptance_and_batch():
 
 def test_a_fixed_length_and_off():
     assert (
-        AcceptanceModel("off").length(Costs(64, 3), 1) == 0
-        and AcceptanceModel("5").length(Costs(64, 3), 1000) == 5
+        draft_length(Drafting("off"), Costs(64, 3), 1) == 0
+        and draft_length(Drafting("5"), Costs(64, 3), 1000) == 5
     )
     assert (
-        AcceptanceModel("127").length(Costs(64, 3), 1) == 127
-        and AcceptanceModel("127").length(Costs(64, 3), 1000, lengths=(0, 1, 3, 7)) == 7
+        draft_length(Drafting("127"), Costs(64, 3), 1) == 127
+        and draft_length(Drafting("127"), Costs(64, 3), 1000, lengths=(0, 1, 3, 7)) == 7
     )  # as far as there is room
 
 
 def test_evidence_fades_and_is_kept_in_checkpoints():
-    drafting = AcceptanceModel("auto")
+    drafting = Drafting("auto")
     drafting.observe(draft_length=3, matched=12, rejected=4, completions=2, tokens=8)
     assert drafting.metrics()["draft/tokens_per_forward"] == 4
-    other = AcceptanceModel("auto")
+    other = Drafting("auto")
     other.load_state_dict(drafting.state_dict())
     assert other.acceptance == drafting.acceptance
     before = drafting.matched
@@ -364,25 +357,10 @@ def test_a_guess_of_tokens_that_the_model_lacks_is_rejected(tmp_path):
     policy = load_policy(str(tmp_path), device="cpu")
     _, plain = rollout(policy)
     guesses = [lambda written: text] * 3
-    _, drafted = rollout(policy, guesses=guesses, drafting=AcceptanceModel("7"))
+    _, drafted = rollout(policy, guesses=guesses, drafting=Drafting("7"))
     assert [[c.tokens for c in group] for group in drafted] == [
         [c.tokens for c in group] for group in plain
     ]
-
-
-def test_drafts_may_reach_beyond_the_context_of_a_model_that_runs_each_row(tmp_path):
-    write(
-        Architecture("gptj", "plain", {"n_positions": 64, "max_position_embeddings": 64}), tmp_path
-    )
-    policy = load_policy(str(tmp_path), device="cpu")
-    assert policy.path == "plain" and policy.context == 64
-    prompt = "A: " + "a " * 19
-    budget = 64 - len(policy.encode(prompt))
-    settings = dict(prompts=[prompt], samples=4, budget=budget)
-    _, plain = rollout(policy, **settings)
-    guesses = [lambda text: plain[0][0].text[len(text) :] + "a b c d e f g"]
-    _, drafted = rollout(policy, guesses=guesses, drafting=AcceptanceModel("15"), **settings)
-    assert [c.tokens for c in drafted[0]] == [c.tokens for c in plain[0]]
 
 
 # Plans: which tokens the guesses become
@@ -390,9 +368,8 @@ def test_drafts_may_reach_beyond_the_context_of_a_model_that_runs_each_row(tmp_p
 
 def offer(plans, rows, live, tokens, written, k):
     """The drafts of k tokens, once the plans that they need are made."""
-    request = DraftRequest(rows, written, live, length=k, needed=k)
-    plans.make(request, tokens)
-    return plans.drafts(request)
+    plans.make(rows, written, live, k, tokens)
+    return plans.drafts(rows, written, k)
 
 
 def test_plans_by_hand():
@@ -547,10 +524,9 @@ def test_a_row_whose_plan_is_not_made_yet_has_no_draft():
     rows, nothing = torch.arange(2), torch.zeros(2, 64, dtype=torch.long)
     plans.is_stale[1] = True
 
-    request = DraftRequest(rows, nothing[:, 0], rows >= 0, length=3, needed=3)
-    first, second = plans.drafts(request).tolist()
+    first, second = plans.drafts(rows, nothing[:, 0], 3).tolist()
     assert policy.decode(first).strip() == "the sea and" and second == [NO_TOKEN] * 3
 
-    plans.make(request, nothing)
-    assert policy.decode(plans.drafts(request)[1].tolist()).strip() == "the sea and"
+    plans.make(rows, nothing[:, 0], rows >= 0, 3, nothing)
+    assert policy.decode(plans.drafts(rows, nothing[:, 0], 3)[1].tolist()).strip() == "the sea and"
     assert not plans.is_stale.any()

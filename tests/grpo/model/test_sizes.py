@@ -19,7 +19,6 @@ from transformers import (
 )
 
 from data.errors import UserError
-from grpo.fast.speculative import AcceptanceModel
 from grpo.model.load import BUILTIN, load_policy
 from grpo.model.sizes import (
     CACHE_SHARE,
@@ -30,7 +29,7 @@ from grpo.model.sizes import (
     shape_of,
     update_tokens,
 )
-from grpo.rollout.generate import RolloutRequest, generate
+from grpo.rollout.generate import Drafting, RolloutRequest, generate
 
 LONGROPE = {
     "rope_type": "longrope",
@@ -112,7 +111,7 @@ def test_only_a_sequence_that_outgrows_the_window_is_refused(tmp_path):
 
     plain = sampled(policy, [long], [12])
     right = policy.decode(plain[0].tokens)
-    drafted = sampled(policy, [long], [12], [lambda text: right * 5], AcceptanceModel("7"))
+    drafted = sampled(policy, [long], [12], [lambda text: right * 5], Drafting("7"))
     assert drafted[0].tokens == plain[0].tokens
 
     with pytest.raises(UserError, match="window is 64 tokens, but prompt and completion have 65"):
