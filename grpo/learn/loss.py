@@ -251,39 +251,30 @@ class OwnLoss:
     def __call__(self, inputs: LossInputs, settings: LossSettings) -> PolicyTerm:
         """Return what `policy_loss` returns; no token counts as clipped.
 
-        Raises UserError if the function raises, or if what it returns has the wrong shape or no
-        gradient.
+        The function gets inputs with 0 at padding and advantages (R, T). Raises UserError if it
+        raises, or if what it returns has the wrong shape or no gradient.
         """
         mask_RT = inputs.mask_RT
-        with calling(f"--loss {self.spec}"):
-            loss_RT = self.function(_without_padding(inputs), settings)
+        given = {name: getattr(inputs, name) for name in ("logp_RT", "old_RT", "ref_RT")}
+        given["entropy_RT"] = inputs.entropy_RT
+        given["advantages"] = inputs.advantages
+        if inputs.advantages.dim() == 1:
+            given["advantages"] = inputs.advantages[:, None]
+        padded = {name: zero_padding(x, mask_RT) for name, x in given.items() if x is not None}
 
-        if not isinstance(loss_RT, Tensor) or loss_RT.shape != mask_RT.shape:
-            given = getattr(loss_RT, "shape", type(loss_RT).__name__)
+        with calling(f"--loss {self.spec}"):
+            loss_RT = self.function(replace(inputs, **padded), settings)
+
+        is_tensor = isinstance(loss_RT, Tensor) and loss_RT.shape == mask_RT.shape
+        if not (is_tensor and loss_RT.requires_grad):
+            returned = getattr(loss_RT, "shape", type(loss_RT).__name__)
             raise UserError(
-                f"--loss {self.spec}: returned {given}; it must return a tensor of shape "
-                f"{tuple(mask_RT.shape)}: one number for each token of each completion"
-            )
-        if not loss_RT.requires_grad:
-            raise UserError(
-                f"--loss {self.spec}: its loss must have a gradient, so compute it from "
-                "inputs.logp_RT"
+                f"--loss {self.spec}: returned {returned}; it must return a tensor of shape "
+                f"{tuple(mask_RT.shape)} with a gradient: one number for each token of each "
+                "completion, computed from inputs.logp_RT"
             )
         none_RT = torch.zeros_like(mask_RT)
         return zero_padding(loss_RT, mask_RT), none_RT, none_RT
-
-
-def _without_padding(inputs: LossInputs) -> LossInputs:
-    """Return the inputs with 0 at padding, the advantages as (R, T), and a mask of its own."""
-    mask_RT = inputs.mask_RT
-    advantages_RT = inputs.advantages
-    if advantages_RT.dim() == 1:
-        advantages_RT = advantages_RT[:, None].expand(mask_RT.shape)
-
-    names = ("logp_RT", "old_RT", "ref_RT", "entropy_RT")
-    given = {name: getattr(inputs, name) for name in names} | {"advantages": advantages_RT}
-    padded = {name: zero_padding(x, mask_RT) for name, x in given.items() if x is not None}
-    return replace(inputs, **padded, mask_RT=mask_RT.clone())  # the function may write to it
 
 
 def load_loss(spec: str) -> OwnLoss | None:

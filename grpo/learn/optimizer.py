@@ -108,7 +108,6 @@ class Optimizer:
             for weight in self.weights
         ]
         self.inner = make(self.masters)
-        self.has_exchanged = False  # whether the ranks have begun to exchange this update's results
 
         # The factor on the loss, a power of 2, and the steps since it last changed.
         self.largest_scale = LARGEST if dtype == torch.float16 else 1.0
@@ -128,7 +127,6 @@ class Optimizer:
 
     def clear(self) -> None:
         """Discard all gradients, before the first backward pass of an update."""
-        self.has_exchanged = False
         self.inner.zero_grad(set_to_none=True)
         self.sums.clear()
         for weight in self.weights:
@@ -152,7 +150,6 @@ class Optimizer:
 
         Returns the norm of all gradients before clipping. A `max_norm` of 0 means no clipping.
         """
-        self.has_exchanged = self.ranks.size > 1
         for number, (weight, master) in enumerate(zip(self.weights, self.masters)):
             total = self.sums.pop(number, weight.grad)
             if total is None and self.ranks.size > 1:
@@ -183,20 +180,8 @@ class Optimizer:
         return True
 
     def step(self) -> None:
-        """Take a step on the masters, and round them to the weights.
-
-        If memory runs out in the first step, AdamW has not changed a weight: it makes the moments
-        of all of them first. The moments made so far are discarded, so that the step can be tried
-        again.
-        """
-        known = set(self.inner.state)
-        try:
-            self.inner.step()
-        except torch.OutOfMemoryError:
-            for master in set(self.inner.state) - known:
-                del self.inner.state[master]
-            raise
-
+        """Take a step on the masters, and round them to the weights."""
+        self.inner.step()
         self.steps_at_scale += 1
         if self.loss_scale < self.largest_scale and self.steps_at_scale >= STEPS_TO_DOUBLE:
             self.loss_scale *= 2

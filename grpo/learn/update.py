@@ -74,7 +74,6 @@ class UpdateMemory:
             self.micro_tokens = max(longest, self.micro_tokens // 2)
         elif not self.frees_decoder:
             self.frees_decoder = True
-            self.policy.free_decoder()
             self.policy.enable_gradient_checkpointing()
             self.micro_tokens = max(longest, self.chosen or self.policy.tokens_at_once)
             change = "gradient checkpointing, the sampler's memory freed before each update, and "
@@ -107,7 +106,7 @@ def update(
 
     The metrics are described in docs/run-files.md. Micro-batches save memory and do not change the
     gradient. Each of several ranks takes some of the completions; gradients and metrics are those
-    of all. An update that runs out of memory is repeated with less (`UpdateMemory`).
+    of all. Backward passes that run out of memory are repeated with less (`UpdateMemory`).
 
     The ratio of the loss is taken to the policy that sampled. For demonstrations, which nobody
     sampled, it is taken to the trainer's own log-probabilities in the first pass over this rollout;
@@ -117,31 +116,45 @@ def update(
 
     Raises FloatingPointError if the loss or the gradient is not finite, before the weights change;
     and if a weight or a moment is not finite after the step, before anything is saved. Raises
-    UserError if a loss of the user's own fails, if a single completion does not fit, and if memory
-    runs out on one of several ranks when they have begun to exchange their gradients: the others
-    would not repeat the update.
+    UserError if a loss of the user's own fails, or a single completion does not fit.
     """
+    ranks = optimizer.ranks
     first_pass = {} if first_pass is None else first_pass
     while True:
         if memory.frees_decoder:
             policy.free_decoder()
+        optimizer.clear()
+        batches = micro_batches(
+            groups,
+            settings.own_loss.weights if settings.own_loss else settings.kind,
+            max_length=settings.max_length,
+            micro_tokens=memory.micro_tokens,
+            masks_truncated=settings.masks_truncated,
+            device=policy.device,
+            rank=ranks.rank,
+            ranks=ranks.size,
+        )
 
-        sums: dict[str, float] | None = None
+        # The sums stay on the device, so that the host can queue every micro-batch before it waits
+        # for the first.
+        passes = None
         with suppress(torch.OutOfMemoryError):
-            sums, grad_norm = _gradient(policy, optimizer, groups, settings, memory, first_pass)
+            passes = [_backward(policy, optimizer, each, settings, first_pass) for each in batches]
 
-        # Not while the error is handled: it keeps the tensors of the failed update.
-        if sums is None:
-            if optimizer.has_exchanged:
-                raise UserError(
-                    "out of memory while the ranks exchanged their gradients; continue with "
-                    "--resume and a lower level"
-                )
+        if passes is None:
+            # Not while the error is handled: it keeps the tensors of the failed pass.
             optimizer.clear()
             torch.cuda.empty_cache()
             memory.save_more(groups)
-        elif not optimizer.must_repeat(grad_norm):
+            continue
+
+        grad_norm = optimizer.collect(settings.max_grad_norm)
+        if not optimizer.must_repeat(grad_norm):
             break
+
+    # Here the host waits for the device.
+    local = _total([{name: value.item() for name, value in each.items()} for each in passes])
+    sums = _total(ranks.gather([local]))
 
     is_float16 = policy.dtype == torch.float16
     hint = "; numbers may be too large for float16: give --dtype bfloat16" if is_float16 else ""
@@ -149,40 +162,10 @@ def update(
         if not math.isfinite(value):
             raise FloatingPointError(f"the {name} is {value}{hint}")
 
-    _take_step(policy, optimizer)
-    metrics = _metrics(sums, grad_norm)
-    return metrics | ({"loss_scale": optimizer.loss_scale} if is_float16 else {})
-
-
-def _gradient(
-    policy: Policy,
-    optimizer: Optimizer,
-    groups: Sequence[Group],
-    settings: UpdateSettings,
-    memory: UpdateMemory,
-    first_pass: FirstPass,
-) -> tuple[dict[str, float], float]:
-    """Give the optimizer the gradient of all micro-batches; return their sums, and its norm."""
-    ranks = optimizer.ranks
-    optimizer.clear()
-    batches = micro_batches(
-        groups,
-        settings.own_loss.weights if settings.own_loss else settings.kind,
-        max_length=settings.max_length,
-        micro_tokens=memory.micro_tokens,
-        masks_truncated=settings.masks_truncated,
-        device=policy.device,
-        rank=ranks.rank,
-        ranks=ranks.size,
-    )
-    # The sums stay on the device, so that the host can queue every micro-batch before it waits for
-    # the first.
-    passes = [_backward(policy, optimizer, batch, settings, first_pass) for batch in batches]
-    grad_norm = optimizer.collect(settings.max_grad_norm)
-
-    # Here the host waits for the device.
-    local = _total([{name: value.item() for name, value in each.items()} for each in passes])
-    return _total(ranks.gather([local])), grad_norm
+    optimizer.step()
+    named = partial(named_tensors, policy, optimizer)
+    check_step(optimizer.tensors().values(), named, ranks)
+    return _metrics(sums, grad_norm, optimizer.loss_scale if is_float16 else None)
 
 
 def _backward(
@@ -300,8 +283,15 @@ def _total(every: Sequence[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def _metrics(sums: dict[str, float], grad_norm: float) -> dict[str, float]:
+def _metrics(
+    sums: dict[str, float], grad_norm: float, loss_scale: float | None
+) -> dict[str, float]:
     """Return the figures of a step by the names of the metrics."""
+    metrics = {
+        "loss": sums["loss"],
+        "grad_norm": grad_norm,
+        "sampling/sampling_logp_difference/max": sums["difference"],
+    }
     means = {
         "entropy": "entropy",
         "clipped_low": "clip_ratio/low_mean",
@@ -309,33 +299,11 @@ def _metrics(sums: dict[str, float], grad_norm: float) -> dict[str, float]:
         "parity_kl": "parity/kl",
         "kl": "kl",
     }
-    # Under ``truncated: mask`` all tokens of a step may be shown instead of sampled.
-    tokens = sums["tokens"]
-    return {
-        "loss": sums["loss"],
-        "grad_norm": grad_norm,
-        "sampling/sampling_logp_difference/max": sums["difference"],
-        **{means[name]: sums[name] / tokens for name in means if tokens and name in sums},
-    }
-
-
-def _take_step(policy: Policy, optimizer: Optimizer) -> None:
-    """Take the optimizer's step.
-
-    If memory is short it frees the decoder's. Raises FloatingPointError if a weight or a moment is
-    not finite afterwards.
-    """
-    is_taken = False
-    with suppress(torch.OutOfMemoryError):
-        optimizer.step()
-        is_taken = True
-    if not is_taken:
-        policy.free_decoder()
-        torch.cuda.empty_cache()
-        optimizer.step()
-
-    named = partial(named_tensors, policy, optimizer)
-    check_step(optimizer.tensors().values(), named, optimizer.ranks)
+    for name, metric in means.items():
+        # Under ``truncated: mask`` all tokens of a step may be shown instead of sampled.
+        if name in sums and sums["tokens"]:
+            metrics[metric] = sums[name] / sums["tokens"]
+    return metrics if loss_scale is None else metrics | {"loss_scale": loss_scale}
 
 
 def named_tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
