@@ -62,7 +62,7 @@ CLIP = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 0.28)}
 
 ALL_LEVELS = ",".join(map(str, LADDER))
 SCALES = ("group", "batch", "none")
-TRACKERS = ("tensorboard", "wandb", "trackio")
+TRACKERS = ("tensorboard", "wandb")
 SOURCES = ("base", "start", "dataset", "corpus", "config", "task", "loss")  # what a run depends on
 MAX_SHOTS = 64  # examples before a question; more would fill any context, and each is searched for
 MAX_NUMBER = 10**9  # the upper limit of all counts and weights
@@ -479,7 +479,7 @@ def _limit_checks(value: Any, limits: Mapping[str, Any]) -> Iterator[tuple[bool,
 
 
 def names_in(text: str | None) -> list[str]:
-    """Return the names of a list such as "wandb,trackio"; [] for None."""
+    """Return the names of a list such as "wandb,tensorboard"; [] for None."""
     return [part.strip() for part in text.split(",")] if text else []
 
 
@@ -502,11 +502,8 @@ def program_of(spec: str) -> list[Path]:
 
 
 def is_folder_name(name: str) -> bool:
-    """Return whether a folder may have this name.
-
-    A name that is not UTF-8 holds halves of surrogate pairs: `open_run` refuses it, and says why.
-    """
-    is_plain = all(c.isprintable() or "\ud800" <= c <= "\udfff" for c in name)
+    """Return whether a folder may have this name. One that is not UTF-8 is not printable."""
+    is_plain = all(c.isprintable() for c in name)
     is_short = len(name.encode(errors="replace")) <= MAX_NAME
     return is_plain and is_short and not {*name} & {*"/\\"} and name.strip(".") != ""
 

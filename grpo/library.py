@@ -62,7 +62,7 @@ def train(
     given, values = arguments("train()", data, reward, callbacks, options)
     config = Config(**given)
     with only_rank0_prints():
-        result = start_run(config, given, join_ranks(config.device), [], **values)
+        result = start_run(config, given, join_ranks(config.device), **values)
     if result.policy is None or result.status > 128:
         raise KeyboardInterrupt
     return TrainedRun(result.folder, result.policy, result.status)

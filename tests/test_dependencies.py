@@ -18,15 +18,13 @@ PINS = {
 
 
 def asked_for() -> list[Requirement]:
-    """Return what setup.cfg asks for, with every extra but trackio, which wants other versions
-    than the rest do.
-    """
+    """Return what setup.cfg asks for, with every extra."""
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     extras = setup["options.extras_require"]
     lists = [
         setup["options"]["install_requires"],
-        *(extras[name] for name in extras if name != "trackio"),
+        *extras.values(),
     ]
     return [Requirement(line) for lines in lists for line in lines.split("\n") if line.strip()]
 

@@ -65,16 +65,6 @@ def test_a_run_without_a_checkpoint_is_no_circle(run, tiny_model, capsys):
     assert train.main([str(flag) for flag in flags]) in (0, 3)
 
 
-def test_checkpoints_of_a_newer_version_are_not_to_be_removed(run, tiny_model, capsys):
-    for manifest in run.glob("checkpoints/*/manifest.json"):
-        manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 2'))
-    lines = [refused(capsys, train.main, "--resume", run, *BY_PLACE)]
-    flags = ["--model", tiny_model, *SMALL, *BY_PLACE, "--name", "whole"]
-    lines.append(refused(capsys, train.main, *flags))
-    for line in lines:
-        assert "not a checkpoint that this version reads" in line and "rm -r" not in line
-
-
 def test_a_resumed_run_keeps_when_and_from_what_it_was_started(run):
     path = run / "config.yaml"
     values = yaml.safe_load(path.read_text())
@@ -101,7 +91,7 @@ def test_a_resumed_run_names_other_versions_once(run, capsys):
     assert (run / "warnings.log").read_text().count(named) == 1
 
 
-def test_a_resumed_run_keeps_its_number_of_threads(run, capsys):
+def test_a_resumed_run_keeps_its_number_of_threads(run):
     """It decides in which order sums are added."""
     path = run / "config.yaml"
     threads = torch.get_num_threads()
@@ -114,11 +104,6 @@ def test_a_resumed_run_keeps_its_number_of_threads(run, capsys):
         torch.set_num_threads(threads)
     facts = yaml.safe_load(path.read_text())["facts"]
     assert "threads" not in facts["resumed"][-1]
-
-    path.write_text(path.read_text().replace(f"threads: {threads}\n", "threads: 100000\n"))
-    assert train.main(["--resume", str(run), "--steps", "4", *BY_PLACE]) in (0, 3)
-    assert "used 100000 threads, too many here" in capsys.readouterr().out
-    assert torch.get_num_threads() == threads
 
 
 @pytest.mark.slow

@@ -7,17 +7,11 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO
 
 from data.errors import UserError
 from data.files import kind_of, open_own
 from data.text import quoted
 from grpo.config import Config
-
-try:
-    import fcntl
-except ImportError:  # on Windows there is no lock
-    fcntl = None  # type: ignore[assignment]  # the standard way to mark a missing module
 
 # Where runs are written.
 HOME = Path("runs")
@@ -62,25 +56,18 @@ def checkpoint_folders(run: Path) -> list[Path]:
     return sorted((path for path in folders if CHECKPOINT.fullmatch(path.name)), key=step_of)
 
 
-def is_empty(folder: Path) -> bool:
-    """Return whether a run has no result yet."""
-    return {path.name for path in folder.iterdir()} <= BEGINNING
-
-
-def remove_if_empty(folder: Path) -> None:
-    """Remove the folder of a run that has ended before it had a result."""
-    with suppress(OSError):
-        if is_empty(folder):
-            shutil.rmtree(folder)
-
-
 def resume_hint(folder: Path) -> str:
     """Return how to continue a run that ends here: from its last checkpoint, if there is one."""
     if checkpoint_folders(folder):
         return f"continue with --resume {quoted(folder)}"
-    if not folder.exists() or is_empty(folder):
+    if not folder.exists() or _is_empty(folder):
         return "start it again"
     return f"start it again after rm -r {quoted(folder)}, because it has no checkpoint yet"
+
+
+def _is_empty(folder: Path) -> bool:
+    """Return whether a run has no result yet."""
+    return {path.name for path in folder.iterdir()} <= BEGINNING
 
 
 def check_output(path: str, flag: str) -> None:
@@ -107,31 +94,30 @@ def check_output(path: str, flag: str) -> None:
         raise UserError(f"{flag} {path}: cannot be written, because of {folder}")
 
 
-# --- locks ------------------------------------------------------------------------------------
+@contextmanager
+def new_run(folder: Path) -> Iterator[None]:
+    """Make the folder of a run, and remove it at the end of the block if it has no result.
 
-
-def owner_of(folder: Path) -> str:
-    """Return the process that is training the run in `folder`, e.g. "process 123 on host", or "".
-
-    A file system without locks does not tell.
+    Raises UserError if it exists.
     """
-    path = folder / ".lock"
-    if not fcntl or not path.is_file():
-        return ""
-    with open(path, encoding="utf-8") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _owner(file)
-        except OSError:
-            return ""
-    return ""
-
-
-def _owner(file: IO[str]) -> str:
-    """Return the process that has locked the file: "process 123 on host"."""
-    file.seek(0)
-    return f"process {file.read().strip() or '?'}"
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError as error:
+        way = f"--resume {quoted(folder)}"
+        if not checkpoint_folders(folder):
+            way = f"remove it (rm -r {quoted(folder)})"
+            with locked(folder):  # unless it is being trained
+                pass
+        raise UserError(
+            f"--name {folder.name}: {folder} exists; give another name, or {way}"
+        ) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if _is_empty(folder):
+                shutil.rmtree(folder)
+                folder.parent.rmdir()  # unless other runs are there
 
 
 @contextmanager
@@ -141,25 +127,27 @@ def locked(folder: Path) -> Iterator[str]:
     Some network file systems have no locks (Lustre without the option `flock`). There the block
     runs without one, and the warning says so. Raises UserError if another process has locked it.
     """
+    import fcntl  # not on Windows, which `exit_status` refuses
+
     path = folder / ".lock"
     warning = ""
     with open_own(path, "a+") as file:
-        if fcntl:
-            # A forked process, such as a reward's, inherits the open file, and with it the lock,
-            # which it would still hold when this process has been killed.
-            os.register_at_fork(after_in_child=file.close)
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise UserError(
-                    f"{folder}: {_owner(file)} is training this run; wait for its end, or start "
-                    "another run with --name"
-                ) from error
-            except OSError as error:
-                warning = (
-                    f"{folder}: its file system has no locks ({error.strerror}): make sure that no "
-                    "other process continues this run meanwhile"
-                )
+        # A forked process, such as a reward's, inherits the open file, and with it the lock, which
+        # it would still hold when this process has been killed.
+        os.register_at_fork(after_in_child=file.close)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            raise UserError(
+                f"{folder}: process {file.read().strip() or '?'} is training this run; wait for "
+                "its end, or start another run with --name"
+            ) from error
+        except OSError as error:
+            warning = (
+                f"{folder}: its file system has no locks ({error.strerror}): make sure that no "
+                "other process continues this run meanwhile"
+            )
         try:
             file.truncate(0)
             # Past the buffer, which would fail again when the file is closed.

@@ -26,22 +26,17 @@ from typing import Any, TypedDict
 import msgspec
 
 from data.errors import UserError, blaming, needs
-from data.files import (
-    check_links,
-    kind_of,
-    open_own,
-    read_bytes,
-    read_yaml,
-    write_whole,
-    wrong_lines,
-)
+from data.files import check_links, kind_of, open_own, read_bytes, read_yaml, write_whole
 from data.text import escape_control, shortened
-from grpo.config import Config
+from grpo.config import KINDS as SETTING_KINDS
+from grpo.config import Config, checked
 from grpo.records import Decision, Group, GroupClass, StepReport
 from grpo.run.files import resume_hint
 from grpo.run.rollouts import KINDS, file_of, groups_of, remove_after, steps_of, write_rollouts
 from grpo.run.trackers import Trackers
 from grpo.show.group import best_and_worst, completion_record, summaries
+
+LOGS = ("metrics.jsonl", "eval.jsonl", "seen.jsonl", "curriculum.jsonl", "groups.jsonl")
 
 SAMPLES_EVERY = 10  # steps between entries of samples.log
 
@@ -93,28 +88,12 @@ REQUIRED = {
 
 
 class Facts(TypedDict, total=False):
-    """The "facts" in config.yaml."""
+    """The "facts" in config.yaml that are read again."""
 
     started: str
-    ranks: int
     threads: int
-    start: str | None
     fingerprints: dict[str, str]
-    training_levels: list[int]
     resumed: list[dict[str, Any]]
-
-
-class ConfigFile(TypedDict, total=False):
-    """The keys of config.yaml that are read without `grpo.config.load_config`."""
-
-    task: str
-    model: str
-    level: int | None
-    seed: int
-    reward: str | None
-    temperature: Number
-    control: str
-    facts: Facts
 
 
 def check(where: str, value: Any, kind: Any) -> None:
@@ -152,13 +131,6 @@ class MetricsLog:
         texts = [json.dumps(_finite(line), ensure_ascii=False, allow_nan=False) for line in lines]
         append(self.path, "".join(f"{text}\n" for text in texts))
 
-    def truncate_after(self, step: int) -> None:
-        """Drop the lines of later steps, which are made again, and an incomplete last line."""
-        if self.path.exists():
-            kept = [line for line in read_metrics(self.path) if line["step"] <= step]
-            texts = [json.dumps(line, ensure_ascii=False) for line in kept]
-            write_whole(self.path, "".join(f"{text}\n" for text in texts).encode())
-
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a log, without an incomplete last one.
@@ -183,38 +155,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-class SamplesLog:
-    """samples.log: the best and the worst completion of every `every`-th step."""
-
-    HEAD = re.compile(rb"^=== step (\d+) ")
-
-    def __init__(self, folder: Path, every: int = SAMPLES_EVERY):
-        self.path = Path(folder) / "samples.log"
-        self.every = every
-
-    def append(self, step: int, groups: Sequence[Group]) -> None:
-        """Write the best and the worst completion of every `every`-th step and of the first."""
-        if step % self.every and step != 1:
-            return
-
-        date = datetime.now(UTC).isoformat(timespec="seconds")
-        append(self.path, f"=== step {step} {date}\n{best_and_worst(groups)}")
-
-    def truncate_after(self, step: int) -> None:
-        """Drop the entries of later steps, and an incomplete last line."""
-        if not self.path.exists():
-            return
-
-        kept = []
-        is_kept = True
-        for line in _whole_lines(self.path):
-            if head := self.HEAD.match(line):
-                is_kept = int(head[1]) <= step
-            if is_kept:
-                kept.append(line + b"\n")
-        write_whole(self.path, b"".join(kept))
-
-
 def append(path: Path, text: str) -> None:
     """Append `text` to a file. It is on the disk when this function returns.
 
@@ -232,12 +172,40 @@ def append(path: Path, text: str) -> None:
         ) from error
 
 
+def rewind(run: Path, step: int) -> None:
+    """Remove what the run's logs and rollouts hold of steps after `step`, which are made again, and
+    lines and files that a killed process has not completed.
+    """
+    for path in (run / name for name in LOGS):
+        if path.exists():
+            kept = [line["step"] <= step for line in read_metrics(path)]
+            write_whole(path, _joined(_whole_lines(path), kept))
+
+    path = run / "samples.log"
+    if path.exists():
+        lines, last, kept = _whole_lines(path), 0, []
+        for line in lines:
+            if head := re.match(rb"=== step (\d+) ", line):
+                last = int(head[1])
+            kept.append(last <= step)
+        write_whole(path, _joined(lines, kept))
+
+    remove_after(run, step)
+    for path in (*run.glob(".*.partial"), *run.glob("rollouts/.*.partial")):
+        if not path.name.startswith(".report."):  # which another process may write now
+            path.unlink()
+
+
 def _whole_lines(path: Path) -> list[bytes]:
     """Return the lines of a log as bytes, without an incomplete last one.
 
     The file is not decoded, because the last line may end in the middle of a character.
     """
     return read_bytes(path).split(b"\n")[:-1]
+
+
+def _joined(lines: Sequence[bytes], kept: Sequence[bool]) -> bytes:
+    return b"".join(line + b"\n" for line, is_kept in zip(lines, kept, strict=True) if is_kept)
 
 
 def _finite(value: Any) -> Any:
@@ -261,51 +229,50 @@ class RunFiles:
     def __init__(self, folder: Path, config: Config, done: int, warn: Callable[[str], None]):
         self.folder = folder
         self.mark = config.mark
-        self.warn = warn
-        self.metrics = MetricsLog(folder)
-        self.evals = MetricsLog(folder, "eval.jsonl")
-        self.seen = MetricsLog(folder, "seen.jsonl")
-        self.decisions = MetricsLog(folder, "curriculum.jsonl")
-        self.groups = MetricsLog(folder, "groups.jsonl")
-        self.samples = SamplesLog(folder)
         self.trackers = Trackers(config.track, folder, dataclasses.asdict(config), done, warn)
+
+    def _append(self, log: str, *lines: dict[str, Any]) -> None:
+        MetricsLog(self.folder, f"{log}.jsonl").append(*lines)
 
     def write_inherited_keys(self, keys: Sequence[str]) -> None:
         """Write the keys of problems that an earlier run was trained on, under step 0."""
-        self.seen.append({"step": 0, "keys": list(keys)})
+        self._append("seen", {"step": 0, "keys": list(keys)})
 
     def write_step(self, report: StepReport) -> None:
         """Write a step: rollouts, metrics, problem keys, groups, decisions and samples."""
-        self.write_rollouts("step", report.step, report.groups)
-        self.metrics.append(report.metrics)
-        is_sampled = report.step == 1 or report.step % SAMPLES_EVERY == 0
-        self.trackers.step(report, with_samples=is_sampled)
-        keys = dict.fromkeys(group.problem.key for group in report.groups)
-        self.seen.append({"step": report.step, "keys": list(keys)})
-        self.groups.append({"step": report.step, "groups": summaries(report.groups)})
+        step, groups = report.step, report.groups
+        self.write_rollouts("step", step, groups)
+        self._append("metrics", report.metrics)
+        self.trackers.send(report.metrics)
+        keys = dict.fromkeys(group.problem.key for group in groups)
+        self._append("seen", {"step": step, "keys": list(keys)})
+        self._append("groups", {"step": step, "groups": summaries(groups)})
         self.write_decisions(report.decisions)
-        self.samples.append(report.step, report.groups)
+        if step == 1 or step % SAMPLES_EVERY == 0:
+            date = datetime.now(UTC).isoformat(timespec="seconds")
+            text = f"=== step {step} {date}\n{best_and_worst(groups)}"
+            append(self.folder / "samples.log", text)
 
     def write_imitation(self, groups: list[Group]) -> None:
         """Write the right answers that were imitated before the first step, and their keys."""
         self.write_rollouts("imitation", 0, groups)
         keys = [group.problem.key for group in groups]
-        self.seen.append({"step": 0, "imitated": True, "keys": keys})
+        self._append("seen", {"step": 0, "imitated": True, "keys": keys})
 
     def write_decisions(self, decisions: Sequence[Decision]) -> None:
         """Write decisions to curriculum.jsonl."""
         for decision in decisions:
-            self.decisions.append({**decision.to_json(), **self.mark})
+            self._append("curriculum", {**decision.to_json(), **self.mark})
 
     def write_evaluations(self, lines: Sequence[dict[str, Any]]) -> None:
         """Write lines to eval.jsonl, all of them at once."""
-        self.evals.append(*lines)
+        self._append("eval", *lines)
         for line in lines:
-            self.trackers.evaluated(line)
+            self.trackers.send(line)
 
     def write_verdict(self, verdict: dict[str, Any]) -> None:
         """Append the verdict to eval.jsonl."""
-        self.evals.append({**verdict, **self.mark})
+        self._append("eval", {**verdict, **self.mark})
 
     def write_rollouts(self, kind: str, step: int, groups: list[Group]) -> None:
         """Write groups of a kind (`KINDS`) with all their texts to rollouts/."""
@@ -313,20 +280,6 @@ class RunFiles:
             write_rollouts(file_of(self.folder, kind, step), groups, step=step)
         except UserError as error:
             raise UserError(f"{error}; {resume_hint(self.folder)}") from error
-
-    def rewind(self, done: int) -> None:
-        """Remove everything about steps after `done`, because they are made again."""
-        for log in (self.metrics, self.evals, self.seen, self.decisions, self.groups, self.samples):
-            log.truncate_after(done)
-        remove_after(self.folder, done)
-        self.warn_of_damage(done)
-
-    def warn_of_damage(self, done: int) -> None:
-        """Warn of each log that lacks a line on one of `done` steps, or has it twice."""
-        for log in (self.metrics, self.seen, self.groups):
-            found = [f"step {line['step']}" for line in read_metrics(log.path) if line["step"]]
-            for damage in wrong_lines(found, [f"step {step}" for step in range(1, done + 1)]):
-                self.warn(f"{log.path}: is damaged: it {damage}; figures from it are wrong")
 
     def write_prompt(self, lines: Sequence[str]) -> None:
         """Write the first prompt, as it is sent to the model, to prompt.txt unless that exists."""
@@ -497,8 +450,9 @@ def read_config(run: Path) -> dict[str, Any]:
     """
     path = run / "config.yaml"
     values = read_yaml(path)
-    check(str(path), values, ConfigFile)
-    return values
+    facts = values.pop("facts", {})
+    check(f"{path}, facts", facts, Facts)
+    return checked(values, str(path), known=SETTING_KINDS) | {"facts": facts}
 
 
 def tokenizer_of(run: Path) -> Any | None:

@@ -19,19 +19,21 @@ import os
 import platform
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import peft
 import torch
 import transformers
 from huggingface_hub import snapshot_download
 
-from data.errors import UserError
+from data.errors import UserError, blaming
 from data.files import kind_of, read_json
-from data.text import is_encodable, quoted, shortened
+from data.text import quoted, shortened
 from grpo.config import (
     FROM_PYTHON,
     ON_RESUME,
@@ -50,11 +52,10 @@ from grpo.model import load
 from grpo.model.adapter import layers_of
 from grpo.model.gguf import is_gguf
 from grpo.model.policy import Policy
-from grpo.run.checkpoint import checkpoints, find_resume, seen_keys
-from grpo.run.files import checkpoint_folders, new_folder, owner_of, step_of
-from grpo.run.logs import read_config
-from tasks.base import Task, python_functions_of, sources_of, summary_of
-from tasks.registry import REWARD_FILE, function_digest, is_same_program, programs_of
+from grpo.run.checkpoint import find_resume, run_of, seen_keys
+from grpo.run.files import checkpoint_folders, locked, new_folder, new_run, step_of
+from tasks.base import Task, python_functions_of, sources_of
+from tasks.registry import function_digest, programs_of
 
 # Task options that decide no result, and so may change when a run goes on.
 FREE_OPTIONS = ("reward-timeout",)
@@ -68,29 +69,12 @@ PAGE = 1 << 16
 PAGES = 1024
 WEIGHTS = (".safetensors", ".gguf")
 
-# A message names this many differences of a kind, and counts the others.
-SHOWN = 3
-
-# The files of a model that transformers reads. Others, such as a README or a license, may change.
-BASE_FILES = (
-    "config.json",
-    "adapter_config.json",
-    "generation_config.json",
-    "*.safetensors",
-    "*.safetensors.index.json",
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "chat_template*",
-)
+# The files of a model that transformers reads. Others, such as a README, may change.
+MODEL_FILES = (*WEIGHTS, ".json", ".model", ".jinja", ".txt")
 
 LIBRARIES = ("torch", "transformers", "peft")
 
-# The most threads for each core that a resumed run uses.
-MAX_THREADS = 8
+MOST_THREADS = 1024  # that a run may ask for
 
 
 # --- a new run or a resumed one ---------------------------------------------------------------
@@ -98,156 +82,100 @@ MAX_THREADS = 8
 
 @dataclass(frozen=True)
 class OpenedRun:
-    """Where a run is written, and what it continues.
-
-    - `checkpoint`: where a resumed run continues; None for a new run;
-    - `warnings`: what the user should know about the checkpoint;
-    - `checkpoints`: all its checkpoints when it was opened;
-    - `found`: the settings in config.yaml of a resumed run.
+    """Where a run is written, the checkpoint where a resumed run continues, and what the user
+    should know about it.
     """
 
     folder: Path
     checkpoint: Path | None = None
     warnings: Sequence[str] = ()
-    checkpoints: Sequence[Path] = ()
-    found: Mapping[str, Any] = field(default_factory=dict)
 
 
 def open_run(
-    config: Config, given: dict[str, Any], *, home: Path, ranks: Ranks = SINGLE
+    config: Config, given: dict[str, Any], *, home: Path, locks: ExitStack, ranks: Ranks = SINGLE
 ) -> tuple[OpenedRun, Config]:
     """Return the run and its configuration: a new one below `home`, or the one of --resume.
 
-    `given` are the settings on the command line. Raises UserError if the new run's folder exists,
-    or if a flag differs from a setting that a resumed run cannot change.
+    `given` are the settings on the command line. The run is locked until `locks` is closed. Raises
+    UserError if a flag differs from a setting that a resumed run cannot change.
     """
     if config.resume is not None:
-        return _open_resumed(config, given, home)
+        return _open_resumed(config, given, home, locks, ranks)
 
     config, warnings = start_from(config, given)
-    named = home / config.name if config.name else None
-    folder = ranks.on_rank0(lambda: named or new_folder(home, config))
-    require_unicode(folder)
-    if ranks.on_rank0(folder.exists):
-        raise UserError(f"--name {config.name}: {folder} exists; {_other_ways(folder)}")
-    return OpenedRun(folder, warnings=warnings), config
+
+    def begin() -> tuple[Path, str]:
+        folder = home / config.name if config.name else new_folder(home, config)
+        locks.enter_context(new_run(folder))
+        return folder, locks.enter_context(locked(folder))
+
+    folder, warning = ranks.on_rank0(begin)
+    return OpenedRun(folder, warnings=[*filter(None, [warning]), *warnings]), config
 
 
-def require_unicode(folder: Path) -> None:
-    """Raise UserError unless the whole path of `folder` is UTF-8.
+def _open_resumed(
+    config: Config, given: dict[str, Any], home: Path, locks: ExitStack, ranks: Ranks
+) -> tuple[OpenedRun, Config]:
+    """Return the run that --resume names, with the settings that it may change."""
+    assert config.resume is not None
+    path = _resumed_path(config.resume, home)
+    folder = run_of(path)
+    # Before the latest checkpoint is looked for: another process may be about to write one.
+    warning = ranks.on_rank0(lambda: locks.enter_context(locked(folder)))
+    checkpoint, warnings = find_resume(path)
 
-    The libraries that write models cannot write to any other, and would say so after the first
-    steps.
-    """
-    if not is_encodable(str(folder.absolute())):
+    saved = dataclasses.asdict(config_of(checkpoint))
+    require_trusted(saved, programs_in(given), folder)
+    options, given_options = saved["task_options"], given.get("task_options", {})
+    changes = {
+        **{
+            spelled(name): (value, saved[name])
+            for name, value in given.items()
+            if name not in (*ON_RESUME, "resume", "task_options")
+        },
+        **{
+            f"--{name}": (value, options.get(name, "none"))
+            for name, value in given_options.items()
+            if name not in FREE_OPTIONS
+        },
+    }
+    for flag, (value, before) in changes.items():
+        if value != before:
+            raise UserError(
+                f"{flag} {shortened(str(value))}: the run in {folder} has "
+                f"{shortened(str(before)) or 'none'}; with --resume only "
+                f"{', '.join([*ON_RESUME, *FREE_OPTIONS])} can be changed"
+            )
+
+    done = step_of(checkpoint)
+    if given.get("steps", done) < done:
         raise UserError(
-            f"{folder.absolute()}: the path is not UTF-8, so models cannot be written there; start "
-            "in another folder, or give another name"
+            f"--steps {given['steps']}: the run in {folder} has made {done} steps; give more, or "
+            "leave the flag out"
         )
 
-
-def _other_ways(folder: Path) -> str:
-    """Return what to do about a folder that already exists."""
-    valid, damaged = checkpoints(folder)
-    if valid:
-        return f"give another name, or --resume {quoted(folder)}"
-    if owner := owner_of(folder):
-        return f"{owner} is training it: give another name"
-    if damaged:
-        return f"its checkpoints are not valid ({damaged[-1]}): give another name"
-    return f"it has no checkpoint: give another name, or remove it (rm -r {quoted(folder)})"
+    changed = {name: value for name, value in given.items() if name in ON_RESUME}
+    merged = Config(**{**saved, **changed, "task_options": options | given_options})
+    return OpenedRun(folder, checkpoint, [*filter(None, [warning]), *warnings]), merged
 
 
-def require_unchanged(opened: OpenedRun) -> None:
-    """Raise UserError if a resumed run, which is locked now, was continued since it was opened.
-
-    To continue it from the older checkpoint would remove the other process's steps.
-    """
-    if checkpoint_folders(opened.folder) != opened.checkpoints:
-        raise UserError(
-            f"{opened.folder}: another process has continued this run meanwhile; give --resume "
-            "again"
-        )
-
-
-def latest_run(home: Path) -> Path:
-    """Return the run below `home` that has a checkpoint and was started, or resumed, last.
-
-    Raises UserError if there is none.
-    """
-    runs = [path.parent for path in home.glob("*/config.yaml") if checkpoint_folders(path.parent)]
-    if not runs:
+def _resumed_path(resume: str, home: Path) -> Path:
+    """Return the path `resume`, or the run below `home` that was written last ("latest")."""
+    if resume != "latest":
+        return Path(resume)
+    configs = [path for path in home.glob("*/config.yaml") if checkpoint_folders(path.parent)]
+    if not configs:
         raise UserError(
             f"--resume: no run in {home}{os.sep} has a checkpoint to continue from; start one "
             "without --resume"
         )
-    return max(runs, key=_last_start)
-
-
-def _last_start(run: Path) -> str:
-    """Return when a run was started or resumed last, as its config.yaml says; "" if it does not."""
-    facts: Mapping[str, Any] = read_config(run).get("facts", {})
-    return max(str(one.get("started", "")) for one in (facts, *facts.get("resumed", ())))
-
-
-def _find_checkpoint(resume: str, home: Path) -> tuple[Path, list[str]]:
-    """Return what `find_resume` does for a path, or for the latest run below `home` ("latest")."""
-    return find_resume(latest_run(home) if resume == "latest" else Path(resume))
+    # config.yaml is written when a run is started or resumed.
+    return max(configs, key=lambda path: path.stat().st_mtime_ns).parent
 
 
 def saved_options(resume: str, home: Path) -> dict[str, str]:
     """Return the task's options in the run that `resume` names."""
-    checkpoint, _ = _find_checkpoint(resume, home)
-    return config_of(checkpoint).task_options
-
-
-def _open_resumed(config: Config, given: dict[str, Any], home: Path) -> tuple[OpenedRun, Config]:
-    """Return the run that --resume names, with the settings that it may change."""
-    assert config.resume is not None
-    checkpoint, warnings = _find_checkpoint(config.resume, home)
-    folder = checkpoint.parent.parent
-    require_unicode(folder)
-    before = checkpoint_folders(folder)
-
-    steps, done = given.get("steps"), step_of(checkpoint)
-    if steps is not None and steps < done:
-        raise UserError(
-            f"--steps {steps}: the run in {folder} has made {done} steps; give more, or leave the "
-            "flag out"
-        )
-
-    saved = dataclasses.asdict(config_of(checkpoint))
-    require_trusted(saved, programs_in(given), folder)
-
-    # Task options that are left out stay as they are. A program may be named in another way.
-    options = saved["task_options"]
-    given_options = given.get("task_options", {})
-    if is_same_program(given_options.get(REWARD_FILE), options.get(REWARD_FILE)):
-        given_options = given_options | {REWARD_FILE: options[REWARD_FILE]}
-    for name, value in given_options.items():
-        if name not in FREE_OPTIONS and value != options.get(name):
-            _refuse_change(f"--{name} {shortened(value)}", folder, options.get(name, ""))
-    given = given | {"task_options": options | given_options}
-    for name in ("task", "loss"):
-        if is_same_program(given.get(name), saved[name]):
-            given = given | {name: saved[name]}
-
-    changed = {
-        name: value for name, value in given.items() if name != "resume" and value != saved[name]
-    }
-    for name, value in changed.items():
-        if name not in (*ON_RESUME, "task_options"):
-            _refuse_change(f"{spelled(name)} {shortened(str(value))}", folder, saved[name])
-    opened = OpenedRun(folder, checkpoint, warnings, before, saved)
-    return opened, Config(**{**saved, **changed})
-
-
-def _refuse_change(given: str, folder: Path, saved: Any) -> None:
-    """Raise UserError because a flag differs from a setting that a resumed run cannot change."""
-    raise UserError(
-        f"{given}: the run in {folder} has {shortened(str(saved)) or 'none'}; with --resume only "
-        f"{', '.join([*ON_RESUME, *FREE_OPTIONS])} can be changed"
-    )
+    return load_config(run_of(_resumed_path(resume, home)) / "config.yaml").task_options
 
 
 # --- from the policy of an earlier run --------------------------------------------------------
@@ -259,9 +187,7 @@ def checkpoint_of(model: str) -> tuple[Path | None, list[str]]:
     Returns (None, []) if `model` is neither. Raises UserError if a run has no valid checkpoint.
     """
     path = Path(model)
-    if not is_run(path):
-        return None, []
-    return find_resume(path, flag="--model")
+    return find_resume(path, flag="--model") if is_run(path) else (None, [])
 
 
 def config_of(checkpoint: Path) -> Config:
@@ -314,23 +240,23 @@ def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[s
 
 
 def sources_of_run(
-    opened: OpenedRun, config: Config, task: Task, own_loss: OwnLoss | None, ranks: Ranks
+    opened: OpenedRun, config: Config, task: Task, own_loss: OwnLoss | None
 ) -> dict[str, Any]:
-    """Return today's fingerprints of a run's sources, and compare them with its checkpoint's.
+    """Return today's fingerprints of a run's sources.
 
-    This happens before anything is loaded or written, and again once a model of the hub has been
-    downloaded: before that, its fingerprint is None. Raises UserError if a source has changed.
+    Raises UserError if a source has changed since the checkpoint of a resumed run.
     """
-    sources = ranks.on_rank0(lambda: sources_now(config, task, own_loss))
+    settings = dataclasses.asdict(config)
+    for name in FREE_OPTIONS:
+        settings["task_options"].pop(name, None)
+    sources = {**_sources_now(config, task, own_loss), "config": settings}
     if opened.checkpoint:
-        saved = read_sources(opened.checkpoint)
-        now = sources | {"config": opened.found}
         advice = f", or start a new run with --model {quoted(opened.folder)}"
-        require_same(opened.checkpoint, saved, now, advice)
-    return sources | {"config": dataclasses.asdict(config)}
+        require_same(opened.checkpoint, read_sources(opened.checkpoint), sources, advice)
+    return sources
 
 
-def sources_now(config: Config, task: Task, own_loss: OwnLoss | None) -> dict[str, Any]:
+def _sources_now(config: Config, task: Task, own_loss: OwnLoss | None) -> dict[str, Any]:
     """Return today's fingerprints of all kinds except the configuration."""
     dataset, start = config.dataset, config.start
     rewards = {f"{FROM_PYTHON}{name}": f for name, f in python_functions_of(task).items()}
@@ -340,7 +266,7 @@ def sources_now(config: Config, task: Task, own_loss: OwnLoss | None) -> dict[st
         "base": base_sources(config.model),
         # The adapter that a LoRA run started from. It may be gone: only the reference of --beta
         # still depends on it.
-        "start": _digests(Path(start), ["adapter_*"]) if start and start != config.model else {},
+        "start": _digests(Path(start)) if start and start != config.model else {},
         "dataset": {dataset: digest_of(Path(dataset))} if dataset else {},
         "corpus": sources_of(task),
         "task": {str(file): digest_of(file) for file in programs_of(config.task, task)}
@@ -353,39 +279,35 @@ def sources_now(config: Config, task: Task, own_loss: OwnLoss | None) -> dict[st
 def base_sources(model: str) -> dict[str, str] | None:
     """Return the fingerprints of a model's files; of an adapter, also those of its base model.
 
-    Returns None for a model of the hub that has not been downloaded yet.
+    Returns None for a model of the hub that is not on the disk.
     """
     whole, adapters = layers_of(model)
-    if adapters:
-        found = base_sources(whole)
-        if found is not None:
-            for each in adapters:
-                digests = _digests(each, BASE_FILES) or {}
-                found |= {f"{each.name}/{name}": value for name, value in digests.items()}
-        return found
-
-    if is_gguf(model):
-        return {Path(model).name: digest_of(Path(model))} if kind_of(model) == "file" else None
-    if model == "builtin":
-        return _digests(load.BUILTIN, BASE_FILES)
-    if kind_of(model):
-        return _digests(Path(model), BASE_FILES)
-    try:
-        return _digests(Path(snapshot_download(model, local_files_only=True)), BASE_FILES)
-    except (OSError, ValueError):
-        return None
+    if is_gguf(whole):
+        found = {Path(whole).name: digest_of(Path(whole))}
+    elif whole == "builtin" or kind_of(whole):
+        found = _digests(load.BUILTIN if whole == "builtin" else Path(whole)) or {}
+    else:
+        try:
+            found = _digests(Path(snapshot_download(whole, local_files_only=True))) or {}
+        except (OSError, ValueError):
+            return None
+    for each in adapters:
+        found |= {f"{each.name}/{name}": value for name, value in (_digests(each) or {}).items()}
+    return found
 
 
-def _digests(folder: Path, patterns: Sequence[str]) -> dict[str, str] | None:
-    """Return the fingerprints of the files in `folder`; None if there is no folder.
+def _digests(folder: Path) -> dict[str, str] | None:
+    """Return the fingerprints of the model's files in `folder`; None if there is no folder.
 
     A checkpoint may be a base. Its optimizer state is not read.
     """
     if kind_of(folder) != "folder":
         return None
-    files = {path for pattern in patterns for path in folder.glob(pattern) if path.is_file()}
-    names = sorted(path for path in files if not path.name.startswith("optimizer"))
-    return {path.name: digest_of(path) for path in names}
+    return {
+        path.name: digest_of(path)
+        for path in sorted(folder.iterdir())
+        if path.suffix in MODEL_FILES and not path.name.startswith("optimizer")
+    }
 
 
 def digest_of(path: Path) -> str:
@@ -408,12 +330,9 @@ def digest_of(path: Path) -> str:
 def read_sources(checkpoint: Path) -> dict[str, Any]:
     """Return the sources that a checkpoint holds. Raises UserError if they are damaged."""
     path = checkpoint / "sources.json"
-    saved = read_json(path)
-    if not isinstance(saved, dict) or not all(
-        isinstance(saved.get(kind) or {}, dict) for kind in SOURCES
-    ):
-        raise UserError(f"{path}: does not hold the sources of a run; give another checkpoint")
-    return saved
+    with blaming(f"{path}: does not hold the sources of a run"):
+        saved = read_json(path)
+        return {kind: msgspec.convert(saved[kind], dict[str, Any] | None) for kind in SOURCES}
 
 
 def require_same(
@@ -435,8 +354,6 @@ def require_same(
             for name in sorted({*old, *new} - {*ON_RESUME})
             if old.get(name) != new.get(name)
         ]
-        if len(changed) > SHOWN:
-            changed[SHOWN:] = [f"and {len(changed) - SHOWN} more"]
         if changed:
             found.append(f"{kind}: {', '.join(changed)}")
     if found:
@@ -459,7 +376,6 @@ def load_run_policy(checkpoint: Path, config: Config, device: str) -> tuple[Poli
 
     Raises UserError if its base model has changed since the checkpoint.
     """
-    check_base(checkpoint, config.model)
     seen = seen_keys(checkpoint)
     policy = load.load_policy(
         config.model,
@@ -468,8 +384,7 @@ def load_run_policy(checkpoint: Path, config: Config, device: str) -> tuple[Poli
         dtype=config.dtype,
         quantise=config.quantise,
     )
-    # Again, because loading may have downloaded a model of the hub.
-    check_base(checkpoint, config.model)
+    check_base(checkpoint, config.model)  # now, because a model of the hub is on the disk only now
     return policy, set(seen)
 
 
@@ -493,40 +408,24 @@ def facts(device: torch.device, ranks: Ranks, model: str) -> dict[str, Any]:
     }
 
 
-def fingerprints(sources: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fingerprints of a run's sources in short, for config.yaml."""
-    kinds = [kind for kind in SOURCES if kind != "config" and sources[kind]]
-    return {kind: summary_of(sources[kind]) for kind in kinds}
-
-
 def commit(top: Path = Path(__file__).parents[2]) -> str | None:
-    """Return the commit of the repository whose top folder is `top`.
+    """Return the commit of the repository whose top folder is `top`; None if there is none."""
+    command = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
+    with suppress(OSError):  # git is not installed
+        if (top / ".git").exists():
+            done = subprocess.run(command, cwd=top, capture_output=True, text=True, check=False)
+            return done.stdout.strip() or None
+    return None
 
-    None if there is no such repository, as for an installed package, or git is not installed.
+
+def restore_threads(before: Mapping[str, Any], device: torch.device) -> None:
+    """Compute on a CPU with as many threads as the run has used until now.
+
+    Their number decides in which order sums are added, so with another one a resumed run is no
+    longer the same to the last bit. `before` are the facts in its config.yaml.
     """
-    if not (top / ".git").exists():
-        return None
-    try:
-        command = ["git", "rev-parse", "HEAD"]
-        done = subprocess.run(command, cwd=top, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()
-
-
-def restore_threads(before: Mapping[str, Any], device: torch.device) -> str:
-    """Compute on a CPU with as many threads as the run has used until now; return a warning, or "".
-
-    The number of threads decides in which order sums are added, so with another number a resumed
-    run is no longer the same to the last bit. `before` are the facts in its config.yaml.
-    """
-    threads = before.get("threads")
-    if device.type != "cpu" or not threads or threads == torch.get_num_threads():
-        return ""
-    if threads > MAX_THREADS * (os.cpu_count() or 1):
-        return f"the run used {threads} threads, too many here: its sums are rounded differently"
-    torch.set_num_threads(threads)
-    return ""
+    if device.type == "cpu" and before.get("threads") in range(1, MOST_THREADS + 1):
+        torch.set_num_threads(before["threads"])
 
 
 def changed_versions(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:

@@ -9,14 +9,14 @@ import dataclasses
 import gc
 import signal
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.errors import UserError
 from data.files import read_json
-from grpo.config import Config
+from grpo.config import SOURCES, Config
 from grpo.curriculum import (
     SURVEY_PROBLEMS,
     Ladder,
@@ -35,18 +35,16 @@ from grpo.model.policy import Policy
 from grpo.model.prompts import middle_left_out, sent_lines
 from grpo.next_command import EndedRun, next_command, next_commands, remedy
 from grpo.records import Decision, Ending, StepReport
-from grpo.run.checkpoint import Saver, remove_checkpoints_after, remove_partial, seen_keys
-from grpo.run.files import HOME, locked, remove_if_empty, resume_hint, step_of
+from grpo.run.checkpoint import Saver, remove_checkpoints_after, seen_keys
+from grpo.run.files import HOME, resume_hint, step_of
 from grpo.run.heldout import WARM_START_SEED, HeldOutEvaluator
 from grpo.run.interrupt import Interrupt
-from grpo.run.logs import NoFiles, RunData, RunFiles, load_run, read_metrics
+from grpo.run.logs import NoFiles, RunData, RunFiles, load_run, read_config, rewind
 from grpo.run.resume import (
     OpenedRun,
     changed_versions,
     facts,
-    fingerprints,
     open_run,
-    require_unchanged,
     restore_threads,
     sources_of_run,
     with_resumption,
@@ -56,7 +54,7 @@ from grpo.run.trackers import check_installed
 from grpo.show.console import Console
 from grpo.show.settings import settings
 from grpo.trainer import Trainer, load_parts, with_learning_rate
-from tasks.base import mistakes_of, notes_of
+from tasks.base import mistakes_of, notes_of, summary_of
 from tasks.scoring import range_of
 
 # How many held-out problems decide when the imitation ends.
@@ -74,35 +72,21 @@ class RunResult(NamedTuple):
     policy: Policy | None = None
 
 
-def start_run(
-    config: Config, given: dict, ranks: Ranks, lost_streams: list[str], **values: Any
-) -> RunResult:
+def start_run(config: Config, given: dict, ranks: Ranks, **values: Any) -> RunResult:
     """Open or resume the run, and train.
 
-    `given` are those settings in `config` that the user gave. `lost_streams` gets a line for each
-    output stream that is lost during the run. The `values` are those of `grpo.trainer.load_parts`.
+    `given` are those settings in `config` that the user gave. The `values` are those of
+    `grpo.trainer.load_parts`.
     """
-    opened, config = open_run(config, given, home=HOME, ranks=ranks)
-    config, parts = load_parts(config, **values)
-    check_installed(config.track)
+    with ExitStack() as locks:
+        opened, config = open_run(config, given, home=HOME, locks=locks, ranks=ranks)
+        config, parts = load_parts(config, **values)
+        check_installed(config.track)
+        assert config.steps is not None, "the configuration is resolved"
 
-    assert config.steps is not None, "the configuration is resolved"
-
-    # Before anything is loaded or written.
-    sources = None
-    if opened.checkpoint:
-        sources = sources_of_run(opened, config, parts.task, parts.own_loss, ranks)
-
-    metric = getattr(parts.task, "metric", "score")
-    console = Console(config.steps, metric, range_of(parts.task))
-    try:
-        with ExitStack() as locks:
-            # A resumed run is locked from here on, a new one when its directory is made.
-            if opened.checkpoint and ranks.is_rank0:
-                if warning := locks.enter_context(locked(opened.folder)):
-                    console.warn(warning)
-                require_unchanged(opened)
-
+        metric = getattr(parts.task, "metric", "score")
+        console = Console(config.steps, metric, range_of(parts.task))
+        try:
             with Interrupt() as interrupt, console:
                 with console.loading(config.model):
                     policy = load_policy(
@@ -113,25 +97,11 @@ def start_run(
                     )
                 trainer = Trainer(with_learning_rate(config, policy), parts, policy, ranks)
                 trainer.check_fit()
-                run = Run(opened, trainer, sources, console, lost_streams, locks)
+                run = Run(opened, trainer, console)
                 return RunResult(run.train(interrupt), run.folder, policy)
-    except KeyboardInterrupt:
-        print(f"train.py: stopped immediately; {resume_hint(opened.folder)}", file=sys.stderr)
-        return RunResult(130, opened.folder)
-
-
-@contextmanager
-def frozen_garbage() -> Iterator[None]:
-    """Exempt all objects that exist now from garbage collection within this block.
-
-    Otherwise the collector searches them every few steps, which takes a quarter of a second.
-    """
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
+        except KeyboardInterrupt:
+            print(f"train.py: stopped immediately; {resume_hint(opened.folder)}", file=sys.stderr)
+            return RunResult(130, opened.folder)
 
 
 class Run:
@@ -139,42 +109,32 @@ class Run:
 
     `train` makes it: `begin` prepares it, `after_step` follows each step, and `finish` or
     `save_and_exit` ends it.
-    `lost_streams` gets a line whenever standard output or standard error is lost.
     """
 
     def __init__(
         self,
         opened: OpenedRun,
         trainer: Trainer,
-        sources: dict[str, Any] | None,
         console: Console,
-        lost_streams: list[str],
-        locks: ExitStack,
     ):
-        """Make the directory of a new run, and lock it until `locks` is closed.
-
-        `sources` are the fingerprints of the run's sources, if they are known already.
-        """
         self.opened = opened
         self.folder = opened.folder
         self.trainer = trainer
         self.config = trainer.config
         self.ranks = trainer.ranks
         self.console = console
-        self.lost_streams = lost_streams
 
-        if sources is None or sources["base"] is None:  # a model of the hub is there only now
-            sources = sources_of_run(
-                opened, self.config, trainer.task, trainer.own_loss, self.ranks
-            )
-        self.saver = Saver(self.folder, trainer, sources, console.say, self._warn)
+        sources = self.ranks.on_rank0(
+            lambda: sources_of_run(opened, self.config, trainer.task, trainer.own_loss)
+        )
+        self.saver = Saver(self.folder, trainer, sources, console.say)
+        before = (
+            {} if self.is_new else self.ranks.on_rank0(lambda: read_config(self.folder))["facts"]
+        )
+        restore_threads(before, trainer.policy.device)
         self.files: RunFiles | NoFiles = NoFiles()
-        before = self.ranks.on_rank0(self._facts_before)
-        warning = restore_threads(before, trainer.policy.device)
         if self.ranks.is_rank0:
-            self._make_files(locks, before, fingerprints(sources))
-            if warning:
-                self._warn(warning)
+            self._make_files(before, sources)
         self.heldout = HeldOutEvaluator(trainer, self.files, console, self._warn)
 
     @property
@@ -200,38 +160,20 @@ class Run:
         """
         return {self.level, self.trainer.curriculum.level} if self.is_ladder else {self.level}
 
-    def _facts_before(self) -> dict[str, Any]:
-        """Return the facts in the config.yaml of a run that is resumed; none of a new one."""
-        found: dict[str, Any] = {} if self.is_new else load_run(self.folder).config.get("facts", {})
-        return found
-
-    def _make_files(
-        self, locks: ExitStack, before: Mapping[str, Any], sources: Mapping[str, str]
-    ) -> None:
-        """Make the folder of a new run and lock it, write config.yaml, and open the logs.
+    def _make_files(self, before: Mapping[str, Any], sources: Mapping[str, Any]) -> None:
+        """Write config.yaml, and open the logs.
 
         `before` are the facts in the config.yaml of a run that is resumed.
         """
-        unlocked = ""
-        if self.is_new:
-            try:
-                self.folder.mkdir(parents=True)
-            except FileExistsError as error:
-                raise UserError(
-                    f"{self.folder}: another run has been started there meanwhile; start this one "
-                    "again, with another --name"
-                ) from error
-            locks.callback(remove_if_empty, self.folder)
-            unlocked = locks.enter_context(locked(self.folder))
-
         done = step_of(self.opened.checkpoint) if self.opened.checkpoint else 0
         now = facts(self.trainer.policy.device, self.ranks, self.config.model)
-        versions = changed_versions(before, now)
-        self.about = with_resumption(before, now, done) | {"fingerprints": sources}
+        kinds = [kind for kind in SOURCES if kind != "config" and sources[kind]]
+        self.about = with_resumption(before, now, done)
+        self.about["fingerprints"] = {kind: summary_of(sources[kind]) for kind in kinds}
         self._save_config()
 
         self.files = RunFiles(self.folder, self.config, done, self._warn)
-        for warning in filter(None, (unlocked, versions)):
+        if warning := changed_versions(before, now):
             self._warn(warning)
 
     def _save_config(self, **more: Any) -> None:
@@ -255,18 +197,21 @@ class Run:
 
         if self.is_new:
             self.evaluate()
-        with self.saving():
+        try:
             self.warm_start_if_needed(start)
-            with frozen_garbage():
-                self.take_steps(interrupt)
-
+            self.take_steps(interrupt)
             if number := self.ranks.max(interrupt.wanted or 0):
                 self.save_and_exit(signal.Signals(number).name)
                 status = 128 + number
             else:
                 status = self.finish()
+        except Exception:
+            with suppress(UserError):  # the first error is raised
+                self.saver.collect(wait=True)
+            raise
+        finally:
+            gc.unfreeze()
 
-        self.note_lost_streams()
         return status
 
     # --- before the first step ----------------------------------------------------------------
@@ -315,23 +260,10 @@ class Run:
 
         done = self.trainer.done
         if self.ranks.is_rank0:
-            remove_partial(self.folder)
             remove_checkpoints_after(self.folder, done)
-        self.files.rewind(done)
+            rewind(self.folder, done)
         ended = f", where it had ended: {self.trainer.ended}" if self.trainer.ended else ""
         self.console.say(f"resumed {self.folder} after step {done}{ended}")
-        self._warn_of_higher_rate()
-
-    def _warn_of_higher_rate(self) -> None:
-        """Warn if more --steps make the learning rate rise again, as a cosine's would."""
-        done, rate = self.trainer.done, self.trainer.learning_rate
-        lines = read_metrics(self.folder / "metrics.jsonl")
-        before = next((line.get("learning_rate") for line in lines if line["step"] == done), None)
-        if before is not None and rate(done) > 1.001 * before and rate(done + 1) > before:
-            self._warn(
-                f"--steps {self.config.steps}: the learning rate rises from {before:.3g} to "
-                f"{rate(done + 1):.3g}, because the {self.config.schedule} now ends later"
-            )
 
     def _begin_after(self, start: Path) -> None:
         """Exclude from evaluations the problems that the policy of checkpoint `start` has seen."""
@@ -454,6 +386,9 @@ class Run:
         """Make the remaining steps, and store each."""
         trainer = self.trainer
         assert trainer.config.steps is not None, "the configuration is resolved"
+        # The collector would search all that exists now every few steps, for a quarter of a second.
+        gc.collect()
+        gc.freeze()
         # Shown beside the first step of the process, which takes longer than the others.
         note = " (the first also allocates memory and compiles kernels)"
         while (
@@ -474,7 +409,6 @@ class Run:
         """Write and show a step; promote, evaluate and save if that is due."""
         self.files.write_step(report)
         self.console.step(report)
-        self.note_lost_streams()
         for warning in self.trainer.stream.take_warnings():
             self._warn(warning)
 
@@ -516,24 +450,6 @@ class Run:
         level, reward = report.metrics["level"], report.metrics["reward"]
         self.saver.save_if_due(report.step, level, reward, is_last=is_last)
 
-    @contextmanager
-    def saving(self) -> Iterator[None]:
-        """Within this block checkpoints are written in the background.
-
-        If the block fails, a checkpoint that is being written is finished first. After a second
-        Ctrl-C it is not; the next start removes the partial folder.
-        """
-        try:
-            yield
-        except KeyboardInterrupt:
-            raise
-        except BaseException:
-            try:
-                self.saver.collect(wait=True)
-            except UserError as error:  # only a warning, because the first error is raised
-                self._warn(str(error))
-            raise
-
     def save_failed(self) -> str:
         """Write the batch of a failed step, for inspection; return a phrase that says where."""
         step = self.trainer.done + 1
@@ -541,13 +457,6 @@ class Run:
         if not self.ranks.is_rank0:
             return ""
         return f"; its batch is saved in {file_of(self.folder, 'failed', step)}"
-
-    def note_lost_streams(self) -> None:
-        """Report each lost stream in warnings.log, and on standard error unless that is lost."""
-        while self.lost_streams and self.ranks.is_rank0:
-            line = self.lost_streams.pop(0)
-            print(f"train.py: {line}", file=sys.stderr)
-            self.files.write_warning(f"after step {self.trainer.done}: {line}")
 
     # --- after the last step ------------------------------------------------------------------
 
@@ -578,7 +487,6 @@ class Run:
         if trainer.ended and not trainer.stopped:
             self.console.say(f"ended after step {trainer.done}: {trainer.ended}")
 
-        self.files.warn_of_damage(trainer.done)
         run = load_run(self.folder)
         ended = self._ended_run(run)
         verdict = self._verdict(run)

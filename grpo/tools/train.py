@@ -62,4 +62,4 @@ def start(argv: list[str]) -> int:
     from grpo.distributed import join_ranks
     from grpo.run.session import start_run
 
-    return start_run(config, given, join_ranks(config.device), []).status
+    return start_run(config, given, join_ranks(config.device)).status

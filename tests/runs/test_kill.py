@@ -15,8 +15,7 @@ import pytest
 from compare_runs import assert_same_run
 from small_runs import BY_PLACE, FEW, whole_run
 
-from data.errors import UserError
-from grpo.run import interrupt, session
+from grpo.run import interrupt
 from grpo.run.files import locked
 from grpo.tools import train
 from grpo.trainer import Trainer
@@ -182,51 +181,13 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys,
     def flock(*_):
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
-    monkeypatch.setattr("grpo.run.files.fcntl.flock", flock)
+    monkeypatch.setattr("fcntl.flock", flock)
     warning = "runs/a: its file system has no locks (Function not implemented): make sure that no"
     assert train.main([*flags, "--steps", "1", "--name", "a"]) == 0
     assert warning in capsys.readouterr().out
     assert warning in Path("runs/a/warnings.log").read_text()
     assert train.main(["--resume", "runs/a", *BY_PLACE, "--steps", "2"]) == 0
     assert warning in capsys.readouterr().out
-
-
-@pytest.mark.slow
-def test_a_new_run_does_not_enter_a_folder_that_was_made_meanwhile(
-    tmp_path, monkeypatch, capsys, flags
-):
-    """While its model is loaded, another run of the same name may begin and even end."""
-    monkeypatch.chdir(tmp_path)
-
-    def slow(*arguments, **options):
-        Path("runs/a").mkdir(parents=True)
-        Path("runs/a/config.yaml").write_text("another run's")
-        return load_policy(*arguments, **options)
-
-    load_policy = session.load_policy
-    monkeypatch.setattr(session, "load_policy", slow)
-    assert train.main([*flags, "--steps", "1", "--name", "a"]) == 2
-    assert "runs/a: another run has been started there meanwhile" in capsys.readouterr().err
-    assert [path.name for path in Path("runs/a").iterdir()] == ["config.yaml"]
-    assert Path("runs/a/config.yaml").read_text() == "another run's"
-
-
-@pytest.mark.slow
-def test_a_run_that_was_continued_meanwhile_keeps_its_steps(tmp_path, monkeypatch, capsys, flags):
-    monkeypatch.chdir(tmp_path)
-    assert train.main([*flags, "--steps", "1", "--name", "a"]) == 0
-    later = Path("runs/a/checkpoints/step-000099")
-
-    def slow(*arguments, **values):
-        later.mkdir()
-        return load_parts(*arguments, **values)
-
-    load_parts = session.load_parts
-    monkeypatch.setattr(session, "load_parts", slow)
-    capsys.readouterr()
-    assert train.main(["--resume", "runs/a", *BY_PLACE, "--steps", "2"]) == 2
-    assert "runs/a: another process has continued this run meanwhile" in capsys.readouterr().err
-    assert later.exists()
 
 
 FORKS = """
@@ -266,12 +227,3 @@ def test_a_process_that_a_reward_has_forked_is_no_run(tmp_path):
         os.kill(child, signal.SIGTERM)
         run.stdout.read()  # until the child has closed its end
         assert time.monotonic() - start < 30
-
-
-@pytest.mark.slow
-def test_two_new_runs_of_one_name(tmp_path):
-    refused = pytest.raises(UserError, match="is training this run")
-    with locked(tmp_path), refused, locked(tmp_path):
-        pass
-    with locked(tmp_path):
-        pass

@@ -88,7 +88,6 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(tmp_path, capsys, quick):
     assert train.main([*quick, "--name", "hurt"]) == 0
     path = tmp_path / "runs" / "hurt" / "checkpoints" / "step-000004" / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
-    store._verified.clear()
     assert train.main(["--resume", *BY_PLACE]) == 0  # the latest run
     assert "skipped" in capsys.readouterr().out
     assert_same_run(tmp_path / "runs" / "whole", tmp_path / "runs" / "hurt")
@@ -124,7 +123,7 @@ def test_a_disk_without_room_at_the_start_names_the_file_and_keeps_no_folder(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert line == f"train.py: runs/a/{name}: cannot be written: File too large"
-    assert list(Path("runs").iterdir()) == []
+    assert not Path("runs").exists()
 
 
 @pytest.mark.slow

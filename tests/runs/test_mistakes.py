@@ -8,27 +8,16 @@ from small_train import SMALL, fails, make_set, run
 from tiny_models import make_tiny_model
 
 from grpo.tools.evaluation import program as evaluation
-from tasks.generate import generate
+from tasks import generate
 from tasks.registry import load_task
 from tasks.supply import problem_at, write_problems
-
-
-def test_a_path_that_is_not_unicode_is_refused_at_once(tmp_path, capsys, monkeypatch):
-    """The tokenizer could not be written there, after the first steps."""
-    folder = tmp_path / os.fsdecode(b"caf\xe9")
-    folder.mkdir()
-    for place, name in ((folder, "a"), (tmp_path, os.fsdecode(b"\xe9"))):
-        monkeypatch.chdir(place)
-        line = fails(capsys, *SMALL, "--name", name)
-        assert "the path is not UTF-8, so models cannot be written there; start in" in line
-        assert not (place / "runs").exists()
 
 
 def test_bad_command_lines(tmp_path, capsys):
     said = lambda *arguments: fails(capsys, *arguments)  # noqa: E731
     assert said("--num-generations", "8").endswith("flag; did you mean --group-size?")
     assert said("--epsilon", "1").endswith("flag; did you mean --config '{clip: ...}'?")
-    for name in ("a\nb", "a\u202eb", "a/b", ".."):
+    for name in ("a\nb", "a\u202eb", "a/b", "..", os.fsdecode(b"\xe9")):
         assert "give the plain name of a folder in runs" in said("--name", name)
     assert said("--wrods", "5") == "train.py: --wrods: no such flag; did you mean --words?"
     assert said("--lr", "5") == (
@@ -57,7 +46,7 @@ def test_bad_command_lines(tmp_path, capsys):
     assert "--model no/such/model: no such directory" in said("--model", "no/such/model")
     make_tiny_model(tmp_path / "short", context=100)
     assert "its context of 100 tokens is too short" in said("--model", "short", "--lora-rank", "0")
-    assert "--resume nowhere: does not exist" in said("--resume", "nowhere")
+    assert "--resume nowhere: not a run" in said("--resume", "nowhere")
     assert "--resume empty: not a run" in said("--resume", "empty")
     assert "--resume: no run in runs/" in said("--resume")
     assert not Path("runs").exists()  # nothing was begun

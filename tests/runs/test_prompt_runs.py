@@ -12,7 +12,6 @@ from transformers import AutoTokenizer
 
 from data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.config import parse
-from grpo.run import checkpoint as store
 from grpo.run.logs import load_run
 from grpo.run.resume import start_from
 from grpo.tools import train
@@ -51,7 +50,6 @@ def home(tmp_path_factory, tiny_model):
 def here(home, tmp_path, monkeypatch):
     folder = Path(shutil.copytree(home, tmp_path / "here"))
     monkeypatch.chdir(folder)
-    store._verified.clear()
     return folder
 
 

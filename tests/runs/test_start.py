@@ -18,7 +18,6 @@ from transformers import AutoModelForCausalLM
 from grpo import export
 from grpo.config import parse
 from grpo.model.load import load_policy
-from grpo.run import checkpoint as store
 from grpo.run.heldout import EVAL_SEED
 from grpo.run.logs import load_run, read_metrics
 from grpo.run.resume import start_from
@@ -85,7 +84,6 @@ def copied(home, tmp_path, monkeypatch):
     """A copy of it, to be changed."""
     folder = Path(shutil.copytree(home, tmp_path / "copy"))
     monkeypatch.chdir(folder)
-    store._verified.clear()
     return folder
 
 

@@ -19,7 +19,6 @@ from grpo.model.load import load_policy
 from grpo.model.weights import check_loaded, check_step
 from grpo.rollout import generate as engine
 from grpo.rollout.generate import RolloutRequest
-from grpo.run import checkpoint as store
 from grpo.run.logs import read_metrics
 from grpo.tools import train
 from grpo.trainer import Trainer
@@ -210,7 +209,6 @@ def vouch_for(checkpoint):
         content = (checkpoint / name).read_bytes()
         fact["sha256"], fact["bytes"] = hashlib.sha256(content).hexdigest(), len(content)
     path.write_text(json.dumps(manifest))
-    store._verified.clear()
 
 
 def test_bad_weights_are_never_saved(tmp_path, monkeypatch, capsys, quick_flags):

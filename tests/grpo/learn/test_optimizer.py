@@ -2,7 +2,6 @@
 
 import copy
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from grpo.learn.optimizer import (
     adamw,
     lr_factor,
 )
-from grpo.run import checkpoint
 from grpo.run.checkpoint import load_optimizer, save_optimizer
 
 RATE = 1e-4
@@ -98,13 +96,11 @@ def test_gradients_of_bfloat16_weights_are_added_up_in_float32():
 
 @pytest.mark.parametrize("steps", [0, 3])  # before the first step there are no moments
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_saved_goes_on_bit_for_bit(tmp_path, monkeypatch, dtype, steps):
-    monkeypatch.setattr(checkpoint, "_parts", partial(checkpoint._parts, most=30_000))
+def test_what_is_saved_goes_on_bit_for_bit(tmp_path, dtype, steps):
     one, two = made(dtype), made(dtype, seed=1)
     for seed in range(steps):
         take(*one, seed)
     save_optimizer(tmp_path, one[1].state_dict())
-    assert all(path.stat().st_size < 31_000 for path in tmp_path.glob("*.safetensors"))
 
     two[0].load_state_dict(one[0].state_dict())
     load_optimizer(tmp_path, two[1])

@@ -5,7 +5,6 @@ import json
 import os
 import random
 import resource
-import shutil
 import threading
 from functools import partial
 from pathlib import Path
@@ -14,8 +13,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from safetensors.torch import save_file
 from small_runs import OWN
 
@@ -23,7 +20,7 @@ from grpo.learn.optimizer import Optimizer
 from grpo.model.load import load_policy
 from grpo.run import checkpoint as store
 from grpo.run.checkpoint import (
-    HostMemory,
+    HostCopies,
     Saver,
     checkpoints,
     find_resume,
@@ -32,7 +29,6 @@ from grpo.run.checkpoint import (
     new_checkpoint,
     prune,
     remove_checkpoints_after,
-    remove_partial,
     rng_state,
     save_optimizer,
     verify,
@@ -71,26 +67,6 @@ def test_a_checkpoint_has_a_manifest_and_verifies(tmp_path):
         "44136fa355b3678a1146ad16f7e8649e"
     )
     assert verify(path) is None
-
-
-def test_a_step_made_again_replaces_the_old_one(tmp_path):
-    save(tmp_path, 20)
-    path = save(tmp_path, 20, lambda folder: (folder / "new").write_text("new"))
-    assert verify(path) is None and not (path / "weights.bin").exists() and (path / "new").exists()
-
-
-def test_a_step_made_again_gives_way_only_to_a_whole_one(tmp_path, monkeypatch):
-    old, replace = save(tmp_path, 20), os.replace
-
-    def fails_on_the_new(source, target):
-        if Path(source).name == ".tmp-step-000020":
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        replace(source, target)
-
-    monkeypatch.setattr(store.os, "replace", fails_on_the_new)
-    with pytest.raises(UserError, match="Input/output error"):
-        save(tmp_path, 20)
-    assert names(tmp_path) == ["step-000020"] and verify(old) is None
 
 
 def test_everything_is_on_the_disk_before_the_rename(tmp_path, monkeypatch):
@@ -161,26 +137,6 @@ def test_a_write_that_safetensors_cannot_finish_is_one_line(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_what_a_killed_process_left_is_removed(tmp_path):
-    save(tmp_path, 20)
-    write_to = tmp_path / "checkpoints" / ".tmp-step-000040"
-    write_to.mkdir()
-    write(write_to)
-    assert checkpoints(tmp_path)[0] == [tmp_path / "checkpoints" / "step-000020"]
-    remove_partial(tmp_path)
-    assert names(tmp_path) == ["step-000020"]
-
-
-def test_files_that_were_being_written_are_removed(tmp_path):
-    (tmp_path / "rollouts").mkdir()
-    report = tmp_path / ".report.html.7.partial"  # perhaps another process writes it now
-    for path in (tmp_path / ".config.yaml.7.partial", tmp_path / "rollouts" / ".x.7.partial"):
-        path.touch()
-    report.touch()
-    remove_partial(tmp_path)
-    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [report]
-
-
 DAMAGE = [
     ("weights.bin has 3 bytes", lambda path: (path / "weights.bin").write_bytes(b"wei")),
     ("weights.bin has 0 bytes", lambda path: (path / "weights.bin").write_bytes(b"")),
@@ -195,18 +151,6 @@ DAMAGE = [
         "manifest.json is damaged",
         lambda path: (path / "manifest.json").write_text("[" * 100_000),
     ),  # too deep to parse
-    (
-        "not a checkpoint that this version",
-        lambda path: (path / "manifest.json").write_text('{"name": "of a web page"}'),
-    ),
-    (
-        "manifest.json names a file outside",
-        lambda path: (path / "manifest.json").write_text(
-            json.dumps(
-                {"format": 1, "files": {"../step-000020/weights.bin": {"bytes": 700, "sha256": ""}}}
-            )
-        ),
-    ),
 ]
 
 
@@ -214,7 +158,6 @@ DAMAGE = [
 def test_damage_is_named_and_passed_over(tmp_path, reason, damage):
     good, bad = save(tmp_path, 20), save(tmp_path, 40)
     damage(bad)
-    store._verified.clear()
     assert reason in verify(bad)
     path, warnings = find_resume(tmp_path)
     assert path == good and len(warnings) == 1 and reason in warnings[0]
@@ -223,28 +166,13 @@ def test_damage_is_named_and_passed_over(tmp_path, reason, damage):
 
 
 def test_where_there_is_nothing_to_resume(tmp_path):
-    with pytest.raises(UserError, match="does not exist"):
+    with pytest.raises(UserError, match="not a run"):
         find_resume(tmp_path / "nothing")
     with pytest.raises(UserError, match="not a run"):
         find_resume(tmp_path)
     (tmp_path / "config.yaml").touch()
     with pytest.raises(UserError, match="no valid checkpoint"):
         find_resume(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("here", "name"),
-    [
-        ("checkpoints", "step-000020"),
-        ("checkpoints/step-000020", "."),
-        ("checkpoints/step-000040", "../step-000020"),
-    ],
-)
-def test_a_checkpoint_named_from_within_its_run(tmp_path, monkeypatch, here, name):
-    path = save(tmp_path, 20)
-    save(tmp_path, 40)
-    monkeypatch.chdir(tmp_path / here)
-    assert find_resume(name) == (path, [])
 
 
 @pytest.mark.parametrize("name", ["step-000020", "renamed"])
@@ -256,38 +184,30 @@ def test_a_checkpoint_copied_without_its_run(tmp_path, name):
     (home / "data").mkdir()
     copy = save(tmp_path, 20).replace(home / "data" / name)
     (copy / "trainer.json").touch()
-    with pytest.raises(UserError, match=f"--resume .*{name}: not a run, or a checkpoint"):
+    with pytest.raises(UserError, match=f"--resume .*{name}: not a run"):
         find_resume(copy)
 
 
-@settings(deadline=None, max_examples=25)  # each example waits for the disk
-@given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(0, 7))
-def test_first_second_to_last_last_and_best_stay(tmp_path_factory, valid, best):
-    run = tmp_path_factory.mktemp("run")
-    paths = [save(run, 10 * (i + 1)) for i in range(len(valid))]
-    for path, good in zip(paths, valid):
-        if not good:
-            (path / "weights.bin").unlink()
-    store._verified.clear()
-    good = [path for path, ok in zip(paths, valid) if ok]
-    best = good[best % len(good)] if good else None
-    lines = prune(run, best.name if best else "")
-    stay = {*good[:1], *good[-2:], *([best] if best else [])}
-    assert {path for path in good if path.exists()} == stay
-    assert len(lines) == len(good) - len(stay)
-    assert all(path.exists() for path, ok in zip(paths, valid) if not ok)
-    shutil.rmtree(run)
+@pytest.mark.parametrize(
+    ("best", "stay"),
+    [("", (10, 40, 50)), ("step-000020", (10, 20, 40, 50)), ("step-000050", (10, 40, 50))],
+)
+def test_first_second_to_last_last_and_best_stay(tmp_path, best, stay):
+    for step in (10, 20, 30, 40, 50):
+        save(tmp_path, step)
+    assert "removed checkpoint step-000030" in prune(tmp_path, best)
+    assert names(tmp_path) == [f"step-{step:06d}" for step in stay]
 
 
-def test_what_was_made_after_the_step_gone_back_to_does_not_pass_for_the_latest(tmp_path):
+def test_a_run_that_goes_back_removes_later_checkpoints_and_half_ones(tmp_path):
     for step in (20, 80, 100):
         save(tmp_path, step)
-    assert remove_checkpoints_after(tmp_path, 20) == [
-        "removed checkpoint step-000080",
-        "removed checkpoint step-000100",
-    ]
-    new = save(tmp_path, 40)
-    assert prune(tmp_path) == [] and find_resume(tmp_path) == (new, [])
+    half = tmp_path / "checkpoints" / ".tmp-step-000120"
+    half.mkdir()
+    write(half)
+    assert checkpoints(tmp_path)[0][-1].name == "step-000100"
+    remove_checkpoints_after(tmp_path, 20)
+    assert names(tmp_path) == ["step-000020"]
 
 
 def test_the_optimizer_goes_on_bit_for_bit(tmp_path):
@@ -353,14 +273,14 @@ def options(tiny_model, tmp_path, monkeypatch):
 
 def test_a_copy_is_of_its_moment_and_reuses_its_memory():
     live = {"a": torch.arange(6.0).view(2, 3).t(), "deep": {1: {"step": torch.tensor(3), "n": 7}}}
-    memory = HostMemory()
-    before = memory.copy(live)
+    copies = HostCopies()
+    before = copies.take(live)
     live["a"].add_(10)
     live["deep"][1]["step"].add_(1)
     assert before["a"].tolist() == [[0, 3], [1, 4], [2, 5]]
     assert before["deep"] == {1: {"step": torch.tensor(3), "n": 7}}
 
-    after = memory.copy(live)
+    after = copies.take(live)
     assert after["a"].tolist() == [[10, 13], [11, 14], [12, 15]]
     assert after["a"].data_ptr() == before["a"].data_ptr()
 
@@ -368,32 +288,17 @@ def test_a_copy_is_of_its_moment_and_reuses_its_memory():
 def test_tied_tensors_share_a_copy_and_views_do_not():
     weight = torch.arange(4.0)
     live = {"embedding": weight, "head": weight, "view": weight[:2], "other": weight.view(2, 2)}
-    copy = HostMemory().copy(live)
+    copy = HostCopies().take(live)
     assert copy["embedding"].data_ptr() == copy["head"].data_ptr()
     assert len({tensor.data_ptr() for tensor in copy.values()}) == 3
     assert all(torch.equal(copy[name], live[name]) for name in live)
-
-
-def test_a_tensor_of_another_shape_gets_another_copy():
-    memory = HostMemory()
-    memory.copy({"a": torch.zeros(2)})
-    assert memory.copy({"a": torch.ones(3), "b": torch.ones(1).double()})["a"].tolist() == [1] * 3
-    assert memory.copy({"a": torch.ones(3), "b": torch.ones(1)})["b"].dtype == torch.float32
-
-
-def test_where_there_is_no_room_for_a_copy(monkeypatch):
-    monkeypatch.setattr(store, "free_host_memory", lambda: 15.9)
-    with pytest.raises(MemoryError):
-        HostMemory().copy({"a": torch.zeros(1), "b": torch.zeros(1)})
-    monkeypatch.setattr(store, "free_host_memory", lambda: 16)
-    HostMemory().copy({"a": torch.zeros(1), "b": torch.zeros(1)})
 
 
 @pytest.mark.parametrize("lora", [{}, {"lora_rank": 2}], ids=str)
 def test_what_is_written_of_a_copy_is_what_was_written_of_the_model(tiny_model, tmp_path, lora):
     policy = load_policy(str(tiny_model), device="cpu", **lora)
     policy.save(tmp_path / "live")
-    copy = HostMemory().copy(policy.saved_tensors())
+    copy = HostCopies().take(policy.saved_tensors())
     with torch.no_grad():
         for weight in policy.parameters:
             weight.add_(1)
@@ -446,12 +351,9 @@ def test_a_checkpoint_belongs_to_its_step_and_training_goes_on(
 ):
     """The same files as where there is no memory for a copy, and training waits for the write."""
     with monkeypatch.context() as patch:
-        patch.setattr(store, "free_host_memory", lambda: 0)
+        patch.setattr(store, "host_memory", lambda: 0)
         assert train.main([*options, "--name", "waits"]) == 0
-    said = capsys.readouterr().out
-    warned = Path("runs/waits/warnings.log").read_text()
-    for text in (said, warned):
-        assert text.count("not enough host memory for a copy of the state") == 1
+    capsys.readouterr()
     request.getfixturevalue("slow_disk")
     assert train.main([*options, "--name", "goes-on"]) == 0
     said = capsys.readouterr().out
@@ -495,31 +397,10 @@ def test_a_run_that_fails_finishes_the_checkpoint_under_way(
     assert saved.name == "step-000002"
 
 
-def test_what_does_not_read_back_is_no_checkpoint(tmp_path, monkeypatch):
-    def decays(path: Path):
-        path.write_bytes(b"x" + path.read_bytes()[1:])
-
-    monkeypatch.setattr(store, "forget_cached", decays)
-    with pytest.raises(UserError, match="step-000001: cannot be written .file does not read back"):
-        save(tmp_path, 1, lambda folder: (folder / "file").write_text("file"))
-    assert list((tmp_path / "checkpoints").iterdir()) == []
-
-
 def test_the_best_checkpoint_is_of_the_hardest_level(tmp_path):
     trainer = SimpleNamespace(config=SimpleNamespace(save_every=10))
-    saver = Saver(tmp_path, trainer, {}, print, print)
+    saver = Saver(tmp_path, trainer, {}, print)
     saver.save = lambda reason: None
     for step, level, reward in ((5, 10, 1.0), (10, 10, 0.9), (20, 25, 0.2), (30, 25, 0.1)):
         saver.save_if_due(step, level, reward, is_last=False)
     assert saver.best == (25, 0.2, "step-000020")
-
-
-def test_a_checkpoint_leaves_alone_what_the_run_writes_meanwhile(tmp_path):
-    """Checkpoints are written in the background, while rollouts and logs are written."""
-    being_written = tmp_path / "rollouts" / ".step-000001.jsonl.zst.7.partial"
-    being_written.parent.mkdir()
-    being_written.write_text("half")
-    with new_checkpoint(tmp_path, 1):
-        assert being_written.read_text() == "half"
-    remove_partial(tmp_path)
-    assert not being_written.exists()

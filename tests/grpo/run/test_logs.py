@@ -1,14 +1,35 @@
-"""metrics.jsonl, eval.jsonl, samples.log and the rollout files."""
+"""metrics.jsonl, samples.log and the others: what is written, read, and dropped on resuming."""
 
 import math
 
 import pytest
 
-from data.files import read_jsonl_zst
-from grpo.records import Completion, Group
-from grpo.run.logs import MetricsLog, SamplesLog, read_metrics
-from grpo.run.rollouts import write_rollouts
+from grpo.config import Config
+from grpo.records import Completion, Group, StepReport
+from grpo.run.logs import MetricsLog, RunFiles, load_run, read_metrics, rewind
 from tasks.base import Problem, Score, UserError
+
+
+def group(texts, rewards):
+    return Group(
+        4,
+        Problem("t", 7, "prompt", "tar\x1bget", "key", {"a": ["x"]}),
+        (1, 2),
+        1.15,
+        [Completion((3, 4), (-0.1, -0.2), text, "stop") for text in texts],
+        scores=[Score(reward, {"trap": None}, reward / 2) for reward in rewards],
+    )
+
+
+def write_steps(folder, *steps):
+    """Write steps as a run does."""
+    files = RunFiles(folder, Config(), 0, print)
+    for step in steps:
+        groups = [
+            group(["good\x1b[31m\n", "bad"], [0.9, 0.1]),
+            group(["é → ж", "fair"], [0.5, 0.6]),
+        ]
+        files.write_step(StepReport(step, {"step": step, "reward": 0.5}, groups))
 
 
 def test_metrics_are_json_lines(tmp_path):
@@ -21,18 +42,6 @@ def test_metrics_are_json_lines(tmp_path):
     ]
 
 
-def test_later_lines_and_a_cut_one_are_dropped(tmp_path):
-    log = MetricsLog(tmp_path, "eval.jsonl")
-    for step in (0, 10, 20):
-        log.append({"step": step, "purpose": "verdict"})
-    with open(log.path, "a") as file:
-        file.write('{"step": 30, "re')
-    assert [line["step"] for line in read_metrics(log.path)] == [0, 10, 20]
-    log.truncate_after(10)
-    log.append({"step": 11, "purpose": "verdict"})
-    assert [line["step"] for line in read_metrics(log.path)] == [0, 10, 11]
-
-
 @pytest.mark.parametrize("damage", ['{"step": 1', "[]", '{"loss": 1}'])
 def test_a_damaged_line_is_named(tmp_path, damage):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n' + damage + '\n{"step": 3}\n')
@@ -40,87 +49,43 @@ def test_a_damaged_line_is_named(tmp_path, damage):
         read_metrics(tmp_path / "metrics.jsonl")
 
 
-def group(texts, rewards, **more):
-    return Group(
-        4,
-        Problem("t", 7, "prompt", "tar\x1bget", "key", {"a": ["x"]}),
-        (1, 2),
-        1.15,
-        [Completion((3, 4), (-0.1, -0.2), text, "stop") for text in texts],
-        scores=[Score(reward, {"trap": None}, reward / 2) for reward in rewards],
-        **more,
-    )
+def test_samples_hold_best_and_worst_of_every_tenth_step(tmp_path):
+    write_steps(tmp_path, 1, 5, 10, 20)
+    text = (tmp_path / "samples.log").read_text()
+    heads = [line.split()[2] for line in text.splitlines() if line.startswith("===")]
+    assert heads == ["1", "10", "20"]
+    assert "best: reward 0.9000, score 0.4500, stop, level 7" in text
+    assert "worst: reward 0.1000" in text and "fair" not in text
+    assert "good\\x1b[31m\\n" in text and "tar\\x1bget" in text and "\x1b" not in text
 
 
-def test_samples_hold_best_and_worst(tmp_path):
-    log = SamplesLog(tmp_path, every=10)
-    for step in (1, 5, 10, 20):
-        log.append(
-            step,
-            [group(["good\x1b[31m\n", "bad"], [0.9, 0.1]), group(["middling", "fair"], [0.5, 0.6])],
-        )
-    text = log.path.read_text()
-    assert [line.split()[2] for line in text.splitlines() if line.startswith("===")] == [
-        "1",
-        "10",
-        "20",
-    ]
-    assert (
-        "best: reward 0.9000, score 0.4500, stop, level 7" in text
-        and "worst: reward 0.1000" in text
-    )
-    assert (
-        "good\\x1b[31m\\n" in text
-        and "tar\\x1bget" in text
-        and "\x1b" not in text
-        and "middling" not in text
-    )
-    log.truncate_after(10)
-    assert [
-        line.split()[2] for line in log.path.read_text().splitlines() if line.startswith("===")
-    ] == ["1", "10"]
+def test_a_run_goes_back_to_a_step_in_all_its_files(tmp_path):
+    (tmp_path / "config.yaml").touch()
+    write_steps(tmp_path, 1, 10, 11)
+    write_half = ["metrics.jsonl", "groups.jsonl"]
+    for name in write_half:
+        with open(tmp_path / name, "ab") as file:
+            file.write('{"step": 12, "é'.encode()[:-1])
+    half = [tmp_path / ".config.yaml.7.partial", tmp_path / "rollouts" / ".x.7.partial"]
+    report = tmp_path / ".report.html.7.partial"  # perhaps another process writes it now
+    for path in (*half, report):
+        path.touch()
 
-
-def test_rollout_lines_hold_what_the_readme_says(tmp_path):
-    path = tmp_path / "step-000003.jsonl.zst"
-    write_rollouts(path, [group(["a", "b"], [0.9, 0.1], advantages=[1.0, -1.0])], step=3)
-    (line,) = read_jsonl_zst(path)
-    assert set(line) == {
-        "step",
-        "group",
-        "index",
-        "attempt",
-        "task",
-        "level",
-        "temperature",
-        "class",
-        "action",
-        "trap",
-        "problem",
-        "prompt_tokens",
-        "completions",
-    }
-    assert line["completions"][1] == {
-        "tokens": [3, 4],
-        "logprobs": [-0.1, -0.2],
-        "text": "b",
-        "finish": "stop",
-        "reward": 0.1,
-        "value": 0.05,
-        "exact": False,
-        "advantage": -1.0,
-        "parts": {"trap": None},
-    }
+    rewind(tmp_path, 10)
+    run = load_run(tmp_path)
+    assert [line["step"] for line in run.metrics] == run.steps() == [1, 10]
+    assert {record["step"] for record in run.group_index} == {1, 10}
+    assert not any(path.exists() for path in half) and report.exists()
 
 
 def test_samples_go_on_wherever_the_writer_was_stopped(tmp_path):
     """In a header, in a character of two or three bytes, anywhere."""
-    log = SamplesLog(tmp_path, every=1)
-    log.append(1, [group(["é → ж"], [0.5])])
-    first = log.path.read_bytes()
-    log.append(2, [group(["é → ж"], [0.5])])
-    whole = log.path.read_bytes()
-    for end in range(len(first), len(whole) + 1):
-        log.path.write_bytes(whole[:end])
-        log.truncate_after(1)
-        assert log.path.read_bytes() == first
+    path = tmp_path / "samples.log"
+    write_steps(tmp_path, 1)
+    first = path.read_bytes()
+    write_steps(tmp_path, 10)
+    whole = path.read_bytes()
+    for end in range(len(first), len(whole) + 1, 3):
+        path.write_bytes(whole[:end])
+        rewind(tmp_path, 1)
+        assert path.read_bytes() == first

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from data.files import read_jsonl_zst
 from grpo.records import Completion, Group
 from grpo.run.rollouts import groups_of, remove_after, write_rollouts
 from tasks.base import Problem, Score, UserError
@@ -76,6 +77,27 @@ def test_every_cut_and_every_addition_is_refused(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(UserError, match="step-000001.jsonl.zst: not a whole rollout file"):
             groups_of(path)
+
+
+def test_rollout_lines_hold_what_the_docs_say(tmp_path):
+    path = tmp_path / "step-000003.jsonl.zst"
+    write_rollouts(path, [group(["a", "b"])], step=3)
+    (line,) = read_jsonl_zst(path)
+    assert set(line) == set(
+        "step group index attempt task level temperature class action trap problem prompt_tokens "
+        "completions".split()
+    )
+    assert line["completions"][1] == {
+        "tokens": list(range(9)),
+        "logprobs": [-0.25] * 9,
+        "text": "b",
+        "finish": "stop",
+        "reward": 1.0,
+        "value": 1.0,
+        "exact": False,
+        "advantage": 1.0,
+        "parts": {},
+    }
 
 
 def test_files_of_later_steps_of_every_kind_are_removed(tmp_path):

@@ -140,7 +140,7 @@ def test_what_cannot_be_exported_is_said(runs, tmp_path, capsys):
     for argv, words in [
         ((runs / "full", tmp_path / "full"), "exists already"),
         ((runs / "full", tmp_path / "a", "--adapter"), "has no adapter"),
-        ((tmp_path / "none", tmp_path / "a"), f"grpo.export: {tmp_path / 'none'}: does not exist"),
+        ((tmp_path / "none", tmp_path / "a"), f"grpo.export: {tmp_path / 'none'}: not a run"),
         ((runs / "full",), "the following arguments are required: folder"),
     ]:
         assert export.main([str(part) for part in argv]) == 2
