@@ -242,13 +242,6 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def forget_cached(path: Path) -> None:
-    """Make the next read of a synced file come from the disk, on systems that allow it (Linux)."""
-    if hasattr(os, "posix_fadvise"):
-        with open(path, "rb") as file:
-            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
 KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "an integer"}
 
 
