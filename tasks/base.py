@@ -382,12 +382,6 @@ def sources_of(task: Task) -> dict[str, str]:
     return dict(asked(task, "sources", default={}))
 
 
-def summary_of(sources: Mapping[str, str]) -> str:
-    """Return one line that stands for all of `sources`: "96 with fingerprint 91c0..."."""
-    parts = [part for item in sorted(sources.items()) for part in item]
-    return f"{len(sources)} with fingerprint {key_of(*parts)}"
-
-
 def foreign_of(task: Task, level: int) -> Mapping[str, Task]:
     """Return `task` on each foreign kind of text, e.g. ``{"tables": task, ...}``.
 

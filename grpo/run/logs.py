@@ -92,7 +92,6 @@ class Facts(TypedDict, total=False):
 
     started: str
     threads: int
-    fingerprints: dict[str, str]
     resumed: list[dict[str, Any]]
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from data.errors import UserError
 from data.files import read_json
-from grpo.config import SOURCES, Config
+from grpo.config import Config
 from grpo.curriculum import (
     SURVEY_PROBLEMS,
     Ladder,
@@ -54,7 +54,7 @@ from grpo.run.trackers import check_installed
 from grpo.show.console import Console
 from grpo.show.settings import settings
 from grpo.trainer import Trainer, load_parts, with_learning_rate
-from tasks.base import mistakes_of, notes_of, summary_of
+from tasks.base import mistakes_of, notes_of
 from tasks.scoring import range_of
 
 # How many held-out problems decide when the imitation ends.
@@ -134,7 +134,7 @@ class Run:
         restore_threads(before, trainer.policy.device)
         self.files: RunFiles | NoFiles = NoFiles()
         if self.ranks.is_rank0:
-            self._make_files(before, sources)
+            self._make_files(before)
         self.heldout = HeldOutEvaluator(trainer, self.files, console, self._warn)
 
     @property
@@ -160,16 +160,14 @@ class Run:
         """
         return {self.level, self.trainer.curriculum.level} if self.is_ladder else {self.level}
 
-    def _make_files(self, before: Mapping[str, Any], sources: Mapping[str, Any]) -> None:
+    def _make_files(self, before: Mapping[str, Any]) -> None:
         """Write config.yaml, and open the logs.
 
         `before` are the facts in the config.yaml of a run that is resumed.
         """
         done = step_of(self.opened.checkpoint) if self.opened.checkpoint else 0
         now = facts(self.trainer.policy.device, self.ranks, self.config.model)
-        kinds = [kind for kind in SOURCES if kind != "config" and sources[kind]]
         self.about = with_resumption(before, now, done)
-        self.about["fingerprints"] = {kind: summary_of(sources[kind]) for kind in kinds}
         self._save_config()
 
         self.files = RunFiles(self.folder, self.config, done, self._warn)

@@ -24,7 +24,6 @@ from grpo.run.resume import (
 )
 from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
-from tasks import audit
 from tasks.registry import load_task
 from tasks.supply import problem_at, write_problems
 
@@ -202,14 +201,6 @@ def test_an_adapter_is_not_evaluated_or_exported_on_another_base(here, capsys, c
         (line,) = said_by(capsys, *arguments, main=main).err.splitlines()
         assert "runs/lora/checkpoints/step-000001: changed since it was saved: base: " in line
         assert line.endswith("; undo that") and not Path("exported").exists()
-
-
-def test_the_audit_sees_a_corpus_that_has_grown(here, capsys):
-    assert said_by(capsys, "runs/lora", main=audit.main, status=0).out.endswith("nothing found\n")
-    grow_corpus()
-    said = said_by(capsys, "runs/lora", main=audit.main, status=1).out
-    assert "runs/lora: the corpus has changed since the run: 96 with fingerprint " in said
-    assert " then, 97 with fingerprint " in said and "1 findings" in said
 
 
 # Fingerprints.
