@@ -113,7 +113,7 @@ def test_rollouts(content):
     | altered(MANIFEST).map(lambda value: json.dumps(value).encode())
 )
 @example(b'{"format": 1, "files": {"a\\nb": null}}')
-@example(b'{"format": 1, "files": {"manifest.json": {"bytes": "a\\nb"}}}')
+@example(b'{"format": 1, "files": {"manifest.json": "a\\nb"}}')
 def test_manifests(content):
     with tempfile.TemporaryDirectory() as folder:
         step = Path(folder) / "checkpoints" / "step-000001"

@@ -14,10 +14,8 @@ from hostile import ACCEPTED, REFUSED, command_lines, datasets, models, texts
 from hostile_runs import copied, damages
 from small_runs import BY_PLACE, whole_run
 
-from data.errors import UserError
 from grpo import export, inspect
 from grpo import report as report_program
-from grpo.run.files import check_output
 from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
 from tasks import audit
@@ -176,17 +174,6 @@ def test_a_folder_for_a_file_is_refused_before_the_evaluation(capsys):
     assert evaluation.main([*flags, "--json", "."]) == 2
     out, err = capsys.readouterr()
     assert err == "eval.py: --json .: is a directory; give the path of a file\n" and not out
-
-
-def test_no_file_of_a_run_is_overwritten(tmp_path):
-    run = tmp_path / "runs" / "a"
-    for name in ("config.yaml", "report.html", "checkpoints/step-000001/trainer.json"):
-        (run / name).parent.mkdir(parents=True, exist_ok=True)
-        (run / name).write_text("{}")
-    for name in ("config.yaml", "checkpoints/step-000001/trainer.json"):
-        with pytest.raises(UserError, match=f"--json .*{name}: belongs to the run in {run}"):
-            check_output(str(run / name), "--json")
-    check_output(str(run / "report.html"), "--json")
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from data.errors import UserError, blaming
 from data.files import check_links, kind_of, read_json, sync
-from data.text import quoted, shortened, shown
+from data.text import quoted, shortened
 from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import named_tensors
 from grpo.model.weights import check_loaded
@@ -237,10 +237,7 @@ def new_checkpoint(run: Path, step: int, reason: str = "") -> Iterator[Path]:
         yield temporary
 
         files = {
-            str(path.relative_to(temporary)): {
-                "sha256": _sha256(path),
-                "bytes": path.stat().st_size,
-            }
+            str(path.relative_to(temporary)): _sha256(path)
             for path in sorted(temporary.rglob("*"))
             if path.is_file()
         }
@@ -273,14 +270,11 @@ def verify(path: Path) -> str | None:
     if not manifest.is_file():
         return f"{path}: not a checkpoint (it has no manifest.json)"
     try:
-        for name, fact in read_json(manifest)["files"].items():
+        for name, checksum in read_json(manifest)["files"].items():
             file, escaped = path / name, shortened(name)
             if not file.is_file():
                 return f"{path}: {escaped} is missing"
-            size = file.stat().st_size
-            if size != fact["bytes"]:
-                return f"{path}: {escaped} has {size} bytes instead of {shown(fact['bytes'])}"
-            if _sha256(file) != fact["sha256"]:
+            if _sha256(file) != checksum:
                 return f"{path}: {escaped} is damaged (its checksum is wrong)"
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return f"{path}: manifest.json is damaged"

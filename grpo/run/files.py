@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -32,11 +31,8 @@ def new_folder(home: Path, config: Config) -> Path:
     for value in config.task_options.values():
         if "," not in value:  # a list of numbers says little
             parts.append(Path(value.partition(":")[0]).stem[:60])
-    if config.level:
-        parts.append(str(config.level))
-    if config.problems != "fresh":
-        parts.append(config.problems.replace(":", ""))
-    parts += [*config.mark.values(), f"seed{config.seed}"]
+    level = [str(config.level)] if config.level else []
+    parts += [*level, *config.mark.values(), f"seed{config.seed}"]
 
     base = "-".join(filter(None, (re.sub(r"[^a-z0-9-]+", "-", part.lower()) for part in parts)))
     names = [base, *(f"{base}-{number}" for number in range(2, 10_000))]
@@ -71,23 +67,13 @@ def _is_empty(folder: Path) -> bool:
 
 
 def check_output(path: str, flag: str) -> None:
-    """Raise UserError if `flag` names a file that cannot be written, or one that a run has written.
+    """Raise UserError if `flag` names a file that cannot be written.
 
     Called before a long computation whose result goes there.
     """
     target = Path(path).absolute()
     if kind_of(target) == "folder":
         raise UserError(f"{flag} {path}: is a directory; give the path of a file")
-
-    runs = [one.parent for one in target.parents if one.name in ("checkpoints", "rollouts")]
-    if target.suffix in (".yaml", ".jsonl", ".txt", ".log"):
-        runs.append(target.parent)
-    for run in runs:
-        if kind_of(target) and (run / "config.yaml").exists():
-            raise UserError(
-                f"{flag} {path}: belongs to the run in {run}, and would be overwritten; give "
-                "another path"
-            )
 
     folder = next(one for one in target.parents if kind_of(one))
     if not kind_of(target) and not (folder.is_dir() and os.access(folder, os.W_OK)):
@@ -121,37 +107,25 @@ def new_run(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[str]:
-    """Lock `folder` until the block or the process ends; yield a warning, or "".
+def locked(folder: Path) -> Iterator[None]:
+    """Lock `folder` until the block or the process ends.
 
-    Some network file systems have no locks (Lustre without the option `flock`). There the block
-    runs without one, and the warning says so. Raises UserError if another process has locked it.
+    Raises UserError if another process has locked it. Some network file systems have no locks
+    (Lustre without the option `flock`); there the block runs without one.
     """
     import fcntl  # not on Windows, which `exit_status` refuses
 
-    path = folder / ".lock"
-    warning = ""
-    with open_own(path, "a+") as file:
+    with open_own(folder / ".lock", "a") as file:
         # A forked process, such as a reward's, inherits the open file, and with it the lock, which
         # it would still hold when this process has been killed.
         os.register_at_fork(after_in_child=file.close)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            file.seek(0)
             raise UserError(
-                f"{folder}: process {file.read().strip() or '?'} is training this run; wait for "
-                "its end, or start another run with --name"
+                f"{folder}: another process is training this run; wait for its end, or start "
+                "another run with --name"
             ) from error
-        except OSError as error:
-            warning = (
-                f"{folder}: its file system has no locks ({error.strerror}): make sure that no "
-                "other process continues this run meanwhile"
-            )
-        try:
-            file.truncate(0)
-            # Past the buffer, which would fail again when the file is closed.
-            os.write(file.fileno(), f"{os.getpid()} on {socket.gethostname()}\n".encode())
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror}") from error
-        yield warning
+        except OSError:
+            pass
+        yield

@@ -8,9 +8,10 @@ import time
 from contextlib import suppress
 from typing import Any
 
-# Signals of which a second one stops the run immediately, and others, which Windows lacks.
+# Signals of which a second one stops the run immediately, and others. A scheduler sends SIGUSR1
+# when the time of a job is almost over (Slurm's --signal=USR1@120), and SIGTERM later.
 STOPPING = (signal.SIGINT, signal.SIGTERM)
-HANGUP, TIME_OVER = (getattr(signal, name, None) for name in ("SIGHUP", "SIGUSR1"))
+GENTLE = (signal.SIGHUP, signal.SIGUSR1)
 
 # A signal that follows the first one within so many seconds is the same request: many programs send
 # one twice, once to the process and once to its group (GNU `timeout` does).
@@ -18,16 +19,11 @@ SAME = 1.0
 
 
 class Interrupt:
-    """Records the first SIGINT, SIGTERM, SIGHUP or SIGUSR1 within a `with` block, as `wanted`.
+    """Records the first of these signals within a `with` block as `wanted`.
 
-    The run then ends after its current step, which is saved. A second SIGINT or SIGTERM, after more
-    than `SAME` seconds, goes to the handler that was there before, and ends the run immediately. A
-    second SIGHUP does nothing, because the shell and the system may send one each when a terminal
-    is closed; nor does SIGUSR1, by which a scheduler announces that the time of a job is over
-    (Slurm's --signal=USR1@120): the SIGTERM that follows counts as the first. SIGHUP stays ignored
-    under nohup, and SIGUSR1 with whoever handles it already.
-
-    Python can handle signals only in the main thread; in any other one nothing is recorded.
+    A second SIGINT or SIGTERM, after more than `SAME` seconds, goes to the handler that was there
+    before, and ends the run immediately. SIGHUP stays ignored under nohup. Python can handle
+    signals only in the main thread; in any other one nothing is recorded.
     """
 
     def __init__(self) -> None:
@@ -38,11 +34,8 @@ class Interrupt:
 
     def __enter__(self) -> "Interrupt":
         if threading.current_thread() is threading.main_thread():
-            numbers = [*STOPPING]
-            if HANGUP and signal.getsignal(HANGUP) != signal.SIG_IGN:
-                numbers.append(HANGUP)
-            if TIME_OVER and signal.getsignal(TIME_OVER) == signal.SIG_DFL:
-                numbers.append(TIME_OVER)
+            gentle = [each for each in GENTLE if signal.getsignal(each) == signal.SIG_DFL]
+            numbers = [*STOPPING, *gentle]
             self.earlier = {number: signal.signal(number, self.note) for number in numbers}
         return self
 
@@ -57,8 +50,8 @@ class Interrupt:
         Triton replaces them without Python's knowledge when it compiles the first kernel: LLVM then
         sends a signal again, and meanwhile a second one would kill the process.
         """
-        for number in (*STOPPING, HANGUP, TIME_OVER) if self.earlier else ():
-            if number and (handler := signal.getsignal(number)) is not None:
+        for number in (*STOPPING, *GENTLE) if self.earlier else ():
+            if (handler := signal.getsignal(number)) is not None:
                 signal.signal(number, handler)
 
     def note(self, number: int, _: object) -> None:
@@ -66,22 +59,14 @@ class Interrupt:
         if os.getpid() != self.process:  # forked, for example by a reward function: not a run
             signal.signal(number, self.earlier[number])
             signal.raise_signal(number)
-            return
-        if self.wanted and number not in STOPPING:
-            return
-        if self.wanted in STOPPING:
+        elif number in STOPPING and self.wanted in STOPPING:
             if time.monotonic() - self.time > SAME:
                 for each in STOPPING:
                     signal.signal(each, self.earlier.pop(each))
                 signal.raise_signal(number)
-            return
-
-        self.wanted, self.time = signal.Signals(number), time.monotonic()
-        again = "; send it again to stop immediately and lose this step"
-        line = (
-            f"\n{self.wanted.name}: finishing and saving the current step"
-            f"{again if number in STOPPING else ''}\n"
-        )
-        with suppress(OSError, ValueError, AttributeError):  # standard error may be gone
-            # Not print: a handler may run in the middle of one.
-            os.write(sys.stderr.fileno(), line.encode())
+        elif number in STOPPING or not self.wanted:
+            self.wanted, self.time = signal.Signals(number), time.monotonic()
+            line = f"\n{self.wanted.name}: finishing and saving the current step\n"
+            with suppress(OSError, ValueError, AttributeError):  # standard error may be gone
+                # Not print: a handler may run in the middle of one.
+                os.write(sys.stderr.fileno(), line.encode())

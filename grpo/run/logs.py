@@ -25,8 +25,16 @@ from typing import Any, TypedDict
 
 import msgspec
 
-from data.errors import UserError, blaming, needs
-from data.files import check_links, kind_of, open_own, read_bytes, read_yaml, write_whole
+from data.errors import UserError, blaming
+from data.files import (
+    check_links,
+    kind_of,
+    open_own,
+    read_bytes,
+    read_jsonl,
+    read_yaml,
+    write_whole,
+)
 from data.text import escape_control, shortened
 from grpo.config import KINDS as SETTING_KINDS
 from grpo.config import Config, checked
@@ -140,14 +148,8 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     lines = []
-    for number, text in enumerate(_whole_lines(path), start=1):
-        where = f"{path}, line {number}"
-        try:
-            # msgspec also refuses NaN and lone surrogates, which no log contains.
-            line = msgspec.json.decode(text)
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{where}: is not JSON ({error})") from error
-        if not isinstance(line, dict) or not isinstance(line.get("step"), int):
+    for where, line in read_jsonl(path, is_log=True):
+        if not isinstance(line.get("step"), int):
             raise UserError(f'{where}: has no whole number "step"; the file is not a log of a run')
         _check_line(where, path.name, line)
         lines.append(line)
@@ -177,34 +179,23 @@ def rewind(run: Path, step: int) -> None:
     """
     for path in (run / name for name in LOGS):
         if path.exists():
-            kept = [line["step"] <= step for line in read_metrics(path)]
-            write_whole(path, _joined(_whole_lines(path), kept))
+            lines = [line for line in read_metrics(path) if line["step"] <= step]
+            texts = [json.dumps(line, ensure_ascii=False) for line in lines]
+            write_whole(path, "".join(f"{text}\n" for text in texts).encode())
 
     path = run / "samples.log"
     if path.exists():
-        lines, last, kept = _whole_lines(path), 0, []
-        for line in lines:
-            if head := re.match(rb"=== step (\d+) ", line):
-                last = int(head[1])
-            kept.append(last <= step)
-        write_whole(path, _joined(lines, kept))
+        # Bytes, because the last line may end in the middle of a character.
+        entries = re.split(
+            rb"^(?==== step \d+ )", read_bytes(path).rpartition(b"\n")[0], flags=re.M
+        )
+        kept = [entry for entry in entries[1:] if int(entry.split(None, 3)[2]) <= step]
+        write_whole(path, b"".join(entry.rstrip(b"\n") + b"\n" for entry in kept))
 
     remove_after(run, step)
     for path in (*run.glob(".*.partial"), *run.glob("rollouts/.*.partial")):
         if not path.name.startswith(".report."):  # which another process may write now
             path.unlink()
-
-
-def _whole_lines(path: Path) -> list[bytes]:
-    """Return the lines of a log as bytes, without an incomplete last one.
-
-    The file is not decoded, because the last line may end in the middle of a character.
-    """
-    return read_bytes(path).split(b"\n")[:-1]
-
-
-def _joined(lines: Sequence[bytes], kept: Sequence[bool]) -> bytes:
-    return b"".join(line + b"\n" for line, is_kept in zip(lines, kept, strict=True) if is_kept)
 
 
 def _finite(value: Any) -> Any:
@@ -230,22 +221,19 @@ class RunFiles:
         self.mark = config.mark
         self.trackers = Trackers(config.track, folder, dataclasses.asdict(config), done, warn)
 
-    def _append(self, log: str, *lines: dict[str, Any]) -> None:
+    def append(self, log: str, *lines: dict[str, Any]) -> None:
+        """Write lines to one of the LOGS, all of them at once, e.g. to "eval"."""
         MetricsLog(self.folder, f"{log}.jsonl").append(*lines)
-
-    def write_inherited_keys(self, keys: Sequence[str]) -> None:
-        """Write the keys of problems that an earlier run was trained on, under step 0."""
-        self._append("seen", {"step": 0, "keys": list(keys)})
 
     def write_step(self, report: StepReport) -> None:
         """Write a step: rollouts, metrics, problem keys, groups, decisions and samples."""
         step, groups = report.step, report.groups
         self.write_rollouts("step", step, groups)
-        self._append("metrics", report.metrics)
+        self.append("metrics", report.metrics)
         self.trackers.send(report.metrics)
         keys = dict.fromkeys(group.problem.key for group in groups)
-        self._append("seen", {"step": step, "keys": list(keys)})
-        self._append("groups", {"step": step, "groups": summaries(groups)})
+        self.append("seen", {"step": step, "keys": list(keys)})
+        self.append("groups", {"step": step, "groups": summaries(groups)})
         self.write_decisions(report.decisions)
         if step == 1 or step % SAMPLES_EVERY == 0:
             date = datetime.now(UTC).isoformat(timespec="seconds")
@@ -256,22 +244,18 @@ class RunFiles:
         """Write the right answers that were imitated before the first step, and their keys."""
         self.write_rollouts("imitation", 0, groups)
         keys = [group.problem.key for group in groups]
-        self._append("seen", {"step": 0, "imitated": True, "keys": keys})
+        self.append("seen", {"step": 0, "imitated": True, "keys": keys})
 
     def write_decisions(self, decisions: Sequence[Decision]) -> None:
         """Write decisions to curriculum.jsonl."""
         for decision in decisions:
-            self._append("curriculum", {**decision.to_json(), **self.mark})
+            self.append("curriculum", {**decision.to_json(), **self.mark})
 
     def write_evaluations(self, lines: Sequence[dict[str, Any]]) -> None:
         """Write lines to eval.jsonl, all of them at once."""
-        self._append("eval", *lines)
+        self.append("eval", *lines)
         for line in lines:
             self.trackers.send(line)
-
-    def write_verdict(self, verdict: dict[str, Any]) -> None:
-        """Append the verdict to eval.jsonl."""
-        self._append("eval", {**verdict, **self.mark})
 
     def write_rollouts(self, kind: str, step: int, groups: list[Group]) -> None:
         """Write groups of a kind (`KINDS`) with all their texts to rollouts/."""
@@ -308,16 +292,6 @@ class NoFiles:
 # --- reading them back -------------------------------------------------------------------------
 
 
-class Records(list):
-    """Plain dicts in a list, e.g. ``Records([{"step": 1, "reward": 0.3}])``."""
-
-    def to_pandas(self) -> Any:
-        """Return the records as a pandas DataFrame (the extra `notebook`)."""
-        with needs("pandas", "notebook"):
-            import pandas
-        return pandas.DataFrame.from_records(self)
-
-
 class RunData:
     """The stored data of a run.
 
@@ -325,8 +299,7 @@ class RunData:
     """
 
     def __init__(self, path: str | Path):
-        self._given = Path(path)
-        self._absolute = self._given.absolute()
+        self.path = Path(path)
         if kind_of(self.path) == "folder":
             check_links(self.path)
         if kind_of(self.path / "config.yaml") != "file":
@@ -334,12 +307,6 @@ class RunData:
                 f"{self.path}: not a run (it has no config.yaml); give the directory that train.py "
                 "named, such as runs/NAME"
             )
-
-    @property
-    def path(self) -> Path:
-        """The folder of the run, from wherever the process is now (a notebook may change that)."""
-        is_there = self._given.absolute() == self._absolute
-        return self._given if is_there else self._absolute
 
     def __repr__(self) -> str:
         """Return e.g. <TrainedRun runs/own: learned>."""
@@ -352,14 +319,14 @@ class RunData:
         return read_config(self.path)
 
     @cached_property
-    def metrics(self) -> Records:
+    def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl."""
         return self._log("metrics.jsonl")
 
     @cached_property
-    def evals(self) -> Records:
+    def evals(self) -> list[dict[str, Any]]:
         """The evaluations: the lines of eval.jsonl except verdicts."""
-        return Records(line for line in self._log("eval.jsonl") if line["purpose"] != "verdict")
+        return [line for line in self._log("eval.jsonl") if line["purpose"] != "verdict"]
 
     @property
     def verdict(self) -> dict[str, Any] | None:
@@ -368,28 +335,25 @@ class RunData:
         return lines[-1] if lines else None
 
     @property
-    def reports(self) -> Records:
+    def reports(self) -> list[dict[str, Any]]:
         """The reported evaluations before, during and after training, without validation checks."""
-        return Records(line for line in self.evals if line["purpose"] == "report")
+        return [line for line in self.evals if line["purpose"] == "report"]
 
     @property
-    def first_reports(self) -> Records:
+    def first_reports(self) -> list[dict[str, Any]]:
         """The reported evaluations before the first step, of the policy that nothing has taught."""
-        return Records(line for line in self.reports if line["step"] == 0)
+        return [line for line in self.reports if line["step"] == 0]
 
     @cached_property
-    def decisions(self) -> Records:
+    def decisions(self) -> list[dict[str, Any]]:
         """The lines of curriculum.jsonl."""
         return self._log("curriculum.jsonl")
 
     @cached_property
-    def group_index(self) -> Records:
+    def group_index(self) -> list[dict[str, Any]]:
         """A record for each group of all steps, see `grpo.show.group.summaries`."""
-        return Records(
-            {"step": line["step"], **group}
-            for line in self._log("groups.jsonl")
-            for group in line["groups"]
-        )
+        lines = self._log("groups.jsonl")
+        return [{"step": line["step"], **group} for line in lines for group in line["groups"]]
 
     def steps(self, kind: str = "step") -> list[int]:
         """Return the steps whose rollouts of a `kind` are stored, see `grpo.run.rollouts.KINDS`."""
@@ -418,7 +382,7 @@ class RunData:
 
     def rollouts(
         self, step: int | Iterable[int] | None = None, group: int | None = None, kind: str = "step"
-    ) -> Records:
+    ) -> list[dict[str, Any]]:
         """Return a record for each completion of one or several steps; None means all steps.
 
         Keys: step, group, sample (both from 0), index, attempt, level, temperature, class, action,
@@ -428,7 +392,7 @@ class RunData:
         was trained on: its last completion is the right answer, with `is_demonstration`.
         """
         steps = self.steps(kind) if step is None else step
-        records = Records()
+        records = []
         # Numbers of NumPy and of data frames become Python's.
         for each in map(index, steps if isinstance(steps, Iterable) else [steps]):
             drawn = self.groups(each, kind) if group is None else [self.group(each, group, kind)]
@@ -438,8 +402,8 @@ class RunData:
                     records.append(place | completion_record(one, sample))
         return records
 
-    def _log(self, name: str) -> Records:
-        return Records(read_metrics(self.path / name))
+    def _log(self, name: str) -> list[dict[str, Any]]:
+        return read_metrics(self.path / name)
 
 
 def read_config(run: Path) -> dict[str, Any]:

@@ -20,10 +20,9 @@ import platform
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import peft
@@ -80,8 +79,7 @@ MOST_THREADS = 1024  # that a run may ask for
 # --- a new run or a resumed one ---------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class OpenedRun:
+class OpenedRun(NamedTuple):
     """Where a run is written, the checkpoint where a resumed run continues, and what the user
     should know about it.
     """
@@ -104,13 +102,13 @@ def open_run(
 
     config, warnings = start_from(config, given)
 
-    def begin() -> tuple[Path, str]:
+    def begin() -> Path:
         folder = home / config.name if config.name else new_folder(home, config)
         locks.enter_context(new_run(folder))
-        return folder, locks.enter_context(locked(folder))
+        locks.enter_context(locked(folder))
+        return folder
 
-    folder, warning = ranks.on_rank0(begin)
-    return OpenedRun(folder, warnings=[*filter(None, [warning]), *warnings]), config
+    return OpenedRun(ranks.on_rank0(begin), warnings=warnings), config
 
 
 def _open_resumed(
@@ -121,7 +119,7 @@ def _open_resumed(
     path = _resumed_path(config.resume, home)
     folder = run_of(path)
     # Before the latest checkpoint is looked for: another process may be about to write one.
-    warning = ranks.on_rank0(lambda: locks.enter_context(locked(folder)))
+    ranks.on_rank0(lambda: locks.enter_context(locked(folder)))
     checkpoint, warnings = find_resume(path)
 
     saved = dataclasses.asdict(config_of(checkpoint))
@@ -156,7 +154,7 @@ def _open_resumed(
 
     changed = {name: value for name, value in given.items() if name in ON_RESUME}
     merged = Config(**{**saved, **changed, "task_options": options | given_options})
-    return OpenedRun(folder, checkpoint, [*filter(None, [warning]), *warnings]), merged
+    return OpenedRun(folder, checkpoint, warnings), merged
 
 
 def _resumed_path(resume: str, home: Path) -> Path:
@@ -428,30 +426,28 @@ def restore_threads(before: Mapping[str, Any], device: torch.device) -> None:
         torch.set_num_threads(before["threads"])
 
 
-def changed_versions(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Return a warning if torch or a model library is not the one that the run used last; or "".
+def facts_after(
+    before: Mapping[str, Any], now: Mapping[str, Any], step: int
+) -> tuple[dict[str, Any], str]:
+    """Return the facts of a run that is started, or resumed after `step`; and a warning, or "".
 
-    Other versions may round differently, and then a resumed run is no longer the same to the last
-    bit.
+    The facts of its start stay; each resumption adds an entry to "resumed" with those that differ.
+    Other versions of torch and the model libraries may round differently, and then a resumed run is
+    no longer the same to the last bit.
     """
+    if not before:
+        return dict(now), ""
+
     last = {**before, **(before.get("resumed") or [{}])[-1]}
-    changed = [
+    versions = [
         f"{name} {last[name]} → {now[name]}"
         for name in LIBRARIES
         if last.get(name, now[name]) != now[name]
     ]
-    said = "the run used other versions until now, which may round differently"
-    return f"{said}: {', '.join(changed)}" if changed else ""
+    said = "the run used other versions until now, which may round differently: "
+    warning = f"{said}{', '.join(versions)}" if versions else ""
 
-
-def with_resumption(before: Mapping[str, Any], now: Mapping[str, Any], step: int) -> dict[str, Any]:
-    """Return the facts of a run that is started, or resumed after `step`.
-
-    The facts of its start stay; each resumption adds an entry to "resumed" with those that differ.
-    """
-    if not before:
-        return dict(now)
     # "stopped" says why the run ended before. It no longer holds.
     kept = {name: value for name, value in before.items() if name != "stopped"}
     changed = {name: value for name, value in now.items() if value != before.get(name)}
-    return {**kept, "resumed": [*before.get("resumed", []), {"step": step, **changed}]}
+    return {**kept, "resumed": [*before.get("resumed", []), {"step": step, **changed}]}, warning

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from data.errors import UserError
+from data.errors import UserError, blaming
 from data.files import raw_json, read_jsonl_zst, write_jsonl_zst
 from grpo.records import Completion, Group, GroupClass
 from tasks.base import Problem, Score
@@ -53,13 +53,8 @@ def groups_of(path: Path) -> list[Group]:
         raise UserError(f"{path}: holds no groups")
     groups = []
     for number, line in enumerate(lines, start=1):
-        try:
+        with blaming(f"{path}, line {number}: is not a group that a run writes"):
             groups.append(_from_json(line))
-        except (msgspec.ValidationError, KeyError, ValueError, TypeError) as error:
-            raise UserError(
-                f"{path}, line {number}: is not a group that a run writes "
-                f"({type(error).__name__}: {error})"
-            ) from error
     return groups
 
 
@@ -118,10 +113,7 @@ def _completion_to_json(completion: Completion, score: Score, advantage: Any) ->
 
 
 def _from_json(line: dict[str, Any]) -> Group:
-    """Return the group of a line.
-
-    Raises ValueError, KeyError, TypeError or msgspec.ValidationError if it is not one.
-    """
+    """Return the group of a line. Any exception means that it is not one."""
     rows = line["completions"]
     completions = [msgspec.convert(row, Completion) for row in rows]
     advantages = msgspec.convert(

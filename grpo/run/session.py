@@ -42,12 +42,11 @@ from grpo.run.interrupt import Interrupt
 from grpo.run.logs import NoFiles, RunData, RunFiles, load_run, read_config, rewind
 from grpo.run.resume import (
     OpenedRun,
-    changed_versions,
     facts,
+    facts_after,
     open_run,
     restore_threads,
     sources_of_run,
-    with_resumption,
 )
 from grpo.run.rollouts import file_of
 from grpo.run.trackers import check_installed
@@ -167,11 +166,11 @@ class Run:
         """
         done = step_of(self.opened.checkpoint) if self.opened.checkpoint else 0
         now = facts(self.trainer.policy.device, self.ranks, self.config.model)
-        self.about = with_resumption(before, now, done)
+        self.about, warning = facts_after(before, now, done)
         self._save_config()
 
         self.files = RunFiles(self.folder, self.config, done, self._warn)
-        if warning := changed_versions(before, now):
+        if warning:
             self._warn(warning)
 
     def _save_config(self, **more: Any) -> None:
@@ -267,7 +266,7 @@ class Run:
         """Exclude from evaluations the problems that the policy of checkpoint `start` has seen."""
         seen = seen_keys(start)
         self.trainer.stream.begin_after(read_json(start / "trainer.json")["trainer"])
-        self.files.write_inherited_keys(seen)
+        self.files.append("seen", {"step": 0, "keys": seen})
         self.console.say(
             f"started from {start}: the {len(seen):,} problems that it was trained on are excluded "
             "from evaluations"
@@ -492,7 +491,7 @@ class Run:
             verdict, remedy=remedy(ended, verdict), next_command=next_command(ended, verdict)
         )
         if run.verdict is None or run.verdict["step"] < trainer.done:
-            self.files.write_verdict(verdict.to_json())
+            self.files.append("eval", verdict.to_json() | self.config.mark)
         self._show_summary(run, verdict, next_commands(ended))
 
         if trainer.stopped:

@@ -156,8 +156,7 @@ def _seal(run: Path, name: str, content: bytes) -> None:
     manifest = file.with_name("manifest.json")
     if manifest.exists() and file != manifest:
         saved = json.loads(manifest.read_text())
-        fact = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
-        saved["files"][file.name] = fact
+        saved["files"][file.name] = hashlib.sha256(content).hexdigest()
         manifest.unlink()
         manifest.write_text(json.dumps(saved))
 

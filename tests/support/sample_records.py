@@ -33,8 +33,7 @@ GROUP = {
     ],
 }
 MANIFEST = {
-    "format": 1,
     "step": 1,
-    "note": {},
-    "files": {"a.json": {"sha256": "0" * 64, "bytes": 2}},
+    "reason": "",
+    "files": {"a.json": "0" * 64},
 }

@@ -132,7 +132,7 @@ no step is untrained | EndWatch.observe | _a.teaches | True | CORE/test_ending.p
 
 # state
 a checkpoint without moments | save_optimizer | _a['state'].items() | {}.items() | \
-tests/grpo/run/test_checkpoint.py
+LEARN/test_optimizer.py
 damage overlooked | verify | _sha256(_a) != _b | False | tests/grpo/run/test_checkpoint.py
 the best checkpoint removed | prune | _a.name != keep | True | tests/grpo/run/test_checkpoint.py
 random numbers start again | load_rng | random.setstate(_a) | None | \

@@ -31,10 +31,6 @@ def test_ten_lines_train_and_return_the_run(home, monkeypatch):
     greedy = run.policy.generate(["Copy text A.\nA: owl tide"] * 2, temperature=0)
     assert greedy[0] == greedy[1]
 
-    monkeypatch.chdir("/")  # as by %cd in a notebook
-    again = load_run(home / "runs" / "a")
-    assert run.metrics == again.metrics and run.groups(1) == again.groups(1)
-
 
 NO_NAME = [json.dumps(ROWS), "a\nb", "a\0b", "x/" * 3000]
 
