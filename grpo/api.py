@@ -18,7 +18,6 @@ from grpo.records import StepReport
 from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.trainer import Callback, Trainer, load_parts, with_learning_rate
-from tasks.base import notes_of
 from tasks.registry import REWARD_FILE
 from tasks.rows import ROW_OPTIONS, Rows, as_flags
 
@@ -52,7 +51,7 @@ def make_trainer(
             )
     config, warned = _started(Config(**given), given)
     config, parts = load_parts(config, **values)
-    for text in (*warned, *notes_of(parts.task)):
+    for text in (*warned, *getattr(parts.task, "notes", ())):
         warnings.warn(text, stacklevel=2)
     policy = load_policy(config.model, device=config.device, **config.loading)
     trainer = Trainer(with_learning_rate(config, policy), parts, policy)

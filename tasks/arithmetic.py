@@ -178,9 +178,9 @@ class Arithmetic:
         The parts are
 
         - `answer`: the integer that was read, as text; or `reason`: why none was read;
-        - `sign` and `length`: whether these are right;
-        - `digits_right` and `digits_left`: which digits of the right answer agree, aligned at the
-          ones and at the leading digit; "011" means that the last two do;
+        - `sign`: whether it is right;
+        - `digits_right`: which digits of the right answer agree, aligned at the ones; "011" means
+          that the last two do;
         - `relative_error`.
         """
         return [_score(text, int(problem.target)) for text in completions]
@@ -225,26 +225,19 @@ def _score(text: str, target: int) -> Score:
     written, wanted = str(abs(value)), str(abs(target))
     has_right_sign = (value < 0) == (target < 0)
 
-    # Which digits of the right answer agree, aligned at the leading digit and at the ones.
-    from_left = _agreeing(written, wanted)
-    from_right = _agreeing(written[::-1], wanted[::-1])
-    share = has_right_sign * sum(from_right) / max(len(written), len(wanted))
+    # Which digits of the right answer agree, aligned at the ones.
+    missing = len(wanted) - len(written)
+    pairs = zip(written[::-1], wanted[::-1])
+    agreeing = [x == y for x, y in pairs] + [False] * missing
+    share = has_right_sign * sum(agreeing) / max(len(written), len(wanted))
     relative_error = min(abs(value - target) / max(1, abs(target)), 1000.0)
 
     parts = {
         "answer": str(value),
         "reason": None,
         "sign": has_right_sign,
-        "length": len(written) == len(wanted),
-        "digits_right": "".join("01"[agrees] for agrees in reversed(from_right)),
-        "digits_left": "".join("01"[agrees] for agrees in from_left),
+        "digits_right": "".join("01"[agrees] for agrees in reversed(agreeing)),
         "relative_error": relative_error,
     }
     reward = 1.0 if is_right else 0.3 * share + 0.2 * max(0.0, 1 - relative_error)
     return Score(reward, parts, value=float(is_right), exact=is_right)
-
-
-def _agreeing(written: str, wanted: str) -> list[bool]:
-    """Return for each digit of `wanted` whether `written` has the same digit in this place."""
-    missing = len(wanted) - len(written)
-    return [x == y for x, y in zip(written, wanted)] + [False] * missing

@@ -69,13 +69,21 @@ def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str]
 
     stored = _read_stored(folder, task)
     listed, before = _listed(folder)
-    start = config.get("start")
     found = [
         *stored.wrong_keys,
-        *_evaluated_again(stored, before, start),
+        *_evaluated_again(stored, before, config.get("start")),
         *_wrong_lists(folder, listed, before, stored.by_step),
     ]
-    return found, _summary(stored, before, start)
+
+    # E.g. "20 steps, 320 different problems trained on, 200 evaluated".
+    different = set().union(*stored.by_step.values())
+    summary = f"{len(stored.by_step.keys() - {0})} steps, {len(different)} different problems"
+    summary += " trained on"
+    if imitated := len(stored.by_step.get(0, ())):
+        summary += f", {imitated} of them imitated"
+    if before:
+        summary += f" (and {len(before)} before, see {config.get('start')})"
+    return found, f"{summary}, {len(stored.evaluated)} evaluated"
 
 
 def _read_stored(folder: Path, task: Task) -> StoredProblems:
@@ -96,15 +104,14 @@ def _read_stored(folder: Path, task: Task) -> StoredProblems:
                     f"data give {key}"
                 )
 
-            turns = problem.turns
             for example in line.get("shots", ()):
                 stored.shown.setdefault(example, path.name)
             if kind in ("step", "imitation"):
                 stored.trained.setdefault(key, path.name)
-                stored.trained.setdefault(turns, path.name)
+                stored.trained.setdefault(problem.turns, path.name)
                 stored.by_step.setdefault(step, set()).add(problem.key)
             else:
-                stored.evaluated.setdefault((key, turns), path.name)
+                stored.evaluated.setdefault((key, problem.turns), path.name)
     return stored
 
 
@@ -122,18 +129,6 @@ def _evaluated_again(stored: StoredProblems, before: set[str], start: str | None
         if key in before:
             found.append(f"{problem} was trained on before this run, see {start}")
     return found
-
-
-def _summary(stored: StoredProblems, before: set[str], start: str | None) -> str:
-    """Return how many problems were read, e.g. "20 steps, 320 different problems trained on"."""
-    steps = len(stored.by_step.keys() - {0})
-    different = set().union(*stored.by_step.values())
-    summary = f"{steps} steps, {len(different)} different problems trained on"
-    if imitated := len(stored.by_step.get(0, ())):
-        summary += f", {imitated} of them imitated"
-    if before:
-        summary += f" (and {len(before)} before, see {start})"
-    return f"{summary}, {len(stored.evaluated)} evaluated"
 
 
 def _listed(folder: Path) -> tuple[dict[int, set[str]], set[str]]:
@@ -161,39 +156,29 @@ def _wrong_lists(
     trainers = {path: read_json(path)["trainer"] for path in paths}
     last = max((trainer["done"] for trainer in trainers.values()), default=0)
 
-    found = []
-    for step in sorted(step for step in listed.keys() | by_step.keys() if step <= last):
-        in_list, trained = listed.get(step, set()), by_step.get(step, set())
-        found += _compare(f"seen.jsonl, step {step}", in_list, trained)
+    compared = [
+        (f"seen.jsonl, step {step}", listed.get(step, set()), by_step.get(step, set()))
+        for step in sorted(listed.keys() | by_step.keys())
+        if step <= last
+    ]
     for path, trainer in trainers.items():
         trained = before.union(*(keys for step, keys in by_step.items() if step <= trainer["done"]))
-        found += _compare(f"{path.parent.name}/trainer.json", set(trainer["seen"]), trained)
-    return found
+        compared.append((f"{path.parent.name}/trainer.json", set(trainer["seen"]), trained))
 
-
-def _compare(where: str, listed: set[str], trained: set[str]) -> list[str]:
-    """Return how the keys `listed` in a file differ from those that were `trained` on."""
-    missing, extra = sorted(trained - listed), sorted(listed - trained)
     found = []
-    if missing:
-        found.append(
-            f"{where}: lacks {len(missing)} problems that were trained on, {missing[0]} the first"
-        )
-    if extra:
-        found.append(
-            f"{where}: lists {len(extra)} problems that no stored step has, {extra[0]} the first"
-        )
+    for where, in_list, trained in compared:
+        for what, keys in (
+            ("lacks {} problems that were trained on, {} the first", trained - in_list),
+            ("lists {} problems that no stored step has, {} the first", in_list - trained),
+        ):
+            if keys:
+                found.append(f"{where}: {what.format(len(keys), min(keys))}")
     return found
 
 
 def _short(prompt: str) -> str:
     """Return the end of a prompt, where problems differ, in quotes."""
     return repr(prompt if len(prompt) <= 60 else "..." + prompt[-57:])
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
-    return exit_status("tasks.audit", lambda: report(arguments))
 
 
 def report(arguments: list[str] | None) -> int:
@@ -203,16 +188,9 @@ def report(arguments: list[str] | None) -> int:
         description="Look for evaluated problems that were trained on.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="runs/NAME")
-    parser.add_argument(
-        "--task",
-        metavar="FILE:CLASS",
-        help="if a run's task is a program, name it here to allow its execution",
-    )
-    parser.add_argument(
-        "--reward-file",
-        metavar="FILE:FUNCTION",
-        help="if a run's reward is a program, name it here to allow its execution",
-    )
+    allows = "if a run's {} is a program, name it here to allow its execution"
+    parser.add_argument("--task", metavar="FILE:CLASS", help=allows.format("task"))
+    parser.add_argument("--reward-file", metavar="FILE:FUNCTION", help=allows.format("reward"))
     options = parser.parse_args(arguments)
 
     worst = 0
@@ -226,6 +204,11 @@ def report(arguments: list[str] | None) -> int:
         print(escape_control(f"{folder}: {summary}; {outcome}"))
         worst = max(worst, bool(found))
     return worst
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    return exit_status("tasks.audit", lambda: report(arguments))
 
 
 if __name__ == "__main__":

@@ -101,7 +101,11 @@ class Task(Protocol):
     - `reward_range`: the lowest and the highest reward, by default (0.0, 1.0). None means unknown:
       then no group is called failed, only right answers solved, and each score gives its `value`;
     - `score_groups(groups)`: the scores of several groups at once; `compares`;
-    - `credits(problem, completions)`, `draft(problem)`;
+    - `credits(problem, completions)`: what each word earns (see `credits_of`);
+    - `draft(problem)`: a guesser, for speculative decoding. ``draft(problem)(text)`` gets the text
+      so far, which may end in the middle of a word, and returns the most likely continuation to the
+      end ("l saw it." after "the ow"), or "". A wrong guess costs time but changes no sample. Each
+      completion has its own copy (`copy.copy`) of the guesser, which may remember earlier calls;
     - `unended(problem, completion, score)`: the score of a completion that the token budget cut
       off, from the one that it would have had with an end. Without it the reward stays;
     - `explain(problem, completion, score, reward)`, a static method of the project's tasks;
@@ -111,15 +115,15 @@ class Task(Protocol):
     - of a level: `default_steps`, `max_new_tokens`, `levels`, `family_size`; `climbs`: whether a
       run begins with the easier levels of `tasks.supply.LADDER`;
     - `key(problem)`, the canonical key, computed again from `problem.data`;
-    - `problems(split)`, `notes`, `mistakes`;
+    - `problems(split)`: all problems of a fixed set; `notes`: what the user should know of them;
+    - `mistakes`: what the labels `trap` and `reason` mean, in words, by label;
     - `sources()`, `foreign(level)`: of tasks that draw from texts;
     - `options`: flags and their help. Each is also a keyword of the constructor, which gets a text;
     - `placeholders`: what a wording may contain: by name, functions that make the text from a
       problem's data, e.g. ``{"words": lambda data: " ".join(data["words"])}``;
-    - `program`, files of the user's own that the task executes; `python_functions`; `from_python`:
-      whether it was made from Python values, so that no command line can load it.
-
-    The functions below ask for these, and say what each means.
+    - `program`, files of the user's own that the task executes; `python_functions`, functions by
+      name, which a resume compares as well; `from_python`: whether it was made from Python values,
+      so that no command line can load it.
     """
 
     name: str
@@ -259,17 +263,6 @@ def asked(task: Task, name: str, *arguments: Any, default: Any = None) -> Any:
         return list(found) if isinstance(found, Iterator) else found
 
 
-def draft_of(task: Task) -> Callable[[Problem], Callable[[str], str]] | None:
-    """Return the function that guesses how completions continue, for speculative decoding, or None.
-
-    ``draft(problem)(text)`` gets the text so far, which may end in the middle of a word. It returns
-    the most likely continuation to the end of the completion ("l saw it." after "the ow"), or "".
-    A wrong guess costs time but changes no sample. Each completion has its own copy (`copy.copy`)
-    of the guesser, which may remember earlier calls. Neither may change the problem's data.
-    """
-    return getattr(task, "draft", None)
-
-
 def compares(task: Task) -> bool:
     """Return whether a score may depend on the other completions of its group.
 
@@ -350,27 +343,6 @@ def problems_of(task: Task, split: str) -> list[Problem]:
     for each in found:
         check_problem(each, f"task {task.name}: problems() returned a problem that")
     return found
-
-
-def python_functions_of(task: Task) -> Mapping[str, Callable]:
-    """Return the functions that a task was given in Python, by name; {} for most tasks.
-
-    They are compared when a run is resumed, as the files of `program` are.
-    """
-    found: Mapping[str, Callable] = getattr(task, "python_functions", {})
-    return found
-
-
-def notes_of(task: Task) -> list[str]:
-    """Return what the user should know about the task's problems before training."""
-    return [str(note) for note in getattr(task, "notes", ())]
-
-
-def mistakes_of(task: Task) -> dict[str, str]:
-    """Return what the labels `trap` and `reason` in the parts of the task's scores mean, in words,
-    e.g. ``{"copies A": "only text A is copied"}``; {} if they speak for themselves.
-    """
-    return dict(getattr(task, "mistakes", {}))
 
 
 def sources_of(task: Task) -> dict[str, str]:

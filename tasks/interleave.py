@@ -10,7 +10,6 @@ and earns 0. docs/rewards.md has a table of what such strategies earn.
 
 import copy
 import random
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -214,20 +213,12 @@ class Interleave:
     def sources(self) -> dict[str, str]:
         """Return the fingerprint of each document by title (see `tasks.base.sources_of`).
 
-        It depends on the words and not on their layout, like windows and splits. Further documents
-        with the same title are numbered: "title (2)".
+        It depends on the words and not on their layout, like windows and splits.
         """
-        found: dict[str, str] = {}
-        titles: Counter[str] = Counter()
-        for document in self._documents:
-            titles[document.title] += 1
-            number = titles[document.title]
-            name = f"{document.title} ({number})" if number > 1 else document.title
-            found[name] = fingerprint(document)
-        return found
+        return {document.title: fingerprint(document) for document in self._documents}
 
     def draft(self, problem: Problem) -> Guess:
-        """Return a guess at the continuation of completions (see `tasks.base.draft_of`)."""
+        """Return a guess at the continuation of completions (see `tasks.base.Task`)."""
         return Guess(*([normalise(word) for word in problem.data[name]] for name in "ab"))
 
     def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:

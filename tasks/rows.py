@@ -27,7 +27,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -61,10 +63,6 @@ WORKERS = 32
 
 # Keywords of `Rows` that say how rows are read and rewarded.
 ROW_OPTIONS = ("columns", "reward_range", "reward_timeout")
-
-# Parameters of a reward function that are not columns of a row.
-OF_ONE = ("prompt", "completion")
-OF_GROUP = ("prompts", "completions")
 
 Group = tuple[Problem, Sequence[str]]
 
@@ -138,8 +136,8 @@ class Rows:
 
         names = _columns(columns)
         problems = [_problem(row, names, self.name) for row in read_rows(data)]
-        for problem in problems:
-            self.functions.check(problem.data["row"], problem.data["where"])
+        for problem, function in product(problems, self.functions.functions):
+            function.check(problem.data["row"], problem.data["where"])
         self._by_split, self.notes = _divided(problems)
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
@@ -306,25 +304,28 @@ def _columns(given: str | Mapping[str, str]) -> dict[str, str]:
 
 def _range(given: str | Iterable[float]) -> Range:
     """Return the lowest and the highest reward, e.g. (0.0, 1.2) of "0,1.2"."""
-    try:
-        low, high = map(float, given.split(",") if isinstance(given, str) else given)
-    except (TypeError, ValueError, OverflowError):
-        low = high = math.nan
-    if not -math.inf < low < high < math.inf:
+    numbers = _numbers(given.split(",") if isinstance(given, str) else given)
+    if len(numbers) != 2 or not numbers[0] < numbers[1]:
         raise UserError(
             f"--reward-range {given}: give the lowest and the highest reward, e.g. 0,1.2"
         )
-    return low, high
+    return numbers[0], numbers[1]
 
 
 def _seconds(given: str | float) -> float:
-    try:
-        seconds = float(given)
-    except (TypeError, ValueError, OverflowError):
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
+    numbers = _numbers([given])
+    if not numbers or numbers[0] <= 0:
         raise UserError(f"--reward-timeout {given}: give a number of seconds")
-    return seconds
+    return numbers[0]
+
+
+def _numbers(given: Any) -> list[float]:
+    """Return finite numbers; [] if one is none."""
+    try:
+        numbers = list(map(float, given))
+    except (TypeError, ValueError, OverflowError):
+        return []
+    return numbers if all(map(math.isfinite, numbers)) else []
 
 
 # ---- reward functions
@@ -352,11 +353,6 @@ class RewardFunctions:
                 "it with def"
             )
 
-    def check(self, row: Mapping[str, Any], where: str) -> None:
-        """Raise UserError if a function has a parameter that the `row` lacks."""
-        for function in self.functions:
-            function.check(row, where)
-
     def scores(self, groups: Sequence[Group]) -> list[list[Score]]:
         """Return the score of each completion of each group, all computed concurrently.
 
@@ -367,46 +363,22 @@ class RewardFunctions:
         """
         calls = [[function.calls(group) for function in self.functions] for group in groups]
         waiting = _start([call for of_group in calls for some in of_group for call in some])
+        found = []
         try:
-            return [
-                self._scores_of_group(group, of_group)
-                for group, of_group in zip(groups, calls, strict=True)
-            ]
+            for (problem, _), of_group in zip(groups, calls, strict=True):
+                results = [
+                    [result for call in some for result in call.results(self.timeout)]
+                    for some in of_group
+                ]
+                found.append(
+                    [
+                        self._score(of_one, f"{problem.title}, completion {i + 1}")
+                        for i, of_one in enumerate(zip(*results, strict=True))
+                    ]
+                )
         finally:
             waiting.clear()
-
-    def _scores_of_group(self, group: Group, calls: Sequence[Sequence["_Call"]]) -> list[Score]:
-        """Return the score of each completion of a group, whose calls have started."""
-        problem, completions = group
-        results = [
-            self._results(function, some, problem.title, len(completions))
-            for function, some in zip(self.functions, calls, strict=True)
-        ]
-        return [
-            self._score([some[i] for some in results], f"{problem.title}, completion {i + 1}")
-            for i in range(len(completions))
-        ]
-
-    def _results(
-        self, function: "_Function", calls: Sequence["_Call"], row: str, size: int
-    ) -> Sequence[Any]:
-        """Wait for the calls of a function; return what it returned for each completion."""
-        whose = f"reward {function.name}, {row}"
-        if not function.takes_group:
-            return [
-                call.result(self.timeout, f"{whose}, completion {i + 1}")
-                for i, call in enumerate(calls)
-            ]
-
-        returned = calls[0].result(self.timeout, f"{whose}, {size} completions")
-        if hasattr(returned, "tolist"):
-            returned = returned.tolist()
-        if not isinstance(returned, list | tuple) or len(returned) != size:
-            raise UserError(
-                f"{whose}: returned {shown(returned)}; it must return a list with one "
-                f"result for each of {size} completions"
-            )
-        return returned
+        return found
 
     def _score(self, results: Sequence[Any], place: str) -> Score:
         """Return the score of a completion: the sum of its components."""
@@ -435,6 +407,25 @@ class RewardFunctions:
         return Score(reward, {} if is_plain else parts, exact=is_highest)
 
 
+def _components(result: Any, name: str, whose: str) -> dict[str, float]:
+    """Return the components that the function `name` returned for a completion, or its number
+    under its own name, as Python's numbers.
+    """
+    is_named = isinstance(result, Mapping)
+    components = {}
+    for key, value in result.items() if is_named else [(name, result)]:
+        number = finite_number(value)
+        if number is None or abs(number) > LARGEST or not str(key).isprintable():
+            raise UserError(
+                f"{whose}: returned {shown({key: value} if is_named else value)}; it must return a "
+                "finite number, or a mapping of components to finite numbers"
+            )
+        components[str(key)] = number
+    if not components:
+        raise UserError(f"{whose}: returned no component")
+    return components
+
+
 class _Function:
     """A reward function, and how it is called.
 
@@ -455,50 +446,56 @@ class _Function:
         self.parameters = [one.name for one in named]
         self.required = [one.name for one in named if one.default is one.empty]
         self.takes_group = "completions" in self.parameters
-        self.own = OF_GROUP if self.takes_group else OF_ONE
 
     def check(self, row: Mapping[str, Any], where: str) -> None:
         """Raise UserError if the function has a parameter that the `row` lacks."""
-        if self.own[1] not in self.parameters and not self.takes_all:
+        own = ("prompts", "completions") if self.takes_group else ("prompt", "completion")
+        if own[1] not in self.parameters and not self.takes_all:
             raise UserError(
                 f"reward {self.name}: has no parameter completion (or completions, for a whole "
                 "group)"
             )
         for name in self.required:
-            if name not in row and name not in self.own:
+            if name not in row and name not in own:
                 raise UserError(
                     f"reward {self.name}: wants {name!r}, and {where} has only "
-                    f"{', '.join([*self.own, *row])}; add it, or rename a column by --columns "
+                    f"{', '.join([*own, *row])}; add it, or rename a column by --columns "
                     f"{name}=COLUMN"
                 )
 
     def calls(self, group: Group) -> list["_Call"]:
         """Return the calls for a group: one, or one for each completion."""
         problem, completions = group
-        row = problem.data["row"]
+        row, whose = problem.data["row"], f"reward {self.name}, {problem.title}"
 
         # Each completion has copies, so that a function that changes a list changes no other call.
         rows = [copy.deepcopy(row) for _ in completions]
         if self.takes_group:
-            columns = {name: [one[name] for one in rows] for name in row}
-            prompts = [problem.prompt] * len(completions)
-            return [self._call(columns | {"prompts": prompts, "completions": list(completions)})]
+            given = {name: [one[name] for one in rows] for name in row}
+            given |= {
+                "prompts": [problem.prompt] * len(completions),
+                "completions": list(completions),
+            }
+            return [_Call(self, given, f"{whose}, {len(completions)} completions")]
         return [
-            self._call(one | {"prompt": problem.prompt, "completion": completion})
-            for one, completion in zip(rows, completions, strict=True)
+            _Call(
+                self,
+                one | {"prompt": problem.prompt, "completion": completion},
+                f"{whose}, completion {i + 1}",
+            )
+            for i, (one, completion) in enumerate(zip(rows, completions, strict=True))
         ]
-
-    def _call(self, arguments: dict[str, Any]) -> "_Call":
-        if not self.takes_all:
-            arguments = {name: arguments[name] for name in self.parameters if name in arguments}
-        return _Call(self.function, arguments)
 
 
 class _Call:
-    """A call of a function: its future, and when it began to run."""
+    """A call of a function: its future, and when it began to run. Messages begin with `whose`."""
 
-    def __init__(self, function: Callable, arguments: dict[str, Any]):
-        self.function, self.arguments = function, arguments
+    def __init__(self, function: _Function, given: dict[str, Any], whose: str):
+        self.function, self.whose = function, whose
+        self.size = len(given["completions"]) if function.takes_group else None
+        if not function.takes_all:
+            given = {name: given[name] for name in function.parameters if name in given}
+        self.given = given
         self.future: Future = Future()
         self.began = math.inf  # while it waits for a free thread
 
@@ -506,15 +503,15 @@ class _Call:
         """Call the function, in a thread. A coroutine runs in an event loop of its own."""
         self.began = time.monotonic()
         try:
-            result = self.function(**self.arguments)
+            result = self.function.function(**self.given)
             self.future.set_result(asyncio.run(result) if inspect.iscoroutine(result) else result)
         except BaseException as error:  # reported where the result is awaited
             self.future.set_exception(error)
 
-    def result(self, timeout: float, whose: str) -> Any:
-        """Wait for the result, at most `timeout` seconds after the call began.
+    def results(self, timeout: float) -> list[Any]:
+        """Wait for what the call returns, for one completion or for each of the group.
 
-        Raises UserError, which begins with `whose`, if the call raises or takes too long.
+        Raises UserError if it raises, or takes more than `timeout` seconds from when it began.
         """
         while True:
             left = self.began + timeout - time.monotonic()
@@ -525,12 +522,22 @@ class _Call:
             except FutureTimeout as late:
                 if time.monotonic() >= self.began + timeout:
                     raise UserError(
-                        f"{whose}: took more than {timeout:g} s; make it faster, or raise "
+                        f"{self.whose}: took more than {timeout:g} s; make it faster, or raise "
                         "--reward-timeout"
                     ) from late
         if error is not None:
-            raise raised(whose, error) from error
-        return self.future.result()
+            raise raised(self.whose, error) from error
+
+        result = self.future.result()
+        if self.size is None:
+            return [result]
+        found = result.tolist() if hasattr(result, "tolist") else result
+        if not isinstance(found, list | tuple) or len(found) != self.size:
+            raise UserError(
+                f"{self.whose}: returned {shown(found)}; it must return a list with one result "
+                "for each"
+            )
+        return list(found)
 
 
 def _start(calls: Sequence[_Call]) -> deque[_Call]:
@@ -540,34 +547,12 @@ def _start(calls: Sequence[_Call]) -> deque[_Call]:
     from ending.
     """
     waiting = deque(calls)
+
+    def work() -> None:
+        with suppress(IndexError):
+            while True:
+                waiting.popleft().run()
+
     for _ in range(min(WORKERS, len(calls))):
-        threading.Thread(target=_work, args=(waiting,), daemon=True, name="reward").start()
+        threading.Thread(target=work, daemon=True, name="reward").start()
     return waiting
-
-
-def _work(waiting: deque[_Call]) -> None:
-    while True:
-        try:
-            call = waiting.popleft()
-        except IndexError:
-            return
-        call.run()
-
-
-def _components(result: Any, name: str, whose: str) -> dict[str, float]:
-    """Return the components that the function `name` returned for a completion, or its number
-    under its own name, as Python's numbers.
-    """
-    is_named = isinstance(result, Mapping)
-    components = {}
-    for key, value in result.items() if is_named else [(name, result)]:
-        number = finite_number(value)
-        if number is None or abs(number) > LARGEST or not str(key).isprintable():
-            raise UserError(
-                f"{whose}: returned {shown({key: value} if is_named else value)}; it must return a "
-                "finite number, or a mapping of components to finite numbers"
-            )
-        components[str(key)] = number
-    if not components:
-        raise UserError(f"{whose}: returned no component")
-    return components

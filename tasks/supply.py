@@ -264,15 +264,17 @@ def first_distinct(
     return DistinctProblems(list(kept.values()), size, len(dropped), error=error)
 
 
-def distinct_problems(task: Task, *, seed: int, split: str, level: int, size: int) -> list[Problem]:
-    """Return the first `size` problems of the stream that all differ.
+def distinct_problems(
+    task: Task, *, seed: int, split: str, level: int, size: int, seen: Container[str] = ()
+) -> list[Problem]:
+    """Return the first `size` problems of the stream that all differ, without those `seen`.
 
     Raises UserError if the task cannot make problems of the level, or not enough different ones
     (see `patience`).
     """
     stream = problem_stream(task, seed=seed, split=split, level=level)
     family = family_size(task, level)
-    found = first_distinct(stream, size, fruitless=patience(size, family), family=family)
+    found = first_distinct(stream, size, seen, fruitless=patience(size, family), family=family)
 
     if found.error:
         raise UserError(found.error)
@@ -293,14 +295,11 @@ class Examples:
     key, and the problem itself is never among them.
     """
 
-    # The examples of this many problems are remembered, because a step asks for them several times.
-    REMEMBERED = 512
-
     def __init__(self, task: Task, *, seed: int, count: int):
         self.task = task
         self.seed = seed
         self.count = count
-        self._drawn = lru_cache(self.REMEMBERED)(self._draw)
+        self._drawn = lru_cache(512)(self._draw)  # a step asks for them several times
 
     def of(self, problem: Problem) -> tuple[Problem, ...]:
         """Return the examples of `problem`.
@@ -310,30 +309,21 @@ class Examples:
         return self._drawn(problem.level, problem.key)
 
     def _draw(self, level: int, key: str) -> tuple[Problem, ...]:
-        family = family_size(self.task, level)
         seed = int(key_of("examples", self.seed, key), 16)
-        found = first_distinct(
-            problem_stream(self.task, seed=seed, split="train", level=level),
-            self.count,
-            {key},
-            fruitless=patience(self.count, family),
-            family=family,
-        )
-
-        if found.error:
-            raise UserError(f"--shots {self.count}: {found.error}")
-        if len(found.problems) < self.count:
-            raise UserError(
-                f"--shots {self.count}: level {level} of task {self.task.name} has only "
-                f"{len(found.problems)} other problems in the training split; give "
-                f"{len(found.problems)} or less"
+        try:
+            found = distinct_problems(
+                self.task, seed=seed, split="train", level=level, size=self.count, seen={key}
             )
-        if not all(problem.target for problem in found.problems):
+        except TaskError:
+            raise
+        except UserError as error:
+            raise UserError(f"--shots {self.count}: {error}") from error
+        if not all(problem.target for problem in found):
             raise UserError(
                 f"--shots {self.count}: the problems of task {self.task.name} have no answer that "
                 "an example could show; write examples into the prompts, and leave the flag out"
             )
-        return tuple(found.problems)
+        return tuple(found)
 
 
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:

@@ -18,7 +18,7 @@ from data.errors import UserError
 from grpo.model.policy import Policy
 from grpo.records import Completion, Group
 from grpo.rollout.sampling import choose, uniform
-from tasks.base import Problem, Task, draft_of
+from tasks.base import Problem, Task
 
 # A guess takes the text so far and returns how it may continue. Each completion has its own copy,
 # so a guess may remember what it has seen.
@@ -206,7 +206,7 @@ def sample_groups(
 ) -> list[Group]:
     """Return an unscored group of completions for each problem; see `RolloutRequest`."""
     prompts = [policy.encode(problem) for problem in problems]
-    draft = draft_of(task)
+    draft = getattr(task, "draft", None)
     guesses = [draft(problem) for problem in problems] if draft else None
     request = RolloutRequest(prompts, keys, temperatures, budgets, truncate, guesses)
     answers = generate(policy, request, drafting)

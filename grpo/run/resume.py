@@ -53,7 +53,7 @@ from grpo.model.gguf import is_gguf
 from grpo.model.policy import Policy
 from grpo.run.checkpoint import find_resume, run_of, seen_keys
 from grpo.run.files import checkpoint_folders, locked, new_folder, new_run, step_of
-from tasks.base import Task, python_functions_of, sources_of
+from tasks.base import Task, sources_of
 from tasks.registry import function_digest, programs_of
 
 # Task options that decide no result, and so may change when a run goes on.
@@ -257,7 +257,10 @@ def sources_of_run(
 def _sources_now(config: Config, task: Task, own_loss: OwnLoss | None) -> dict[str, Any]:
     """Return today's fingerprints of all kinds except the configuration."""
     dataset, start = config.dataset, config.start
-    rewards = {f"{FROM_PYTHON}{name}": f for name, f in python_functions_of(task).items()}
+    rewards = {
+        f"{FROM_PYTHON}{name}": function
+        for name, function in getattr(task, "python_functions", {}).items()
+    }
     is_in_python = config.loss.startswith(FROM_PYTHON)
     losses = {config.loss: own_loss.function} if own_loss and is_in_python else {}
     return {

@@ -53,7 +53,6 @@ from grpo.run.trackers import check_installed
 from grpo.show.console import Console
 from grpo.show.settings import settings
 from grpo.trainer import Trainer, load_parts, with_learning_rate
-from tasks.base import mistakes_of, notes_of
 from tasks.scoring import range_of
 
 # How many held-out problems decide when the imitation ends.
@@ -222,7 +221,7 @@ class Run:
         for warnings in (
             self.opened.warnings,
             self.trainer.policy.notes,
-            notes_of(self.trainer.task),
+            getattr(self.trainer.task, "notes", ()),
         ):
             for warning in warnings:
                 self._warn(warning)
@@ -518,7 +517,7 @@ class Run:
             run.metrics,
             run.evals,
             stopped=trainer.stopped,
-            words=mistakes_of(trainer.task),
+            words=getattr(trainer.task, "mistakes", {}),
         )
 
     def _ended_run(self, run: RunData) -> EndedRun:

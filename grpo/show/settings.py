@@ -9,7 +9,7 @@ import torch
 from grpo.config import Config
 from grpo.model.prompts import template_arguments
 from grpo.trainer import Trainer
-from tasks.base import declared_budget, draft_of, problems_of, sources_of
+from tasks.base import declared_budget, problems_of, sources_of
 
 
 def settings(folder: Path, config: Config, trainer: Trainer) -> dict[str, str]:
@@ -28,7 +28,7 @@ def settings(folder: Path, config: Config, trainer: Trainer) -> dict[str, str]:
     arguments = template_arguments(config.chat_template_kwargs)
     assert config.level is not None, "the configuration is resolved"
     budget = config.max_new_tokens or declared_budget(task, config.level)
-    draft = config.draft if draft_of(task) else "off (the task has no drafts)"
+    draft = config.draft if hasattr(task, "draft") else "off (the task has no drafts)"
     return {
         "run": str(folder),
         **control,

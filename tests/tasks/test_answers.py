@@ -140,7 +140,7 @@ def test_gsm8k_gold_answers_score_one(tmp_path):
             right, gold, wrong, none = scores_of(
                 task,
                 problem,
-                [problem.target, f"x\n#### {problem.data['answer']}", "Answer: 0", "?"],
+                [problem.target, f"x\n#### {problem.data['row']['answer']}", "Answer: 0", "?"],
             )
             assert right.exact and gold.exact and right.reward == gold.reward == 1
             assert wrong.reward == FORM and not wrong.exact and none.reward == 0
@@ -154,7 +154,7 @@ def test_gsm8k_mistakes(tmp_path):
         (lambda: load_task(f"gsm8k:{tmp_path}"), "no file"),
         (
             lambda: problem_at(gsm8k(tmp_path / "a"), seed=0, split="test", level=2, index=0),
-            "level 1",
+            "no row of the test split has level 2",
         ),
         (lambda: load_task("arithmetic:3"), "task arithmetic has no argument"),
     ):
@@ -162,8 +162,8 @@ def test_gsm8k_mistakes(tmp_path):
             make()
     for row, message in (
         ({"question": "?"}, "is not a line of GSM8K"),
-        ({"question": "?", "answer": "3"}, "does not end with ####"),
-        ({"question": "?", "answer": "#### many"}, "does not end with ####"),
+        ({"question": "?", "answer": "3"}, "ends with #### and a number"),
+        ({"question": "?", "answer": "#### many"}, "ends with #### and a number"),
     ):
         (tmp_path / "a" / "test.jsonl").write_text(json.dumps(row) + "\n")
         with pytest.raises(UserError, match=f"test.jsonl, line 1: .*{message}"):

@@ -21,8 +21,6 @@ from tasks.base import (
     default_steps_of,
     family_size,
     key_of,
-    mistakes_of,
-    notes_of,
     problems_of,
     sources_of,
     worded,
@@ -336,8 +334,7 @@ def test_a_wrong_member_is_named_in_one_line(ask, members, line):
 
 
 def test_a_task_without_them_is_a_task():
-    assert problems_of(task(), "train") == [] and notes_of(task()) == []
-    assert mistakes_of(task()) == {} == sources_of(task())
+    assert problems_of(task(), "train") == [] and sources_of(task()) == {}
     assert family_size(task(), 1) is None and programs(task()) == []
     assert steps(task()) == 100 and steps(task(default_steps=lambda _: np.int64(3))) == 3
 

@@ -1,17 +1,13 @@
 from copy import copy
-from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from align.words import split_words
-from tasks.base import draft_of
 from tasks.drafts import Guess, _Walk
 from tasks.interleave import Interleave, interleaved
-from tasks.registry import load_task
 
-REVERSE = Path(__file__).resolve().parent.parent / "examples" / "reverse.py"
 TASK = Interleave(documents=[])
 A, B = ["a1", "a2", "a3", "a4"], ["b1", "b2", "b3", "b4"]
 TEXT = st.lists(
@@ -21,11 +17,6 @@ TEXT = st.lists(
 
 def draft(text, a=A, b=B):
     return TASK.draft(TASK.problem(a, b))(text)
-
-
-def test_a_task_without_drafts_makes_none():
-    assert draft_of(load_task(f"{REVERSE}:Reverse")) is None
-    assert draft_of(TASK)(TASK.problem(A, B))("a1 b1 a2 b2 a3 b3 a") == "4 b4"
 
 
 @given(TEXT, TEXT, st.data(), st.sampled_from(["", " ", "\n"]))

@@ -77,10 +77,9 @@ def test_arithmetic_by_hand():
 
 def test_answers():
     problem = Problem("gsm8k", 1, "q", "Answer: 18", "k", {})
-    right = Score(1.0, {"answer": "18"}, exact=True)
-    wrong, none = Score(0.1, {"answer": "17"}), Score(0.0, {"answer": None})
-    assert explain("gsm8k:F", problem, "", right) == "1.000 = the answer 18 is right"
-    assert explain("gsm8k:F", problem, "", wrong) == (
+    right, wrong, none = Score(1.0, exact=True), Score(0.1), Score(0.0)
+    assert explain("gsm8k:F", problem, "Answer: 18", right) == "1.000 = the answer 18 is right"
+    assert explain("gsm8k:F", problem, "#### 17", wrong) == (
         "0.100 = there is an answer, 17, but it is wrong"
     )
     assert explain("gsm8k:F", problem, "", none) == "0.000 = no answer was found"

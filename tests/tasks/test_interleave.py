@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from strategies import strategies
 
 from align.needleman import nw_score
-from data.corpus import Document, documents_of, fingerprint
+from data.corpus import Document, documents_of
 from data.errors import UserError
-from tasks.base import SPLITS, key_of, sources_of
+from tasks.base import SPLITS
 from tasks.interleave import Interleave, interleaved
 from tasks.supply import problem_at
 
@@ -257,10 +257,3 @@ def test_own_texts_need_two_documents_in_each_split(tmp_path):
         f"--texts {tmp_path}/few: of 12 texts these have 30 words or more: {numbers[0]} of train, "
         f"{numbers[1]} of validation, {numbers[2]} of test; a problem takes two of one split"
     )
-
-
-def test_documents_of_one_title_have_fingerprints_of_their_own():
-    one, two = Document("a", "first words"), Document("a", "second words")
-    found = sources_of(Interleave(documents=[one, two]))
-    assert found == {"a": fingerprint(one), "a (2)": fingerprint(two)}
-    assert fingerprint(one) == key_of("", "first", "words")

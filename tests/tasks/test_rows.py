@@ -492,17 +492,21 @@ def test_the_highest_reward_is_right_although_rounded():
     assert not scores(lambda completion: 0.8999, reward_range=(0, 0.9))[0].exact
 
 
+def check(function, row, where):
+    RewardFunctions([function]).functions[0].check(row, where)
+
+
 def test_parameters_are_checked_before_training():
-    RewardFunctions([length]).check({"answer": ""}, "row 1")
+    check(length, {"answer": ""}, "row 1")
     with pytest.raises(UserError, match="has no parameter completion"):
-        RewardFunctions([lambda text: 1.0]).check({"text": ""}, "row 1")
+        check(lambda text: 1.0, {"text": ""}, "row 1")
     for reward, has in (
         (lambda completion, solution: 1.0, "prompt, completion"),
         (lambda completions, solution, **row: [1.0], "prompts, completions"),
     ):
         with pytest.raises(UserError, match=f"wants 'solution', and row 1 has only {has}, answer;"):
-            RewardFunctions([reward]).check({"answer": ""}, "row 1")
-        RewardFunctions([reward]).check({"solution": ""}, "row 1")
+            check(reward, {"answer": ""}, "row 1")
+        check(reward, {"solution": ""}, "row 1")
 
 
 def test_evaluations_score_groups_if_a_reward_compares():

@@ -217,9 +217,8 @@ def test_too_few_examples_are_one_line():
     with pytest.raises(UserError) as caught:
         Examples(TASK, seed=0, count=50).of(problem)
     assert str(caught.value) == (
-        f"--shots 50: level 11 of task arithmetic has only {len(there)} other problems in the "
-        "training split; "
-        f"give {len(there)} or less"
+        f"--shots 50: level 11 of task arithmetic, train: only {len(there)} different problems "
+        f"found, and 50 are asked for; ask for {len(there)} or less"
     )
     with pytest.raises(UserError, match="^--shots 2: --level 7: products need digits"):
         Examples(TASK, seed=0, count=2).of(Problem("arithmetic", 7, "p", "t", "k"))
