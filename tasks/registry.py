@@ -190,18 +190,14 @@ def require_trusted_task(
             )
 
 
-def is_same_program(one: str | None, other: str | None) -> bool:
-    """Return whether two programs, written as ``path/to/file.py:Name``, are the same."""
-    if one is None or other is None or one == other:
-        return one is not None and one == other
-    (path, _, name), (other_path, _, other_name) = one.rpartition(":"), other.rpartition(":")
-    are_files = path.endswith(".py") and other_path.endswith(".py")
-    return are_files and name == other_name and Path(path).resolve() == Path(other_path).resolve()
-
-
 def is_allowed(program: str, allowed: Collection[str | None]) -> bool:
-    """Return whether a program is one of those that are allowed, whatever path names it."""
-    return any(is_same_program(program, one) for one in allowed)
+    """Return whether ``path/to/file.py:Name`` is one of those allowed, whatever path names it."""
+    return _resolved(program) in [_resolved(one) for one in allowed if one]
+
+
+def _resolved(program: str) -> tuple[Path, str]:
+    path, _, name = program.rpartition(":")
+    return Path(path).resolve(), name
 
 
 # ---- how a score is explained
