@@ -69,9 +69,6 @@ ON_SCREEN = ("sent", "groups")
 SAMPLING = ("temperature", "top_p", "max_new_tokens")
 PROMPT = ("system", "shots", "chat_template_kwargs", "wording")
 
-# Where foreign problems come from. The flags apply to the other problems only.
-FOREIGN_SOURCE = {"split": "test", "dataset": ""}
-
 
 @dataclass(frozen=True)
 class Request:
@@ -240,7 +237,10 @@ class LocalModel:
         return {"budget": budget, "sent": sent_lines(self.policy, problems[0])}
 
 
-def _load(request: Request) -> LocalModel | RemoteModel:
+Evaluated = LocalModel | RemoteModel
+
+
+def _load(request: Request) -> Evaluated:
     """Return the model, which presents problems as the request says."""
     settings, flags = request.settings, request.flags
     answering = EvaluationSettings(request.sampling, flags.seed, request.samples)
@@ -266,114 +266,120 @@ def _load(request: Request) -> LocalModel | RemoteModel:
 
 def evaluate_model(request: Request) -> list[dict[str, Any]]:
     """Return the results of a model: for each level, and for each foreign kind of text."""
-    task, flags = request.task, request.flags
+    flags, task = request.flags, request.task
     dataset = read_problems(Path(flags.dataset), task) if flags.dataset else []
     kinds = {level: foreign_of(task, level) for level in request.levels if flags.foreign}
-
-    evaluator = Evaluator(request, _load(request), dataset)
-    results = [evaluator.level(level) for level in request.levels]
+    model = _load(request)
+    results = [_at_level(request, model, level, dataset) for level in request.levels]
     for level, tasks in kinds.items():
-        results += evaluator.foreign(tasks, level)
+        results += _foreign(request, model, level, tasks)
     return results
 
 
-class Evaluator:
-    """Evaluates one `model` as a `request` asks; `dataset` holds the problems of --dataset."""
+def _at_level(
+    request: Request, model: Evaluated, level: int, dataset: Sequence[Problem]
+) -> dict[str, Any]:
+    """Return the result of a level. Raises UserError if there is no problem."""
+    flags, task = request.flags, request.task
+    if flags.dataset:
+        problems = [worded(task, one) for one in dataset if one.level == level]
+        found = model.choose(problems, flags.problems)
+        where = f"{flags.dataset}, level {level}"
+    else:
+        found = _find(request, model, task, level, flags.problems, flags.split)
+        where = f"the {flags.split} split, level {level}, --seed {flags.seed}"
+    if not found.problems:
+        raise UserError(found.error or f"{where}: {found.why_none}")
+    return _result(request, model, task, level, found, _answer(request, model, task, found))
 
-    def __init__(self, request: Request, model: LocalModel | RemoteModel, dataset: list[Problem]):
-        self.status = Console(0, file=sys.stderr)
-        self.request = request
-        self.model = model
-        self.dataset = dataset
 
-    def level(self, level: int) -> dict[str, Any]:
-        """Return the result of a level: figures and the entries of ON_SCREEN.
+def _foreign(
+    request: Request, model: Evaluated, level: int, tasks: Mapping[str, Task]
+) -> list[dict[str, Any]]:
+    """Return the result of each foreign kind of text at a level, and last that of all kinds.
 
-        Raises UserError if there is no problem.
-        """
-        flags, task = self.request.flags, self.request.task
-        if flags.dataset:
-            problems = [worded(task, one) for one in self.dataset if one.level == level]
-            found = self.model.choose(problems, flags.problems)
-            where = f"{flags.dataset}, level {level}"
-        else:
-            found = self._find(task, level, flags.split, flags.problems)
-            where = f"the {flags.split} split, level {level}, --seed {flags.seed}"
+    The kinds share the problems evenly. A kind has no result if none of its problems fits the
+    model. Raises UserError if none of any kind fits.
+    """
+    size = math.ceil(request.flags.problems / len(tasks))
+    found = {kind: _find(request, model, task, level, size) for kind, task in tasks.items()}
+    results = []
+    every: list[Group] = []
+    for kind, task in tasks.items():
+        if found[kind].problems:
+            groups = _answer(request, model, task, found[kind], kind)
+            results.append(_result(request, model, task, level, found[kind], groups, kind))
+            every += groups
+    if not every:
+        raise UserError(
+            f"--foreign: no problem of level {level} fits the model; give a lower level"
+        )
+    together = DistinctProblems(
+        [group.problem for group in every],
+        sum(each.asked for each in found.values()),
+        sum(each.dropped for each in found.values()),
+        sum(each.too_long for each in found.values()),
+    )
+    overall = _result(request, model, task, level, together, every, ALL_KINDS)
+    return [*results, {**overall, "groups": []}]
 
-        if not found.problems:
-            raise UserError(found.error or f"{where}: {found.why_none}")
-        return self._result(task, level, found, self._answer(task, found, f"level {level}"))
 
-    def foreign(self, tasks: Mapping[str, Task], level: int) -> list[dict[str, Any]]:
-        """Return the result of each foreign kind of text at a level, and last that of all kinds.
+def _find(
+    request: Request, model: Evaluated, task: Task, level: int, size: int, split: str = "test"
+) -> DistinctProblems:
+    """Return `size` distinct problems that the model may be evaluated on, or all there are."""
+    family = family_size(task, level)
+    stream = problem_stream(task, seed=request.flags.seed, split=split, level=level)
+    return model.choose(stream, size, fruitless=patience(size, family), family=family)
 
-        The kinds share the problems evenly. A kind has no result if none of its problems fits the
-        model. Raises UserError if none of any kind fits.
-        """
-        size = math.ceil(self.request.flags.problems / len(tasks))
-        results = []
-        every: list[Group] = []
-        asked = dropped = too_long = 0
-        for kind, task in tasks.items():
-            found = self._find(task, level, "test", size)
-            asked, dropped = asked + found.asked, dropped + found.dropped
-            too_long += found.too_long
-            if found.problems:
-                groups = self._answer(task, found, f"level {level}, foreign {kind}")
-                result = self._result(task, level, found, groups)
-                results.append({**result, **FOREIGN_SOURCE, "foreign": kind})
-                every += groups
 
-        if not every:
-            raise UserError(
-                f"--foreign: no problem of level {level} fits the model; give a lower level"
-            )
-        problems = [group.problem for group in every]
-        together = DistinctProblems(problems, asked, dropped, too_long)
-        overall = self._result(task, level, together, every)
-        return [*results, {**overall, **FOREIGN_SOURCE, "foreign": ALL_KINDS, "groups": []}]
+def _answer(
+    request: Request, model: Evaluated, task: Task, found: DistinctProblems, kind: str = ""
+) -> list[Group]:
+    """Return the model's scored completions, and show how far it is."""
+    where = f"level {found.problems[0].level}{kind and f', foreign {kind}'}"
+    with Console(0, file=sys.stderr).working(f"{request.model}, {where}") as progress:
+        return model.answer(task, found.problems, progress)
 
-    def _find(self, task: Task, level: int, split: str, size: int) -> DistinctProblems:
-        """Return `size` distinct problems that the model may be evaluated on, or all there are."""
-        family = family_size(task, level)
-        stream = problem_stream(task, seed=self.request.flags.seed, split=split, level=level)
-        limits = {"fruitless": patience(size, family), "family": family}
-        return self.model.choose(stream, size, **limits)
 
-    def _answer(self, task: Task, found: DistinctProblems, where: str) -> list[Group]:
-        """Return the model's scored completions, and show how far it is."""
-        with self.status.working(f"{self.request.model}, {where}") as progress:
-            return self.model.answer(task, found.problems, progress)
-
-    def _result(
-        self, task: Task, level: int, found: DistinctProblems, groups: list[Group]
-    ) -> dict[str, Any]:
-        """Return the result as --json has it, with the entries of ON_SCREEN."""
-        request, flags, settings = self.request, self.request.flags, self.request.settings
-        about = self.model.about(task, found.problems)
-        return {
-            "model": request.model,
-            **request.config.mark,
-            "task": settings.task,
-            **settings.task_options,
-            "level": level,
-            "split": flags.split,
-            "dataset": flags.dataset,
-            "seed": flags.seed,
-            **{name: getattr(settings, name) for name in PROMPT},
-            **asdict(request.sampling),
-            "asked": found.asked,
-            "samples": request.samples,
-            "dropped": found.dropped,
-            "too_long": found.too_long,
-            **summarise(groups),
-            **repeated_figures(groups),
-            "truncated": truncated_share(groups),
-            **about,
-            "prompt": "\n".join(about["sent"]),
-            "sent": middle_left_out(about["sent"]),
-            "groups": groups,
-        }
+def _result(
+    request: Request,
+    model: Evaluated,
+    task: Task,
+    level: int,
+    found: DistinctProblems,
+    groups: list[Group],
+    kind: str = "",
+) -> dict[str, Any]:
+    """Return the result as --json has it, with the entries of ON_SCREEN."""
+    flags, settings = request.flags, request.settings
+    about = model.about(task, found.problems)
+    # Where foreign problems come from: flags apply to the other problems only.
+    source = {"split": flags.split, "dataset": flags.dataset}
+    if kind:
+        source = {"split": "test", "dataset": "", "foreign": kind}
+    return {
+        "model": request.model,
+        **request.config.mark,
+        "task": settings.task,
+        **settings.task_options,
+        "level": level,
+        **source,
+        "seed": flags.seed,
+        **{name: getattr(settings, name) for name in PROMPT},
+        **asdict(request.sampling),
+        "asked": found.asked,
+        "samples": request.samples,
+        "dropped": found.dropped,
+        "too_long": found.too_long,
+        **summarise(groups),
+        **repeated_figures(groups),
+        "truncated": truncated_share(groups),
+        **about,
+        "prompt": "\n".join(about["sent"]),
+        "sent": middle_left_out(about["sent"]),
+        "groups": groups,
+    }
 
 
 def add_differences(results: Sequence[dict[str, Any]]) -> None:
@@ -383,34 +389,22 @@ def add_differences(results: Sequence[dict[str, Any]]) -> None:
     without such problems.
     """
     first = results[0]["model"]
-    of_first = {_about(result): _values(result) for result in results if result["model"] == first}
+    of_first: dict[tuple, dict[str, float]] = {}
     for result in results:
-        values, others = _values(result), of_first.get(_about(result), {})
-        shared = sorted(values.keys() & others.keys())
-        if result["model"] == first or not shared:
-            continue
-        differences = [values[key] - others[key] for key in shared]
-        low, high = mean_interval(differences, bounds=(-1.0, 1.0))
-        result["difference"] = {
-            "to": first,
-            "n": len(shared),
-            "mean": fmean(differences),
-            "ci_low": low,
-            "ci_high": high,
+        place = result["level"], result.get("foreign")
+        values = {
+            group.problem.key: fmean(score.value for score in group.scores)
+            for group in result["groups"]
         }
-
-
-def _about(result: Mapping[str, Any]) -> tuple[int, str | None]:
-    """Return the level of a result, and its kind of foreign text."""
-    return result["level"], result.get("foreign")
-
-
-def _values(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return the mean score of each problem, by its key."""
-    return {
-        group.problem.key: fmean(score.value for score in group.scores)
-        for group in result["groups"]
-    }
+        if result["model"] == first:
+            of_first[place] = values
+            continue
+        others = of_first.get(place, {})
+        differences = [values[key] - others[key] for key in sorted(values.keys() & others.keys())]
+        if differences:
+            low, high = mean_interval(differences, bounds=(-1.0, 1.0))
+            figures = {"mean": fmean(differences), "ci_low": low, "ci_high": high}
+            result["difference"] = {"to": first, "n": len(differences), **figures}
 
 
 def _say(text: str) -> None:
