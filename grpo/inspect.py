@@ -49,7 +49,8 @@ Record = Mapping[str, Any]
 # Columns of the output if it is not a terminal.
 PIPE_WIDTH = 160
 
-# The columns of `steps`, from a line of metrics.jsonl: heading, (key of the number, format).
+# The columns of `steps`, from a line of metrics.jsonl: heading, (key of the number, format). A
+# narrow screen cuts the last ones off.
 STEP_FIGURES = {
     "step": ("step", "d"),
     "level": ("level", "d"),
@@ -59,12 +60,12 @@ STEP_FIGURES = {
     "exact": ("exact", ".2f"),
     "groups": ("groups/count", "d"),
     "kept": ("groups/kept", "d"),
-    "T": ("temperature", ".2f"),
-    "distinct": ("distinct_completions", ".1f"),
-    "entropy": ("entropy", ".3f"),
-    "KL": ("kl", ".4f"),
-    "grad norm": ("grad_norm", ".3f"),
     "tokens": ("completions/mean_length", ".0f"),
+    "distinct": ("distinct_completions", ".1f"),
+    "T": ("temperature", ".2f"),
+    "entropy": ("entropy", ".3f"),
+    "grad norm": ("grad_norm", ".3f"),
+    "KL": ("kl", ".4f"),
     "time (s)": ("step_time", ".1f"),
 }
 
@@ -87,13 +88,6 @@ TOKEN_FIGURES = {
     "log-prob": ("logprob", ".4f"),
     "advantage": ("advantage", "+.3f"),
 }
-
-# The columns that a narrow screen leaves out, in this order.
-OPTIONAL_IN_STEPS = (
-    *("KL", "T", "distinct", "grad norm", "tokens", "entropy", "level"),
-    *("std", "time (s)", "exact", "groups", "score", "classes"),
-)
-OPTIONAL_IN_GROUPS = ("T", "level", "exact", "distinct", "score", "advantages", "trap", "std")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -207,7 +201,7 @@ def show_steps(run: RunData, arguments: argparse.Namespace, console: Console) ->
         for head, (key, style) in STEP_FIGURES.items()
         if any(line.get(key) is not None for line in lines)
     }
-    show_table(console, lines, figures, {"classes": classes_of}, OPTIONAL_IN_STEPS)
+    show_table(console, lines, figures, {"classes": classes_of})
     show_next(run, f"step {lines[-1]['step']}", arguments, console)
 
 
@@ -231,7 +225,7 @@ def show_step(run: RunData, arguments: argparse.Namespace, console: Console) -> 
     if arguments.kind in ("step", "failed"):
         words = {"class": class_of, "done": done_to, "advantages": itemgetter("advantages")}
     words["trap"] = lambda line: line["trap"] or ""
-    show_table(console, lines, GROUP_FIGURES, words, OPTIONAL_IN_GROUPS)
+    show_table(console, lines, GROUP_FIGURES, words)
     widest = max(lines, key=itemgetter("reward_std"))
     show_next(run, f"group {arguments.step} {widest['group']}", arguments, console)
 
@@ -253,7 +247,7 @@ def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Consol
         "trap": lambda line: line["trap"] or "",
     }
     figures = {"step": ("step", "d"), **GROUP_FIGURES}
-    show_table(console, lines, figures, words, OPTIONAL_IN_GROUPS)
+    show_table(console, lines, figures, words)
     count = f"{len(lines)} of {len(everything)} groups; "
     last = f"group {lines[-1]['step']} {lines[-1]['group']}"
     show_next(run, last, arguments, console, before=count)

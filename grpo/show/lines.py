@@ -6,7 +6,6 @@ Text from a model or a file is escaped when it is printed.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
@@ -169,21 +168,17 @@ def summary_table(
 
 # --- tables -----------------------------------------------------------------------------------
 
-LEAST_TEXT = 30  # columns of the screen for a text, before a column of numbers is left out
-
 
 def show_table(
     console: Console,
     lines: Sequence[Mapping[str, Any]],
     figures: Mapping[str, tuple[str, str]],
     words: Mapping[str, Callable[[Mapping[str, Any]], str | Text]],
-    optional: Sequence[str] = (),
 ) -> None:
-    """Print a table with a row for each line.
+    """Print a table with a row for each line, cut at the edge of the screen.
 
     `figures` are the columns of numbers: heading to (key, format). `words` are the columns of text
-    after them: heading to a function of the line. On a narrow screen the `optional` columns are
-    left out in this order until the numbers fit, a line says which, and the last texts are cut.
+    after them: heading to a function of the line.
     """
     columns: dict[str, list[Text]] = {}
     for head, (key, style) in figures.items():
@@ -192,23 +187,12 @@ def show_table(
     for head, word in words.items():
         cells = [word(line) for line in lines]
         columns[head] = [Text(escape_control(x)) if isinstance(x, str) else x for x in cells]
-    widths = {
-        head: max(cell_len(head), *(cell.cell_len for cell in cells))
-        for head, cells in columns.items()
-    }
-    left_out = []
-    for head in optional:
-        least = [min(n, LEAST_TEXT) if each in words else n for each, n in widths.items()]
-        if sum(least) + 2 * len(least) > console.width and widths.pop(head, 0):
-            left_out.append(head)
 
-    # Not a `rich.table.Table`, which takes 4 s for 5,000 rows.
-    rows = []
-    for row in zip(*([Text(head, "bold"), *columns[head]] for head in widths)):
-        for (head, width), cell in zip(widths.items(), row):
+    for head, column in columns.items():
+        column.insert(0, Text(head, "bold"))
+        width = max(cell.cell_len for cell in column)
+        for cell in column:
             cell.align("left" if head in words else "right", width)
-        rows.append(Text(" ") + Text("  ").join(row))
+    # Not a `rich.table.Table`, which takes 4 s for 5,000 rows.
+    rows = [Text("  ").join(row) for row in zip(*columns.values())]
     console.print(Text("\n").join(rows), no_wrap=True, overflow="ellipsis")
-    if left_out:
-        note = f"left out at {console.width} columns: {', '.join(left_out)} (--json has all)"
-        console.print(Text(note, "dim"), soft_wrap=True)

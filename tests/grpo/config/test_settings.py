@@ -25,33 +25,24 @@ def said(model, **flags):
 
 def test_what_is_trained_and_how(tiny_model):
     full = said(tiny_model)
-    assert full["tuning"].startswith("full fine-tuning, ") and full["tuning"].endswith(
-        "M trained, learning rate 1e-05"
-    )
-    assert full["update"] == "AdamW, micro-batches of 4,096 tokens (by the memory of the CPU)"
-    assert "float32 on cpu" in full["model"] and "quantised" not in full["model"]
+    assert " M trained, float32 on cpu" in full["model"]
+    assert full["batch"].endswith("micro-batches of 4,096 tokens (by the memory of the device)")
+    assert "lora_rank 0" in full["settings"] and "learning_rate 1e-05" in full["settings"]
     rough = said(tiny_model, dtype="bfloat16", micro_tokens=700, gradient_checkpointing=True)
-    assert (
-        rough["update"] == "AdamW, float32 masters, micro-batches of 700 tokens (as set), gradient "
-        "checkpointing"
-    )
+    assert "micro-batches of 700 tokens (as set), gradient checkpointing" in rough["batch"]
+    assert "bfloat16 with float32 masters on cpu" in rough["model"]
     adapter = said(tiny_model, lora_rank=4, dtype="bfloat16")
-    assert (
-        adapter["tuning"].startswith("LoRA rank 4, ") and "masters" not in adapter["update"]
-    )  # the adapter is in float32
-    assert "bfloat16 on cpu" in adapter["model"]
+    assert "bfloat16 on cpu" in adapter["model"]  # the adapter is in float32
+    assert "lora_rank 4" in adapter["settings"]
 
 
-def test_sampling_and_the_step(tiny_model):
-    assert said(tiny_model)["sampling"] == "temperature 1, speculative decoding: auto"
-    around = dict(system="Be brief.", shots=2, wording="{b} {a}")
-    other = said(tiny_model, draft="off", temperature=0.7, **around)
-    assert other["sampling"] == "temperature 0.7, speculative decoding: off"
-    assert other["prompt"] == "the user's own wording, a system turn of 9 characters, 2 examples"
-    assert said(tiny_model, prompts=3)["batch"] == "3 prompts × 16 completions"
-    assert said(tiny_model, beta=0.04)["loss"].startswith(
-        "dapo, advantages by group, KL weight 0.04"
-    )
+def test_settings_that_are_not_at_their_default_are_shown(tiny_model):
+    plain = said(tiny_model)["settings"]
+    assert "beta 0" in plain and "shots" not in plain and "draft" not in plain
+    other = said(tiny_model, draft="off", shots=2, system="Be brief. " * 9, beta=0.04, prompts=3)
+    assert "beta 0.04" in other["settings"] and "draft off" in other["settings"]
+    assert "shots 2" in other["settings"] and "system Be brief." in other["settings"]
+    assert other["batch"].startswith("3 prompts × 16 completions")
     assert (
         said(tiny_model, control="constant-reward")["control"]
         == "constant-reward: a control experiment, whose rewards carry no information"

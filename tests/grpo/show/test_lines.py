@@ -92,17 +92,12 @@ def test_summary_table():
     ]
 
 
-FIGURES = {f"figure {i}": (f"figure {i}", ".5f") for i in range(9)}
-
-
-@pytest.mark.parametrize("width, columns", [(200, 9), (80, 4), (20, 1)])
-def test_a_number_is_never_cut(width, columns):
-    """Columns that do not fit are left out, and named."""
-    console = Console(width=width, file=io.StringIO(), highlight=False)
-    line = {head: 0.12345 for head in FIGURES} | {"text": "word " * 20}
-    optional = [head for head in reversed(FIGURES) if head != "figure 0"]
-    show_table(console, [line], FIGURES, {"text": lambda line: line["text"]}, optional)
-    heading, row, *note = console.file.getvalue().splitlines()
-    assert row.count("0.12345") == columns
-    assert heading.count("figure") == row.count("0.12345")
-    assert all(f"figure {i}" in note[0] for i in range(columns, 9)) and bool(note) == (columns < 9)
+def test_a_table_is_cut_at_the_edge_of_the_screen():
+    console = Console(width=30, file=io.StringIO(), highlight=False)
+    lines = [{"n": 7, "x": 0.12345}, {"n": 10, "x": None}]
+    show_table(
+        console, lines, {"n": ("n", "d"), "score": ("x", ".3f")}, {"text": lambda _: "w" * 30}
+    )
+    rows = console.file.getvalue().splitlines()
+    assert [row[:11] for row in rows] == [" n  score  ", " 7  0.123  ", "10      -  "]
+    assert all(len(row) <= 30 for row in rows) and rows[1].endswith("w…")
