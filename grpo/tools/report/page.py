@@ -6,8 +6,7 @@ import json
 import math
 import re
 from base64 import b64encode
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
 from itertools import accumulate, takewhile
 from pathlib import Path
@@ -109,10 +108,7 @@ def page(runs: Sequence[RunData], budget: int, *, is_live: bool = False) -> str:
 
 
 def _data_block(name: str, text: str) -> str:
-    """Return JSON as an element of the page that is not executed.
-
-    It contains no "<", so nothing in it can end the element.
-    """
+    """Return JSON as an element of the page that is not executed, and that nothing in it ends."""
     return f'<script type="application/json" id="{name}">{_harmless(text)}</script>'
 
 
@@ -221,9 +217,8 @@ def heldout(run: RunData) -> list[dict[str, Any]]:
     own_level = run.config.get("level")
     found = []
     for level, temperature in sorted(series, key=lambda key: (key[0] != own_level, key)):
-        lines = series[level, temperature]
-        last = lines[-1]
-        ends = [lines[0], last] if len(lines) > 1 else [last]
+        first, last = series[level, temperature][0], series[level, temperature][-1]
+        ends = [last] if first is last else [first, last]
         metric = last.get("metric", "score")
         exact = " → ".join(f"{line['exact']:.2f}" for line in ends)
         found.append(
@@ -298,55 +293,46 @@ def outcome(run: RunData) -> dict[str, Any]:
     line = run.verdict or {}
     kind = line.get("verdict", "no verdict yet")
     is_good = kind in ("learned", "already solved")
-    return {
-        "title": kind.capitalize(),
-        "tone": "good" if is_good else "bad" if kind in FAILED else "open",
-        "text": _comparison(line),
-        "why": [line[name] for name in ("cause", "remedy") if line.get(name)],
-        "figures": _figures(run, line),
-        "next": str(line.get("next_command") or ""),
-    }
-
-
-def _comparison(line: Record) -> str:
-    """Return what reinforcement added to the held-out score, in words; "" if that is unknown."""
-    if line.get("difference") is None:
-        return ""
-    text = f"{line['difference']:+.3f} on held-out problems"
+    text = ""
+    if line.get("difference") is not None:
+        text = f"{line['difference']:+.3f} on held-out problems"
     if line.get("low") is not None:
         interval = f"95 % interval {line['low']:+.3f} to {line['high']:+.3f}"
         text += f" ({interval}, n = {line['n']}, paired)"
     if line.get("imitated") is not None:
         text += f", of which imitation does not count: it had reached {line['imitated']:.3f}"
-    return text
+    return {
+        "title": kind.capitalize(),
+        "tone": "good" if is_good else "bad" if kind in FAILED else "open",
+        "text": text,
+        "why": [line[name] for name in ("cause", "remedy") if line.get(name)],
+        "figures": [figure for figure in _figures(run, line) if figure[1]],
+        "next": str(line.get("next_command") or ""),
+    }
 
 
 def _figures(run: RunData, line: Record) -> list[tuple[str, str, int | None]]:
     """Return what the run did with its steps and tokens, and where it began to learn."""
     counted = figures_of(run.metrics)
-    found: list[tuple[str, str, int | None]] = [
+    shown = f"{counted['demonstrated']:.0%} of the groups trained on"
+    began = learning_began(run.metrics) if line.get("verdict") == "learned" else None
+    solved = line.get("solved_step")
+    return [
         ("steps that updated the weights", f"{counted['updated']} of {counted['steps']}", None),
         ("sampled tokens that taught nothing", f"{counted['untaught']:.0%}", None),
         ("completions truncated", f"{counted['truncated']:.0%}", None),
+        ("right answers shown", shown if counted["demonstrated"] else "", None),
+        ("learning began", "" if began is None else f"step {began}", began),
+        ("solved for good", "" if solved is None else f"step {solved}", solved),
+        ("most common mistake", str(line.get("mistake") or ""), None),
+        ("stopped", str(line.get("stopped") or ""), None),
     ]
-    if counted["demonstrated"]:
-        shown = f"{counted['demonstrated']:.0%} of the groups trained on"
-        found.append(("right answers shown", shown, None))
-
-    began = learning_began(run.metrics) if line.get("verdict") == "learned" else None
-    for name, step in (("learning began", began), ("solved for good", line.get("solved_step"))):
-        if step is not None:
-            found.append((name, f"step {step}", step))
-    for name, key in (("most common mistake", "mistake"), ("stopped", "stopped")):
-        if line.get(key):
-            found.append((name, str(line[key]), None))
-    return found
 
 
 def learning_began(metrics: Sequence[Record]) -> int | None:
     """Return the first step from which the score has risen for good; None if it does not rise.
 
-    It is looked for at the run's first level, because a step up to a harder level lowers the score.
+    It is looked for at the run's first level: a harder one lowers the score.
 
     >>> lines = [{"step": n + 1, "level": 1, "value": 0.0 if n < 9 else 1.0} for n in range(20)]
     >>> learning_began(lines)
@@ -413,19 +399,17 @@ def packed_step(
     return f'{{"count":{len(groups)},"groups":[{in_order}]}}'
 
 
-def evenly_spaced(count: int) -> Iterator[int]:
-    """Yield 0 ... count - 1 in an order in which the numbers so far are always evenly spaced.
+def evenly_spaced(count: int) -> list[int]:
+    """Return 0 ... count - 1 in an order in which the numbers so far are always evenly spaced.
 
     First the ends, then the middles of ever smaller gaps.
 
-    >>> list(evenly_spaced(5))
+    >>> evenly_spaced(5)
     [0, 4, 2, 1, 3]
     """
-    yield from dict.fromkeys((0, count - 1)) if count else ()
-    gaps = deque([(0, count - 1)])
-    while gaps:
-        low, high = gaps.popleft()
-        if high - low > 1:
-            middle = (low + high) // 2
-            yield middle
-            gaps += [(low, middle), (middle, high)]
+    order: dict[int, None] = {}
+    parts = 1
+    while len(order) < count:
+        order |= dict.fromkeys(part * (count - 1) // parts for part in range(parts + 1))
+        parts *= 2
+    return list(order)
