@@ -79,19 +79,10 @@ def token_logprobs(
         chunk = GPU_CHUNK if hidden_NE.is_cuda else max(16, CPU_CHUNK_LOGITS // vocabulary)
 
     is_plain = distribution.truncate is None and not distribution.has_entropy_gradient
-    if is_plain and type(head) is nn.Linear:
+    if is_plain and type(head) is nn.Linear and head.bias is None:
         # Few passes over the logits, for the usual case.
-        return _LinearLogprobs.apply(
-            hidden_NE,
-            head.weight,
-            head.bias,
-            targets_N,
-            distribution.temperature_N,
-            chunk,
-            kernels,
-            products,
-            torch.is_grad_enabled(),
-        )
+        given = hidden_NE, head.weight, targets_N, distribution.temperature_N
+        return _LinearLogprobs.apply(*given, chunk, kernels, products, torch.is_grad_enabled())
 
     # For anything else autograd differentiates chunk by chunk.
     parts = [
@@ -115,7 +106,8 @@ def token_logprobs(
 
 
 class _LinearLogprobs(torch.autograd.Function):
-    """`_chunk_logprobs` of a linear head for all chunks, with few passes over the logits.
+    """`_chunk_logprobs` of a linear head without bias for all chunks, with few passes over the
+    logits.
 
     With p = softmax(logits / temperature), the gradient of a target's log-probability with respect
     to the logits is (onehot(target) - p) / temperature.
@@ -126,7 +118,6 @@ class _LinearLogprobs(torch.autograd.Function):
         ctx: Any,
         hidden_NE: Tensor,
         weight_VE: Tensor,
-        bias_V: Tensor | None,
         targets_N: Tensor,
         temperature_N: Tensor,
         chunk: int,
@@ -145,7 +136,7 @@ class _LinearLogprobs(torch.autograd.Function):
         probability_NV = hidden_NE.new_empty(N, V, dtype=dtype) if is_kept else None
 
         for part in _slices(N, chunk):
-            logits_nV = linear_no_grad(hidden_NE[part], weight_VE, bias_V)
+            logits_nV = linear_no_grad(hidden_NE[part], weight_VE)
             targets_n, temperature_n = targets_N[part], temperature_N[part]
 
             if is_fused:
@@ -163,15 +154,8 @@ class _LinearLogprobs(torch.autograd.Function):
             logprobs_N[part] = all_nV.gather(-1, targets_n[:, None])[:, 0]
             entropies_N[part] = -all_nV.mul_(probability_nV).sum(-1)
 
-        ctx.save_for_backward(
-            hidden_NE,
-            weight_VE,
-            bias_V,
-            targets_N,
-            temperature_N,
-            lse_N if is_fused else None,
-            probability_NV,
-        )
+        lse = lse_N if is_fused else None
+        ctx.save_for_backward(hidden_NE, weight_VE, targets_N, temperature_N, lse, probability_NV)
         ctx.chunk = chunk
         ctx.kernels = kernels
         ctx.products = products
@@ -180,13 +164,9 @@ class _LinearLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_N: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        hidden_NE, weight_VE, bias_V, targets_N, temperature_N, lse_N, probability_NV = (
-            ctx.saved_tensors
-        )
-        needs_weight, needs_bias = ctx.needs_input_grad[1:3]
+        hidden_NE, weight_VE, targets_N, temperature_N, lse_N, probability_NV = ctx.saved_tensors
         d_hidden_NE = torch.empty_like(hidden_NE)
-        d_weight_VE = torch.zeros_like(weight_VE) if needs_weight else None
-        d_bias_V = torch.zeros_like(bias_V) if needs_bias else None
+        d_weight_VE = torch.zeros_like(weight_VE) if ctx.needs_input_grad[1] else None
 
         for part in _slices(len(hidden_NE), ctx.chunk):
             hidden_nE, targets_n = hidden_NE[part], targets_N[part]
@@ -194,7 +174,7 @@ class _LinearLogprobs(torch.autograd.Function):
 
             # The gradient of the logits.
             if lse_N is not None:
-                d_logits_nV = linear_no_grad(hidden_nE, weight_VE, bias_V)  # still the logits
+                d_logits_nV = linear_no_grad(hidden_nE, weight_VE)  # still the logits
                 V = d_logits_nV.shape[1]
                 given = d_logits_nV, targets_n, temperature_n, lse_N[part], d_n.contiguous(), V
                 grid = (len(targets_n), -(-V // BLOCK))
@@ -203,7 +183,7 @@ class _LinearLogprobs(torch.autograd.Function):
                 if probability_NV is not None:
                     probability_nV = probability_NV[part]
                 else:
-                    logits_nV = linear_no_grad(hidden_nE, weight_VE, bias_V).to(d_n.dtype)
+                    logits_nV = linear_no_grad(hidden_nE, weight_VE).to(d_n.dtype)
                     probability_nV = logits_nV.div_(temperature_n[:, None]).softmax(-1)
 
                 scale_n1 = (d_n / temperature_n)[:, None]
@@ -216,10 +196,8 @@ class _LinearLogprobs(torch.autograd.Function):
                 torch.mm(d_logits_nV, weight_VE, out=d_hidden_NE[part])
                 if d_weight_VE is not None:
                     d_weight_VE.addmm_(d_logits_nV.t(), hidden_nE)
-            if d_bias_V is not None:
-                d_bias_V += d_logits_nV.sum(0)
 
-        return d_hidden_NE, d_weight_VE, d_bias_V, *6 * (None,)
+        return d_hidden_NE, d_weight_VE, *6 * (None,)
 
 
 def _slices(N: int, chunk: int) -> list[slice]:

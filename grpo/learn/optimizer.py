@@ -211,7 +211,7 @@ class Optimizer:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Return "param_groups", "loss_scale", and "state" by number of the weight.
+        """Return "loss_scale", and "state" by number of the weight.
 
         A weight that is not its own master has its "master" there, too. The tensors are the
         optimizer's own, which the next step changes.
@@ -224,11 +224,8 @@ class Optimizer:
         for number, (weight, master) in enumerate(zip(self.weights, self.masters)):
             if weight.dtype != master.dtype:
                 state.setdefault(number, {})["master"] = master.detach()
-        return {
-            "state": state,
-            "param_groups": self.inner.state_dict()["param_groups"],
-            "loss_scale": {"factor": self.loss_scale, "steps": self.steps_at_scale},
-        }
+        scale = {"factor": self.loss_scale, "steps": self.steps_at_scale}
+        return {"state": state, "loss_scale": scale}
 
     @torch.no_grad()
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -239,7 +236,8 @@ class Optimizer:
                 master.copy_(state[number].pop("master"))
 
         moments = {number: entry for number, entry in state.items() if entry}
-        self.inner.load_state_dict({"state": moments, "param_groups": saved["param_groups"]})
+        groups = self.inner.state_dict()["param_groups"]
+        self.inner.load_state_dict({"state": moments, "param_groups": groups})
         self.loss_scale = saved["loss_scale"]["factor"]
         self.steps_at_scale = saved["loss_scale"]["steps"]
         self._publish()

@@ -406,8 +406,7 @@ def load_optimizer(folder: Path, optimizer: Optimizer) -> None:
 
         rest = read_json(folder / "optimizer.json")
         scale = msgspec.convert(rest["loss_scale"], dict[str, int | float])
-        groups = optimizer.state_dict()["param_groups"]
-        optimizer.load_state_dict({"state": state, "param_groups": groups, "loss_scale": scale})
+        optimizer.load_state_dict({"state": state, "loss_scale": scale})
 
 
 def rng_state() -> dict[str, Any]:

@@ -16,7 +16,7 @@ from grpo.rollout.sampling import truncation
 N, H, V = 11, 4, 7
 
 # Of the head: any module, or a linear layer with or without a bias; and KEPT.
-HEADS = [(None, 0), (False, 0), (True, 0), (True, 1000)]
+HEADS = [(None, 0), (True, 0), (False, 0), (False, 1000)]
 
 
 class LoraHead(nn.Module):
@@ -157,7 +157,7 @@ def test_probabilities_are_kept_where_all_are_small(monkeypatch, kept):
     monkeypatch.setattr(logprobs, "KEPT", kept)
     hidden_NH, _, targets_N, temperature_N, _ = inputs()
     saved = []
-    head, distribution = nn.Linear(H, V, dtype=torch.float64), Distribution(temperature_N)
+    head, distribution = nn.Linear(H, V, False, dtype=torch.float64), Distribution(temperature_N)
     hooks = (lambda x: saved.append(x.shape) or x, lambda x: x)
     with torch.autograd.graph.saved_tensors_hooks(*hooks):
         token_logprobs(hidden_NH, head, targets_N, distribution, chunk=3)
