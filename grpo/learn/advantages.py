@@ -70,8 +70,8 @@ def advantages(
 
     - "group": divide by the standard deviation of the group's rewards;
     - "batch": divide by that of all rewards given, which is *not* taken about the groups' means.
-      With several ranks the caller gathers all rewards first. Under `on_degenerate: skip` they are
-      those of the groups that are trained on; TRL's `scale_rewards="batch"` counts all groups;
+      Under `on_degenerate: skip` they are those of the groups that are trained on; TRL's
+      `scale_rewards="batch"` counts all groups;
     - "none": do not divide.
 
     A group has at least two rewards; for "batch", the batch has.

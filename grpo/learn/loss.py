@@ -36,17 +36,9 @@ Departures from the papers:
   KL(policy || reference); the mean of k3 is smaller than the KL by the probability that the
   reference gives to tokens that cannot be sampled.
 
-A loss of the user's own: ``--loss path/to/file.py:function``.
-
-    def loss(inputs, settings):
-        ratio_RT = (inputs.logp_RT - inputs.old_RT).exp()
-        return -ratio_RT * inputs.advantages
-
-The function gets `LossInputs` and `LossSettings` and returns the policy term of each token (R, T).
-The advantages are always (R, T), padding is 0, and the entropies have a gradient, as the
-log-probabilities do (only an own loss pays for it). An attribute `token_weights` of the function
-names the built-in loss whose weights its tokens have; without it they are those of dapo. All else
-is as for the built-in losses.
+A loss of the user's own (``--loss path/to/file.py:function``, see docs/library.md) gets
+`LossInputs` and `LossSettings` and returns the policy term of each token (R, T). All else is as for
+the built-in losses.
 
 Shapes: R rows (completions), T tokens. `mask_RT` is False at padding; whatever the other tensors
 hold there, even NaN, has no effect.
@@ -85,27 +77,19 @@ class LossSettings:
 
 @dataclass(frozen=True)
 class LossInputs:
-    """What the loss of some rows of a step is computed from."""
+    """What the loss of some rows of a step is computed from.
 
-    # Log-probabilities (R, T): under the policy, with gradient; and, without, under the policy that
-    # the ratio is taken to, which is the one that sampled or that of the first pass (see `update`).
-    logp_RT: Tensor
+    The ratio is taken to the policy of `old_RT`: the one that sampled, or that of the first pass
+    (see `update`).
+    """
+
+    logp_RT: Tensor  # log-probabilities under the policy, with gradient
     old_RT: Tensor
-
-    # One for all tokens of a row (R,), or one for each token (R, T), which gspo does not take.
-    advantages: Tensor
-
-    # True at tokens, False at padding.
-    mask_RT: Tensor
-
-    # These rows' part of `token_weights`, float64.
-    weights_R: Tensor
-
-    # Log-probabilities (R, T) under the reference; required if the KL term has a weight.
-    ref_RT: Tensor | None = None
-
-    # Entropies (R, T) in nats, with gradient if the loss is an own one. Others only add them up.
-    entropy_RT: Tensor | None = None
+    advantages: Tensor  # (R,), or (R, T) if each token has its own, which gspo does not take
+    mask_RT: Tensor  # True at tokens, False at padding
+    weights_R: Tensor  # these rows' part of `token_weights`, float64
+    ref_RT: Tensor | None = None  # log-probabilities under the reference, if there is a KL term
+    entropy_RT: Tensor | None = None  # in nats; with gradient if the loss is an own one
 
 
 def token_weights(kind: str, lengths_R: Tensor, *, max_length: int) -> Tensor:
@@ -135,9 +119,8 @@ def policy_loss(inputs: LossInputs, settings: LossSettings) -> PolicyTerm:
     """Return the policy term of each token (0 at padding), and which tokens were clipped low and
     high: (R, T) each.
 
-    A token counts as clipped if the bound took effect. For cispo that is wherever the ratio is
-    outside. For the others it is below the range with A < 0 and above it with A > 0, where the
-    token gets no gradient. gspo clips a sequence as a whole, and all its tokens count.
+    A token counts as clipped if the bound took effect: for cispo wherever the ratio is outside, for
+    the others where the token therefore gets no gradient.
     """
     kind = settings.kind
     mask_RT = inputs.mask_RT
