@@ -157,31 +157,29 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
     climb = f" (curriculum {config['curriculum']})" if config.get("curriculum") else ""
     reward = f"the reward `{config['reward']}`" if config.get("reward") else "the task's reward"
 
-    parts = [
+    control = config.get("control", "none").replace("none", "")
+    reports = [line for line in run.reports if line["step"] <= step]
+    metric, unit = (reports[0][name] for name in ("metric", "unit")) if reports else ("score", "")
+    verdict: list[str] = []
+    if run.verdict and run.verdict["step"] <= step:
+        verdict = Verdict.from_json(run.verdict).lines(metric, unit, control)
+    before, after = ([line for line in reports if bool(line["step"]) == x] for x in (False, True))
+    table = ["```", *summary_table(before, after, metric), "```\n"] if reports else []
+    settings = ", ".join(f"{name} {config[name]}" for name in SETTINGS.split())
+    made_with = ", ".join(f"{name} {facts.get(name)}" for name in FACTS.split())
+    lines = [
         f"---\nlibrary_name: {'peft' if adapter else 'transformers'}",
         "pipeline_tag: text-generation\ntags: [grpo, reinforcement-learning]",
         *([f"base_model: {model}"] if is_hub_id else []),
         f"---\n\n# {run.path.name}\n",
         f"`{model}` trained by GRPO for {step} steps on the task "
         f"`{task}`, level {config['level']}{climb}, with {reward}.\n",
-    ]
-    reports = [line for line in run.reports if line["step"] <= step]
-    metric, unit = (reports[0][name] for name in ("metric", "unit")) if reports else ("score", "")
-    if run.verdict and run.verdict["step"] <= step:
-        control = config.get("control", "none").replace("none", "")
-        parts += [
-            f"{line}.\n" for line in Verdict.from_json(run.verdict).lines(metric, unit, control)
-        ]
-    if reports:
-        before, after = ([line for line in reports if bool(line["step"]) == x] for x in (0, 1))
-        parts += ["```", *summary_table(before, after, metric), "```\n"]
-    settings = ", ".join(f"{name} {config[name]}" for name in SETTINGS.split())
-    made_with = ", ".join(f"{name} {facts.get(name)}" for name in FACTS.split())
-    parts += [
+        *(f"{line}.\n" for line in verdict),
+        *table,
         f"Settings: {settings}.\n\nMade with {made_with}.\n",
-        "The model was trained for this one task. Its other abilities were not evaluated.",
+        "The model was trained for this one task. Its other abilities were not evaluated.\n",
     ]
-    return "\n".join(parts) + "\n"
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -31,25 +31,15 @@ class EndedRun:
     easier: tuple[int, ...] = ()  # all levels below the last of them, rising
     ended: str = ""  # why it ended before its steps were made: more steps would not continue it
 
-    @property
-    def trusted(self) -> str:
-        """The flags that allow a command to execute the user's task or reward; "" without."""
+    def trusted(self, *, trains: bool = False) -> str:
+        """Return the flags that allow a command to execute programs of the user's."""
         config = self.config
-        flags = f" --task {shlex.quote(config.task)}" if not is_of_project(config.task) else ""
-        if reward_file := config.task_options.get(REWARD_FILE):
-            flags += f" --{REWARD_FILE} {shlex.quote(reward_file)}"
-        return flags
-
-    @property
-    def trained_by(self) -> str:
-        """The flags that allow train.py to execute the user's task, reward or loss."""
-        loss = self.config.loss
-        return self.trusted + (f" --loss {shlex.quote(loss)}" if program_of(loss) else "")
-
-    @property
-    def is_from_python(self) -> bool:
-        """Whether no command line can load the task."""
-        return getattr(self.task, "from_python", False)
+        programs = {
+            "task": "" if is_of_project(config.task) else config.task,
+            REWARD_FILE: config.task_options.get(REWARD_FILE),
+            "loss": config.loss if trains and program_of(config.loss) else "",
+        }
+        return "".join(f" --{name} {shlex.quote(x)}" for name, x in programs.items() if x)
 
     @property
     def inspection(self) -> str:
@@ -59,12 +49,12 @@ class EndedRun:
     @property
     def evaluation(self) -> str:
         """The command that evaluates the trained policy on the test split, as it was trained."""
-        return f"{program('eval')} --model {quoted(self.folder)}{self.trusted}"
+        return f"{program('eval')} --model {quoted(self.folder)}{self.trusted()}"
 
     def again(self, flags: str) -> str:
         """Return the command that trains with the settings of the run, changed by `flags`."""
         settings = quoted(self.folder / "config.yaml")
-        return f"{program()} --config {settings}{self.trained_by} {flags}"
+        return f"{program()} --config {settings}{self.trusted(trains=True)} {flags}"
 
 
 def next_commands(run: EndedRun) -> list[str]:
@@ -75,14 +65,16 @@ def next_commands(run: EndedRun) -> list[str]:
     """
     folder = quoted(run.folder)
     of_run = [run.inspection, f"python -m grpo.report {folder}"]
-    audit = f"python -m tasks.audit {folder}{run.trusted}"
-    return of_run if run.is_from_python else [run.evaluation, *of_run, audit]
+    audit = f"python -m tasks.audit {folder}{run.trusted()}"
+    is_from_python = getattr(run.task, "from_python", False)
+    return of_run if is_from_python else [run.evaluation, *of_run, audit]
 
 
 def next_command(run: EndedRun, verdict: Verdict) -> str:
     """Return the command that fits the verdict best."""
-    is_in_python = run.is_from_python or run.config.loss.startswith(FROM_PYTHON)
-    if is_in_python or verdict.kind == "not measured":
+    is_from_python = getattr(run.task, "from_python", False)
+    is_from_python |= run.config.loss.startswith(FROM_PYTHON)
+    if is_from_python or verdict.kind == "not measured":
         return run.inspection
     return _advice(run, verdict)[1]
 
@@ -116,8 +108,8 @@ def _advice(run: EndedRun, verdict: Verdict) -> tuple[str, str]:
     look at the last one.
     """
     config, kind = run.config, verdict.kind
-    more = f"--steps {2 * verdict.steps}"
-    longer = f"{program()} --resume {quoted(run.folder)}{run.trained_by} {more}"
+    more = f"{run.trusted(trains=True)} --steps {2 * verdict.steps}"
+    longer = f"{program()} --resume {quoted(run.folder)}{more}"
     if run.ended or verdict.stopped:
         longer = run.inspection
     budget = f"--max-new-tokens {2 * run.budget}"

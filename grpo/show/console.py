@@ -28,6 +28,7 @@ from grpo.evaluate import ShowProgress
 from grpo.records import Ending, StepReport, sampled_groups
 from grpo.show.group import aligned, classes_of, rendered
 from grpo.show.lines import (
+    FIGURES,
     Evaluation,
     clock_time,
     control_mark,
@@ -110,13 +111,12 @@ class Console:
     ):
         self.history = History(total_steps, metric, reward_range)
         self.file = file or sys.stdout
-        self.encoding = self.file.encoding or "utf-8"
 
         # Not left to rich, which assumes a terminal if FORCE_COLOR is set, as many CI systems do.
         usable = (
             self.file.isatty()
             and os.environ.get("TERM") != "dumb"
-            and "utf" in self.encoding.lower()
+            and "utf" in (self.file.encoding or "utf-8").lower()
         )
         self.terminal = usable if force_terminal is None else force_terminal
         self._rich = RichConsole(
@@ -174,7 +174,8 @@ class Console:
 
     def evaluation(self, line: Evaluation) -> None:
         """Print a line of eval.jsonl (see `evaluation_line`)."""
-        self.history.evaluations.append(line)
+        if line["split"] != "train" and line["temperature"]:
+            self.history.held_out = line["mean"]
         self._redraw()
         self.say(evaluation_line({"metric": self.history.metric, **line}))
 
@@ -219,8 +220,7 @@ class Console:
         if self.terminal:
             self._rich.print(Text(escape_control(line), style), soft_wrap=not wrap)
         else:
-            encoded = escape_control(line).encode(self.encoding, "backslashreplace")
-            print(encoded.decode(self.encoding), file=self.file, flush=True)
+            print(escape_control(line), file=self.file, flush=True)
 
     # --- what is being done -------------------------------------------------------------------
 
@@ -278,17 +278,6 @@ class Console:
 
 # --- the live panel ---------------------------------------------------------------------------
 
-# Metrics of each row.
-ROWS = (
-    ("level", "value", "groups/resampled", "temperature"),
-    (
-        *("completions/mean_length", "tokens_per_second", "step_time"),
-        *("time/rollout", "time/update", "memory_gb"),
-    ),
-    ("loss", "kl", "entropy", "grad_norm"),
-    ("clip_ratio/low_mean", "clip_ratio/high_mean", "sampling/sampling_logp_difference/max"),
-)
-
 # A share of truncated completions, of groups that taught nothing, or of tokens in such groups, is
 # yellow from the first number on, and red from the second.
 TRUNCATED_LIMITS = (0.1, 0.5)
@@ -324,7 +313,7 @@ class History:
     pace: float | None = None
     steps: int = 0
     updated: int = 0
-    evaluations: list[Evaluation] = field(default_factory=list)
+    held_out: float | None = None  # the last mean that was sampled as in training
 
     def add(self, report: StepReport) -> None:
         """Take note of a step."""
@@ -345,40 +334,22 @@ class History:
             return None
         return self.pace * (self.total_steps - self.report.step)
 
-    @property
-    def held_out(self) -> dict[int, list[float]]:
-        """The means of the held-out evaluations that were sampled as in training, by level."""
-        means: dict[int, list[float]] = {}
-        for line in self.evaluations:
-            if line["split"] != "train" and line["temperature"]:
-                # The level that was evaluated last comes last.
-                means[line["level"]] = [*means.pop(line["level"], []), line["mean"]]
-        return means
-
 
 def panel(report: StepReport, history: History) -> Panel:
     """Return the live panel after a step, as wide as the terminal.
 
-    The first row has what matters most. Below it are the reward with a sparkline, held-out scores,
-    what was taught so far, metrics, the classes of the groups, and a completion compared with its
-    target, a different one each step. Only what is abnormal is in colour.
+    It has what matters most, the reward with a sparkline, what was taught so far, the figures of
+    the step, the classes of its groups, and a completion compared with its target, a different one
+    each step. Only what is abnormal is in colour.
     """
     metrics = report.metrics
     rows: list[RenderableType] = [_first_row(metrics, history), _reward_row(metrics, history)]
-    if means := history.held_out:
-        levels = [
-            f"  {level}: {seen[0]:.3f}" + (f" → {seen[-1]:.3f}" if len(seen) > 1 else "")
-            for level, seen in sorted(means.items())
-        ]
-        rows.append(_dim("held out" + "".join(levels)))
     if metrics.get("num_tokens") and "wasted_tokens_total" in metrics and history.steps:
         share = metrics["wasted_tokens_total"] / metrics["num_tokens"]
         updated = f"weights updated in {history.updated} of {history.steps} steps, "
         taught = (" of the tokens taught nothing", "dim")
         rows.append(Text.assemble(_dim(updated), _alarming(share, WASTED_LIMITS), taught))
-    for names in ROWS:
-        if line := figures(metrics, names, history.metric):
-            rows.append(_dim(escape_control(line)))
+    rows.append(_dim(escape_control(figures(metrics, tuple(FIGURES), history.metric))))
     if classes := classes_of(metrics):
         rows.append(Text.assemble(("groups ", "dim"), classes))
     if sample := sample_row(report):
@@ -393,8 +364,8 @@ def _first_row(metrics: Mapping[str, Any], history: History) -> Text:
     parts = []
     if (reward := metrics.get("reward")) is not None:
         parts.append(_dim(f"reward {reward:.3f}"))
-    if means := history.held_out:
-        parts.append(_dim(f"held out {list(means.values())[-1][-1]:.3f}"))
+    if history.held_out is not None:
+        parts.append(_dim(f"held out {history.held_out:.3f}"))
 
     kept, groups = metrics.get("groups/kept"), metrics.get("groups/count")
     if kept is not None and groups:

@@ -137,15 +137,14 @@ class RemoteModel:
 
 
 def _address(url: str) -> str:
-    """Return the address for chats: "/v1" and "/chat/completions" may be left out."""
+    """Return the address for chats of a server; its "/v1" may be left out."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.netloc:
         raise UserError(f"--endpoint {url}: give an address such as http://localhost:8000/v1")
     if parts.username or parts.password or parts.query:
         raise UserError(f"--endpoint {parts.netloc}: give the key in {KEY}, not in the address")
 
-    path = (parts.path.rstrip("/") or "/v1").removesuffix("/chat/completions")
-    return f"{parts.scheme}://{parts.netloc}{path}/chat/completions"
+    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}/chat/completions"
 
 
 def _read(text: str, url: str) -> Completion:

@@ -4,7 +4,6 @@ import argparse
 import json
 import math
 import os
-import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -92,15 +91,6 @@ class Request:
         """How completions are sampled."""
         return Sampling(**{name: getattr(self.settings, name) for name in SAMPLING})
 
-    @property
-    def problems(self) -> str:
-        """The flags that say what is evaluated: models are compared on the same problems."""
-        options = sorted(self.settings.task_options.items())
-        words = [word for name, value in options for word in (f"--{name}", value)]
-        levels = ",".join(map(str, self.levels))
-        samples = ["--samples", str(self.samples)] if self.samples > 1 else []
-        return shlex.join(["--task", self.settings.task, *words, "--levels", levels, *samples])
-
 
 def report(flags: argparse.Namespace, others: list[str]) -> int:
     """Evaluate each model, write the figures and the samples, and show them; return 0.
@@ -113,14 +103,7 @@ def report(flags: argparse.Namespace, others: list[str]) -> int:
     if flags.json and os.path.realpath(flags.json) == os.path.realpath(flags.out):
         raise UserError(f"--out {flags.out}: --json is the same file; give another")
 
-    first, *rest = requests = [make_request(flags, model, others) for model in flags.models]
-    for other in rest:
-        if other.problems != first.problems:
-            raise UserError(
-                f"--model {other.model}: would answer other problems ({other.problems}) than "
-                f"{first.model} ({first.problems}); add the flags of one of them"
-            )
-
+    requests = [make_request(flags, model, others) for model in flags.models]
     results = [result for request in requests for result in evaluate_model(request)]
     add_differences(results)
 
@@ -133,7 +116,7 @@ def report(flags: argparse.Namespace, others: list[str]) -> int:
         write_whole(flags.json, (json.dumps(lines, indent=1) + "\n").encode())
     if flags.out:
         write_samples(Path(flags.out), results)
-    show(results, getattr(first.task, "metric", "score"))
+    show(results, getattr(requests[0].task, "metric", "score"))
     return 0
 
 
@@ -176,7 +159,12 @@ def make_request(flags: argparse.Namespace, model: str, others: list[str]) -> Re
 
     task = load_task(spec, options=options, wording=settings.wording)
     levels = _levels(flags.words, task, config, settings)
-    samples = _samples(flags.samples, task, config)
+    if flags.samples == 1 and compares(task):
+        raise UserError(
+            "--samples 1: the reward may compare the completions of a group; give the size of a "
+            "group, or leave it out"
+        )
+    samples = flags.samples or (config.group_size if compares(task) else 1)
     return Request(flags, model, checkpoint, config, settings, task, levels, samples)
 
 
@@ -191,18 +179,6 @@ def _levels(text: str, task: Task, config: Config, settings: argparse.Namespace)
         return [config.level]
     of_rows = {problem.level for problem in problems_of(task, "train")}
     return [max(of_rows, default=getattr(task, "default_level", 1))]
-
-
-def _samples(given: int | None, task: Task, config: Config) -> int:
-    """Return the number of completions of each problem."""
-    if not compares(task):
-        return given or 1
-    if given == 1:
-        raise UserError(
-            "--samples 1: the reward may compare the completions of a group; give the size of a "
-            "group, or leave it out"
-        )
-    return given or config.group_size
 
 
 # ---- models and their results

@@ -83,7 +83,7 @@ def write_samples(path: Path, results: Sequence[Result]) -> None:
 
 
 def show(results: Sequence[Result], metric: str) -> None:
-    """Print the held-out results, those on foreign kinds of text, and the worst completions.
+    """Print the results, several samples and differences beside them, and the worst completions.
 
     `metric` is what the task calls its score.
     """
@@ -93,31 +93,30 @@ def show(results: Sequence[Result], metric: str) -> None:
     models = list(dict.fromkeys(result["model"] for result in results))
     control = f"CONTROL {first['control']}: " if "control" in first else ""
     whose = f"{models[0]}: " if len(models) == 1 else ""
-    title = f"{control}{whose}{metric} on"
-    split = f"the {first['split']} split"
-    if "texts" in first:
-        split += f" of {first['texts']}"
-
-    own = [_row(result) for result in results if "foreign" not in result]
-    foreign = [_row(result) for result in results if "foreign" in result]
-    repeated = [
-        {**_head(result), "figure": f"pass@{entry['k']}", **_mean(entry)}
-        for result in results
-        for entry in result.get("pass_at", [])
-    ]
-    differences = [
-        {**_head(result), "n": str(found["n"]), **_mean(found, "+")}
-        for result in results
-        if (found := result.get("difference"))
-    ]
-    for name, rows in (
-        (f"{title} {first['dataset'] or split}", own),
-        (f"{title} foreign kinds of text", foreign),
-        ("several samples of each problem", repeated),
-        (f"{metric}, difference to {models[0]}", differences),
-    ):
+    texts = f" of {first['texts']}" if "texts" in first else ""
+    source = first["dataset"] or f"the {first['split']} split{texts}"
+    tables = {
+        f"{control}{whose}{metric} on {source}": list(map(_row, results)),
+        "several samples of each problem": [
+            {**_head(result), "figure": f"pass@{entry['k']}", **_mean(entry)}
+            for result in results
+            for entry in result.get("pass_at", [])
+        ],
+        f"{metric}, difference to {models[0]}": [
+            {**_head(result), "n": str(found["n"]), **_mean(found, "+")}
+            for result in results
+            if (found := result.get("difference"))
+        ],
+    }
+    for title, rows in tables.items():
+        names = [name for name in rows[0] if name != "model" or len(models) > 1] if rows else []
+        table = Table(title=escape_control(title), title_justify="left")
+        for name in names:
+            table.add_column(name, justify="right", overflow="fold")
+        for row in rows:
+            table.add_row(*(escape_control(row[name]) for name in names))
         if rows:
-            _show_table(console, name, rows, shows_model=len(models) > 1)
+            console.print(table)
 
     for line in remarks(results):
         console.print(line, soft_wrap=True)
@@ -128,23 +127,10 @@ def show(results: Sequence[Result], metric: str) -> None:
         _show_worst(console, name, result["groups"])
 
 
-def _show_table(
-    console: Console, title: str, rows: Sequence[dict[str, str]], *, shows_model: bool
-) -> None:
-    """Print a table; the names of its columns are the keys of each row."""
-    names = [name for name in rows[0] if name != "model" or shows_model]
-    table = Table(title=escape_control(title), title_justify="left")
-    for name in names:
-        table.add_column(name, justify="right", overflow="fold")
-    for row in rows:
-        is_last = row.get("kind") == ALL_KINDS
-        table.add_row(*(escape_control(row[name]) for name in names), end_section=is_last)
-    console.print(table)
-
-
 def _head(result: Result) -> dict[str, str]:
-    """Return the first columns of a table of all results: which model, and on what."""
-    return {"model": result["model"], "level": _name(result).removeprefix("level ")}
+    """Return the first columns of a table: which model, and on what."""
+    kind = f", {result['foreign']}" if "foreign" in result else ""
+    return {"model": result["model"], "level": f"{result['level']}{kind}"}
 
 
 def _name(result: Result) -> str:
@@ -158,15 +144,12 @@ def _row(result: Result) -> dict[str, str]:
     sampling = "greedy" if result["temperature"] == 0 else f"T {result['temperature']:g}"
     if sampling != "greedy" and result["top_p"] < 1:
         sampling += f", top-p {result['top_p']:g}"
-    about = {"sampling": sampling, "budget": str(result["budget"])}
-    if "foreign" in result:
-        about = {"kind": result["foreign"]}
     samples = f" × {result['samples']}" if result["samples"] > 1 else ""
     return {
-        "model": result["model"],
-        "level": str(result["level"]),
+        **_head(result),
         "n": f"{result['n']}{samples}",
-        **about,
+        "sampling": sampling,
+        "budget": str(result["budget"]),
         **_mean(result),
         "exact": f"{result['exact']:.3f}",
         "truncated": f"{result['truncated']:.3f}",

@@ -132,13 +132,6 @@ def test_only_a_capable_terminal_gets_the_panel(monkeypatch, file, term, live):
     assert Console(300, file=file()).terminal is live
 
 
-def test_a_pipe_of_another_encoding_does_not_stop_the_run():
-    pipe = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    with Console(300, file=pipe) as console:
-        console.say("10 → 25")
-    assert pipe.buffer.getvalue().endswith(b"  10 \\u2192 25\n")
-
-
 # --- what is being done -----------------------------------------------------------------------
 
 

@@ -1,7 +1,7 @@
 """The live panel on a terminal."""
 
 import pytest
-from screens import METRICS, evaluation, rendered, report
+from screens import METRICS, rendered, report
 
 from grpo.show.console import History, panel
 
@@ -16,7 +16,7 @@ def test_panel_shows_progress_figures_and_a_completion():
         "wasted_tokens_total": 800,
     }
     step = report(75, METRICS | more, ["[b]target[/b]", "target of all"], [0.1, 0.9])
-    history = History(300, "similarity", evaluations=[evaluation(25, 0.25)])
+    history = History(300, "similarity", held_out=0.25)
     history.rewards.extend([0.0, 0.5, 1.0])
     history.best, history.steps, history.updated = 1.25, 75, 41
     history.report, history.pace = step, 572 / 225
@@ -26,7 +26,6 @@ def test_panel_shows_progress_figures_and_a_completion():
         "reward 0.412  held out 0.250  groups trained 6/8  truncated 12%  ETA 9:32",
         "± 0.083 within groups  mean 0.500  best 1.250  ▁▅█",
         "weights updated in 41 of 75 steps, 80% of the tokens taught nothing",
-        "held out  25: 0.250",
         "clipped 1.2% below, 20.0% above  parity 3e-05",
         "similarity 0.531",
         "5,321 tok/s",
@@ -44,17 +43,6 @@ def test_history_of_a_run():
     text = rendered(panel(history.report, history))
     assert "mean 0.100  best 0.900" in text  # the mean is of the last 30 steps
     assert history.steps == history.updated == 31
-    lines = [
-        evaluation(25, 0.25),
-        evaluation(10, 0.5),
-        evaluation(25, 0.3),
-        evaluation(25, 0.75),
-        evaluation(25, 0.9, temperature=0),
-        evaluation(25, 0.9, split="train"),
-    ]
-    history.evaluations = lines
-    text = rendered(panel(history.report, history))
-    assert "held out  10: 0.500  25: 0.250 → 0.750" in text and "held out 0.750" in text
 
 
 def test_time_left_follows_the_exponential_mean_of_the_step_time():
