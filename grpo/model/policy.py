@@ -37,7 +37,7 @@ from grpo.model.forward import (
     checkpoint_layers,
     linear_no_grad,
 )
-from grpo.model.prompts import PromptFormat, check_format, opened_reasoning
+from grpo.model.prompts import PromptFormat, check_arguments, opened_reasoning
 from grpo.model.sizes import CACHE_SHARE, Shape, context_of, shape_of, update_tokens
 from tasks.base import Problem
 
@@ -155,7 +155,7 @@ class Policy:
 
         Raises UserError if its chat template cannot express it.
         """
-        check_format(self.tokenizer, format)
+        check_arguments(self.tokenizer.chat_template, format.arguments)
         self.format = format
         self._prompt_tokens = lru_cache(CACHED_ENCODINGS)(
             partial(prompt_tokens, self.tokenizer, arguments=format.arguments)

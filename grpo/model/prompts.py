@@ -4,22 +4,20 @@
                 ─► the problem's prompt as the user
 
 A chat template is a program by the model's maker. Some leave out a system turn, or all turns but
-the last, without an error. So each format is tried on the template before it is used, and what the
-template does not pass on is refused.
+the last, without an error. What a template does not pass on is refused (`encoding.render`).
 """
 
 import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
-from data.files import json_kind, read_text
+from data.files import read_text
 from data.text import escape_control, shortened
-from grpo.model.encoding import TemplateArguments, Tokenizer, Turn, controls_of, render, text_of
+from grpo.model.encoding import TemplateArguments, Turn, text_of
 from tasks.base import Problem, Task
 from tasks.supply import Examples
 
@@ -33,10 +31,6 @@ RESERVED_ARGUMENTS = (
 )
 MAX_LINES = 24  # of a prompt on the console
 MAX_CHARACTERS = 300  # of each of its lines
-PROBE = "probe of the {} turn"
-
-# What to do about a flag that the chat template does not pass on.
-FLAG_FIX = "leave the flag out, or write it into the prompt with --wording"
 
 
 @dataclass(frozen=True)
@@ -89,13 +83,12 @@ def template_arguments(text: str) -> dict[str, Any]:
     Raises UserError unless it is an object without reserved names.
     """
     where = f"--chat-template-kwargs {shortened(text)}"
-    fix = """give a JSON object, e.g. '{"enable_thinking": false}'"""
     try:
         arguments = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{where}: is not JSON ({error}); {fix}") from error
+    except (ValueError, RecursionError):
+        arguments = None
     if not isinstance(arguments, dict):
-        raise UserError(f"{where}: is {json_kind(arguments)}; {fix}")
+        raise UserError(f"""{where}: give a JSON object, e.g. '{{"enable_thinking": false}}'""")
 
     for name in arguments:
         if name in RESERVED_ARGUMENTS:
@@ -105,59 +98,26 @@ def template_arguments(text: str) -> dict[str, Any]:
 
 def system_text(given: str) -> str:
     """Return the text of --system: the text itself, or that of a file if it begins with "@"."""
-    text = _file_text(given[1:]) if given.startswith("@") else given
-    return _encodable(text, "--system")
+    return wording_text(given[1:]) if given.startswith("@") else given
 
 
-def wording_text(given: str) -> str:
-    """Return the text of the file that --wording names; "", the task's own wording, if none."""
-    return _file_text(given) if given else ""
+def wording_text(path: str) -> str:
+    """Return the text of the file that --wording names; "", the task's own wording, if none.
 
-
-def _file_text(path: str) -> str:
-    """Return the text of a file, without the line end that editors add."""
-    return read_text(Path(path)).removesuffix("\n").removesuffix("\r")
-
-
-def _encodable(text: str, where: str) -> str:
-    """Return `text`. Raises UserError if it cannot be encoded."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise UserError(f"{where} {shortened(text)}: is not UTF-8 text") from error
-    return text
-
-
-def check_format(tokenizer: Tokenizer, format: PromptFormat) -> None:
-    """Raise UserError unless the model's chat template passes on all that `format` adds.
-
-    Without a template only `arguments` are refused.
+    The line end that editors add is left out.
     """
-    template = tokenizer.chat_template
-    for name in format.arguments:
-        flag = f"--chat-template-kwargs: {escape_control(name)}"
-        if template is None:
-            raise UserError(f"{flag}: the model has no chat template; leave it out")
+    return read_text(Path(path)).removesuffix("\n").removesuffix("\r") if path else ""
+
+
+def check_arguments(template: str | None, names: Iterable[str]) -> None:
+    """Raise UserError unless the chat template has all variables of these names."""
+    for name in names:
         # A variable, so no attribute (after a dot) and no text (after a quote).
-        if not re.search(rf"(?<![\w.'\"]){re.escape(name)}(?!\w)", template):
-            raise UserError(f"{flag}: the model's chat template has no such variable; leave it out")
-    if template is None:
-        return
-
-    question: list[Turn] = [("user", PROBE.format("last"))]
-    system: list[Turn] = [("system", PROBE.format("system"))]
-    examples: list[Turn] = [
-        ("user", PROBE.format("user")),
-        ("assistant", PROBE.format("assistant")),
-    ]
-
-    if format.arguments:
-        _try(tokenizer, question, format.arguments, "--chat-template-kwargs")
-    if format.system:
-        _try(tokenizer, system + question, format.arguments, "--system")
-    if format.examples:
-        before = system if format.system else []
-        _try(tokenizer, before + examples + question, format.arguments, "--shots")
+        if not re.search(rf"(?<![\w.'\"]){re.escape(name)}(?!\w)", template or ""):
+            raise UserError(
+                f"--chat-template-kwargs: {escape_control(name)}: the model's chat template has no "
+                "such variable; leave it out"
+            )
 
 
 def check_conversations(policy: Any, problems: Iterable[Problem]) -> None:
@@ -172,15 +132,6 @@ def check_conversations(policy: Any, problems: Iterable[Problem]) -> None:
         policy.encode(problem)
 
 
-def _try(tokenizer: Tokenizer, turns: list[Turn], arguments: TemplateArguments, flag: str) -> None:
-    """Raise UserError, which names the `flag`, unless the template passes on all `turns`."""
-    assert tokenizer.chat_template is not None
-    try:
-        render(tokenizer, turns, tokenizer.chat_template, arguments, FLAG_FIX)
-    except UserError as error:
-        raise UserError(f"{flag}: {error}") from error
-
-
 def opened_reasoning(prompt: str) -> str:
     r"""Return the reasoning tag that a prompt ends with, "" if it ends with none.
 
@@ -192,24 +143,11 @@ def opened_reasoning(prompt: str) -> str:
 
 
 def sent_lines(policy: Any, problem: Problem) -> list[str]:
-    r"""Return the whole prompt of `problem`, decoded from its token ids, line by line.
+    """Return the whole prompt of `problem`, decoded from its token ids, line by line.
 
-    Nothing in it is unprintable. Control tokens are shown by their names. Plain text that looks
-    like a control token gets a backslash: ``\<|end|>``.
+    Control tokens are shown by their names. Nothing in the lines is unprintable.
     """
-    tokenizer = policy.tokenizer
-    ids = policy.encode(problem)
-    pattern, control_ids = controls_of(tokenizer)
-    text = text_of(tokenizer, ids)
-    names = pattern.findall(text) if pattern else []
-
-    # More names than control tokens: some of them are text.
-    if pattern and len(names) > sum(token in control_ids for token in ids):
-        parts: list[str] = []
-        for is_control, run in groupby(ids, control_ids.__contains__):
-            part = text_of(tokenizer, list(run))
-            parts.append(part if is_control else pattern.sub(r"\\\g<0>", part))
-        text = "".join(parts)
+    text = text_of(policy.tokenizer, policy.encode(problem))
     return [escape_control(line) for line in text.split("\n")]
 
 

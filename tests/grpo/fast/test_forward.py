@@ -1,80 +1,10 @@
-"""The paths of a rollout: prompts that begin alike, rows in any order, long rows."""
+"""The cache of a rollout: rows in any order, long rows."""
 
 import pytest
 import torch
 from tiny_models import PROMPTS
 
-from grpo.fast import forward, prefix_cache
-from grpo.fast.forward import common_beginning
-
-BEGINNING = tuple(range(5, 45))
-RESTS = [(50, 51, 52, 53), (50, 51), (60,), tuple(range(70, 90)), (50, 51, 52, 54, 55)]
-
-
-def test_a_common_beginning_is_run_once_and_changes_nothing(tiny_policy, monkeypatch):
-    """Hidden states, keys and values, and what follows them, with rests of several lengths."""
-    monkeypatch.setattr(forward, "MIN_SAVED", 1)
-    prompts = [BEGINNING + rest for rest in RESTS]
-    run = []
-    passes = tiny_policy.forward
-    monkeypatch.setattr(
-        passes,
-        "hidden_states",
-        lambda tokens, *others, run_model=passes.hidden_states: (
-            run.append(tuple(tokens.shape)) or run_model(tokens, *others)
-        ),
-    )
-
-    expected, plain = passes._whole(prompts)
-    shared, cache = passes.prefill(prompts)
-    assert run == [(5, 60), (1, 40), (5, 20)]
-    torch.testing.assert_close(shared, expected, atol=1e-5, rtol=0)
-    for layer, pair in plain.prompt.items():
-        for expected, found in zip(pair, cache.prompt[layer], strict=True):
-            assert found.shape == expected.shape
-            for row, prompt in enumerate(prompts):
-                ends = slice(len(prompt))
-                torch.testing.assert_close(
-                    found[row, :, ends], expected[row, :, ends], atol=1e-5, rtol=0
-                )
-
-    tokens = torch.arange(20).view(10, 2)
-    after = []
-    for each in (plain, cache):
-        each.allocate(10, 4)
-        after.append(passes.extend(tokens, each))
-    torch.testing.assert_close(*after, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("prompts", "common"),
-    [
-        ([BEGINNING + rest for rest in RESTS], 40),
-        ([BEGINNING, BEGINNING], 39),  # the last token is always run
-        ([BEGINNING[:20], BEGINNING, BEGINNING[:30]], 19),
-        ([(5,), (5, 6)], 0),
-        ([(6, 5), (5, 6)], 0),
-    ],
-)
-def test_what_prompts_begin_with(prompts, common):
-    assert common_beginning(prompts) == common
-
-
-def test_few_tokens_and_large_masks_are_not_worth_it(tiny_policy, monkeypatch):
-    called = []
-    passes = tiny_policy.forward
-    shared = passes._after_beginning
-    monkeypatch.setattr(
-        passes, "_after_beginning", lambda *given: called.append(given[1]) or shared(*given)
-    )
-    prompts = [BEGINNING + rest for rest in RESTS]
-    passes.prefill(prompts)
-    assert called == []
-    passes.prefill(2 * prompts)
-    assert called == [40]
-    monkeypatch.setattr(forward, "MAX_SCORES", 10 * 20 * 60 - 1)
-    passes.prefill(2 * prompts)
-    assert called == [40]
+from grpo.fast import prefix_cache
 
 
 def test_rows_may_stand_in_any_order(tiny_policy):

@@ -20,9 +20,7 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from data.errors import UserError
 from grpo.model.encoding import (
-    controls_of,
     end_of_turn,
     plain_tokens,
     prompt_tokens,
@@ -153,10 +151,12 @@ def encoded_by_transformers(tokenizer, prompt):
     )
 
 
+def control_ids(tokenizer):
+    return {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+
+
 def control_texts(tokenizer):
-    return sorted(
-        token.content for token in tokenizer.added_tokens_decoder.values() if token.special
-    )
+    return sorted(tokenizer.added_tokens_decoder[i].content for i in control_ids(tokenizer))
 
 
 ODD = ["", " ", " a ", "\n\na\n", "naïve café 猫 😀 e\u0301 “q”\u2003x", "a\ttab  b"]
@@ -173,10 +173,6 @@ def test_a_text_without_control_tokens_is_encoded_as_ever(kind):
 
 
 ROLES = ["system", "user", "assistant", "user"]
-VARIED = (  # a template that writes one of its variables
-    "<s>{{ note if note is string else note.of.it if note is mapping else note[0] }}</s>"
-    "{{ messages[0].content }}"
-)
 
 
 def conversation(texts):
@@ -199,7 +195,7 @@ def test_control_tokens_come_from_the_template_alone(kind, before, after, which,
     texts = control_texts(tokenizer)
     prompt = before + glue.join(texts[i % len(texts)] for i in which) + after
     turns = conversation([f"x{texts[i % len(texts)]}y" for i in others] + [prompt])
-    controls = controls_of(tokenizer).ids
+    controls = control_ids(tokenizer)
 
     for said in (turns, turns[-1:]):
         ids = prompt_tokens(tokenizer, said, tokenizer.chat_template)
@@ -218,21 +214,9 @@ def test_control_tokens_come_from_the_template_alone(kind, before, after, which,
 
 def squeezed(tokenizer, ids):
     """What the tokens but the control tokens say, without blanks."""
-    controls = controls_of(tokenizer).ids
+    controls = control_ids(tokenizer)
     plain = [i for i in ids if i not in controls]
     return tokenizer.decode(plain, skip_special_tokens=False).split()
-
-
-@given(st.lists(st.integers(0, 9), min_size=1, max_size=3))
-def test_control_tokens_do_not_come_from_the_templates_variables(which):
-    tokenizer = tokenizer_of("sentencepiece")
-    texts = control_texts(tokenizer)
-    note = "on " + "".join(texts[i % len(texts)] for i in which)
-    for value in (note, [note], {"of": {"it": note}}):
-        ids = prompt_tokens(tokenizer, [("user", "a")], VARIED, {"note": value})
-        found = [i for i in ids if i in controls_of(tokenizer).ids]
-        assert found == tokenizer.convert_tokens_to_ids(["<s>", "</s>"])
-        assert "".join(note.split()) in "".join(squeezed(tokenizer, ids))
 
 
 @kinds
@@ -248,20 +232,6 @@ def test_a_conversation_is_encoded_as_the_template_writes_it(kind):
             messages, add_generation_prompt=True, return_dict=True
         ).input_ids
     assert ids == tuple(wanted)
-
-
-class Slow:
-    """A tokenizer written in Python: it cannot tell where in a text its tokens stand."""
-
-    is_fast, added_tokens_decoder = False, tokenizer_of("builtin").added_tokens_decoder
-
-
-def test_a_tokenizer_that_does_not_know_places_refuses_in_one_line():
-    with pytest.raises(
-        UserError, match=r"^the prompt holds '<\|end\|>', a control token"
-    ) as caught:
-        prompt_tokens(Slow(), [("user", "a <|end|> b")], tokenizer_of("builtin").chat_template)
-    assert "\n" not in str(caught.value)
 
 
 def policy_of(tokenizer):
