@@ -79,7 +79,7 @@ class FastForward(PlainForward):
         output = self.policy.inner(
             input_ids=tokens_BT, use_cache=False, position_ids=position_ids, shared=shared
         )
-        return self.policy.logit_scale * output.last_hidden_state
+        return output.last_hidden_state
 
     # The rollout
 

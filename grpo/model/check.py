@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from data.errors import UserError
 from data.text import shortened
@@ -42,8 +42,9 @@ MISSING = 0.14
 # scale of 1/2 then makes a difference of 0.10 (SmolLM2), and rounding one of 0.03.
 ADAPTER_STD = 0.03
 
-CAPPED = (
-    "its logits are more than its output layer on its last hidden state (capped or transformed)"
+REFUSED = (
+    "its logits are more than its output layer on its last hidden state, or a token's "
+    "probabilities depend on more than the tokens before it"
 )
 
 # The settings of caps on the logits. A cap changes little as long as the logits are small, so the
@@ -83,7 +84,7 @@ def probe_tokens(vocabulary: int) -> tuple[list[tuple[int, ...]], list[tuple[int
 
 @torch.no_grad()
 def check_model(policy: Any) -> Probe:
-    """Set the factor `logit_scale` of a policy; return the probe of its model.
+    """Return the probe of a policy's model.
 
     Raises UserError if its micro-batches disagree with the model itself.
     """
@@ -96,11 +97,7 @@ def check_model(policy: Any) -> Probe:
         except Exception as error:  # an architecture may raise anything
             raise refusal(policy, f"it cannot be run on a batch ({cause_of(error)})") from error
         if not is_rounding(policy, difference, probe):
-            raise refusal(
-                policy,
-                "a token's probabilities depend on more than the tokens before it: they differ by "
-                f"{difference:.1g} in a batch",
-            )
+            raise refusal(policy, f"{REFUSED}: they differ by {difference:.1g} in a batch")
     return probe
 
 
@@ -129,25 +126,14 @@ def probe_adapters(model: Model) -> Iterator[None]:
 def probe_of(policy: Any) -> Probe:
     """Return the test sequences with the unmodified model's log-probabilities.
 
-    Sets the policy's `logit_scale`. Raises UserError if the model cannot be run on token ids, if
-    its logits are not finite, or if they are capped.
+    Raises UserError if the model cannot be run on token ids, if its logits are not finite, or if
+    they are capped.
     """
     model = policy.causal
     prompts, completions = probe_tokens(model.get_input_embeddings().weight.shape[0])
-    seen: dict[str, Any] = {}
-
-    def see_hidden(module: nn.Module, inputs: Any, output: Any) -> None:
-        seen["hidden"] = getattr(output, "last_hidden_state", None)
-
-    def see_head(module: nn.Module, inputs: Any, output: Any) -> None:
-        seen["input"] = inputs[0]
-        seen["output"] = output
 
     expected = []
-    hooks = []
     try:
-        hooks.append(policy.inner.register_forward_hook(see_hidden))
-        hooks.append(policy.head.register_forward_hook(see_head))
         for c, completion in enumerate(completions):
             prompt = prompts[c // 2]
             tokens = torch.tensor([[*prompt, *completion]], device=policy.device)
@@ -157,9 +143,6 @@ def probe_of(policy: Any) -> Probe:
         raise
     except Exception as error:
         raise refusal(policy, f"it cannot be run on token ids alone ({cause_of(error)})") from error
-    finally:
-        for hook in hooks:
-            hook.remove()
 
     if any(each.isnan().any() for each in expected):
         raise UserError(
@@ -168,15 +151,7 @@ def probe_of(policy: Any) -> Probe:
         )
     config = text_config(model.config)
     if any(getattr(config, name, None) for name in CAPS):
-        raise refusal(policy, CAPPED)
-
-    # Some models scale the hidden state before the head, or the logits after it.
-    if seen.get("hidden") is not None and "input" in seen:
-        before = constant_factor(seen["input"], seen["hidden"], has_low_precision(model))
-        after = constant_factor(logits, seen["output"], has_low_precision(model))
-        if before is None or after is None:
-            raise refusal(policy, CAPPED)
-        policy.logit_scale = before * after
+        raise refusal(policy, REFUSED)
     return Probe(prompts, completions, expected, model.config._attn_implementation)
 
 
@@ -204,7 +179,6 @@ def _own_rounding(policy: Any, probe: Probe) -> float:
     """Return how much another attention implementation of the model differs; 0 if it has none."""
     model = policy.causal
     before = model.config._attn_implementation
-    scale = policy.logit_scale
     try:
         model.set_attn_implementation("sdpa" if probe.attention == "eager" else "eager")
         other = probe_of(policy)
@@ -212,7 +186,6 @@ def _own_rounding(policy: Any, probe: Probe) -> float:
         return 0.0
     finally:
         model.set_attn_implementation(before)
-        policy.logit_scale = scale
     return distance(torch.cat(other.expected), torch.cat(probe.expected), low_precision=True)
 
 
@@ -254,22 +227,6 @@ def _deviation(x_NV: Tensor, counts_NV: Tensor) -> Tensor:
     count_N1 = counts_NV.sum(-1, keepdim=True)
     mean_N1 = x_NV.where(counts_NV, 0.0).sum(-1, keepdim=True) / count_N1
     return ((x_NV - mean_N1).where(counts_NV, 0.0).abs().sum(-1, keepdim=True) / count_N1)[:, 0]
-
-
-def constant_factor(whole: Tensor, part: Tensor, low_precision: bool) -> float | None:
-    """Return the constant c with whole = c * part, or None if there is none."""
-    if whole is part:
-        return 1.0
-    if whole.shape != part.shape:
-        return None
-
-    # The least-squares solution.
-    whole, part = whole.double(), part.double()
-    factor = ((whole * part).sum() / part.square().sum()).item()
-    residual = (whole - factor * part).norm() / whole.norm()
-    if residual > (1e-2 if low_precision else 1e-5):
-        return None
-    return factor if abs(factor - 1) > 1e-3 else 1.0
 
 
 def refusal(policy: Any, reason: str) -> UserError:

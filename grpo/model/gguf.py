@@ -4,44 +4,27 @@
 the result is an ordinary model: it can be trained, saved in Hugging Face layout, and loaded again
 without the file.
 
-Its tokenizer is corrected where `transformers` 5 reads another than the model's own:
+Its tokenizer is corrected where `transformers` 5 reads another than the model's own: byte-level
+vocabularies (Llama 3, SmolLM, Qwen) are split into words as GPT-2's is, lose the first blank of a
+text, and have only some of their added tokens; `add_bos_token` is ignored.
 
-- SentencePiece's byte pairs (Gemma) are read as a unigram model: it maximises the sum of the
-  scores, which are ranks of merges and not log-probabilities. So " quick" becomes "▁qu" and "ick",
-  which the model never saw in training. Here the merges are rebuilt from the ranks.
-- Byte-level vocabularies (Llama 3, SmolLM, Qwen) are split into words as GPT-2's is, lose the first
-  blank of a text, and have only some of their added tokens.
-- `add_bos_token` is ignored.
-
-Source of the format: the GGUF specification, `tokenizer.ggml.*`; `tokenizer.ggml.model` is "llama"
-for SentencePiece, "gpt2" for byte-level vocabularies, whose rule of splitting is
-`tokenizer.ggml.pre`.
+Source of the format: the GGUF specification, `tokenizer.ggml.*`; `tokenizer.ggml.pre` names the
+rule of splitting.
 """
 
-import io
-from collections.abc import Iterator
-from contextlib import contextmanager, redirect_stderr
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import transformers
 from tokenizers import AddedToken, Regex, decoders
-from tokenizers.models import Unigram
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
-from transformers.convert_slow_tokenizer import generate_merges
 
 from data.errors import UserError, needs
 from data.files import kind_of
 from data.text import shown
-from grpo.model.encoding import Tokenizer, end_of_turn, name_of
 from grpo.model.forward import Model
 
 SUFFIX = ".gguf"
-
-# A user-defined token, such as a run of line breaks, is merged before any ordinary one.
-# The score of an ordinary token is minus its rank.
-USER_DEFINED_SCORE = 1.0
 
 # How texts are split into words, by `tokenizer.ggml.pre`: a pattern, and whether GPT-2's follows.
 LLAMA_3 = (
@@ -79,22 +62,6 @@ def place_of(source: str) -> tuple[str, dict[str, str]]:
     return str(path.parent), {"gguf_file": path.name}
 
 
-@contextmanager
-def reading() -> Iterator[None]:
-    """Within this context, a GGUF file is read without a progress bar, which no setting turns off.
-
-    Turns all exceptions that the readers, in Python and Rust, raise for damaged files into
-    ValueError.
-    """
-    try:
-        with redirect_stderr(io.StringIO()):
-            yield
-    except (OSError, ValueError, RuntimeError):
-        raise
-    except Exception as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from error
-
-
 def dequantised() -> dict[str, Any]:
     """Return the keywords with which `from_pretrained` dequantises the weights.
 
@@ -109,54 +76,33 @@ def name_model(model: Model, source: str) -> None:
     vars(model.config).pop("_model_name_or_path", None)  # the file's title, not a path
 
 
-def correct_end(tokenizer: Tokenizer, source: str) -> str:
-    """Correct the end token of a GGUF file's tokenizer.
+def correct_tokenizer(tokenizer: Any, path: str) -> list[str]:
+    """Make the `tokenizer` the one that the file at `path` describes; return warnings.
 
-    The right one is that of its chat template, else the file's own; the reader of `transformers` 5
-    takes the first token of a turn for models such as SmolLM2. Returns a warning that names both,
-    or "" if the reader was right.
+    Raises UserError for SentencePiece's vocabularies: `transformers` reads those of byte pairs as
+    a unigram model, and so the policy would get tokens that it never saw in training.
     """
-    read = tokenizer.eos_token_id
-    end = end_of_turn(tokenizer)
-    where = "its chat template"
-    if end is None:
-        end = tokenizer_fields(source).get("eos_token_id")
-        where = "the file"
-    if end is None or end == read:
-        return ""
-
-    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
-    return (
-        f"--model {source}: its end token is read as {name_of(tokenizer, read)}; {where} ends an "
-        f"answer with {name_of(tokenizer, end)}, which is used"
-    )
-
-
-def correct_vocabulary(tokenizer: Any, path: str) -> tuple[Tokenizer, str]:
-    """Return the tokenizer that the file at `path` describes, and a warning ("": there is none)."""
     fields = tokenizer_fields(path)
-    kind, pre = fields.get("model"), fields.get("pre")
-    note = ""
-    if kind == "llama" and isinstance(tokenizer.backend_tokenizer.model, Unigram):
-        tokenizer = _byte_pair_tokenizer(tokenizer, fields)
-        note = (
-            f"--model {path}: transformers reads its vocabulary as a unigram model; it is one of "
-            "byte pairs, and is used as such"
+    if fields.get("model") != "gpt2":
+        raise UserError(
+            f"--model {path}: its vocabulary ({shown(fields.get('model'))}) is not byte-level; "
+            "give the model's directory in Hugging Face layout"
         )
-    elif kind == "gpt2":
-        _correct_byte_level(tokenizer, fields)
-        if pre not in (*SPLITS, "gpt-2"):
-            note = (
-                f"--model {path}: how it splits texts into words ({shown(pre)}) is not known here, "
-                "so its token ids may not be the model's own; to be sure, give --model the "
-                "directory in Hugging Face layout"
-            )
-    is_default = kind == "llama" or pre == "llama-bpe"
-    tokenizer.add_bos_token = fields.get("add_bos_token", is_default)
-    return tokenizer, note
+
+    _correct_byte_level(tokenizer, fields)
+    pre, end = fields.get("pre"), fields.get("eos_token_id")
+    if end is not None:  # the reader takes the first token of a turn for some models
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
+    tokenizer.add_bos_token = fields.get("add_bos_token", pre == "llama-bpe")
+    if pre in (*SPLITS, "gpt-2"):
+        return []
+    return [
+        f"--model {path}: how it splits texts into words ({shown(pre)}) is not known here, so its "
+        "token ids may not be the model's own; to be sure, give --model the directory in Hugging "
+        "Face layout"
+    ]
 
 
-@lru_cache(maxsize=1)
 def tokenizer_fields(path: str) -> dict[str, Any]:
     """Return the file's fields `tokenizer.ggml.NAME`, by name; the merges are only counted."""
     from transformers.integrations.gguf import read_gguf_metadata
@@ -196,32 +142,3 @@ def _correct_byte_level(tokenizer: Any, fields: dict[str, Any]) -> None:
             if kind in special
         ]
     )
-
-
-def _byte_pair_tokenizer(read: Any, fields: dict[str, Any]) -> Tokenizer:
-    """Return a tokenizer of the class of `read` that merges pairs by the file's ranks."""
-    from gguf import TokenType
-
-    tokens, kinds = fields["tokens"], fields["token_type"]
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-
-    scores = {}
-    for token, score, kind in zip(tokens, fields["scores"], kinds, strict=True):
-        if kind == TokenType.NORMAL:
-            scores[token] = score
-        elif kind == TokenType.USER_DEFINED:
-            scores[token] = USER_DEFINED_SCORE
-
-    named = ("bos_token", "eos_token", "pad_token", "unk_token")
-    tokenizer = type(read)(
-        vocab=vocabulary,
-        merges=generate_merges(vocabulary, scores),
-        add_bos_token=fields.get("add_bos_token", True),
-        add_eos_token=fields.get("add_eos_token", False),
-        chat_template=read.chat_template,
-        **{name: getattr(read, name) for name in named},
-    )
-
-    control = [token for token, kind in zip(tokens, kinds) if kind == TokenType.CONTROL]
-    tokenizer.add_special_tokens({"additional_special_tokens": control})
-    return tokenizer

@@ -63,7 +63,6 @@ class Policy:
     - `rollout_tokens`: the most tokens that the completions of a rollout may have at a time, after
       memory ran out; `memory_notes`: lines that say so, for the console.
     - `frozen`: the reference, if that is a separate model.
-    - `logit_scale`: the factor by which the model multiplies the logits of its output layer.
     - `path`: how the model is run: "plain", or one of `grpo.fast.accelerate.PATHS`.
     - `kernels`: `grpo.fast.update_kernels` on a GPU.
     - `gradient_products`: a context of an update's products of matrices, in which they may round
@@ -98,7 +97,6 @@ class Policy:
         self.rollout_tokens = math.inf
         self.memory_notes: list[str] = []
 
-        self.logit_scale = 1.0
         self.path = "plain"
         self.forward: ForwardPass = PlainForward(self)
         self.decoder: Decoder | None = None  # None: `grpo.rollout.generate.PlainDecoder`
@@ -211,12 +209,11 @@ class Policy:
     # The forward pass
 
     def hidden_states(self, tokens_BT: Tensor) -> Tensor:
-        """Return the last hidden states (B, T, E), scaled so that `head` gives the model's logits.
+        """Return the last hidden states (B, T, E) by the model's own forward pass.
 
-        This is the model's own forward pass; the tokens are padded on the right.
+        The tokens are padded on the right.
         """
-        hidden = self.inner(input_ids=tokens_BT, use_cache=False).last_hidden_state
-        return hidden if self.logit_scale == 1.0 else self.logit_scale * hidden
+        return self.inner(input_ids=tokens_BT, use_cache=False).last_hidden_state
 
     def pack(
         self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]

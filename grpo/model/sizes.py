@@ -1,6 +1,5 @@
 """What a model's configuration says: how long a sequence may be, and how much memory it takes."""
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -32,10 +31,13 @@ def context_of(config: Any, supports_windows: bool = True) -> tuple[int, str]:
     context: int = next(filter(None, limits), NO_CONTEXT_LIMIT)
     reason = ""
 
-    for original in _contexts_before_longrope(config):
-        if original < context:
-            context = original
-            reason = f"its positions are extended by LongRoPE beyond {original:,} tokens"
+    rope = getattr(config, "rope_parameters", None) or {}
+    original = rope.get("original_max_position_embeddings") or getattr(
+        config, "original_max_position_embeddings", None
+    )
+    if rope.get("rope_type") == "longrope" and original and original < context:
+        context = original
+        reason = f"its positions are extended by LongRoPE beyond {original:,} tokens"
 
     window = None if supports_windows else attention_window(config)
     if window and window < context:
@@ -43,18 +45,6 @@ def context_of(config: Any, supports_windows: bool = True) -> tuple[int, str]:
         reason = f"its attention window is {window:,} tokens"
 
     return context, reason
-
-
-def _contexts_before_longrope(config: Any) -> Iterator[int]:
-    """Yield the contexts, in tokens, that LongRoPE extends."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    by_layer = [each for each in parameters.values() if isinstance(each, dict)]
-    for each in by_layer or [parameters]:
-        if each.get("rope_type") == "longrope":
-            original = each.get("original_max_position_embeddings")
-            original = original or getattr(config, "original_max_position_embeddings", None)
-            if original:
-                yield original
 
 
 def attention_window(config: Any) -> int | None:

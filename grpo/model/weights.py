@@ -3,10 +3,8 @@
 An optimizer can turn a finite gradient into a weight that is NaN. It can also square it to an
 infinite second moment, which freezes the weight for good. Neither shows in the loss of that step.
 
-On a GPU, float16 is as fast as bfloat16 and rounds eight times as finely. With it, policies learned
-as with float32, or better than with bfloat16 (runs/archive/LOG.md, 2026-11-26;
-arXiv:2510.26788). But its numbers end at 65,504, and some models have larger hidden states. So a
-forward pass tells.
+The numbers of float16 end at 65,504, and some models have larger hidden states. So a forward pass
+tells.
 """
 
 from collections import defaultdict
@@ -38,10 +36,6 @@ TOKENIZERS = (
     "tekken.json",
 )
 
-# How a file begins that a clone without Git LFS leaves in place of a large one.
-LFS_POINTER = b"version https://git-lfs"
-
-
 # The largest number of a forward pass that is accepted in float16. Its numbers end at twice this,
 # and training moves the largest hidden states little.
 LIMIT = 32_768.0
@@ -68,19 +62,6 @@ def check_files(folder: Path) -> None:
                     f"--model {folder}: {path.name} has {path.stat().st_size >> 20:,} MiB; at "
                     f"most {MAX_BYTES >> 20:,} MiB are read"
                 )
-
-
-def why_unreadable(folder: Path) -> str:
-    """Return what is wrong with a model's folder, if its files show it; otherwise ""."""
-    for path in sorted(folder.iterdir()):
-        if path.suffix in (*KINDS, ".bin") and path.is_file():
-            with path.open("rb") as file:
-                if file.read(len(LFS_POINTER)) == LFS_POINTER:
-                    return f"{path.name} is a pointer of Git LFS, not the file itself: git lfs pull"
-
-    if not any((folder / name).exists() for name in TOKENIZERS):
-        return "it has no tokenizer: no tokenizer.json, and no older kind"
-    return ""
 
 
 def check_step(
@@ -171,17 +152,6 @@ def _summary(faults: list[str]) -> str:
     if not others:
         return faults[0]
     return f"{faults[0]}, and {others} other tensor{'s' * (others > 1)} likewise"
-
-
-def default_dtype(*, is_lora: bool, saved: torch.dtype | None, is_continued: bool) -> torch.dtype:
-    """Return the default precision of a model on a GPU, before `fits_float16` was asked.
-
-    `saved` is the precision of its files (None: unknown, or of no account). A model that
-    `is_continued`, all of whose weights were trained by us, keeps it.
-    """
-    if is_continued and saved is not None:
-        return saved
-    return torch.float16 if is_lora or saved is not None else torch.float32
 
 
 @torch.no_grad()

@@ -63,6 +63,9 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 3,
 }
 
+# A part of the message that refuses a model whose logits are scaled or capped.
+LOGITS = "more than its output layer"
+
 # Stands for the configuration's own value of a size.
 OWN = object()
 
@@ -120,14 +123,14 @@ ARCHITECTURES = [
     *_all("plain", "bloom mpt codegen gptj xglm stablelm nemotron diffllama openai-gpt"),
     *_all("shared", "aria_text cwm fuyu hyperclovax jais2 ministral3 gpt-sw3 whisper"),
     *_all("shared", "minimax_m3_vl_text gemma4_text"),
-    *_all("plain", "gpt_neox_japanese granite_swa inkling_text hrm_text mbart mvp"),
+    *_all("plain", "gpt_neox_japanese granite_swa hrm_text mbart mvp"),
     *_all("plain", "plbart trocr marian blenderbot-small moshi"),
     *_all("plain", "bart blenderbot bigbird_pegasus pegasus"),
     Architecture("falcon", "plain", {"head_dim": OWN}),
     Architecture("falcon", "plain", {"head_dim": OWN, "alibi": True}, "ALiBi"),
     Architecture("falcon", "plain", {"head_dim": OWN, "new_decoder_architecture": True}, "40B"),
     # Logits times a constant
-    *_all("shared", "cohere cohere2 granite granitemoe granitemoeshared"),
+    *_all("shared", "granite granitemoe granitemoeshared"),
     # Experts
     *_all("shared", "mixtral qwen2_moe qwen3_moe phimoe olmoe glm4_moe dots1 minimax_m2"),
     *_all("shared", "ernie4_5_moe"),
@@ -156,7 +159,7 @@ ARCHITECTURES = [
     # Keys from a latent vector
     *_all("plain", "deepseek_v2 deepseek_v3", LATENT),
     *_all("plain", "axk1 axk2 deepseek_v32 glm4_moe_lite glm_moe_dsa", LATENT),
-    *_all("plain", "minicpm3 youtu", LATENT),
+    *_all("plain", "youtu", LATENT),
     # States and convolutions
     *_all("plain", "mamba falcon_mamba falcon_h1 rwkv"),
     *_all("plain", "qwen3_next qwen3_5_text minimax", {"layer_types": EVERY_SECOND}),
@@ -177,12 +180,14 @@ ARCHITECTURES = [
         {"n_groups": 1, "layers_block_type": ["mamba", "attention", "moe"]},
     ),
     # Refused
-    *_all("capped", "gemma2 recurrent_gemma vaultgemma nanochat modernbert-decoder"),
+    *_all(LOGITS, "cohere cohere2 inkling_text"),
+    Architecture("minicpm3", LOGITS, LATENT),
+    *_all(LOGITS, "gemma2 recurrent_gemma vaultgemma nanochat modernbert-decoder"),
     *_all("depend on more than the tokens before", "doge"),
-    Architecture("xlstm", "capped", {"v_head_dim": OWN}),
+    Architecture("xlstm", LOGITS, {"v_head_dim": OWN}),
     Architecture(
         "gemma3n_text",
-        "capped",
+        LOGITS,
         {
             "layer_types": ["sliding_attention", "full_attention", "full_attention"],
             "num_kv_shared_layers": 0,

@@ -157,7 +157,7 @@ def test_bad_values_name_their_flag(bad):
         (dict(quantise="nf4", lora_rank=0), "--config: quantise nf4: give --lora-rank 16 too"),
         (dict(curriculum="25,10"), "--curriculum 25,10: give rising whole numbers"),
         (dict(problems="some"), "--config: problems some: give fresh, or fixed:N"),
-        (dict(chat_template_kwargs="[]"), "--chat-template-kwargs []: is a list"),
+        (dict(chat_template_kwargs="[]"), "--chat-template-kwargs []: give a JSON object"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(given, line):

@@ -151,7 +151,7 @@ def test_what_cannot_be_merged_is_one_line(adapter, tiny_model, tmp_path, capsys
     for base, said in [
         (str(folder), "adapter_config.json: names no base model"),
         (None, "adapter_config.json: names no base model"),
-        ("/no/such", "cannot be loaded; correct base_model_name_or_path in .*no such directory"),
+        ("/no/such", "--model /no/such: no such directory"),
     ]:
         change(folder, base_model_name_or_path=base)
         with pytest.raises(UserError, match=said):
@@ -172,7 +172,7 @@ def test_what_cannot_be_merged_is_one_line(adapter, tiny_model, tmp_path, capsys
 
 def test_fewer_bits_under_it_are_refused(adapter, monkeypatch):
     monkeypatch.setattr("grpo.model.load._device", lambda _: "cuda:0")
-    with pytest.raises(UserError, match="--config: quantise nf4: does not apply to an adapter"):
+    with pytest.raises(UserError, match="--config: quantise nf4: applies to a whole model"):
         load_policy(str(adapter), lora_rank=2, quantise="nf4")
 
 

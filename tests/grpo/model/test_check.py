@@ -16,7 +16,6 @@ from data.errors import UserError
 from grpo.model.check import (
     FLOAT32_TOLERANCE,
     LOW_PRECISION_TOLERANCE,
-    constant_factor,
     distance,
     probe_tokens,
 )
@@ -64,33 +63,22 @@ def test_differences_by_hand():
     assert not distance(never.nan_to_num(neginf=-100.0), never, True) <= LOW_PRECISION_TOLERANCE
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_logits_times_a_constant_are_supported(dtype):
-    model = model_of(GraniteConfig(**SHAPE, logits_scaling=8.0), dtype)
-    policy = Policy(model, TOKENIZER, name="odd")
-    assert policy.logit_scale == pytest.approx(1 / 8, rel=1e-3)
-
-
-def test_a_constant_factor_is_found_and_nothing_else_is_one():
-    part = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
-    assert constant_factor(part, part, False) == 1.0
-    assert constant_factor(part / 16, part, False) == pytest.approx(1 / 16)
-    assert constant_factor(part.tanh(), part, False) is None
-    assert constant_factor(part + 1, part, True) is None
-    assert constant_factor(part[:, :4], part, False) is None
+def test_logits_times_a_constant_are_refused():
+    model = model_of(GraniteConfig(**SHAPE, logits_scaling=8.0))
+    assert "its logits are more than its output layer" in refused(model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_capped_logits_are_refused(dtype):
     config = Gemma2Config(**SHAPE, head_dim=32, final_logit_softcapping=10.0)
-    assert "(capped or transformed)" in refused(model_of(config, dtype))
+    assert "more than its output layer" in refused(model_of(config, dtype))
 
 
 @pytest.mark.parametrize("kind", ["gemma3_text", "gemma2"])
 def test_a_cap_that_hardly_matters_yet_is_refused(kind):
     small = SHAPE | {"initializer_range": 0.006}
     config = CONFIG_MAPPING[kind](**small, final_logit_softcapping=30.0)
-    assert "capped" in refused(model_of(config))
+    assert "more than its output layer" in refused(model_of(config))
 
 
 def test_a_model_that_looks_ahead_is_refused():
@@ -123,7 +111,7 @@ def test_an_encoder_decoder_is_refused(tmp_path):
     )
     T5ForConditionalGeneration(config).save_pretrained(tmp_path)
     TOKENIZER.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=": t5 is an encoder-decoder; give a decoder-only") as error:
+    with pytest.raises(UserError, match="cannot be loaded .*T5Config") as error:
         load_policy(str(tmp_path), device="cpu")
     assert "\n" not in str(error.value)
 

@@ -14,8 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from data.errors import UserError
 from grpo import export
 from grpo.model.encoding import text_of
-from grpo.model.gguf import correct_vocabulary
-from grpo.model.load import load_policy, load_tokenizer
+from grpo.model.load import load_policy, load_tokenizer, read_tokenizer
 from grpo.tools import train
 from grpo.tools.evaluation import program as evaluation
 
@@ -32,14 +31,12 @@ PROMPT, ANSWER = (40, 41, 42), (50, 51, 52)
 
 @pytest.fixture(scope="module")
 def model(tiny_model, tmp_path_factory):
-    """The tiny model as a file that names <|pad|> as its end token, with the embedded model's chat
-    template.
-    """
+    """The tiny model as a file with the embedded model's chat template."""
     from gguf_files import write_gguf
 
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     template = (tiny_model / "chat_template.jinja").read_text()
-    return str(write_gguf(tiny_model, path, eos=0, template=template))
+    return str(write_gguf(tiny_model, path, eos=3, template=template))
 
 
 def hidden(policy):
@@ -63,27 +60,14 @@ def test_it_is_the_model_that_was_written(tiny_model, tmp_path, model):
     assert 1e-4 < difference < 0.1  # eight bits
 
 
-def test_the_chat_template_says_which_token_ends_an_answer(model, capsys):
-    policy = load_policy(model, device="cpu")
-    assert policy.tokenizer.eos_token == "<|end|>" and policy.end == 3
-    assert 1 not in policy.stops  # <|user|>, which the reader took for it
-    (note,) = policy.notes
-    assert note == (
-        f"--model {model}: its end token is read as <|user|>; its chat template ends an answer "
-        "with <|end|>, "
-        "which is used"
-    )
-    assert evaluation.main(["--model", model, "--words", "2", "--problems", "2"]) == 0
-    assert capsys.readouterr().err.strip() == f"eval.py: warning: {note}"
-
-
-def test_without_a_template_the_files_own_end_token_counts(tiny_model, tmp_path):
+@pytest.mark.parametrize("has_template", [False, True])
+def test_the_file_says_which_token_ends_an_answer(tiny_model, model, tmp_path, has_template):
+    """The reader takes <|user|> for it."""
     from gguf_files import write_gguf
 
-    path = str(write_gguf(tiny_model, tmp_path / "plain.gguf", eos=3))
+    path = model if has_template else str(write_gguf(tiny_model, tmp_path / "plain.gguf", eos=3))
     policy = load_policy(path, device="cpu")
-    assert policy.stops == (3,) and policy.end == 3
-    assert "read as <|user|>; the file ends an answer with <|end|>" in policy.notes[0]
+    assert policy.stops == (3,) and policy.end == 3 and policy.notes == []
 
 
 @pytest.mark.parametrize("rank", [2, 0])
@@ -108,7 +92,6 @@ def test_what_is_saved_is_loaded_again(model, tmp_path, rank):
 def test_a_run_is_resumed_evaluated_and_exported(model, tmp_path, monkeypatch, capsys, rank):
     monkeypatch.chdir(tmp_path)
     assert train.main([*SMALL, "--model", model, "--lora-rank", rank, "--name", "run"]) == 0
-    assert "which is used" in Path("runs/run/warnings.log").read_text()
     assert train.main(["--resume", "runs/run", "--steps", "2"]) == 0
     assert evaluation.main(["--model", "runs/run", "--problems", "2"]) == 0
     assert export.main(["runs/run", "out"]) == 0
@@ -157,21 +140,12 @@ def test_what_is_missing_is_named(model, monkeypatch):
         load_tokenizer(model)
 
 
-def test_a_vocabulary_of_byte_pairs_is_merged_by_rank(tmp_path):
+def test_a_vocabulary_that_would_be_read_as_another_is_refused(tmp_path):
     """`transformers` reads Gemma's as a unigram model, which prefers " a" + "bc" to " abc"."""
     from gguf_files import write_gemma_vocabulary
 
-    tokenizer = load_tokenizer(str(write_gemma_vocabulary(tmp_path / "gemma.gguf")))
-
-    def pieces(text):
-        return tokenizer.convert_ids_to_tokens(tokenizer(text).input_ids)
-
-    assert pieces(" abc") == ["<bos>", "▁abc"]
-    assert pieces("a\n\nb") == ["<bos>", "a", "\n\n", "b"]
-    assert pieces("é<end_of_turn>") == ["<bos>", "<0xC3>", "<0xA9>", "<end_of_turn>"]
-    assert tokenizer.decode(tokenizer(" abc é\n a").input_ids, skip_special_tokens=True) == (
-        " abc é\n a"
-    )
+    with pytest.raises(UserError, match="vocabulary .*llama.* is not byte-level; give the model's"):
+        load_tokenizer(str(write_gemma_vocabulary(tmp_path / "gemma.gguf")))
 
 
 @pytest.mark.parametrize(
@@ -228,5 +202,5 @@ def test_an_unknown_way_of_splitting_words_is_said(tmp_path):
     from gguf_files import write_byte_level_vocabulary
 
     path = str(write_byte_level_vocabulary(tmp_path / "bytes.gguf", "tekken"))
-    _, note = correct_vocabulary(load_tokenizer(path), path)
+    _, (note,) = read_tokenizer(path)
     assert "how it splits texts into words ('tekken') is not known here" in note

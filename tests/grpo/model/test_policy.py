@@ -48,13 +48,6 @@ def no_weights(folder):
     (folder / "model.safetensors").unlink()
 
 
-def pointer_for_weights(folder):
-    """What a clone without Git LFS leaves behind."""
-    (folder / "model.safetensors").write_text(
-        "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"
-    )
-
-
 def no_tokenizer(folder):
     for path in folder.glob("*token*"):
         path.unlink()
@@ -67,8 +60,7 @@ def no_tokenizer(folder):
         (no_config, r"no model there \(no config.json\)"),
         (damaged_config, "cannot be loaded"),
         (no_weights, "cannot be loaded"),
-        (pointer_for_weights, r"cannot be loaded \(model.safetensors is a pointer of Git LFS, not"),
-        (no_tokenizer, r"cannot be loaded \(it has no tokenizer: no tokenizer.json, and no older"),
+        (no_tokenizer, "cannot be loaded"),
     ],
 )
 def test_a_model_that_cannot_be_loaded_is_one_line(tiny_model, tmp_path, damage, message):
@@ -92,25 +84,8 @@ def test_of_several_chat_templates_the_default_is_used(tiny_model, tmp_path, nam
         policy = load_policy(str(folder), device="cpu")
         assert policy.encode("Hello") == load_policy(str(tiny_model), device="cpu").encode("Hello")
         return
-    with pytest.raises(UserError, match="its chat templates are .*tool_use.*, and none is 'defau"):
+    with pytest.raises(UserError, match="none of its chat templates is called 'default'"):
         load_policy(str(folder), device="cpu")
-
-
-def test_a_model_whose_owners_ask_for_consent_is_one_line(monkeypatch):
-    def refused(*_, **__):
-        raise OSError(
-            "You are trying to access a gated repo.\nMake sure to have access to it at "
-            "https://huggingface.co/a/b."
-        )
-
-    monkeypatch.setattr("grpo.model.load.AutoModelForCausalLM.from_pretrained", refused)
-    monkeypatch.setattr("grpo.model.load._hub_answers", lambda _: True)
-    with pytest.raises(
-        UserError,
-        match="--model a/b: .*consent.* https://huggingface.co/a/b, .*hf auth login.*a directory",
-    ) as caught:
-        load_policy("a/b", device="cpu")
-    assert "\n" not in str(caught.value)
 
 
 def test_without_a_hub_what_was_fetched_once_is_taken_and_anything_else_is_one_line(

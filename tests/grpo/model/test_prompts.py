@@ -277,9 +277,10 @@ def test_what_is_sent_is_shown_with_its_control_tokens_and_harmless():
     shown = sent_lines(policy, PROBLEM)
     assert shown == [
         r" <|system|>Write\x1b[31m",
-        rf"red <|end|>.<|end|><|user|> {PROBLEM.prompt}<|end|><|assistant|>",
+        rf"red <|end|>.<|end|><|user|>{PROBLEM.prompt}<|end|><|assistant|>",
     ]
-    controls = set(policy.tokenizer.all_special_ids)
+    added = policy.tokenizer.added_tokens_decoder
+    controls = {token for token, each in added.items() if each.special}
     # the system turn's end, the user's turn, its end, the assistant's
     assert sum(token in controls for token in policy.encode(PROBLEM)) == 4
 

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from data.errors import UserError
 from grpo.model import load, weights
 from grpo.model.load import load_policy
-from grpo.model.weights import default_dtype, fits_float16
+from grpo.model.weights import fits_float16
 
 UP = "model.layers.0.mlp.up_proj.weight"
 NORM = "model.norm.weight"
@@ -203,24 +203,15 @@ def test_an_adapter_for_another_base_or_without_its_file_is_refused(tiny_model, 
 # What --dtype auto stands for
 
 
-HALF = (torch.float16, torch.bfloat16)
-
-
-@pytest.mark.parametrize("saved", [None, torch.float32, *HALF])
-@pytest.mark.parametrize("is_continued", [False, True])
-@pytest.mark.parametrize("is_lora", [False, True])
-def test_which_precision_is_the_default(saved, is_continued, is_lora):
-    found = default_dtype(is_lora=is_lora, saved=saved, is_continued=is_continued)
-    if is_continued and saved is not None:
-        assert found == saved
-    else:
-        assert found == (torch.float16 if is_lora or saved is not None else torch.float32)
-
-
-def test_on_a_cpu_the_default_is_float32(tiny_model):
-    assert load.dtype_on("cpu", str(tiny_model), str(tiny_model), True) == torch.float32
-    assert load.dtype_on("cuda:0", str(tiny_model), str(tiny_model), True) == torch.float16
-    assert load.dtype_on("cuda:0", "builtin", load.resolve("builtin"), False) == torch.float32
+def test_the_default_precision(tiny_model):
+    tiny = str(tiny_model)
+    assert load.dtype_on("cpu", tiny, tiny, True) == torch.float32
+    assert load.dtype_on("cuda:0", tiny, tiny, True) == torch.float16
+    assert load.dtype_on("cuda:0", tiny, tiny, False) == torch.float16
+    assert load.dtype_on("cuda:0", tiny, tiny, False, is_continued=True) == torch.float32
+    builtin = load.resolve("builtin")
+    assert load.dtype_on("cuda:0", "builtin", builtin, False) == torch.float32
+    assert load.dtype_on("cuda:0", "builtin", builtin, True) == torch.float16
 
 
 @pytest.fixture()
