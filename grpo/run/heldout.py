@@ -6,7 +6,6 @@ eval.jsonl and a line on the console.
 
 from collections.abc import Callable, Collection, Sequence
 from functools import cached_property
-from statistics import fmean
 from typing import Any
 
 from grpo.ending import CHECK_PROBLEMS
@@ -35,10 +34,6 @@ from tasks.supply import DistinctProblems
 EVAL_SEED = 1_000_003
 PROMOTION_SEED = 2_000_003
 WARM_START_SEED = 3_000_017
-
-
-# Mean scores that differ by less are the same but for rounding.
-SAME = 1e-9
 
 
 class HeldOutEvaluator:
@@ -127,9 +122,8 @@ class HeldOutEvaluator:
             self._warn_once(f"no {purpose} evaluation at level {level}: {found.why_none}")
             return None, []
 
-        too_little_room = first_room_warning(trainer.policy, task, found.problems, sampling)
-        if too_little_room:
-            self._warn_once(too_little_room, "room")
+        if warning := first_room_warning(trainer.policy, task, found.problems, sampling):
+            self._warn_once(warning, "room")
 
         # In a small family of problems a report and a validation check may share a problem. With
         # different seeds they do not share its completion.
@@ -147,7 +141,6 @@ class HeldOutEvaluator:
         groups = trainer.ranks.gather(local)
         for index, group in enumerate(groups):
             group.index = index
-        self._warn_if_only_ranked(groups)
 
         line = {
             "step": trainer.done,
@@ -172,25 +165,10 @@ class HeldOutEvaluator:
 
     # --- warnings -----------------------------------------------------------------------------
 
-    def _warn_if_only_ranked(self, groups: Sequence[Group]) -> None:
-        """Warn if scores differ within groups but not between: then they say nothing of the policy.
-
-        So does a reward that only ranks the completions of a group: the ranks have one mean.
-        """
-        means = [fmean(score.value for score in group.scores) for group in groups]
-        if max(means) - min(means) < SAME and len(groups) > 1 and all(g.reward_std for g in groups):
-            self._warn_once(
-                f"every group of the evaluation has the mean score {means[0]:.3f}, so the reward "
-                "only ranks the completions of a group, and held-out scores cannot show learning; "
-                "add a component that scores each completion by itself",
-                "ranks",
-            )
-
     def _warn_once(self, text: str, key: str = "") -> None:
         """Show a warning, unless one with this key (by default its text) has been shown."""
-        key = key or text
-        if key not in self.warned:
-            self.warned.add(key)
+        if (key or text) not in self.warned:
+            self.warned.add(key or text)
             self.warn(text)
 
     def _warn_of_truncation(self, line: dict[str, Any]) -> None:

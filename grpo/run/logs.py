@@ -100,7 +100,7 @@ class Facts(TypedDict, total=False):
 
     started: str
     threads: int
-    resumed: list[dict[str, Any]]
+    resumed: list[int]  # after these steps
 
 
 def check(where: str, value: Any, kind: Any) -> None:

@@ -432,25 +432,16 @@ def restore_threads(before: Mapping[str, Any], device: torch.device) -> None:
 def facts_after(
     before: Mapping[str, Any], now: Mapping[str, Any], step: int
 ) -> tuple[dict[str, Any], str]:
-    """Return the facts of a run that is started, or resumed after `step`; and a warning, or "".
+    """Return the facts of a run that is resumed after `step`, and a warning, or "".
 
-    The facts of its start stay; each resumption adds an entry to "resumed" with those that differ.
-    Other versions of torch and the model libraries may round differently, and then a resumed run is
-    no longer the same to the last bit.
+    Other versions of torch and the model libraries may round differently, and then the run is no
+    longer the same to the last bit.
     """
-    if not before:
-        return dict(now), ""
-
-    last = {**before, **(before.get("resumed") or [{}])[-1]}
     versions = [
-        f"{name} {last[name]} → {now[name]}"
+        f"{name} {before[name]} → {now[name]}"
         for name in LIBRARIES
-        if last.get(name, now[name]) != now[name]
+        if before.get(name, now[name]) != now[name]
     ]
     said = "the run used other versions until now, which may round differently: "
-    warning = f"{said}{', '.join(versions)}" if versions else ""
-
-    # "stopped" says why the run ended before. It no longer holds.
-    kept = {name: value for name, value in before.items() if name != "stopped"}
-    changed = {name: value for name, value in now.items() if value != before.get(name)}
-    return {**kept, "resumed": [*before.get("resumed", []), {"step": step, **changed}]}, warning
+    found = {**now, "started": before.get("started"), "resumed": [*before.get("resumed", []), step]}
+    return found, f"{said}{', '.join(versions)}" if versions else ""

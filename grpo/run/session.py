@@ -109,12 +109,7 @@ class Run:
     `save_and_exit` ends it.
     """
 
-    def __init__(
-        self,
-        opened: OpenedRun,
-        trainer: Trainer,
-        console: Console,
-    ):
+    def __init__(self, opened: OpenedRun, trainer: Trainer, console: Console):
         self.opened = opened
         self.folder = opened.folder
         self.trainer = trainer
@@ -126,9 +121,7 @@ class Run:
             lambda: sources_of_run(opened, self.config, trainer.task, trainer.own_loss)
         )
         self.saver = Saver(self.folder, trainer, sources, console.say)
-        before = (
-            {} if self.is_new else self.ranks.on_rank0(lambda: read_config(self.folder))["facts"]
-        )
+        before = {} if self.is_new else read_config(self.folder)["facts"]
         restore_threads(before, trainer.policy.device)
         self.files: RunFiles | NoFiles = NoFiles()
         if self.ranks.is_rank0:
@@ -163,17 +156,15 @@ class Run:
 
         `before` are the facts in the config.yaml of a run that is resumed.
         """
-        done = step_of(self.opened.checkpoint) if self.opened.checkpoint else 0
-        now = facts(self.trainer.policy.device, self.ranks, self.config.model)
-        self.about, warning = facts_after(before, now, done)
-        self._save_config()
-
+        about, warning = facts(self.trainer.policy.device, self.ranks, self.config.model), ""
+        done = 0
+        if self.opened.checkpoint:
+            done = step_of(self.opened.checkpoint)
+            about, warning = facts_after(before, about, done)
+        self.config.save(self.folder / "config.yaml", **about)
         self.files = RunFiles(self.folder, self.config, done, self._warn)
         if warning:
             self._warn(warning)
-
-    def _save_config(self, **more: Any) -> None:
-        self.config.save(self.folder / "config.yaml", **self.about, **more)
 
     def _warn(self, line: str) -> None:
         self.console.warn(line)
@@ -201,14 +192,13 @@ class Run:
                 status = 128 + number
             else:
                 status = self.finish()
+            return status
         except Exception:
             with suppress(UserError):  # the first error is raised
                 self.saver.collect(wait=True)
             raise
         finally:
             gc.unfreeze()
-
-        return status
 
     # --- before the first step ----------------------------------------------------------------
 
@@ -218,13 +208,9 @@ class Run:
         Returns the choice of the pre-flight, or None if none is made. A resumed run makes none.
         """
         self._show_prompt()
-        for warnings in (
-            self.opened.warnings,
-            self.trainer.policy.notes,
-            getattr(self.trainer.task, "notes", ()),
-        ):
-            for warning in warnings:
-                self._warn(warning)
+        notes = getattr(self.trainer.task, "notes", ())
+        for warning in (*self.opened.warnings, *self.trainer.policy.notes, *notes):
+            self._warn(warning)
 
         if self.opened.checkpoint:
             self._restore(self.opened.checkpoint)
@@ -234,7 +220,6 @@ class Run:
             self._begin_after(Path(self.config.start))
         choice = self._make_preflight() if self.config.preflight != "off" else None
         self.heldout.check_problems()
-        self._record_levels()
         return choice
 
     def _show_prompt(self) -> None:
@@ -252,7 +237,6 @@ class Run:
     def _restore(self, checkpoint: Path) -> None:
         """Continue from a checkpoint. Files of later steps are removed; they are made again."""
         self.saver.restore(checkpoint)
-        self._record_levels()
 
         done = self.trainer.done
         if self.ranks.is_rank0:
@@ -270,12 +254,6 @@ class Run:
             f"started from {start}: the {len(seen):,} problems that it was trained on are excluded "
             "from evaluations"
         )
-
-    def _record_levels(self) -> None:
-        """Write to config.yaml the levels of the run, which the pre-flight has chosen."""
-        if self.ranks.is_rank0:
-            self.about["training_levels"] = list(self.trainer.curriculum.levels)
-            self._save_config()
 
     def leave_untrained(self) -> None:
         """End a run with --preflight only; say where its result is and what to do next."""
@@ -494,7 +472,6 @@ class Run:
         self._show_summary(run, verdict, next_commands(ended))
 
         if trainer.stopped:
-            self._save_config(stopped={"step": trainer.done, "reason": trainer.stopped})
             self.console.say(f"stopped after step {trainer.done}: {trainer.stopped}")
         self.files.finish()
         return verdict.exit_status

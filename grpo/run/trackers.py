@@ -108,15 +108,15 @@ class Trackers:
 
     def send(self, line: Mapping[str, Any]) -> None:
         """Send the numbers of a line of metrics.jsonl or eval.jsonl, at its step."""
-        for name, tracker in list(self.live.items()):
+        for name in list(self.live):
             with self._guarded(name):
-                tracker.log(line["step"], scalars(line))
+                self.live[name].log(line["step"], scalars(line))
 
     def finish(self) -> None:
         """Close the trackers."""
-        for name, tracker in list(self.live.items()):
+        for name in list(self.live):
             with self._guarded(name):
-                tracker.finish()
+                self.live[name].finish()
 
     @contextmanager
     def _guarded(self, name: str) -> Iterator[None]:

@@ -25,7 +25,7 @@ def test_the_ladder_climbs_by_held_out_score(tmp_path, monkeypatch, capsys):
     assert (
         yaml.safe_load((folder / "config.yaml").read_text())["level"] == 6
     )  # the last level, not the task's 25
-    assert "step 1: level 4 → 6, held-out mean" in said and "--levels 6\n" in said
+    assert "step 1: level 4 → 6, held-out mean" in said and "eval.py --model runs/a\n" in said
     lines = read_metrics(folder / "eval.jsonl")
     assert [(line["step"], line["level"], line["purpose"], line["n"]) for line in lines] == [
         (0, 4, "report", 4),

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 from compare_runs import assert_same_run
 
 from data.errors import UserError
@@ -229,8 +228,6 @@ def test_a_killed_run_keeps_its_levels_without_another_pre_flight(start, monkeyp
     assert train.main(["--resume", "runs/cut", "--task", f"{TOYS}:Toy"]) == 0
     assert "pre-flight" not in capsys.readouterr().out
     assert_same_run(Path("runs/whole"), Path("runs/cut"))
-    facts = yaml.safe_load(Path("runs/cut/config.yaml").read_text())["facts"]
-    assert facts["training_levels"] == [3, 5, 10]
 
 
 def test_only_the_pre_flight(start, capsys):
@@ -246,7 +243,6 @@ def test_only_the_pre_flight(start, capsys):
     assert [row["level"] for row in figures["levels"]] == [3, 5, 10]
     assert len(run.groups(0, "preflight")) == 3 * PROBLEMS
     assert run.config["preflight"] == "only" and run.config["level"] == 10
-    assert run.config["facts"]["training_levels"] == [3, 5, 10]
     assert not run.metrics and not run.evals and not run.steps()
     assert inspect.main(["runs/a", "group", "0", "1", "--kind", "preflight"]) == 0
     assert report.main(["runs/a"]) == 0
