@@ -31,7 +31,14 @@ class UserError(ValueError):
 
 
 class Parser(argparse.ArgumentParser):
-    """A command line parser that raises UserError for what it cannot parse."""
+    """A command line parser that raises UserError for what it cannot parse.
+
+    It prints a description as it is written, and takes no abbreviated flags.
+    """
+
+    def __init__(self, **options: Any):
+        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(**{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError with the parser's message."""

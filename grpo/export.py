@@ -47,12 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the flags."""
-    parser = Parser(
-        prog="python -m grpo.export",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="python -m grpo.export", description=__doc__)
     add = parser.add_argument
     add("run", type=Path, help="the folder of a run, one of its checkpoints, or any LoRA adapter")
     add("folder", type=Path, help="a new or empty folder")

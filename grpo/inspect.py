@@ -109,17 +109,12 @@ def show(argv: Sequence[str] | None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the flags; `command` is the function of the view."""
-    parser = Parser(
-        prog="python -m grpo.inspect",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="python -m grpo.inspect", description=__doc__)
     parser.add_argument("run", type=Path, help="the directory of a run")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     parts = {}
     for name, (view, help, *numbers) in VIEWS.items():
-        part = parts[name] = commands.add_parser(name, help=help, allow_abbrev=False)
+        part = parts[name] = commands.add_parser(name, help=help)
         part.set_defaults(command=view)
         part.add_argument("--json", action="store_true", help="as JSON")
         for number in numbers:
@@ -139,9 +134,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for flag, name in (("--task", "CLASS"), ("--reward-file", "FUNCTION"), ("--loss", "FUNCTION")):
         help = "the same as for train.py: allows this program of yours to be executed"
         parts["replay"].add_argument(flag, metavar=f"FILE:{name}", help=help)
-    parts["degenerate"].add_argument(
-        "--class", dest="class_name", choices=tuple(WHY), help="only groups of this class"
-    )
     for name in ("steps", "degenerate"):
         add = parts[name].add_argument
         add("--from", dest="first", type=int, default=0, metavar="STEP", help="from this step on")
@@ -232,9 +224,8 @@ def show_step(run: RunData, arguments: argparse.Namespace, console: Console) -> 
 
 def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     """Show the groups without gradient."""
-    wanted = [arguments.class_name] if arguments.class_name else WHY
     everything = chosen(run, run.group_index, arguments)
-    lines = [line for line in everything if line["class"] in wanted]
+    lines = [line for line in everything if line["class"] in WHY]
     if as_json(lines, arguments, console):
         return
     if not lines:

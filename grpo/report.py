@@ -56,12 +56,7 @@ def report(argv: Sequence[str] | None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the flags."""
-    parser = Parser(
-        prog="python -m grpo.report",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="python -m grpo.report", description=__doc__)
     add = parser.add_argument
     add("runs", type=Path, nargs="+", metavar="RUN", help="the directory of a run")
     add(

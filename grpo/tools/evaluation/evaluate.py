@@ -84,12 +84,7 @@ class Request:
     settings: argparse.Namespace
     task: Task
     levels: Sequence[int]
-    samples: int
-
-    @property
-    def sampling(self) -> Sampling:
-        """How completions are sampled."""
-        return Sampling(**{name: getattr(self.settings, name) for name in SAMPLING})
+    answering: EvaluationSettings
 
 
 def report(flags: argparse.Namespace, others: list[str]) -> int:
@@ -158,6 +153,7 @@ def make_request(flags: argparse.Namespace, model: str, others: list[str]) -> Re
         settings.wording = ""  # that of the run is for another task
 
     task = load_task(spec, options=options, wording=settings.wording)
+    sampling = Sampling(**{name: getattr(settings, name) for name in SAMPLING})
     levels = _levels(flags.words, task, config, settings)
     if flags.samples == 1 and compares(task):
         raise UserError(
@@ -165,7 +161,8 @@ def make_request(flags: argparse.Namespace, model: str, others: list[str]) -> Re
             "group, or leave it out"
         )
     samples = flags.samples or (config.group_size if compares(task) else 1)
-    return Request(flags, model, checkpoint, config, settings, task, levels, samples)
+    answering = EvaluationSettings(sampling, flags.seed, samples)
+    return Request(flags, model, checkpoint, config, settings, task, levels, answering)
 
 
 def _levels(text: str, task: Task, config: Config, settings: argparse.Namespace) -> list[int]:
@@ -219,7 +216,6 @@ Evaluated = LocalModel | RemoteModel
 def _load(request: Request) -> Evaluated:
     """Return the model, which presents problems as the request says."""
     settings, flags = request.settings, request.flags
-    answering = EvaluationSettings(request.sampling, flags.seed, request.samples)
     format = format_of(
         request.task,
         system=settings.system,
@@ -228,7 +224,7 @@ def _load(request: Request) -> Evaluated:
         seed=flags.seed,
     )
     if flags.endpoint:
-        return RemoteModel(flags.endpoint, request.model, format, answering)
+        return RemoteModel(flags.endpoint, request.model, format, request.answering)
 
     if request.checkpoint is None:
         policy, seen = load_policy(request.model, device=flags.device), set[str]()
@@ -237,7 +233,7 @@ def _load(request: Request) -> Evaluated:
     for note in policy.notes:
         _say(f"warning: {note}")
     policy.use(format)
-    return LocalModel(policy, seen, answering)
+    return LocalModel(policy, seen, request.answering)
 
 
 def evaluate_model(request: Request) -> list[dict[str, Any]]:
@@ -343,9 +339,9 @@ def _result(
         **source,
         "seed": flags.seed,
         **{name: getattr(settings, name) for name in PROMPT},
-        **asdict(request.sampling),
+        **asdict(request.answering.sampling),
         "asked": found.asked,
-        "samples": request.samples,
+        "samples": request.answering.samples,
         "dropped": found.dropped,
         "too_long": found.too_long,
         **summarise(groups),

@@ -46,10 +46,6 @@ NOTABLE_SHARE = 1 / 2
 # The most points of a curve. Of a longer run only every second, third ... step is shown.
 MAX_POINTS = 2000
 
-# The keys of an evaluation and of a decision that the page uses.
-EVALUATION = ("step", "purpose", "level", "mean", "ci_low", "ci_high")
-DECISION = ("step", "kind", "from", "to", "why")
-
 # Learning begins where the running mean of this many steps has risen, for good, by this share of
 # its whole rise. A smaller rise than MIN_RISE is not told from noise.
 WINDOW = 3
@@ -143,8 +139,8 @@ def described(run: RunData, kept: Sequence[int]) -> dict[str, Any]:
             "minutes": [value / 60 for value in seconds][::every],
             "made": len(run.metrics),
             # What happened, by step.
-            "evals": [{key: line.get(key) for key in EVALUATION} for line in run.evals],
-            "decisions": [{key: line[key] for key in DECISION} for line in run.decisions],
+            "evals": run.evals,
+            "decisions": run.decisions,
             "warnings": warnings_of(run.metrics),
             "checkpoints": [step_of(path) for path in checkpoint_folders(run.path)],
             # The settings, and which steps have completions.
