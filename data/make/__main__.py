@@ -23,6 +23,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from data.corpus import documents_of, load_corpus
 from data.make.lessons import RAW, SHARES, Lesson, StrangeWords, Words, lesson
@@ -79,11 +80,6 @@ STRANGE = {160: 0.3, 320: 0.3, 640: 0.3, 1280: 0.15, 3328: 0.0}
 # Of plain and of strange lessons: the least share of a long row that one fills, and the least and
 # the largest number of its words, as shares of the row's tokens.
 SIZES = {False: (0.75, 1 / 3.5, 1 / 1.4), True: (0.5, 1 / 25, 1 / 3)}
-
-# A byte-level BPE writes a byte that is no printable character of Latin-1 as one from 256 on.
-_PRINTED = [*range(33, 127), *range(161, 173), *range(174, 256)]
-_OTHERS = [byte for byte in range(256) if byte not in _PRINTED]
-BYTES = [chr(byte) if byte in _PRINTED else chr(256 + _OTHERS.index(byte)) for byte in range(256)]
 
 
 def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
@@ -142,7 +138,7 @@ class Batches:
             True: StrangeWords(self.rng, alphabetic),  # whether they are strange
         }
         vocabulary = tokenizer.get_vocab()
-        self.bytes = [vocabulary[token] for token in BYTES]
+        self.bytes = {byte: vocabulary[token] for byte, token in bytes_to_unicode().items()}
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of `text`, word by word: this tokenizer never joins words or lines."""

@@ -135,7 +135,8 @@ class _LinearLogprobs(torch.autograd.Function):
         is_kept = is_learning and not hidden_NE.is_cuda and N * V * dtype.itemsize <= KEPT
         probability_NV = hidden_NE.new_empty(N, V, dtype=dtype) if is_kept else None
 
-        for part in _slices(N, chunk):
+        for start in range(0, N, chunk):
+            part = slice(start, start + chunk)
             logits_nV = linear_no_grad(hidden_NE[part], weight_VE)
             targets_n, temperature_n = targets_N[part], temperature_N[part]
 
@@ -168,7 +169,8 @@ class _LinearLogprobs(torch.autograd.Function):
         d_hidden_NE = torch.empty_like(hidden_NE)
         d_weight_VE = torch.zeros_like(weight_VE) if ctx.needs_input_grad[1] else None
 
-        for part in _slices(len(hidden_NE), ctx.chunk):
+        for start in range(0, len(hidden_NE), ctx.chunk):
+            part = slice(start, start + ctx.chunk)
             hidden_nE, targets_n = hidden_NE[part], targets_N[part]
             temperature_n, d_n = temperature_N[part], d_N[part]
 
@@ -198,11 +200,6 @@ class _LinearLogprobs(torch.autograd.Function):
                     d_weight_VE.addmm_(d_logits_nV.t(), hidden_nE)
 
         return d_hidden_NE, d_weight_VE, *6 * (None,)
-
-
-def _slices(N: int, chunk: int) -> list[slice]:
-    """Return slices of `chunk` tokens that cover N tokens."""
-    return [slice(start, start + chunk) for start in range(0, N, chunk)]
 
 
 def _chunk_logprobs(

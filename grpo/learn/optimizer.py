@@ -196,18 +196,19 @@ class Optimizer:
                 master.grad = None
                 weight.copy_(master.to(weight.dtype))
 
-    def tensors(self) -> dict[tuple[int, str], Tensor]:
-        """Return the tensors that a step changes.
+    def tensors(self, model: nn.Module) -> dict[str, Tensor]:
+        """Return the tensors that a step changes, by name: the weights and their moments.
 
-        The key is the number of the weight, and "weight" or the name of a moment.
+        A weight has the model's name for it; of a moment, its kind follows in parentheses.
         """
-        found: dict[tuple[int, str], Tensor] = {
-            (number, "weight"): weight for number, weight in enumerate(self.weights)
-        }
-        for number, master in enumerate(self.masters):
-            for name, value in self.inner.state.get(master, {}).items():
+        names = {id(weight): name for name, weight in model.named_parameters()}
+        found: dict[str, Tensor] = {}
+        for weight, master in zip(self.weights, self.masters):
+            name = names[id(weight)]
+            found[name] = weight
+            for kind, value in self.inner.state.get(master, {}).items():
                 if isinstance(value, Tensor):
-                    found[number, name] = value
+                    found[f"{name} ({kind})"] = value
         return found
 
     def state_dict(self) -> dict[str, Any]:

@@ -11,7 +11,6 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -163,8 +162,8 @@ def update(
             raise FloatingPointError(f"the {name} is {value}{hint}")
 
     optimizer.step()
-    named = partial(named_tensors, policy, optimizer)
-    check_step(optimizer.tensors().values(), named, ranks)
+    changed = optimizer.tensors(policy.model)
+    check_step(changed.values(), lambda: changed, ranks)
     return _metrics(sums, grad_norm, optimizer.loss_scale if is_float16 else None)
 
 
@@ -304,19 +303,6 @@ def _metrics(
         if name in sums and sums["tokens"]:
             metrics[metric] = sums[name] / sums["tokens"]
     return metrics if loss_scale is None else metrics | {"loss_scale": loss_scale}
-
-
-def named_tensors(policy: Policy, optimizer: Optimizer) -> dict[str, Tensor]:
-    """Return the tensors that an update changes, by name: the trained weights and their moments.
-
-    A weight has the model's name for it; of a moment, its kind follows in parentheses.
-    """
-    names = {id(weight): name for name, weight in policy.model.named_parameters()}
-    named = {}
-    for (number, kind), tensor in optimizer.tensors().items():
-        suffix = "" if kind == "weight" else f" ({kind})"
-        named[names[id(optimizer.weights[number])] + suffix] = tensor
-    return named
 
 
 def imitate(

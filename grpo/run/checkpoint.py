@@ -34,7 +34,6 @@ from data.errors import UserError, blaming
 from data.files import check_links, kind_of, read_json, sync
 from data.text import quoted, shortened
 from grpo.learn.optimizer import Optimizer
-from grpo.learn.update import named_tensors
 from grpo.model.weights import check_loaded
 from grpo.run.files import CHECKPOINT, WRITER, checkpoint_folders, resume_hint, step_of
 from grpo.trainer import Trainer
@@ -165,7 +164,7 @@ class Saver:
 
         optimizer = self.trainer.optimizer
         load_optimizer(checkpoint, optimizer)
-        check_loaded(named_tensors(self.trainer.policy, optimizer), str(checkpoint))
+        check_loaded(optimizer.tensors(self.trainer.policy.model), str(checkpoint))
         load_rng(checkpoint)
 
 

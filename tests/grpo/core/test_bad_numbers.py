@@ -56,21 +56,15 @@ def spoil(trainer, name, value):
     moment of it.
     """
     step = trainer.optimizer.inner.step
-    number, weight = next(
-        (number, weight)
-        for number, weight in enumerate(trainer.optimizer.weights)
-        if weight is dict(trainer.policy.model.named_parameters())[name.partition(" ")[0]]
-    )
+    model = trainer.policy.model
 
     @torch.no_grad()
     def spoiling(*_):
         step()
-        moment = name.partition(" (")[2].rstrip(")")
-        tensor = trainer.optimizer.tensors()[number, moment or "weight"]
-        tensor.view(-1)[7] = value
+        trainer.optimizer.tensors(model)[name].view(-1)[7] = value
 
     trainer.optimizer.inner.step = spoiling
-    return weight
+    return dict(model.named_parameters())[name.partition(" ")[0]]
 
 
 WEIGHT = "model.layers.1.mlp.up_proj.weight"
