@@ -23,7 +23,6 @@ from grpo.learn.advantages import (
     token_ends,
     token_states,
 )
-from grpo.learn.batch import micro_batches
 from grpo.model.encoding import plain_tokens
 from grpo.model.load import BUILTIN
 from grpo.model.policy import Policy
@@ -224,17 +223,6 @@ def test_the_expected_gradient_is_that_of_the_reward(reward, kind):
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
 
 
-def test_each_token_has_its_own_in_the_tensors_however_they_are_cut():
-    rows = [Completion((1,) * n, (-1.0,) * n, "", "stop") for n in (1, 3, 2)]
-    own = [[1.0], [2.0, 3.0, 4.0], [5.0, 6.0]]
-    group = Group(0, Problem("t", 1, "p", "x", "k"), (1, 2), 1.0, rows, advantages=own)
-    cut = dict(max_length=9, device=torch.device("cpu"))
-    (whole,) = micro_batches([group], "dapo", **cut)
-    assert whole.advantages.tolist() == [[1, 0, 0], [2, 3, 4], [5, 6, 0]]
-    parts = micro_batches([group], "dapo", micro_tokens=1, **cut)
-    assert [part.advantages.tolist() for part in parts] == [[[1]], [[2, 3, 4]], [[5, 6]]]
-
-
 class OneOfThree(Ranks):
     """One of three ranks, whose `gather` returns only what it has itself."""
 
@@ -245,13 +233,12 @@ class OneOfThree(Ranks):
         return local
 
 
-@pytest.mark.parametrize("scale", SCALES)
-def test_each_rank_does_some_of_the_groups(scale):
+def test_each_rank_does_some_of_the_groups():
     task = Interleave("prefix")
     problem = task.problem(["a", "b"], ["b", "a"])
     texts = ["a b|", "a b b a|", "b a|", "a b b|", "|"]
     groups = [group_of([texts[i], texts[j]], task, problem) for i in range(5) for j in range(i)]
-    everything = token_advantages(groups, write, scale=scale)
+    everything = token_advantages(groups, write, scale="batch")
     for rank in range(3):
-        local = token_advantages(groups, write, scale=scale, ranks=OneOfThree(rank))
+        local = token_advantages(groups, write, scale="batch", ranks=OneOfThree(rank))
         assert local == everything[rank::3]

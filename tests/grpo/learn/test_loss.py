@@ -143,21 +143,6 @@ def test_on_policy_expectation_of_the_kl_term_is_the_gradient_of_the_kl():
     )
 
 
-def test_k3_by_hand_and_in_expectation():
-    # Reference twice as likely: 2 - log 2 - 1 = 0.3068528; half as likely: 1/2 + log 2 - 1 =
-    # 0.1931472; the same: 0.
-    logp_RT, ref_RT = table([[0.5, 0.5, 0.5]]).log(), table([[1.0, 0.25, 0.5]]).log()
-    torch.testing.assert_close(
-        kl_k3(logp_RT, ref_RT), table([[0.30685281944, 0.19314718056, 0.0]]), rtol=1e-10, atol=0
-    )
-    # KL((1/2, 1/2) || (1/4, 3/4)) = 1/2 log 2 + 1/2 log 2/3, which is the mean of k3 over tokens
-    # from (1/2, 1/2).
-    k3_RT = kl_k3(table([[0.5, 0.5]]).log(), table([[0.25, 0.75]]).log())
-    assert k3_RT.mean().item() == pytest.approx(
-        0.5 * math.log(2) + 0.5 * math.log(2 / 3), rel=1e-12
-    )
-
-
 @pytest.mark.parametrize("size", [1e-7, 1e-5, 1e-3])
 def test_k3_of_float32_is_half_the_square_of_a_small_difference(size):
     # Sampler and trainer differ by as much. In float32, exp(d) - d - 1 is noise of either sign.
