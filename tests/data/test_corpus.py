@@ -70,35 +70,6 @@ def test_a_folder_of_texts_is_read_with_all_below(tmp_path):
     ]
 
 
-def all_compared(documents):
-    """Return what `without_repeats` should, from all pairs of documents."""
-
-    def sequences(document):
-        words = document.words
-        return {tuple(words[i : i + 5]) for i in range(max(1, len(words) - 4))}
-
-    kept = []
-    for document in sorted(documents, key=lambda each: -len(each.words)):
-        own = sequences(document)
-        if all(len(own & sequences(other)) / len(own) < 0.8 for other in kept):
-            kept.append(document)
-    return [document for document in documents if document in kept]
-
-
-@given(
-    st.lists(st.text("ab", min_size=1, max_size=40), min_size=1, max_size=3),
-    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.text("abc", max_size=12))),
-)
-def test_no_repeat_is_missed(templates, changes):
-    """The index compares only documents that share a rare sequence of words."""
-    texts = [
-        f"{(text := templates[which % len(templates)])[:at]}{new}{text[at:]}"
-        for which, at, new in changes
-    ]
-    documents = [Document(str(n), " ".join(text)) for n, text in enumerate(texts)]
-    assert without_repeats(documents) == all_compared(documents)
-
-
 @pytest.mark.parametrize(
     "name, content, fault",
     [

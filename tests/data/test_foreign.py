@@ -29,19 +29,12 @@ def texts():
 
 @settings(max_examples=30)
 @given(st.sampled_from(sorted(KINDS)), st.integers(1, 400), st.integers(1, 5))
-def test_generated_texts_are_long_enough_and_the_same_each_time(kind, words, count):
+def test_generated_texts_are_long_enough_and_go_on_as_shorter_ones(kind, words, count):
     found = list(generated(kind, words, count))
-    assert found == list(generated(kind, words, count))
     assert len({document.text for document in found}) == len(found) == count
-    assert all(len(document.words) >= words for document in found)
-    assert all(normalise(document.text) == document.text for document in found)
-
-
-def test_more_words_go_on_where_fewer_end():
-    """So a higher level is asked on the same texts, and longer."""
-    for kind in KINDS:
-        for short, long in zip(generated(kind, 100), generated(kind, 300)):
-            assert long.text.startswith(short.text.rstrip("\n"))
+    for short, long in zip(found, generated(kind, 500)):
+        assert len(short.words) >= words and normalise(short.text) == short.text
+        assert long.text.startswith(short.text.rstrip("\n"))
 
 
 def test_the_generated_texts_never_change():
@@ -81,7 +74,7 @@ def test_the_task_asks_for_problems_of_each_kind():
     for own in kinds.values():
         problem = problem_at(own, seed=0, split="test", level=10, index=0)
         assert problem.level == 10 and own.score(problem, [problem.target])[0].exact
-        with pytest.raises(UserError, match="the train split of the corpus has 0 documents"):
+        with pytest.raises(UserError, match="the train split allows at most"):
             problem_at(own, seed=0, split="train", level=10, index=0)
 
 
