@@ -1,8 +1,9 @@
-"""Hostile command lines, models, datasets and texts, each with its only acceptable outcome.
-
-What is REFUSED ends with status 2 and one line on standard error; what is HARMLESS may also run.
+"""Hostile command lines, models, datasets, texts and run directories, each with its only acceptable
+outcome: what is REFUSED ends with status 2 and one line on standard error; what is HARMLESS may
+also run.
 """
 
+import hashlib
 import json
 import os
 import shutil
@@ -10,6 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import zstandard
 
 from tasks.base import Problem
 from tasks.interleave import Interleave
@@ -21,11 +24,13 @@ HUGE = "99999999999999999999"
 
 @dataclass(frozen=True)
 class Case:
-    """A command line of "train" or "eval", and `prepare`, which makes the files that it names."""
+    """A command line of a program, and `prepare`, which makes or damages the files that it reads
+    in the folder of the test.
+    """
 
     name: str
     program: str
-    flags: tuple[str, ...]
+    flags: tuple[str, ...] = ()
     outcome: str = REFUSED
     prepare: Callable[[Path], object] = lambda home: None
 
@@ -86,26 +91,21 @@ def command_lines() -> Iterator[Case]:
         yield Case(f"{program}: a stray word", program, ("words",))
 
 
-# --- models -----------------------------------------------------------------------------------
+# --- models, datasets and texts -----------------------------------------------------------------
 
 CONFIGS: list[dict[str, Any]] = [
     *({"num_attention_heads": 3}, {"num_attention_heads": 0}, {"num_key_value_heads": 3}),
-    *({"hidden_size": 0}, {"hidden_size": -1}, {"hidden_size": 7}, {"head_dim": 3}),
-    *({"num_hidden_layers": 0}, {"num_hidden_layers": 10**6}, {"vocab_size": 10**12}),
+    *({"hidden_size": 0}, {"hidden_size": 7}, {"num_hidden_layers": 0}, {"vocab_size": 10**12}),
     *({"rms_norm_eps": None}, {"model_type": "bert"}, {"model_type": ESCAPE}),
     {"eos_token_id": "x"},
     {"auto_map": {"AutoModelForCausalLM": "evil.Evil"}, "model_type": "evil"},
 ]
-TEMPLATES = [
-    *("{{ raise_exception('no') }}", "{% for %}", "{{ messages[7].content }}", "no messages", ""),
-    *("{{ messages.__class__.__mro__ }}", ESCAPE + "{{ messages[0].content }}"),
-]
-DAMAGED: dict[str, Callable[[Path], object]] = {
+TEMPLATES = ["{% for %}", "{{ messages[7].content }}", "{{ messages.__class__.__mro__ }}", ESCAPE]
+REPLACED: dict[str, Callable[[Path], object]] = {
     "missing": lambda path: path.unlink(),
     "empty": lambda path: path.write_bytes(b""),
     "cut": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
     "a list": lambda path: path.write_text("[1]"),
-    "HTML": lambda path: path.write_text("<!doctype html>"),
     "a folder": lambda path: (path.unlink(), path.mkdir()),
     "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
     "a link to itself": lambda path: (path.unlink(), path.symlink_to(path.name)),
@@ -125,26 +125,19 @@ def models(model: Path) -> Iterator[Case]:
 
     yield case("whole", lambda folder: None, ACCEPTED)
     for values in CONFIGS:
-        yield case(
-            f"config.json {values}"[:80], lambda folder, values=values: _edit(folder, values)
-        )
-    for number, template in enumerate(TEMPLATES):
-        yield case(
-            f"chat template {number}",
-            lambda folder, text=template: (folder / "chat_template.jinja").write_text(text),
-            HARMLESS,
-        )
+        yield case(f"config.json {values}"[:80], lambda folder, v=values: _edit(folder, v))
+    for text in TEMPLATES:
+        change = lambda folder, t=text: (folder / "chat_template.jinja").write_text(t)  # noqa: E731
+        yield case(f"chat template {text!r}", change, HARMLESS)
     for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        for what, change in DAMAGED.items():
-            yield case(f"{name} {what}", lambda folder, c=change, n=name: c(folder / n))
+        for what, replace in REPLACED.items():
+            yield case(f"{name} {what}", lambda folder, r=replace, n=name: r(folder / n))
 
 
 def _edit(folder: Path, values: dict[str, Any]) -> None:
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
-
-# --- datasets and texts -----------------------------------------------------------------------
 
 PROBLEM: dict[str, Any] = {
     "task": "interleave",
@@ -155,51 +148,129 @@ PROBLEM: dict[str, Any] = {
     "data": {"a": ["a", "b"], "b": ["c", "d"]},
 }
 PROBLEM["key"] = Interleave().key(Problem(**PROBLEM))
+NO_LINES = ["a,b,c\n", "[" * 200_000 + "\n", '{"level": ' + "9" * 10_000 + "}\n", "\0\0\0\n"]
 
 
 def datasets() -> Iterator[Case]:
     """Yield files for --dataset."""
 
-    def case(name: str, lines: list[Any], outcome: str = REFUSED) -> Case:
-        text = "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
-        flags = ("--dataset", "problems.jsonl")
+    def case(name: str, text: str, outcome: str = REFUSED) -> Case:
         prepare = lambda home: (home / "problems.jsonl").write_text(text)  # noqa: E731
-        return Case(f"dataset: {name}", "train", flags, outcome, prepare)
+        return Case(name[:60], "train", ("--dataset", "problems.jsonl"), outcome, prepare)
 
-    yield case("whole", [PROBLEM], ACCEPTED)
+    yield case("dataset: whole", json.dumps(PROBLEM), ACCEPTED)
+    for text in NO_LINES:
+        yield case(f"dataset: {text[:9]!r}", text)
     for key in PROBLEM:
-        yield case(f"without {key}", [{k: v for k, v in PROBLEM.items() if k != key}])
-        for value in (None, 1.5, "", ESCAPE, [], {}, -1, 10**30, "\ud800", [[]], {"a": 1}, True):
+        rest = {name: value for name, value in PROBLEM.items() if name != key}
+        yield case(f"dataset without {key}", json.dumps(rest))
+        for value in (None, 1.5, "", ESCAPE, [], {}, -1, 10**30, "\ud800", {"a": 1}, True):
             is_fine = key in ("task", "prompt", "target") and value in ("", ESCAPE)
-            outcome = HARMLESS if is_fine else REFUSED
-            yield case(f"{key} = {value!r}"[:60], [{**PROBLEM, key: value}], outcome)
-    for value in (None, "x", [], [1], [["a"]], {"a": 1}, ["\ud800"], ["a b", ""]):
-        yield case(f"data.a = {value!r}", [{**PROBLEM, "data": {**PROBLEM["data"], "a": value}}])
-    yield case("no JSON", ["a,b,c\n"])
-    yield case("deep", ["[" * 200_000 + "\n"])
-    yield case("a long number", ['{"level": ' + "9" * 10_000 + "}\n"])
-    yield case("null bytes", ["\0\0\0\n"])
+            text = json.dumps({**PROBLEM, key: value})
+            yield case(f"dataset: {key} = {value!r}", text, HARMLESS if is_fine else REFUSED)
+    for value in (None, "x", [], [1], [["a"]], ["\ud800"], ["a b", ""]):
+        text = json.dumps({**PROBLEM, "data": {**PROBLEM["data"], "a": value}})
+        yield case(f"dataset: data.a = {value!r}", text)
 
 
-TEXTS: dict[str, bytes] = {
-    "empty": b"",
-    "not UTF-8": b"\xff\xfe" * 1000,
-    "escapes": (ESCAPE + " ").encode() * 1000,
-    "one long word": b"a" * 1_000_000,
+TEXTS: dict[str, Callable[[Path], object]] = {
+    "not UTF-8": lambda path: path.write_bytes(b"\xff\xfe" * 1000),
+    "escapes": lambda path: path.write_text((ESCAPE + " ") * 1000),
+    "one long word": lambda path: path.write_text("a" * 1_000_000),
+    "gigabytes": lambda path: (path.touch(), os.truncate(path, 3 << 30)),
+    "a pipe": os.mkfifo,
 }
 
 
 def texts() -> Iterator[Case]:
     """Yield folders for --texts."""
+    for name, make in TEXTS.items():
 
-    def case(name: str, make: Callable[[Path], object], outcome: str) -> Case:
-        def prepare(home: Path) -> None:
+        def prepare(home: Path, make=make) -> None:
             (home / "texts").mkdir()
             make(home / "texts" / "one.txt")
 
-        return Case(f"texts: {name}", "train", ("--texts", "texts"), outcome, prepare)
+        outcome = REFUSED if name in ("gigabytes", "a pipe") else HARMLESS
+        yield Case(f"texts: {name}", "train", ("--texts", "texts"), outcome, prepare)
 
-    for name, content in TEXTS.items():
-        yield case(name, lambda path, content=content: path.write_bytes(content), HARMLESS)
-    yield case("gigabytes", lambda path: (path.touch(), os.truncate(path, 3 << 30)), REFUSED)
-    yield case("a pipe", os.mkfifo, REFUSED)
+
+# --- run directories ----------------------------------------------------------------------------
+
+# The programs that read each file of a run, by their names in `test_hostile.py`.
+READERS = {
+    "config.yaml": "resume continue eval steps report audit export",
+    "metrics.jsonl": "resume steps report",
+    "eval.jsonl": "resume report",
+    "groups.jsonl": "resume degenerate report",
+    "seen.jsonl": "resume continue eval audit",
+    "curriculum.jsonl": "resume report",
+    "samples.log": "resume",
+    "rollouts/step-000002.jsonl.zst": "step group tokens replay report",
+    "rollouts/eval-000000.jsonl.zst": "kind audit report",
+    "checkpoints/step-000002/manifest.json": "resume continue eval export",
+    "checkpoints/step-000002/trainer.json": "resume continue eval",
+    "checkpoints/step-000002/tokenizer.json": "resume eval report tokens",
+    "checkpoints/step-000002/model.safetensors": "resume continue export replay",
+    "checkpoints/step-000002/optimizer.safetensors": "resume",
+}
+CONTENTS = {
+    "empty": b"",
+    "zeros": bytes(4096),
+    "not UTF-8": b"\xff\xfe\x80abc\n",
+    "a list": b"[1, 2]\n",
+    "an empty object": b"{}\n",
+    "a string": json.dumps(ESCAPE).encode() + b"\n",
+    "deep": b"[" * 200_000 + b"]" * 200_000 + b"\n",
+    "a lone surrogate": b'{"step": 1, "purpose": "\\ud800"}\n',
+    "NaN": b'{"step": NaN}\n',
+    "a step alone": b'{"step": 1}\n',
+}
+LINKS = {"a link to a file outside": "outside/precious.txt", "a link to a device": "/dev/zero"}
+
+
+def damages() -> Iterator[Case]:
+    """Yield ways to damage the run "whole" below the folder of the test."""
+    for file, programs in READERS.items():
+        for program in programs.split():
+            yield _damage(program, file, "gigabytes", _bomb)
+            for what, content in CONTENTS.items():
+                yield _damage(program, file, what, lambda path, c=content: _seal(path, c))
+            for what in ("missing", "a folder", "a pipe", "a link to itself"):
+                yield _damage(program, file, what, REPLACED[what])
+            for what, target in LINKS.items():
+                yield _damage(program, file, what, lambda path, t=target: _link(path, t))
+
+
+def _damage(program: str, file: str, what: str, apply: Callable[[Path], object]) -> Case:
+    def prepare(home: Path) -> None:
+        path = home / "runs" / "whole" / file
+        path.touch()
+        apply(path)
+
+    return Case(f"{program}: {file}: {what}", program, outcome=HARMLESS, prepare=prepare)
+
+
+def _link(path: Path, target: str) -> None:
+    path.unlink()
+    path.symlink_to(Path(target).absolute())
+
+
+def _seal(path: Path, content: bytes) -> None:
+    """Write a file, compressed if its name says so, and correct the checkpoint's manifest."""
+    if path.suffix == ".zst":
+        content = zstandard.ZstdCompressor(write_checksum=True).compress(content)
+    path.write_bytes(content)
+    manifest = path.with_name("manifest.json")
+    if manifest.exists() and path != manifest:
+        saved = json.loads(manifest.read_text())
+        saved["files"][path.name] = hashlib.sha256(content).hexdigest()
+        manifest.write_text(json.dumps(saved))
+
+
+def _bomb(path: Path) -> None:
+    if path.suffix == ".zst":
+        frame = zstandard.ZstdCompressor(level=3).compressobj()
+        parts = [frame.compress(bytes(1 << 20)) for _ in range(600)]
+        path.write_bytes(b"".join(parts) + frame.flush())
+    else:  # a sparse file
+        os.truncate(path, 3 << 30)
