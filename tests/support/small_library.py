@@ -11,7 +11,9 @@ WORDS = "owl tide salt moss bell rope loom kiln".split()
 ROWS = [{"prompt": f"Copy text A.\nA: {a} {b}", "answer": f"{a} {b}"} for a in WORDS for b in WORDS]
 
 
+# "tiny" is a link to the tiny model, see conftest.py.
 QUICK = dict(
+    model="tiny",
     steps=2,
     prompts=2,
     group_size=4,
@@ -21,27 +23,29 @@ QUICK = dict(
 )
 
 
-FLAGS = ("--prompts 2 --group-size 4 --max-new-tokens 8 --preflight off --eval-problems 4").split()
+FLAGS = (
+    "--model tiny --prompts 2 --group-size 4 --max-new-tokens 8 --preflight off --eval-problems 4"
+).split()
 
 
+# It differs within nearly every group, whatever the policy writes.
 OWN = """
 def reward(prompt, completion, answer, **row):
-    wrote = completion.split()
-    return {"first": float(wrote[:1] == answer.split()[:1]), "all": 0.2 * (wrote == answer.split())}
+    right = completion.split() == answer.split()
+    return {"length": len(completion) % 7 / 7, "all": 0.2 * right}
 """
 
 
 def reward(prompt, completion, answer, **row):
-    wrote = completion.split()
-    return {"first": float(wrote[:1] == answer.split()[:1]), "all": 0.2 * (wrote == answer.split())}
+    right = completion.split() == answer.split()
+    return {"length": len(completion) % 7 / 7, "all": 0.2 * right}
 
 
 def alike(one, other):
     """Assert that two runs have the same rollouts, rewards and metrics, times apart."""
     for a, b in zip(one.metrics, other.metrics, strict=True):
-        assert {k: v for k, v in a.items() if not is_time(k)} == {
-            k: v for k, v in b.items() if not is_time(k)
-        }
+        names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
+        assert not [name for name in names if not is_time(name)], names
     assert one.rollouts() == other.rollouts()
 
 

@@ -1,4 +1,7 @@
-"""The core runs with the folder `grpo/fast` deleted: slower, and with the same numbers."""
+"""The core runs with the folder `grpo/fast` deleted: slower, and with the same numbers.
+
+A step needs no run directory, no console and no tools.
+"""
 
 import json
 import os
@@ -8,6 +11,8 @@ import sys
 from pathlib import Path
 
 import pytest
+
+from grpo import make_trainer
 
 TOP = Path(__file__).resolve().parents[3]
 
@@ -23,40 +28,43 @@ sys.meta_path = [
 ]
 from grpo import make_trainer
 
-trainer = make_trainer(
-    task="interleave", level=3, prompts=2, group_size=4, device="cpu", seed=0
-)
+trainer = make_trainer(**json.loads(sys.argv[1]))
 report = trainer.step()
 answers = [answer for group in trainer.current for answer in group.completions]
+comfort = [name for name in sys.modules if name.startswith(("grpo.run", "grpo.show", "grpo.tools"))]
 print(json.dumps({"path": trainer.policy.path, "has_fast": bool(find_spec("grpo.fast")),
                   "answers": [[answer.tokens, answer.logprobs] for answer in answers],
-                  "figures": [report.metrics["loss"], report.metrics["grad_norm"]]}))
+                  "figures": [report.metrics["loss"], report.metrics["grad_norm"]],
+                  "comfort": comfort}))
 """
+OPTIONS = dict(task="interleave", level=3, prompts=2, group_size=4, device="cpu", seed=0)
 
 
-def one_step(folder: Path) -> dict:
-    environment = os.environ | {"PYTHONPATH": str(folder)}
-    command = [sys.executable, "-W", "ignore", "-c", STEP]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def test_a_step_without_it_is_the_step_with_it(tmp_path):
+def test_a_step_needs_neither_the_fast_path_nor_runs_console_and_tools(tmp_path):
     for package in ("align", "data", "tasks", "grpo"):
         ignored = shutil.ignore_patterns("fast", "__pycache__")
         shutil.copytree(TOP / package, tmp_path / package, ignore=ignored)
-
-    full, core = one_step(TOP), one_step(tmp_path)
-    assert full["has_fast"] and full["path"] == "fast"
-    assert not core["has_fast"] and core["path"] == "plain"
-
-    # The tokens are the same, too: no uniform number lies within rounding of a border.
-    assert len(core["answers"]) == len(full["answers"]) == 8
-    for (tokens, logprobs), (expected_tokens, expected) in zip(core["answers"], full["answers"]):
-        assert tokens == expected_tokens
-        assert logprobs == pytest.approx(expected, abs=1e-4)
-    assert (
-        core["figures"] == pytest.approx(full["figures"], rel=0.02, abs=1e-5)
-        and full["figures"][1] > 0
+    before = sorted(tmp_path.rglob("*.json*"))
+    done = subprocess.run(
+        [sys.executable, "-B", "-W", "ignore", "-c", STEP, json.dumps(OPTIONS)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
     )
+    assert done.returncode == 0, done.stderr
+    core = json.loads(done.stdout.splitlines()[-1])
+    assert not core["has_fast"] and core["path"] == "plain" and core["comfort"] == []
+    assert sorted(tmp_path.rglob("*.json*")) == before  # no run, and no log
+
+    trainer = make_trainer(**OPTIONS)
+    report = trainer.step()
+    assert trainer.policy.path == "fast"
+    full = [answer for group in trainer.current for answer in group.completions]
+    # The tokens are the same, too: no uniform number lies within rounding of a border.
+    assert len(core["answers"]) == len(full) == 8
+    for (tokens, logprobs), answer in zip(core["answers"], full):
+        assert tokens == list(answer.tokens)
+        assert logprobs == pytest.approx(answer.logprobs, abs=1e-4)
+    loss, norm = report.metrics["loss"], report.metrics["grad_norm"]
+    assert core["figures"] == pytest.approx([loss, norm], rel=0.02, abs=1e-5) and norm > 0

@@ -26,7 +26,7 @@ def same_steps(reports, metrics):
         assert {k: v for k, v in report.metrics.items() if not is_time(k)} == line
 
 
-def test_a_repeated_row_is_a_warning():
+def test_a_repeated_row_is_a_warning(home):
     with pytest.warns(UserWarning, match="^--data: 1 of .* rows repeat the prompt") as warned:
         make_trainer([*ROWS, ROWS[0]], lambda completion, answer: 0.0, **QUICK)
     assert warned[0].filename == __file__
@@ -35,7 +35,7 @@ def test_a_repeated_row_is_a_warning():
 def test_a_loop_by_hand_makes_the_steps_of_a_run_and_writes_nothing(home):
     trainer = make_trainer(ROWS, reward, reward_range=(0, 1.2), **QUICK)
     reports = [trainer.step() for _ in range(2)]
-    assert sorted(path.name for path in home.iterdir()) == ["own.py", "rows.jsonl"]
+    assert sorted(path.name for path in home.iterdir()) == ["own.py", "rows.jsonl", "tiny"]
     run = train(ROWS, reward, reward_range=(0, 1.2), name="a", **QUICK)
     same_steps(reports, run.metrics)
 
@@ -53,7 +53,7 @@ def test_an_adapter_saved_by_hand_is_loaded_on_its_base(home):
     ours = dict(trainer.policy.model.merge_and_unload().named_parameters())
     for policy in (
         load_model("adapter")._policy,
-        make_trainer(ROWS, reward, **QUICK, model="adapter", lora_rank=0).policy,
+        make_trainer(ROWS, reward, **QUICK | {"model": "adapter"}, lora_rank=0).policy,
     ):
         theirs = weights(policy)
         assert ours.keys() == theirs.keys()
@@ -130,11 +130,11 @@ def test_a_loop_warns_once_of_each_kind_of_problem_that_a_run_warns_of(home):
 
 @pytest.mark.parametrize("rank", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_loop_continues_from_the_policy_of_a_run(home, rank):
-    quick = dict(task="interleave", level=4) | QUICK | {"max_new_tokens": 40}
-    run = train(name="a", lora_rank=rank, **quick)
+    run = train(ROWS, reward, reward_range=(0, 1.2), name="a", lora_rank=rank, **QUICK)
     assert any(line.get("grad_norm") for line in run.metrics)
 
-    trainer = make_trainer(model="runs/a", **quick)
+    more = QUICK | {"model": "runs/a"}
+    trainer = make_trainer(ROWS, reward, reward_range=(0, 1.2), **more)
     assert trainer.done == 0 and trainer.config.lora_rank == rank
     trained, own = (policy.saved_tensors() for policy in (run.policy._policy, trainer.policy))
     assert trained.keys() == own.keys() and all(own[name].equal(trained[name]) for name in own)
@@ -258,7 +258,7 @@ def test_arguments_of_the_wrong_type_are_one_line(home, options, line):
 
 
 def test_a_reward_of_the_task_is_named(home):
-    trainer = make_trainer(task="interleave", level=2, reward="similarity")
+    trainer = make_trainer(task="interleave", level=2, reward="similarity", model="tiny")
     assert trainer.task.reward == trainer.config.reward == "similarity"
     with pytest.raises(UserError, match="--reward nope: task interleave has no such reward; it ha"):
         make_trainer(task="interleave", reward="nope")
@@ -276,7 +276,7 @@ def test_arguments_of_rows_are_refused_without_rows(home):
 
 
 def test_a_model_is_asked_for_what_it_can_give(home):
-    model = load_model("builtin")
+    model = load_model("tiny")
     assert model.generate([]) == []
     for prompts, options, line in (
         ("text", {}, "give a list of prompts, which are texts"),

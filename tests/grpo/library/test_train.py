@@ -15,13 +15,13 @@ def test_ten_lines_train_and_return_the_run(home, monkeypatch):
     run = train(ROWS, reward, reward_range=(0, 1.2), name="a", **QUICK)
     assert len(run.metrics) == 2
     for line in run.metrics:
-        assert line["reward"] == pytest.approx(line["reward/first"] + line["reward/all"])
-        assert 0 < line["reward/first"] <= 1
+        assert line["reward"] == pytest.approx(line["reward/length"] + line["reward/all"])
+        assert 0 < line["reward/length"] <= 1
     assert run.verdict["verdict"] and run.status in (0, 3)
     assert repr(run) == f"<TrainedRun {run.path}: {run.verdict['verdict']}>"
     assert [line["step"] for line in run.reports] == [0, 2]
     assert run.report() == Path("runs/a/report.html") and Path("runs/a/report.html").stat().st_size
-    assert load_run("runs/a").rollouts(1)[0]["parts"].keys() <= {"reward/first", "reward/all"}
+    assert load_run("runs/a").rollouts(1)[0]["parts"].keys() <= {"reward/length", "reward/all"}
 
     texts = run.policy.generate(["Copy text A.\nA: owl tide"] * 3, max_new_tokens=8, seed=1)
     again = load_model("runs/a").generate(
@@ -86,6 +86,7 @@ def test_the_command_line_and_the_library_make_the_same_run(home):
 def test_a_run_is_resumed_to_the_same_weights_and_keeps_the_options_of_its_rows(home):
     rows = [{"question": row["prompt"], "answer": row["answer"]} for row in ROWS]
     options = dict(columns={"prompt": "question"}, reward_range=(0, 1.2), **QUICK)
+    options["schedule"] = "constant"  # a cosine depends on the number of steps
     whole = train(rows, reward, name="whole", **options | {"steps": 3})
     train(rows, reward, name="cut", **options)
     alike(whole, train(rows, reward, resume="runs/cut", steps=3))
