@@ -12,6 +12,7 @@ import copy
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 from typing import TypeVar
 
@@ -129,27 +130,27 @@ class Interleave:
         else:
             self._documents = load_texts(texts) if texts else load_corpus()
 
-        self._is_held_out = False  # whether all documents are in the test split, see `foreign`
-        self._by_split: dict[str, list[Document]] = {}
+    @cached_property
+    def _by_split(self) -> dict[str, list[Document]]:
+        """The documents of each split."""
+        return {
+            split: [document for document in self._documents if split_of(document) == split]
+            for split in SPLITS
+        }
 
     def foreign(self, level: int) -> "Mapping[str, Interleave]":
         """Return the task on each foreign kind of text (see `tasks.base.foreign_of`).
 
         A kind without two texts of `level` words is left out.
         """
-        found = foreign_texts(words=max(1000, 2 * level))
-        tasks = {kind: self._held_out(documents) for kind, documents in found.items()}
-        return {
-            kind: task for kind, task in tasks.items() if len(task._long_enough("test", level)) >= 2
-        }
-
-    def _held_out(self, documents: Sequence[Document]) -> "Interleave":
-        """Return this task on `documents`, with all of them in the test split."""
-        task = copy.copy(self)
-        task._documents = list(documents)
-        task._is_held_out = True
-        task._by_split = {}
-        return task
+        tasks = {}
+        for kind, documents in foreign_texts(words=max(1000, 2 * level)).items():
+            task = copy.copy(self)
+            task._documents = list(documents)
+            task._by_split = {"train": [], "validation": [], "test": task._documents}
+            if len(task._long_enough("test", level)) >= 2:
+                tasks[kind] = task
+        return tasks
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
         """Return a problem with `level` words in each text: windows of two documents of `split`.
@@ -167,25 +168,14 @@ class Interleave:
         a, b = _window(first, level, rng), _window(second, level, rng)
         return self.problem(a, b)
 
-    def _documents_of(self, split: str) -> list[Document]:
-        """Return the documents of `split`, which are remembered."""
-        if split not in self._by_split:
-            self._by_split[split] = [
-                document for document in self._documents if self._split_of(document) == split
-            ]
-        return self._by_split[split]
-
     def _long_enough(self, split: str, level: int) -> list[Document]:
         """Return the documents of `split` with at least `level` words."""
-        return [document for document in self._documents_of(split) if len(document.words) >= level]
-
-    def _split_of(self, document: Document) -> str:
-        return "test" if self._is_held_out else split_of(document)
+        return [document for document in self._by_split[split] if len(document.words) >= level]
 
     def _too_few(self, level: int, split: str) -> str:
         """Return why `split` has no problem of `level` words, and what would be enough."""
         counts = ", ".join(f"{len(self._long_enough(each, level))} of {each}" for each in SPLITS)
-        lengths = sorted(len(document.words) for document in self._documents_of(split))
+        lengths = sorted(len(document.words) for document in self._by_split[split])
         most = lengths[-2] if len(lengths) >= 2 else 0  # a problem takes two documents
         where = f"--texts {self.texts}" if self.texts else f"--words {level}"
         return (
@@ -229,22 +219,22 @@ class Interleave:
         - `words` written, and the alignment's `matches`, `substitutions` and `gaps`;
         - `pairs`: the score of the best alignment of the pairs of neighbouring words;
         - `first_divergence`: the index of the first wrong word, None if there is none;
-        - `share_a` and `share_b`: the share of each text that was matched;
         - `trap`: see `TrapNames.name`; None above a similarity of 0.9.
         """
-        a, b = problem.data["a"], problem.data["b"]
         target = split_words(problem.target)
-        is_of_b = interleaved([False] * len(a), [True] * len(b))
-        traps = TrapNames(a, b, target)
+        target_pairs = list(pairwise(target))
+        traps = TrapNames(problem.data["a"], problem.data["b"], target)
 
         # A policy that has learned the task writes the same text many times.
         distinct = list(dict.fromkeys(completions))
         written = [split_words(text) for text in distinct]
         alignments = nw_align_batch([(words, target) for words in written])
-        of_pairs = nw_score_batch([(_pairs(words), _pairs(target)) for words in written]).tolist()
+        of_pairs = nw_score_batch([(list(pairwise(words)), target_pairs) for words in written])
         scores = {
-            text: self._score(words, target, is_of_b, traps, alignment, pairs)
-            for text, words, alignment, pairs in zip(distinct, written, alignments, of_pairs)
+            text: self._score(words, target, traps, alignment, pairs)
+            for text, words, alignment, pairs in zip(
+                distinct, written, alignments, of_pairs.tolist()
+            )
         }
         return [scores[text] for text in completions]
 
@@ -298,8 +288,8 @@ class Interleave:
             for scores in prefix_scores(written, target):
                 yield _shares([score / 2 for score in scores], len(target))
         else:
-            wanted = _pairs(target)
-            of_pairs = prefix_scores([_pairs(words) for words in written], wanted)
+            wanted = list(pairwise(target))
+            of_pairs = prefix_scores([list(pairwise(words)) for words in written], wanted)
             for words, scores in zip(written, of_pairs):
                 # The first word ends no pair.
                 first = [0.0] if words else []
@@ -309,53 +299,34 @@ class Interleave:
         self,
         words: list[str],
         target: list[str],
-        is_of_b: Sequence[bool],
         traps: TrapNames,
         alignment: Alignment,
         pairs: int,
     ) -> Score:
         """Return the score of a completion of these `words`.
 
-        `is_of_b` tells for each word of the target whether it is from B. `pairs` is the score of
-        the alignment of the pairs of words.
+        `pairs` is the score of the alignment of the pairs of words.
         """
         kinds = [op.kind for op in alignment.ops]
-        matches = [
-            (op.i, op.j)
-            for op in alignment.ops
-            if op.kind == "match" and op.i is not None and op.j is not None
-        ]
-
-        # The share of each text that was matched.
-        words_b = sum(is_of_b)
-        words_a = len(is_of_b) - words_b
-        matched_b = sum(is_of_b[j] for _, j in matches)
-        matched_a = len(matches) - matched_b
-        share_a = matched_a / max(1, words_a)
-        share_b = matched_b / max(1, words_b)
-
         prefix = _right_words(words, target)
         exact = words == target
         longest = max(len(words), len(target))
         similarity = (alignment.score + longest) / (2 * longest) if longest else 1.0
-        reward = {
-            "similarity": lambda: similarity,
-            "pairs": lambda: (
-                (pairs + longest - 1) / (2 * longest - 2) if longest > 1 else similarity
-            ),
-            "prefix": lambda: prefix / longest if longest else 1.0,
-        }[self.reward]()
+
+        reward = similarity
+        if self.reward == "prefix" and longest:
+            reward = prefix / longest
+        elif self.reward == "pairs" and longest > 1:
+            reward = (pairs + longest - 1) / (2 * longest - 2)
 
         parts = {
             "words": len(words),
-            "matches": len(matches),
+            "matches": kinds.count("match"),
             "substitutions": kinds.count("substitute"),
             "gaps": kinds.count("insert") + kinds.count("delete"),
             "pairs": pairs,
             "first_divergence": None if exact else prefix,
-            "share_a": round(share_a, 4),
-            "share_b": round(share_b, 4),
-            "trap": None if similarity > 0.9 else traps.name(words, matches),
+            "trap": None if similarity > 0.9 else traps.name(words, alignment),
         }
         return Score(reward=float(reward), parts=parts, value=float(similarity), exact=exact)
 
@@ -372,15 +343,6 @@ def _right_words(words: Sequence[str], target: Sequence[str]) -> int:
         (i for i, pair in enumerate(zip(words, target)) if pair[0] != pair[1]),
         min(len(words), len(target)),
     )
-
-
-def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
-    """Return the pairs of neighbouring words.
-
-    >>> _pairs(["a", "b", "c"])
-    [('a', 'b'), ('b', 'c')]
-    """
-    return list(pairwise(words))
 
 
 def _shares(values: Sequence[float], wanted: int) -> list[float]:

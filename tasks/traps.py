@@ -14,6 +14,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from align.needleman import Alignment
+
 # Kinds of steps. B_LEADS is the most frequent case of OUT_OF_TURN: B is one word ahead.
 KINDS = range(5)
 ALONG_A, ALONG_B, IN_TURN, B_LEADS, OUT_OF_TURN = KINDS
@@ -99,11 +101,11 @@ class TrapNames:
                 add(kind, self.b[max(0, lead - 1) :], self.a[max(0, 1 - lead) :])
         return dict(kinds)
 
-    def name(self, words: Sequence[str], matches: Sequence[tuple[int, int]]) -> str | None:
+    def name(self, words: Sequence[str], alignment: Alignment) -> str | None:
         """Return the name of the trap that a completion of these `words` is in, or None.
 
-        `matches` are the pairs of places (in the completion, in the target) that the best alignment
-        matches. The caller has to exclude completions that are nearly right.
+        `alignment` is the best one with the target. The caller has to exclude completions that are
+        nearly right.
         """
         if not words:
             return "empty"
@@ -117,7 +119,7 @@ class TrapNames:
         once = [word for word, before in zip(known, [None, *known]) if word != before]
         found = self._strategy(once)
         if found == IN_TURN:
-            return "stops half way" if self._stops_early(words, matches) else None
+            return "stops half way" if self._stops_early(words, alignment) else None
         if not isinstance(found, int):
             return found
         if found in (ALONG_A, ALONG_B) and DOUBLED * len(once) <= len(known):
@@ -133,10 +135,11 @@ class TrapNames:
         in_turn = sum(self.kinds.get(step, 0) >> IN_TURN & 1 for step in steps)
         return in_turn >= MIN_SHARE * length
 
-    def _stops_early(self, words: Sequence[str], matches: Sequence[tuple[int, int]]) -> bool:
+    def _stops_early(self, words: Sequence[str], alignment: Alignment) -> bool:
         """Return whether `words` are short, and few of them match the end of the target."""
         length = len(self.target)
-        near_end = sum(j >= END_STARTS_AT * length for _, j in matches)
+        matched = [op.j for op in alignment.ops if op.kind == "match" and op.j is not None]
+        near_end = sum(j >= END_STARTS_AT * length for j in matched)
         return len(words) < SHORT * length and near_end <= MAX_END_MATCHES * length
 
     def _strategy(self, words: Sequence[str]) -> int | str | None:
