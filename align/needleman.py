@@ -30,6 +30,8 @@ from align.bitparallel import DELETE, INSERT, PAIR, BitColumns, chunks
 Number = int | float
 Symbols = Sequence[Hashable]
 
+STANDARD = (1, -1, -1)  # the scoring of `align.bitparallel`, in integers
+
 
 class Op(NamedTuple):
     """One column of an alignment, e.g. ``Op("match", 0, 0)`` or ``Op("insert", None, 3)``.
@@ -53,22 +55,15 @@ class Alignment(NamedTuple):
     ops: list[Op]
 
 
-def nw_score(
-    a: Symbols,
-    b: Symbols,
-    *,
-    match: Number = 1,
-    mismatch: Number = -1,
-    gap: Number = -1,
-) -> Number:
+def nw_score(a: Symbols, b: Symbols, **scoring: Number) -> Number:
     """Return the score of the best global alignment of `a` and `b`.
 
-    Raises ValueError for scores that are not finite or too large.
+    The keywords `match`, `mismatch` and `gap` and the errors are those of `nw_score_batch`.
 
     >>> nw_score("the owl saw".split(), "the old owl saw".split())  # three matches, one insertion
     2
     """
-    return nw_score_batch([(a, b)], match=match, mismatch=mismatch, gap=gap)[0].item()
+    return nw_score_batch([(a, b)], **scoring)[0].item()
 
 
 def nw_score_batch(
@@ -80,33 +75,28 @@ def nw_score_batch(
 ) -> np.ndarray:
     """Return the best score of each of the `pairs`, an array (B,).
 
-    It is int64, or float64 if one of the scoring parameters is a float. Memory O(B (N + M)).
-    Parameters and errors are those of `nw_score`.
+    It is int64, or float64 if one of the scoring parameters is a float. Memory O(B (N + M)). Raises
+    ValueError for scores that are not finite or too large.
     """
-    if _is_standard(match, mismatch, gap):
-        exact = [columns.score(k) for columns, k in _columns(pairs, keep_moves=False)]
-        return np.array(exact, dtype=np.int64)
     scale = _checked(match, mismatch, gap)
-    scores = [_filled(a, b, *scale)[0] for a, b in pairs]
-    return np.array(scores, np.float64 if isinstance(sum(scale), float) else np.int64)
+    is_exact = isinstance(scale[0], int)
+    scores: list[Number]
+    if is_exact and scale == STANDARD:
+        scores = [columns.score(k) for columns, k in _columns(pairs, keep_moves=False)]
+    else:
+        scores = [_filled(a, b, *scale)[0] for a, b in pairs]
+    return np.array(scores, np.int64 if is_exact else np.float64)
 
 
-def nw_align(
-    a: Symbols,
-    b: Symbols,
-    *,
-    match: Number = 1,
-    mismatch: Number = -1,
-    gap: Number = -1,
-) -> Alignment:
+def nw_align(a: Symbols, b: Symbols, **scoring: Number) -> Alignment:
     """Return a best global alignment of `a` and `b`.
 
-    The head of this module says how ties are broken. Parameters and errors are those of `nw_score`.
+    The head of this module says how ties are broken. The keywords are those of `nw_align_batch`.
 
     >>> nw_align("ab", "b").ops
     [Op(kind='delete', i=0, j=None), Op(kind='match', i=1, j=0)]
     """
-    return nw_align_batch([(a, b)], match=match, mismatch=mismatch, gap=gap)[0]
+    return nw_align_batch([(a, b)], **scoring)[0]
 
 
 def nw_align_batch(
@@ -118,20 +108,20 @@ def nw_align_batch(
 ) -> list[Alignment]:
     """Return a best alignment of each of the `pairs`, in order.
 
-    Memory: one byte per cell, B N M in all; with the standard scoring two bits per cell. Parameters
-    and errors are those of `nw_score`.
+    Memory: one byte per cell, B N M in all; with the standard scoring two bits per cell. Errors are
+    those of `nw_score_batch`.
     """
-    if _is_standard(match, mismatch, gap):
-        alignments = []
+    scale = _checked(match, mismatch, gap)
+    alignments = []
+    if isinstance(scale[0], int) and scale == STANDARD:
         for columns, k in _columns(pairs, keep_moves=True):
             ops = _ops(columns.operations(k), columns.firsts[k], columns.second)
             alignments.append(Alignment(columns.score(k), ops))
         return alignments
 
-    alignments = []
     for a, b in pairs:
         rows: list[np.ndarray] = []
-        score, pair_scores = _filled(a, b, *_checked(match, mismatch, gap), rows)
+        score, pair_scores = _filled(a, b, *scale, rows)
         alignments.append(Alignment(score, _ops(_operations(rows, pair_scores), a, b)))
     return alignments
 
@@ -198,28 +188,18 @@ def prefix_scores(
     ]
 
 
-def _is_standard(match: float, mismatch: float, gap: float) -> bool:
-    """Return whether this is the scoring of `align.bitparallel`, in integers."""
-    scale = (match, mismatch, gap)
-    return scale == (1, -1, -1) and all(isinstance(number, Integral) for number in scale)
-
-
 def _checked(match: Number, mismatch: Number, gap: Number) -> tuple[Number, Number, Number]:
     """Return the scoring as Python numbers, all integers or all floats. NumPy's could wrap.
 
     Raises ValueError unless they are finite and, if they are integers, fit in 64 bits.
     """
-    given = {"match": match, "mismatch": mismatch, "gap": gap}
-    numbers: dict[str, Number] = {
-        name: int(number) if isinstance(number, Integral) else float(number)
-        for name, number in given.items()
-    }
-    for name, number in numbers.items():
-        if not (abs(number) < 2**63 if isinstance(number, int) else math.isfinite(number)):
+    given = (match, mismatch, gap)
+    for name, number in zip(("match", "mismatch", "gap"), given):
+        fits = abs(int(number)) < 2**63 if isinstance(number, Integral) else math.isfinite(number)
+        if not fits:
             raise ValueError(f"{name}={number}: must be a finite number of at most 64 bits")
-    if not all(isinstance(number, int) for number in numbers.values()):
-        numbers = {name: float(number) for name, number in numbers.items()}
-    return numbers["match"], numbers["mismatch"], numbers["gap"]
+    kind = int if all(isinstance(number, Integral) for number in given) else float
+    return kind(match), kind(mismatch), kind(gap)
 
 
 def _filled(

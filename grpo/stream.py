@@ -95,7 +95,7 @@ class ProblemStream:
         Those of a stream are tried by `check_fit`, as far as it draws them.
         """
         held_out = (problems_of(self.task, split) for split in ("validation", "test"))
-        problems = chain(self.supply.problems, *held_out)
+        problems = chain(self.supply.dataset, *held_out)
         check_conversations(self.policy, problems)
 
     def check_fit(self, level: int) -> None:

@@ -127,16 +127,22 @@ class Rows:
         self.program = [Path(reward_file.rpartition(":")[0])] if reward_file else []
         self.from_python = reward_file is None or not isinstance(data, str | Path)
         functions = [load_function(reward_file)] if reward_file else reward_functions
-        self.functions = RewardFunctions(functions, _range(reward_range), _seconds(reward_timeout))
-        self.reward_range = self.functions.reward_range
-        self.compares = any(each.takes_group for each in self.functions.functions)
+        self.functions = [_Function(function) for function in functions]
+        names = [function.name for function in self.functions]
+        if len(set(names)) < len(names):
+            raise UserError(
+                f"reward functions {', '.join(names)}: each needs a name of its own; define it "
+                "with def"
+            )
+        self.reward_range, self.timeout = _range(reward_range), _seconds(reward_timeout)
+        self.compares = any(function.takes_group for function in self.functions)
         self.python_functions = (
-            {} if reward_file else {each.name: each.function for each in self.functions.functions}
+            {} if reward_file else {each.name: each.function for each in self.functions}
         )
 
-        names = _columns(columns)
-        problems = [_problem(row, names, self.name) for row in read_rows(data)]
-        for problem, function in product(problems, self.functions.functions):
+        columns = _columns(columns)
+        problems = [_problem(row, columns, self.name) for row in read_rows(data)]
+        for problem, function in product(problems, self.functions):
             function.check(problem.data["row"], problem.data["where"])
         self._by_split, self.notes = _divided(problems)
 
@@ -155,8 +161,58 @@ class Rows:
         return self.score_groups([(problem, completions)])[0]
 
     def score_groups(self, groups: Sequence[Group]) -> list[list[Score]]:
-        """Return the scores of several groups, whose completions are scored concurrently."""
-        return self.functions.scores(groups)
+        """Return the scores of several groups: problems, each with its completions.
+
+        The calls run side by side, in threads. Results are put in the order of the completions, so
+        they do not depend on timing. Raises UserError, which names the row and the completion, if a
+        call fails, takes too long, or returns anything but finite numbers whose sum lies in the
+        range. Then the other calls are abandoned.
+        """
+        calls = [[function.calls(group) for function in self.functions] for group in groups]
+        waiting = _start([call for of_group in calls for some in of_group for call in some])
+        found = []
+        try:
+            for (problem, _), of_group in zip(groups, calls, strict=True):
+                results = [
+                    [result for call in some for result in call.results(self.timeout)]
+                    for some in of_group
+                ]
+                found.append(
+                    [
+                        self._score(of_one, f"{problem.title}, completion {i + 1}")
+                        for i, of_one in enumerate(zip(*results, strict=True))
+                    ]
+                )
+        finally:
+            waiting.clear()
+        return found
+
+    def _score(self, results: Sequence[Any], place: str) -> Score:
+        """Return the score of a completion: the sum of its components."""
+        components: dict[str, float] = {}
+        for function, result in zip(self.functions, results, strict=True):
+            named = _components(result, function.name, f"reward {function.name}, {place}")
+            if shared := named.keys() & components.keys():
+                raise UserError(
+                    f"reward {function.name}, {place}: two functions have a component "
+                    f"{min(shared)!r}; rename one of them"
+                )
+            components |= named
+
+        reward = math.fsum(components.values())
+        low, high = self.reward_range
+        if not is_within(reward, (low, high)):
+            names = ", ".join(function.name for function in self.functions)
+            raise UserError(
+                f"reward {names}, {place}: is {reward:g}, outside [{low:g}, "
+                f"{high:g}]; give the lowest and the highest reward by --reward-range LOW,HIGH"
+            )
+
+        # The plain number of a single function is the reward itself, and no part of it.
+        is_plain = len(results) == 1 and not isinstance(results[0], Mapping)
+        parts = {f"{COMPONENT}{name}": value for name, value in components.items()}
+        is_highest = reward >= high - ROUNDING * (high - low)
+        return Score(reward, {} if is_plain else parts, exact=is_highest)
 
     def problems(self, split: str) -> list[Problem]:
         """Return all problems of a split, which training repeats in epochs."""
@@ -329,82 +385,6 @@ def _numbers(given: Any) -> list[float]:
 
 
 # ---- reward functions
-
-
-class RewardFunctions:
-    """One or more reward functions, whose components are added up.
-
-    The calls of a batch run side by side, in threads, none longer than `timeout` seconds. Results
-    are put in the order of the completions, so they do not depend on timing.
-    """
-
-    def __init__(
-        self,
-        functions: Sequence[Callable],
-        reward_range: Range = (0.0, 1.0),
-        timeout: float = TIMEOUT,
-    ):
-        self.reward_range, self.timeout = reward_range, timeout
-        self.functions = [_Function(function) for function in functions]
-        self.names = [function.name for function in self.functions]
-        if len(set(self.names)) < len(self.names):
-            raise UserError(
-                f"reward functions {', '.join(self.names)}: each needs a name of its own; define "
-                "it with def"
-            )
-
-    def scores(self, groups: Sequence[Group]) -> list[list[Score]]:
-        """Return the score of each completion of each group, all computed concurrently.
-
-        A group is a problem, whose `data` has the columns of its row, and its completions. Raises
-        UserError, which names the row and the completion, if a call fails, takes too long, or
-        returns anything but finite numbers whose sum lies in the range. Then the other calls are
-        abandoned.
-        """
-        calls = [[function.calls(group) for function in self.functions] for group in groups]
-        waiting = _start([call for of_group in calls for some in of_group for call in some])
-        found = []
-        try:
-            for (problem, _), of_group in zip(groups, calls, strict=True):
-                results = [
-                    [result for call in some for result in call.results(self.timeout)]
-                    for some in of_group
-                ]
-                found.append(
-                    [
-                        self._score(of_one, f"{problem.title}, completion {i + 1}")
-                        for i, of_one in enumerate(zip(*results, strict=True))
-                    ]
-                )
-        finally:
-            waiting.clear()
-        return found
-
-    def _score(self, results: Sequence[Any], place: str) -> Score:
-        """Return the score of a completion: the sum of its components."""
-        components: dict[str, float] = {}
-        for name, result in zip(self.names, results, strict=True):
-            named = _components(result, name, f"reward {name}, {place}")
-            if shared := named.keys() & components.keys():
-                raise UserError(
-                    f"reward {name}, {place}: two functions have a component {min(shared)!r}; "
-                    "rename one of them"
-                )
-            components |= named
-
-        reward = math.fsum(components.values())
-        low, high = self.reward_range
-        if not is_within(reward, (low, high)):
-            raise UserError(
-                f"reward {', '.join(self.names)}, {place}: is {reward:g}, outside [{low:g}, "
-                f"{high:g}]; give the lowest and the highest reward by --reward-range LOW,HIGH"
-            )
-
-        # The plain number of a single function is the reward itself, and no part of it.
-        is_plain = len(results) == 1 and not isinstance(results[0], Mapping)
-        parts = {f"{COMPONENT}{name}": value for name, value in components.items()}
-        is_highest = reward >= high - ROUNDING * (high - low)
-        return Score(reward, {} if is_plain else parts, exact=is_highest)
 
 
 def _components(result: Any, name: str, whose: str) -> dict[str, float]:

@@ -1,12 +1,11 @@
 """The problems that training draws, and those that evaluation may use, for any task.
 
 There are three kinds of training supply: `fresh` (the endless stream of new problems; the default),
-``fixed:N`` (the first N different problems of the stream, repeated) and a data set: a file, a
-task's own fixed set, or rows. The last two are used in epochs: each epoch goes through all
-problems, in an order shuffled by the seed. If a run mixes levels (replay on a ladder), they share
-one count of problems: an epoch of a level then lacks the problems whose index went to another
-level. Problem `index` is a pure function of seed, level and index, so a run can be resumed at any
-step.
+``fixed:N`` (the first N different problems of the stream, repeated) and a data set: a file, or a
+task's own fixed set. The last two are used in epochs: each epoch goes through all problems, in an
+order shuffled by the seed. If a run mixes levels (replay on a ladder), they share one count, so an
+epoch of a level lacks the problems whose index went to another level. Problem `index` is a pure
+function of seed, level and index, so a run can be resumed at any step.
 """
 
 import hashlib
@@ -21,7 +20,6 @@ from pathlib import Path
 
 from data.errors import UserError
 from data.files import read_jsonl, write_whole
-from data.text import shortened
 from tasks.base import (
     FIELDS,
     SPLITS,
@@ -112,47 +110,38 @@ class Supply:
         self.seed = seed
         self.mixed = mixed
         self.fixed = fixed_size(kind)
+        self.dataset = list(dataset)
 
-        # By level. All problems of a mixed dataset are under 0.
-        self.dataset: dict[int, list[Problem]] = {}
-        for problem in dataset:
-            self.dataset.setdefault(0 if mixed else problem.level, []).append(problem)
-        self._fixed: dict[int, list[Problem]] = {}  # the first N problems of a level
-
-        # Levels may alternate, and each has its own order.
+        # Levels may alternate, and each has its own problems and orders.
+        self._set = lru_cache(None)(self._set_of)
         self._order = lru_cache(64)(epoch_order)
 
     def at(self, index: int, level: int) -> Problem:
         """Return training problem `index` at `level`."""
-        if self.dataset:
-            problems = self.dataset[0 if self.mixed else level]
-        elif self.fixed:
-            if level not in self._fixed:
-                self._fixed[level] = distinct_problems(
-                    self.task, seed=self.seed, split="train", level=level, size=self.fixed
-                )
-            problems = self._fixed[level]
-        else:
+        if not (self.dataset or self.fixed):
             return problem_at(self.task, seed=self.seed, split="train", level=level, index=index)
-
+        problems = self._set(level)
         epoch, place = divmod(index, len(problems))
         return problems[self._order(self.seed, epoch, len(problems))[place]]
 
-    @property
-    def problems(self) -> list[Problem]:
-        """All problems of the dataset; [] without one."""
-        return [problem for part in self.dataset.values() for problem in part]
+    def _set_of(self, level: int) -> list[Problem]:
+        """Return the problems that training at `level` repeats."""
+        if self.dataset:
+            return [each for each in self.dataset if self.mixed or each.level == level]
+        return distinct_problems(
+            self.task, seed=self.seed, split="train", level=level, size=self.fixed
+        )
 
     @property
     def levels(self) -> list[int]:
         """The levels of the dataset, rising; [] without one."""
-        return sorted({problem.level for problem in self.problems})
+        return sorted({problem.level for problem in self.dataset})
 
     def sample(self, level: int, seed: int) -> Iterable[Problem]:
         """Return problems of `level` that training may draw, in an order that depends on `seed`."""
         if not self.dataset:
             return problem_stream(self.task, seed=seed, split="train", level=level)
-        problems = [each for each in self.problems if each.level == level]
+        problems = [each for each in self.dataset if each.level == level]
         return random.Random(f"sample/{seed}/{level}").sample(problems, len(problems))
 
     def family_size(self, level: int) -> int | None:
@@ -161,8 +150,7 @@ class Supply:
         Without a dataset it is what the task says, in all splits; None if it does not know.
         """
         if self.dataset:
-            problems = self.dataset.get(0 if self.mixed else level, [])
-            return sum(problem.level == level for problem in problems)
+            return sum(problem.level == level for problem in self.dataset)
         return family_size(self.task, level)
 
 
@@ -230,15 +218,11 @@ def first_distinct(
 ) -> DistinctProblems:
     """Return the first `size` distinct `problems` that training has not `seen`, or fewer.
 
-    Two problems with the same key are the same problem. The search ends
-
-    - at the end of the `problems`;
-    - after `fruitless` draws in a row without a new problem (required for an endless stream, see
-      `patience`);
-    - when all problems of a `family` of known size have been drawn;
-    - when the task refuses with a UserError, which the result then names.
-
-    Raises TaskError if the task's code is wrong.
+    Two problems with the same key are the same problem. The search also ends with the `problems`,
+    after `fruitless` draws in a row without a new one (required for an endless stream, see
+    `patience`), when all problems of a `family` of known size have been drawn, and when the task
+    refuses with a UserError, which the result then names. Raises TaskError if the task's code is
+    wrong.
     """
     kept: dict[str, Problem] = {}
     dropped: set[str] = set()
@@ -348,31 +332,18 @@ def read_problems(path: str | Path, task: Task | None = None) -> list[Problem]:
             raise UserError(f"{where}: is no problem; a problem has {', '.join(FIELDS)}")
         problem = Problem(**value)
         check_problem(problem, where)
-        if task is not None:
-            _check_suits(problem, task, where)
-        problems.append(problem)
-    if not problems:
-        raise UserError(f"{path}: holds no problem; make some with python -m tasks.generate")
-    return problems
 
-
-def _check_suits(problem: Problem, task: Task, where: str) -> None:
-    """Raise UserError unless `task` can score `problem`, which a file holds."""
-    # A user's own problems may name another task than the user's; they are not checked further.
-    if problem.task != task.name:
-        if is_of_project(problem.task) and is_of_project(task.name):
+        # A user's own problems may name another task than the user's.
+        of_project = task is not None and is_of_project(problem.task) and is_of_project(task.name)
+        if task is not None and of_project and problem.task != task.name:
             raise UserError(
                 f"{where}: is a problem of task {problem.task}, not of {task.name}; give --task "
                 f"{problem.task}"
             )
-    elif hasattr(task, "key"):
-        with calling(f"{where}: its data is not that of task {task.name}: key()"):
-            key = task.key(problem)
-        if key != problem.key:
-            raise UserError(
-                f"{where}: its key is {shortened(problem.key)}, and its data has {key}; "
-                "make it again with python -m tasks.generate"
-            )
+        problems.append(problem)
+    if not problems:
+        raise UserError(f"{path}: holds no problem; make some with python -m tasks.generate")
+    return problems
 
 
 def split_of(path: Path) -> str:

@@ -2,7 +2,6 @@
 
 import ast
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -40,8 +39,6 @@ def cells():
 @pytest.mark.slow
 def test_made_up_problems_in_the_form_of_gsm8k():
     printed = python(EXAMPLES / "gsm8k_folder.py", "--steps", "2", "--folder", "mine")
-    right, number = re.search(r"(\d+) of (\d+) published answers", printed).groups()
-    assert right == number and int(number) > 90
     (run,) = Path("runs").iterdir()
     data = load_run(run)
     assert len(data.metrics) == 2 and data.config["task"] == "gsm8k:mine"

@@ -62,7 +62,7 @@ class HeldOutEvaluator:
 
         Otherwise the first evaluation would use problems that later ones lack.
         """
-        return {problem.key for problem in self.trainer.stream.supply.problems}
+        return {problem.key for problem in self.trainer.stream.supply.dataset}
 
     def evaluate(
         self, level: int, seed: int, size: int, purpose: str

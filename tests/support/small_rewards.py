@@ -1,7 +1,7 @@
 """Scores of small groups by reward functions."""
 
 from tasks.base import Problem
-from tasks.rows import RewardFunctions
+from tasks.rows import Rows
 
 # Rewards of these tests count things, so that they may be large.
 WIDE = (-1e7, 1e7)
@@ -12,8 +12,13 @@ def problem(name="p", **row):
     return Problem("data", 1, f"prompt {name}", "", name, data)
 
 
+def rows(functions, **settings):
+    """Return a task of one row, which has the columns that the functions of these tests take."""
+    row = {"prompt": "p", "answer": "42", "tests": []}
+    return Rows([row], None, functions, **{"reward_range": WIDE} | settings)
+
+
 def scores(functions, completions=("a", "b"), **settings):
     if not isinstance(functions, list):
         functions = [functions]
-    rewards = RewardFunctions(functions, **{"reward_range": WIDE} | settings)
-    return rewards.scores([(problem(), list(completions))])[0]
+    return rows(functions, **settings).score_groups([(problem(), list(completions))])[0]

@@ -1,4 +1,3 @@
-import math
 import random
 from dataclasses import dataclass, replace
 from itertools import product
@@ -17,7 +16,6 @@ from tasks.base import (
     Problem,
     TaskError,
     check_problem,
-    credits_of,
     default_steps_of,
     family_size,
     key_of,
@@ -346,23 +344,3 @@ def test_the_turns_of_a_conversation_are_checked(messages):
     problem = Problem("own", 1, "p", "", "k", {"messages": messages})
     with pytest.raises(TaskError, match="row 3: its data, or the turns of its messages, are not"):
         check_problem(problem, "row 3")
-
-
-WRONG = {
-    "too few": [[(1, 0.5)]],
-    "no pairs": [[(1, 0.5)], [3]],
-    "fractions": [[(1, 0.5)], [(0.5, 0.5)]],
-    "NaN": [[(1, 0.5)], [(1, math.nan)]],
-    "before the text": [[(1, 0.5)], [(-1, 0.5)]],
-    "behind the text": [[(1, 0.5)], [(4, 0.5)]],
-    "not in order": [[(1, 0.5)], [(2, 0.5), (1, 0.5)]],
-}
-
-
-@pytest.mark.parametrize("given", WRONG.values(), ids=WRONG)
-def test_wrong_credits_are_one_line(given):
-    own = task(credits=lambda problem, completions: given, reward=None)
-    with pytest.raises(UserError) as caught:
-        credits_of(own)(PROBLEM, ["a b", "c d"])
-    assert str(caught.value).startswith(f"task own, problem {PROBLEM.key}: credits()")
-    assert "\n" not in str(caught.value)

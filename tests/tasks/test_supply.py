@@ -55,7 +55,7 @@ def test_fixed_is_a_pure_function_wherever_one_starts(seed, index, size):
 def test_an_epoch_holds_each_problem_once(seed, size, epoch):
     supply = Supply(TASK, seed=seed, kind=f"fixed:{size}")
     keys = [supply.at(i, 22).key for i in range(epoch * size, (epoch + 1) * size)]
-    first = [problem.key for problem in supply._fixed[22]]
+    first = [problem.key for problem in supply._set(22)]
     assert sorted(keys) == sorted(first) and len(set(keys)) == size
     assert size < 10 or keys != first  # shuffled: one order of ten is that of the set in 3 million
 
