@@ -117,7 +117,6 @@ def test_bad_evaluations(capsys):
     assert "--temperature -1.0: give 0 or more" in said("--temperature", "-1")
     assert "--temperature nan: give 0 or more" in said("--temperature", "nan")
     assert "--greedy: is --temperature 0, not 1" in said("--greedy", "--temperature", "1")
-    assert "--out b.json: --json is the same" in said("--json", "b.json", "--out", "b.json")
     assert "--top-p 0.0: give a number above 0 and up to 1" in said("--top-p", "0")
     assert "--max-new-tokens -3: give 0 or more" in said("--max-new-tokens", "-3")
     assert "--max-new-tokens 3: the right answer takes" in said("--max-new-tokens", "3")

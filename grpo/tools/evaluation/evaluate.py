@@ -1,9 +1,7 @@
 """What `eval.py` does with its flags: prepare each model, evaluate it, and compare."""
 
 import argparse
-import json
 import math
-import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,14 +25,14 @@ from grpo.evaluate import (
 )
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
-from grpo.model.prompts import format_of, middle_left_out, sent_lines, wording_text
+from grpo.model.prompts import format_of, sent_lines, wording_text
 from grpo.records import Group, truncated_share
 from grpo.run.files import check_output
 from grpo.run.resume import checkpoint_of, config_of, load_run_policy
 from grpo.show.console import Console
 from grpo.statistics import mean_interval
 from grpo.tools.evaluation.endpoint import RemoteModel
-from grpo.tools.evaluation.table import ALL_KINDS, repeated_figures, show, write_samples
+from grpo.tools.evaluation.table import as_json, repeated_figures, show
 from tasks.base import (
     Problem,
     Task,
@@ -60,10 +58,6 @@ from tasks.supply import (
     read_problems,
 )
 
-# Entries of a result that are not figures: the first problem's prompt as it was sent to the model,
-# and all groups.
-ON_SCREEN = ("sent", "groups")
-
 # The settings of a run that hold in its evaluation, unless a flag overrides them.
 SAMPLING = ("temperature", "top_p", "max_new_tokens")
 PROMPT = ("system", "shots", "chat_template_kwargs", "wording")
@@ -88,29 +82,19 @@ class Request:
 
 
 def report(flags: argparse.Namespace, others: list[str]) -> int:
-    """Evaluate each model, write the figures and the samples, and show them; return 0.
+    """Evaluate each model, write the figures and the answers, and show them; return 0.
 
     `others` are words that may be flags of the task.
     """
-    for name in ("json", "out"):
-        if path := getattr(flags, name):
-            check_output(path, f"--{name}")
-    if flags.json and os.path.realpath(flags.json) == os.path.realpath(flags.out):
-        raise UserError(f"--out {flags.out}: --json is the same file; give another")
-
+    if flags.json:
+        check_output(flags.json, "--json")
     requests = [make_request(flags, model, others) for model in flags.models]
     results = [result for request in requests for result in evaluate_model(request)]
     add_differences(results)
 
-    # The files are written first, because the table may go to a pipe that is closed early.
+    # The file is written first, because the table may go to a pipe that is closed early.
     if flags.json:
-        lines = [
-            {key: value for key, value in result.items() if key not in ON_SCREEN}
-            for result in results
-        ]
-        write_whole(flags.json, (json.dumps(lines, indent=1) + "\n").encode())
-    if flags.out:
-        write_samples(Path(flags.out), results)
+        write_whole(flags.json, as_json(results))
     show(results, getattr(requests[0].task, "metric", "score"))
     return 0
 
@@ -292,7 +276,7 @@ def _foreign(
         sum(each.dropped for each in found.values()),
         sum(each.too_long for each in found.values()),
     )
-    overall = _result(request, model, task, level, together, every, ALL_KINDS)
+    overall = _result(request, model, task, level, together, every, "all")
     return [*results, {**overall, "groups": []}]
 
 
@@ -323,7 +307,7 @@ def _result(
     groups: list[Group],
     kind: str = "",
 ) -> dict[str, Any]:
-    """Return the result as --json has it, with the entries of ON_SCREEN."""
+    """Return the result: figures, "sent" (the lines of the first prompt), and all "groups"."""
     flags, settings = request.flags, request.settings
     about = model.about(task, found.problems)
     # Where foreign problems come from: flags apply to the other problems only.
@@ -348,8 +332,6 @@ def _result(
         **repeated_figures(groups),
         "truncated": truncated_share(groups),
         **about,
-        "prompt": "\n".join(about["sent"]),
-        "sent": middle_left_out(about["sent"]),
         "groups": groups,
     }
 

@@ -96,8 +96,7 @@ def make_parser() -> Parser:
         help="ask this OpenAI-compatible server for the answers of --model; its key is taken from "
         "OPENAI_API_KEY",
     )
-    add("--json", default="", metavar="FILE", help="also write the figures there")
-    add("--out", default="", metavar="FILE", help="also write every sample, a problem a line")
+    add("--json", default="", metavar="FILE", help="also write figures and answers there")
 
     add("--task", help="a task's name, or path/to/file.py:ClassName (default: interleave)")
     add("--words", "--levels", default="", help="levels, e.g. 10,25,50 (default: the task's own)")

@@ -4,23 +4,19 @@ import json
 import sys
 from collections.abc import Sequence
 from math import comb
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from data.files import write_whole
 from data.text import escape_control
 from grpo.evaluate import truncation_warning
+from grpo.model.prompts import middle_left_out
 from grpo.records import Group
 from grpo.statistics import mean_interval
 
 Result = dict[str, Any]
-
-# The row of all foreign kinds of text together.
-ALL_KINDS = "all"
 
 # Groups of each result whose worst completion is shown.
 WORST = 2
@@ -61,25 +57,24 @@ def repeated_figures(groups: Sequence[Group]) -> dict[str, Any]:
     return {"pass_at": pass_at}
 
 
-def write_samples(path: Path, results: Sequence[Result]) -> None:
-    """Write every sample as JSON Lines, a problem a line. Raises UserError if that fails."""
-    lines = [
-        {
-            "model": result["model"],
-            "task": result["task"],
-            "level": group.problem.level,
-            "key": group.problem.key,
-            "prompt": group.problem.prompt,
-            "target": group.problem.target,
-            "completions": group.texts,
-            "scores": [score.value for score in group.scores],
-            "exact": [bool(score.exact) for score in group.scores],
-        }
-        for result in results
-        for group in result["groups"]
-    ]
-    text = "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
-    write_whole(path, text.encode())
+def as_json(results: Sequence[Result]) -> bytes:
+    """Return the content of --json: the figures of each result, and all answers by problem."""
+    lines = []
+    for result in results:
+        answers = [
+            {
+                "key": group.problem.key,
+                "prompt": group.problem.prompt,
+                "target": group.problem.target,
+                "completions": group.texts,
+                "scores": [score.value for score in group.scores],
+                "exact": [bool(score.exact) for score in group.scores],
+            }
+            for group in result["groups"]
+        ]
+        figures = {key: x for key, x in result.items() if key not in ("sent", "groups")}
+        lines.append({**figures, "prompt": "\n".join(result["sent"]), "answers": answers})
+    return (json.dumps(lines, indent=1) + "\n").encode()
 
 
 def show(results: Sequence[Result], metric: str) -> None:
@@ -121,7 +116,7 @@ def show(results: Sequence[Result], metric: str) -> None:
     for line in remarks(results):
         console.print(line, soft_wrap=True)
     console.print("\nthe first prompt as it was sent to the model", style="bold")
-    for line in first["sent"]:
+    for line in middle_left_out(first["sent"]):
         console.print(f"  {line}", soft_wrap=True)
     for name, result in _named(results):
         _show_worst(console, name, result["groups"])

@@ -36,15 +36,12 @@ def ask(url, *flags, status=0):
 
 
 def test_the_problems_are_those_of_a_local_evaluation():
-    assert evaluation.main("--words 3 --problems 12 --out local.jsonl".split()) == 0
+    assert evaluation.main("--words 3 --problems 12 --json local.json".split()) == 0
     with serving(solve) as (url, log):
-        (result,) = ask(url, "--out", "remote.jsonl")
+        (result,) = ask(url)
     assert result["mean"] == result["exact"] == 1 and result["n"] == 12
 
-    local, remote = (
-        [json.loads(line) for line in Path(f"{name}.jsonl").read_text().splitlines()]
-        for name in ("local", "remote")
-    )
+    local, remote = json.loads(Path("local.json").read_text())[0]["answers"], result["answers"]
     for one, other in zip(local, remote, strict=True):
         assert one["prompt"] == other["prompt"] and one["target"] == other["target"]
         assert other["completions"] == [other["target"]] and other["exact"] == [True]
@@ -67,7 +64,7 @@ def test_each_sample_of_a_problem_has_its_own_seed():
 def test_the_key_is_sent_and_nowhere_else(monkeypatch, capsys):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\r\n")
     with serving(solve) as (url, log):
-        ask(url, "--out", "samples.jsonl")
+        ask(url)
     assert {headers["Authorization"] for headers in log.headers} == {"Bearer sk-secret"}
     said = capsys.readouterr()
     files = [path.read_text() for path in Path().rglob("*") if path.is_file()]

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo.records import Completion, Group
-from grpo.tools.evaluation.table import pass_at_k, repeated_figures, write_samples
+from grpo.tools.evaluation.table import as_json, pass_at_k, repeated_figures
 from tasks.base import Problem, Score
 
 
@@ -42,10 +42,10 @@ def test_figures_are_means_over_problems():
     assert repeated_figures([group("7")]) == {}
 
 
-def test_every_sample_is_written(tmp_path):
-    result = {"model": "m", "task": "task", "groups": [group("7", "8 “")]}
-    write_samples(tmp_path / "samples.jsonl", [result, result | {"model": "n"}])
-    one, other = map(json.loads, (tmp_path / "samples.jsonl").read_text().splitlines())
-    assert one == other | {"model": "m"}
+def test_every_answer_is_written():
+    result = {"model": "m", "sent": ["a", "b"], "groups": [group("7", "8 “")]}
+    (line,) = json.loads(as_json([result]))
+    assert (line["model"], line["prompt"]) == ("m", "a\nb")
+    (one,) = line["answers"]
     assert one["completions"] == ["7", "8 “"] and one["exact"] == [True, False]
     assert (one["scores"], one["target"], one["key"]) == ([1, 0], "7", "key")
