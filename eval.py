@@ -1,10 +1,10 @@
 """Evaluate a model on held-out problems: `python eval.py --model runs/NAME --words 10,25`.
 
 `python eval.py --help` lists the flags. The program itself is in
-`grpo/tools/evaluation/program.py`.
+`grpo/tools/evaluation.py`.
 """
 
-from grpo.tools.evaluation.program import program
+from grpo.tools.evaluation import program
 
 if __name__ == "__main__":
     program()

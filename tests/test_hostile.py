@@ -16,8 +16,7 @@ from small_runs import BY_PLACE, whole_run
 
 from grpo import export, inspect
 from grpo import report as report_program
-from grpo.tools import train
-from grpo.tools.evaluation import program as evaluation
+from grpo.tools import evaluation, train
 from tasks import audit
 
 SMALL = (

@@ -15,8 +15,7 @@ from small_runs import BY_PLACE, whole_run
 
 from grpo import export, inspect
 from grpo import report as report_program
-from grpo.tools import train
-from grpo.tools.evaluation import program as evaluation
+from grpo.tools import evaluation, train
 from tasks import audit
 
 TOP = Path(__file__).resolve().parents[1]
@@ -201,7 +200,7 @@ def test_the_gpu_of_a_mac_is_refused_in_one_line(run, tiny_model, capsys):
 
 @pytest.mark.parametrize(
     "program, flags, status",
-    [("train", ["--temperature", "hot"], 2), ("evaluation.program", ["--help"], 0)],
+    [("train", ["--temperature", "hot"], 2), ("evaluation", ["--help"], 0)],
 )
 def test_flags_are_read_before_torch_is_loaded(program, flags, status):
     """Torch takes seconds to load."""

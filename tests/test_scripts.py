@@ -15,8 +15,8 @@ import pytest
 
 from grpo import inspect
 from grpo import report as report_program
+from grpo.tools import evaluation as program
 from grpo.tools import train
-from grpo.tools.evaluation import program
 
 ROOT = Path(__file__).resolve().parents[1]
 FLAG = re.compile(r"(?<![\w-])--[a-z][a-z-]*")

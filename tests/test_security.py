@@ -20,8 +20,7 @@ from data.files import _StrictLoader
 from grpo import inspect
 from grpo.config import parse
 from grpo.model.load import load_policy
-from grpo.tools import train
-from grpo.tools.evaluation import program as evaluation
+from grpo.tools import evaluation, train
 from grpo.trainer import load_parts
 from tasks import audit
 

@@ -10,7 +10,7 @@ from small_train import SMALL, fails, run
 from data.files import read_jsonl_zst
 from grpo.run.logs import read_metrics
 from grpo.run.rollouts import groups_of
-from grpo.tools.evaluation import program as evaluation
+from grpo.tools import evaluation
 
 METRICS = {
     "reward",

@@ -7,7 +7,7 @@ import pytest
 from small_train import SMALL, fails, make_set, run
 from tiny_models import make_tiny_model
 
-from grpo.tools.evaluation import program as evaluation
+from grpo.tools import evaluation
 from tasks import generate
 from tasks.registry import load_task
 from tasks.supply import problem_at, write_problems

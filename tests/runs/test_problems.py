@@ -11,8 +11,7 @@ from small_train import TOP, fails, make_set, run
 from grpo.ending import UNFINISHED
 from grpo.run.logs import read_metrics
 from grpo.run.rollouts import groups_of
-from grpo.tools import train
-from grpo.tools.evaluation import program as evaluation
+from grpo.tools import evaluation, train
 from tasks.registry import load_task
 from tasks.supply import problem_at, write_problems
 

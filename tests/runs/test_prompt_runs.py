@@ -14,10 +14,9 @@ from data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.config import parse
 from grpo.run.logs import load_run
 from grpo.run.resume import start_from
-from grpo.tools import train
-from grpo.tools.evaluation import program as evaluation
-from grpo.tools.evaluation.evaluate import make_request
-from grpo.tools.evaluation.program import parse as parse_evaluation
+from grpo.tools import evaluation, train
+from grpo.tools.evaluate import make_request
+from grpo.tools.evaluation import parse as parse_evaluation
 from grpo.tools.replay import replay
 from tasks.audit import audit
 from tasks.registry import load_task

@@ -22,8 +22,7 @@ from grpo.run.heldout import EVAL_SEED
 from grpo.run.logs import load_run, read_metrics
 from grpo.run.resume import start_from
 from grpo.run.session import Run
-from grpo.tools import train
-from grpo.tools.evaluation import program as evaluation
+from grpo.tools import evaluation, train
 from grpo.tools.replay import replay
 from tasks.audit import audit
 from tasks.registry import load_task

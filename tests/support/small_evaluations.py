@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from grpo.tools.evaluation import program as evaluation
+from grpo.tools import evaluation
 
 # A policy must reason for some forty tokens before it can write "52"; here the score only asks for
 # length.

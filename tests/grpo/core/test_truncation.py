@@ -16,7 +16,7 @@ from grpo.learn.batch import micro_batches
 from grpo.model.encoding import text_of
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group, truncated_share
-from grpo.tools.evaluation.table import repeated_figures
+from grpo.tools.table import repeated_figures
 from grpo.trainer import Parts, StepTimer, Trainer
 from tasks.base import SPLITS, Problem, Score
 from tasks.interleave import Interleave, interleaved

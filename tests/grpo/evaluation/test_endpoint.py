@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from chat_server import chat, serving
 
-from grpo.tools.evaluation import endpoint
-from grpo.tools.evaluation import program as evaluation
+from grpo.tools import endpoint, evaluation
 from tasks.registry import load_task
 from tasks.supply import problem_at
 

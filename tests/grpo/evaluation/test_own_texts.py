@@ -10,7 +10,7 @@ from data import foreign
 from data.corpus import documents_of, load_texts
 from data.files import read_jsonl_zst
 from grpo.config import load_config
-from grpo.tools.evaluation import program as evaluation
+from grpo.tools import evaluation
 from tasks.audit import audit
 
 # ---- the user's own texts

@@ -6,7 +6,7 @@ from small_evaluations import CLIMB, evaluated
 
 from grpo.run.logs import load_run, read_metrics
 from grpo.run.rollouts import groups_of
-from grpo.tools.evaluation import program as evaluation
+from grpo.tools import evaluation
 from tasks.audit import audit
 from tasks.base import Problem
 from tasks.supply import write_problems

@@ -15,7 +15,7 @@ from grpo.evaluate import (
 )
 from grpo.run.logs import load_run
 from grpo.run.rollouts import groups_of
-from grpo.tools.evaluation import program as evaluation
+from grpo.tools import evaluation
 from tasks.registry import load_task
 
 

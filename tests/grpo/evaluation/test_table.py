@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo.records import Completion, Group
-from grpo.tools.evaluation.table import as_json, pass_at_k, repeated_figures
+from grpo.tools.table import as_json, pass_at_k, repeated_figures
 from tasks.base import Problem, Score
 
 

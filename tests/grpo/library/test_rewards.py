@@ -8,7 +8,7 @@ from small_library import FLAGS, OWN, QUICK, ROWS, reward
 
 from data.errors import UserError
 from grpo import inspect, load_run, train
-from grpo.tools.evaluation import program as evaluation
+from grpo.tools import evaluation
 from grpo.tools.train import main
 from tasks import audit
 

@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from data.errors import UserError
 from grpo import export, load_model
 from grpo.model.load import load_policy, load_tokenizer
-from grpo.tools import train
-from grpo.tools.evaluation import program as evaluation
+from grpo.tools import evaluation, train
 
 PROMPT, ANSWER = (40, 41, 42), (50, 51, 52)
 SMALL = (

@@ -15,8 +15,7 @@ from data.errors import UserError
 from grpo import export
 from grpo.model.encoding import text_of
 from grpo.model.load import load_policy, load_tokenizer, read_tokenizer
-from grpo.tools import train
-from grpo.tools.evaluation import program as evaluation
+from grpo.tools import evaluation, train
 
 pytestmark = pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not installed")
 

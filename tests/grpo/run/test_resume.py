@@ -22,8 +22,7 @@ from grpo.run.resume import (
     digest_of,
     read_sources,
 )
-from grpo.tools import train
-from grpo.tools.evaluation import program as evaluation
+from grpo.tools import evaluation, train
 from tasks.registry import load_task
 from tasks.supply import problem_at, write_problems
 

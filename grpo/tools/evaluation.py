@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
 def start(argv: list[str]) -> int:
     """Read the flags, and evaluate. Torch is loaded after that, because it takes seconds."""
     flags, others = parse(argv)
-    from grpo.tools.evaluation.evaluate import report
+    from grpo.tools.evaluate import report
 
     return report(flags, others)
 

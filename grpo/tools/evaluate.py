@@ -31,8 +31,8 @@ from grpo.run.files import check_output
 from grpo.run.resume import checkpoint_of, config_of, load_run_policy
 from grpo.show.console import Console
 from grpo.statistics import mean_interval
-from grpo.tools.evaluation.endpoint import RemoteModel
-from grpo.tools.evaluation.table import as_json, repeated_figures, show
+from grpo.tools.endpoint import RemoteModel
+from grpo.tools.table import as_json, repeated_figures, show
 from tasks.base import (
     Problem,
     Task,
