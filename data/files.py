@@ -17,7 +17,6 @@ import yaml
 import zstandard
 
 from data.errors import UserError
-from data.text import shortened
 
 # The largest file that is read at once, and what a compressed one may expand to (bytes). The
 # rollouts of a step of 256 completions with 1,300 tokens each take 10 MB.
@@ -102,21 +101,6 @@ def read_jsonl(path: str | Path, *, is_log: bool = False) -> Iterator[tuple[str,
             yield where, value
 
 
-def wrong_lines(found: Iterable[str], expected: Iterable[str]) -> list[str]:
-    """Return how a log is damaged: which `expected` lines it lacks, which it has more than once.
-
-    A line is named by what it is about.
-
-    >>> wrong_lines(["step 1", "step 3", "step 3"], ["step 1", "step 2", "step 3"])
-    ['lacks step 2', 'has more than one line of step 3']
-    """
-    counts = Counter(found)
-    missing = [name for name in expected if name not in counts]
-    repeated = [name for name, count in counts.items() if count > 1]
-    said = {"lacks": missing, "has more than one line of": repeated}
-    return [f"{what} {shortened(', '.join(names))}" for what, names in said.items() if names]
-
-
 def read_jsonl_zst(path: str | Path, kind: Any = None) -> list[dict]:
     """Return the objects in a JSON Lines file under zstandard, one a line.
 
@@ -138,7 +122,9 @@ def read_jsonl_zst(path: str | Path, kind: Any = None) -> list[dict]:
 
 def _check_object(where: str, value: Any) -> None:
     if not isinstance(value, dict):
-        raise UserError(f"{where}: is {json_kind(value)}; each line must be a JSON object")
+        kinds = {list: "a list", str: "a string", bool: "a boolean", int: "an integer"}
+        kind = kinds.get(type(value), "null" if value is None else "a fraction")
+        raise UserError(f"{where}: is {kind}; each line must be a JSON object")
 
 
 def _parsed(text: str, kind: Any) -> Any:
@@ -240,14 +226,6 @@ def sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-KINDS = {dict: "an object", list: "a list", str: "a string", bool: "a boolean", int: "an integer"}
-
-
-def json_kind(value: Any) -> str:
-    """Return what a JSON value is, for an error line: "an object", "a list", "a string", ..."""
-    return KINDS.get(type(value), "null" if value is None else "a fraction")
 
 
 def read_bytes(path: str | Path) -> bytes:
