@@ -92,6 +92,7 @@ def test_slider_cards_and_the_rows_of_a_group(opened):
     assert "trap: copies A" in texts(opened, ".card")[1]
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_keyboard(opened):
     from selenium.webdriver.common.keys import Keys
@@ -114,6 +115,7 @@ def test_keyboard(opened):
     ) == ["0.250"]
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_tints(opened):
     press(opened, "3")
@@ -158,6 +160,7 @@ def test_evil_and_endless_texts_are_shown_harmlessly(opened):
     assert opened.execute_script("return document.documentElement.scrollWidth <= innerWidth")
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_phone(opened):
     opened.execute_cdp_cmd(

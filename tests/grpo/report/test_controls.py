@@ -8,7 +8,7 @@ from grpo import report
 from grpo.run.logs import MetricsLog
 from grpo.run.rollouts import write_rollouts
 
-pytestmark = pytest.mark.browser
+pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")

@@ -10,32 +10,24 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo import export
 from grpo.export import card
-from grpo.model.load import BUILTIN
 from grpo.run.logs import load_run
 from grpo.tools import train
 
 FLAGS = (
     "--words 10 --steps 2 --prompts 2 --group-size 4 --preflight off --eval-problems 2 --device cpu"
 ).split()
-LORA = (
-    "--lora-rank 4 --learning-rate 0.01 --config {'scale':'none','on_degenerate':'keep'} "
-    "--reward similarity "
-    "--seed 2 --prompts 48"  # few random words are right, and without any the group does not vary
-).split()
+LORA = "--lora-rank 4 --learning-rate 0.01".split()
 TEXT = "Copy text A.\nA: the owl saw"
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, tiny_model):
-    """A run of the embedded model in full, and one of a tiny model by LoRA, at a rate that moves
-    it.
-    """
+def runs(tmp_path_factory, tiny_model, quick_flags):
+    """A run of the tiny model in full, and one by LoRA, at a rate that moves it."""
     home = tmp_path_factory.mktemp("export")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
-        assert train.main([*FLAGS, "--words", "3", "--name", "full"]) in (0, 3)
-        lora = [*FLAGS, *LORA, "--name", "lora", "--model", str(tiny_model)]
-        assert train.main(lora) == 0
+        for name, more in (("full", ()), ("lora", LORA)):
+            assert train.main([*FLAGS, *quick_flags, *more, "--name", name]) == 0
     return home / "runs"
 
 
@@ -44,7 +36,7 @@ def logits(model, tokenizer):
         return model(tokenizer(TEXT, return_tensors="pt").input_ids).logits
 
 
-def test_a_full_model(runs, tmp_path, capsys):
+def test_a_full_model(runs, tmp_path, tiny_model, capsys):
     assert export.main([str(runs / "full"), str(tmp_path / "out")]) == 0
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(tmp_path / "out"),
@@ -53,7 +45,7 @@ def test_a_full_model(runs, tmp_path, capsys):
     saved = AutoModelForCausalLM.from_pretrained(runs / "full" / "checkpoints" / "step-000002")
     assert torch.equal(logits(model, tokenizer), logits(saved, tokenizer))
     assert not torch.equal(
-        logits(model, tokenizer), logits(AutoModelForCausalLM.from_pretrained(BUILTIN), tokenizer)
+        logits(model, tokenizer), logits(AutoModelForCausalLM.from_pretrained(tiny_model), tokenizer)
     )
     assert "model of step 2" in capsys.readouterr().out
 
@@ -110,14 +102,15 @@ def test_the_card_has_the_runs_figures(runs, tmp_path, tiny_model):
     assert text.startswith("---\nlibrary_name: peft\n")
     assert f"`{tiny_model.name}` trained by GRPO for 2 steps" in text
     assert str(tiny_model.parent) not in text
-    assert "lora_rank 4" in text and "with the reward `similarity`" in text
+    assert "lora_rank 4" in text
 
 
 def test_the_card_has_the_verdict(runs):
     run = load_run(runs / "lora")
+    run.config["reward"] = "similarity"
     text = card(run, 2, adapter=True)
-    assert "\nTOO SHORT TO TELL: held-out similarity at 10 words " in text
-    assert "steps updated the weights" in text
+    assert "\nTOO SHORT TO TELL: held-out score at level 10 " in text
+    assert "steps updated the weights" in text and "with the reward `similarity`" in text
 
 
 def test_the_card_of_an_earlier_checkpoint_has_no_later_figures(runs):
