@@ -29,4 +29,5 @@ for seed in 0 1 2; do
         python -m tasks.audit "$run"
     done
 done
-python runs/control.py
+python runs/tables.py runs/control-*-seed?
+python runs/curves.py runs/control-*-seed? --metrics value --smooth 10 --output runs/control.svg

@@ -124,24 +124,15 @@ def _open_resumed(
 
     saved = dataclasses.asdict(config_of(checkpoint))
     require_trusted(saved, programs_in(given), folder)
-    options, given_options = saved["task_options"], given.get("task_options", {})
-    changes = {
-        **{
-            spelled(name): (value, saved[name])
-            for name, value in given.items()
-            if name not in (*ON_RESUME, "resume", "task_options")
-        },
-        **{
-            f"--{name}": (value, options.get(name, "none"))
-            for name, value in given_options.items()
-            if name not in FREE_OPTIONS
-        },
-    }
-    for flag, (value, before) in changes.items():
-        if value != before:
+    options = saved["task_options"] | given.get("task_options", {})
+    merged = {**saved, **given, "resume": None, "task_options": options}
+    free = {name: options[name] for name in FREE_OPTIONS if name in options}
+    saved["task_options"] |= free
+    for name, value in merged.items():
+        if value != saved[name] and name not in ON_RESUME:
             raise UserError(
-                f"{flag} {shortened(str(value))}: the run in {folder} has "
-                f"{shortened(str(before)) or 'none'}; with --resume only "
+                f"{spelled(name)} {shortened(str(value))}: the run in {folder} has "
+                f"{shortened(str(saved[name])) or 'none'}; with --resume only "
                 f"{', '.join([*ON_RESUME, *FREE_OPTIONS])} can be changed"
             )
 
@@ -151,10 +142,7 @@ def _open_resumed(
             f"--steps {given['steps']}: the run in {folder} has made {done} steps; give more, or "
             "leave the flag out"
         )
-
-    changed = {name: value for name, value in given.items() if name in ON_RESUME}
-    merged = Config(**{**saved, **changed, "task_options": options | given_options})
-    return OpenedRun(folder, checkpoint, warnings), merged
+    return OpenedRun(folder, checkpoint, warnings), Config(**merged)
 
 
 def _resumed_path(resume: str, home: Path) -> Path:

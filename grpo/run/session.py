@@ -388,17 +388,12 @@ class Run:
 
         self.heldout.promote_if_due()
         self.heldout.end_if_solved()
-        if self._evaluation_is_due(report.step):
+        every, is_last = self.config.eval_every, report.step == self.config.steps
+        if every and report.step % every == 0 and not is_last and not self.trainer.ended:
             self.evaluate()
 
         # Saved last, so that a run that is resumed here has everything about the step.
         self.save_if_due(report)
-
-    def _evaluation_is_due(self, step: int) -> bool:
-        every, steps = self.config.eval_every, self.config.steps
-        assert steps is not None, "the configuration is resolved"
-        is_due = bool(every) and step % every == 0
-        return is_due and step < steps and not self.trainer.ended
 
     def evaluate(self, is_final: bool = False) -> None:
         """Report the policy's score on held-out problems: a line for each level in eval.jsonl.
@@ -446,14 +441,11 @@ class Run:
 
     def finish(self) -> int:
         """Evaluate the trained policy, show the verdict, and return its exit status."""
-        if self.ranks.on_rank0(lambda: self._last_report_step() < self.trainer.done):
+        reports = self.ranks.on_rank0(lambda: load_run(self.folder).reports)
+        if all(line["step"] < self.trainer.done for line in reports):
             self.evaluate(is_final=True)
         self.saver.collect(wait=True)
         return self.ranks.on_rank0(self._conclude)
-
-    def _last_report_step(self) -> int:
-        """Return the step of the last reported evaluation; -1 if there is none."""
-        return max((line["step"] for line in load_run(self.folder).reports), default=-1)
 
     def _conclude(self) -> int:
         """Write and show the verdict; return the exit status. Called on rank 0 only."""

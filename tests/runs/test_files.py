@@ -12,31 +12,12 @@ from grpo.run.logs import read_metrics
 from grpo.run.rollouts import groups_of
 from grpo.tools import evaluation
 
-METRICS = {
-    "reward",
-    "reward_std",
-    "frac_reward_zero_std",
-    "entropy",
-    "clip_ratio/low_mean",
-    "completions/mean_length",
-    "completions/clipped_ratio",
-    "grad_norm",
-    "learning_rate",
-    "step_time",
-    "num_tokens",
-    "level",
-    "temperature",
-    "groups/kept",
-    "groups/class/varied",
-    "wasted_tokens",
-    "sampling/sampling_logp_difference/max",
-    "parity/kl",
-    "draft/acceptance",
-    "draft/tokens_per_forward",
-    "time/rollout",
-    "time/score",
-    "time/update",
-}
+METRICS = set(
+    "reward reward_std frac_reward_zero_std entropy clip_ratio/low_mean completions/mean_length "
+    "completions/clipped_ratio grad_norm learning_rate step_time num_tokens level temperature "
+    "groups/kept groups/class/varied wasted_tokens sampling/sampling_logp_difference/max parity/kl "
+    "draft/acceptance draft/tokens_per_forward time/rollout time/score time/update".split()
+)
 
 
 def test_what_a_run_writes(tmp_path, capsys):
@@ -56,18 +37,9 @@ def test_what_a_run_writes(tmp_path, capsys):
     evals = read_metrics(folder / "eval.jsonl")
     assert [line["step"] for line in evals] == [0, 3, 4, 4]
     assert [line["purpose"] for line in evals] == ["report"] * 3 + ["verdict"]
-    assert sorted(p.name for p in (folder / "rollouts").iterdir()) == [
-        f"{name}.jsonl.zst"
-        for name in (
-            "eval-000000",
-            "eval-000003",
-            "eval-000004",
-            "step-000001",
-            "step-000002",
-            "step-000003",
-            "step-000004",
-        )
-    ]
+    names = "eval-000000 eval-000003 eval-000004 step-000001 step-000002 step-000003 step-000004"
+    stored = sorted(p.name for p in (folder / "rollouts").iterdir())
+    assert stored == [f"{name}.jsonl.zst" for name in names.split()]
     groups = groups_of(folder / "rollouts" / "step-000001.jsonl.zst")
     assert len(groups) == 2 and all(len(group.completions) == 4 for group in groups)
     assert (folder / "samples.log").read_text().startswith("=== step 1 ")
@@ -107,23 +79,8 @@ def test_a_control_run_is_marked_wherever_it_is_seen(control, status, capsys):
     assert f"{control}: a control experiment" in "".join(said)
     about = [line for line in said if " step " in line and "/2" in line or "held-out" in line]
     assert len(about) == 6 and all(f"CONTROL {control}" in line for line in about)
-    assert (
-        evaluation.main(
-            [
-                "--model",
-                str(folder),
-                "--task",
-                "arithmetic",
-                "--problems",
-                "2",
-                "--words",
-                "1",
-                "--json",
-                "o.json",
-            ]
-        )
-        == 0
-    )
+    about = ["--model", str(folder), *flags[:2], "--problems", "2", "--words", "1"]
+    assert evaluation.main([*about, "--json", "o.json"]) == 0
     assert (
         f"CONTROL {control}" in capsys.readouterr().out
         and json.loads(Path("o.json").read_text())[0]["control"] == control

@@ -115,29 +115,6 @@ def test_a_library_that_takes_the_signals_over_does_not_keep_them(
     assert_same_run(whole, Path("runs/cut"))
 
 
-IGNORES = """
-import ctypes, signal
-from grpo.run.interrupt import Interrupt
-
-signal.signal(signal.SIGHUP, signal.SIG_IGN)
-with Interrupt() as interrupt:
-    ctypes.CDLL(None).signal(int(signal.SIGHUP), None)
-    interrupt.renew()
-    signal.raise_signal(signal.SIGHUP)
-    print(interrupt.wanted)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform == "win32", reason="there is no SIGHUP")
-def test_a_hangup_stays_ignored(tmp_path):
-    house = Path(__file__).resolve().parents[2]
-    result = subprocess.run(
-        [sys.executable, "-c", IGNORES], capture_output=True, text=True, cwd=house
-    )
-    assert result.stdout == "None\n", result
-
-
 def test_a_second_signal_ends_the_run_at_once(tmp_path, monkeypatch, capsys, flags):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(interrupt, "SAME", -1.0)

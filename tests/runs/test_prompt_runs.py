@@ -68,7 +68,7 @@ def test_every_prompt_of_a_run_has_all_that_was_asked_for(home, tiny_model):
             a, b = (" ".join(group.problem.data[name]) for name in "ab")
             assert group.problem.prompt == WORDING.format(a=a, b=b)
             text = tokenizer.decode(group.prompt)
-            assert text.lstrip().startswith("<|system|>Be brief, <|end|>.<|end|><|user|> Mix them.")
+            assert text.lstrip().startswith("<|system|>Be brief, <|end|>.<|end|><|user|>Mix them.")
             assert text.count("Mix them.") == 3 and len(set(group.shots)) == 2
             assert text.endswith(f"One: {a}\nTwo: {b}<|end|><|assistant|>")
             assert group.prompt.count(tokenizer.eos_token_id) == 6  # the one in the text is text
@@ -89,7 +89,7 @@ def test_a_run_is_taken_up_without_its_files_and_shows_its_first_prompt(here, ca
 
     first = load_run("runs/resumed").groups(1)[0]
     kept = Path("runs/resumed/prompt.txt").read_text()
-    assert kept.startswith(" <|system|>Be brief, \\<|end|>.<|end|><|user|> Mix them.\nOne: ")
+    assert kept.startswith(" <|system|>Be brief, <|end|>.<|end|><|user|>Mix them.\nOne: ")
     assert kept.endswith(f"Two: {' '.join(first.problem.data['b'])}<|end|><|assistant|>\n")
     said = capsys.readouterr().out
     assert f"the first prompt as it is sent to the model, {len(first.prompt)} tokens\n" in said
@@ -118,31 +118,14 @@ def test_an_evaluation_sends_what_the_run_sent(here, capsys):
     a, b = (" ".join(problems[0].data[name]) for name in "ab")
     examples = Examples(resolved()[1], seed=3, count=2).of(problems[0])
     answered = "".join(
-        f"<|user|> {one.prompt}<|end|><|assistant|> {one.target}<|end|>" for one in examples
+        f"<|user|>{one.prompt}<|end|><|assistant|>{one.target}<|end|>" for one in examples
     )
     assert line["prompt"] == (
-        f" <|system|>Be brief, \\<|end|>.<|end|>{answered}<|user|> Mix them.\nOne: {a}\nTwo: "
+        f" <|system|>Be brief, <|end|>.<|end|>{answered}<|user|>Mix them.\nOne: {a}\nTwo: "
         f"{b}<|end|><|assistant|>"
     )
     said = capsys.readouterr().out
     assert "the first prompt as it was sent to the model" in said and f"  Two: {b}<|end|>" in said
-
-
-@pytest.mark.slow
-def test_an_evaluation_may_have_prompts_of_its_own(here):
-    plain, task = resolved("--wording", "", "--system", "", "--shots", "0")
-    assert (plain.wording, plain.system, plain.shots) == ("", "", 0)
-    problem = problem_at(task, seed=0, split="test", level=2, index=0)
-    assert problem.prompt.startswith("Two processes each")
-
-    Path("w.txt").write_text("{b} and {a}")
-    other, task = resolved("--wording", "w.txt", "--system", "Hm.", "--shots", "1")
-    assert (other.wording, other.system, other.shots) == ("{b} and {a}", "Hm.", 1)
-    assert " and " in problem_at(task, seed=0, split="test", level=2, index=0).prompt
-
-    another, task = resolved("--task", "arithmetic")  # it has other placeholders
-    assert (another.wording, another.system, another.shots) == ("", "Be brief, <|end|>.", 2)
-    assert resolved("--chat-template-kwargs", '{"a": 1}')[0].chat_template_kwargs == '{"a": 1}'
 
 
 @pytest.mark.slow
@@ -176,18 +159,3 @@ def test_the_audit_finds_an_evaluated_problem_that_a_prompt_shows(here):
     assert found[0].endswith(
         f"({evaluated_key}) was shown with its answer, in step-000002.jsonl.zst"
     )
-
-
-@pytest.mark.slow
-def test_a_model_without_a_chat_template_is_said_to_have_none(
-    tiny_model, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    plain = Path(shutil.copytree(tiny_model, "plain"))
-    tokenizer = AutoTokenizer.from_pretrained(plain)
-    tokenizer.chat_template = None
-    tokenizer.save_pretrained(plain)
-    (plain / "chat_template.jinja").unlink(missing_ok=True)
-    assert train.main([*SMALL, "--model", "plain", "--steps", "1", "--preflight", "off"]) == 3
-    said = capsys.readouterr().out
-    assert " tokens, without a chat template: the model has none\n" in said

@@ -2,7 +2,6 @@
 changed since is refused.
 """
 
-import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -167,29 +166,11 @@ def test_nothing_changed_and_what_resume_may_change(here, capsys):
     assert not warnings_in(said) and "step 3/3" in said
 
 
-def test_a_trained_policy_is_never_the_one_before(here, capsys):
-    """Its lost evaluations are not made up for by those of a policy that has learned."""
-    path = Path("runs/lora/eval.jsonl")
-    assert json.loads(path.read_text().splitlines()[0])["step"] == 0
-    path.unlink()
-    said = said_by(capsys, *resume("lora"), status=0).out
-    assert "no held-out problem at 2 words was scored both before and after" in said
-    verdict = json.loads(path.read_text().splitlines()[-1])
-    assert (verdict["n"], verdict["before"]) == (0, None)
-
-
 def test_a_layout_that_changes_no_word_is_no_change(here, capsys):
     path = Path("texts/tale-flood.txt")
     path.write_text("\n".join(path.read_text().split()))
     Path("model/README.md").write_text("about it")
     assert not warnings_in(said_by(capsys, *resume("lora"), status=0).out)
-
-
-def test_the_sources_are_vouched_for_by_the_manifest(here, capsys):
-    path = Path("runs/lora/checkpoints/step-000001/sources.json")
-    path.write_text(path.read_text().replace("model.safetensors", "other.safetensors"))
-    (line,) = said_by(capsys, *resume("lora")).err.splitlines()
-    assert "sources.json has " in line or "sources.json is damaged" in line
 
 
 @pytest.mark.parametrize("change", [replace_weights, replace_tokenizer])
@@ -203,16 +184,6 @@ def test_an_adapter_is_not_evaluated_or_exported_on_another_base(here, capsys, c
 
 
 # Fingerprints.
-
-
-def test_the_same_model_elsewhere_has_the_same_fingerprints(tmp_path):
-    one, two = make_tiny_model(tmp_path / "one"), make_tiny_model(tmp_path / "two")
-    (two / "README.md").write_text("about it")
-    found = base_sources(str(one))
-    assert found == base_sources(str(two))
-    assert {"model.safetensors", "config.json", "tokenizer.json", "chat_template.jinja"} <= set(
-        found
-    )
 
 
 def test_a_model_of_the_hub_that_is_not_on_disk_has_none(monkeypatch, tmp_path):
