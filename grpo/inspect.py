@@ -30,7 +30,6 @@ from data.text import escape_control, printable_json, quoted
 from grpo.records import WHY, Group
 from grpo.run.logs import MOST_TOKENS, RunData, load_run, tokenizer_of
 from grpo.run.rollouts import KINDS
-from grpo.show.explain import why
 from grpo.show.group import (
     advantage_range,
     by_reward,
@@ -41,6 +40,7 @@ from grpo.show.group import (
     first_divergence,
     group_lines,
     summaries,
+    why,
 )
 from grpo.show.lines import show_table
 

@@ -50,8 +50,7 @@ from grpo.run.resume import (
 )
 from grpo.run.rollouts import file_of
 from grpo.run.trackers import check_installed
-from grpo.show.console import Console
-from grpo.show.settings import settings
+from grpo.show.console import Console, settings_of
 from grpo.trainer import Trainer, load_parts, with_learning_rate
 from tasks.scoring import range_of
 
@@ -176,7 +175,7 @@ class Run:
         Returns the exit status. It is that of the verdict: 0, or 3 if the run was stopped or has
         failed. After a signal it is 128 plus the signal's number.
         """
-        self.console.settings(settings(self.folder, self.config, self.trainer))
+        self.console.settings(settings_of(self.folder, self.config, self.trainer))
         start = self.begin()
         if self.config.preflight == "only":
             self.leave_untrained()

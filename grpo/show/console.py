@@ -11,10 +11,12 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from pathlib import Path
 from statistics import fmean
 from typing import Any, TextIO
 
+import torch
 from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType
 from rich.live import Live
@@ -22,7 +24,8 @@ from rich.panel import Panel
 from rich.table import Column, Table
 from rich.text import Text
 
-from data.text import escape_control
+from data.text import escape_control, shortened
+from grpo.config import Config
 from grpo.ending import has_update
 from grpo.evaluate import ShowProgress
 from grpo.records import Ending, StepReport, sampled_groups
@@ -39,6 +42,8 @@ from grpo.show.lines import (
     step_line,
     summary_table,
 )
+from grpo.trainer import Trainer
+from tasks.base import declared_budget, problems_of, sources_of
 
 # Without a terminal: the seconds that an activity takes before a line says how far it is, and the
 # seconds between two such lines.
@@ -422,3 +427,72 @@ def columns(*cells: Any) -> Table:
     grid = Table.grid(*(Column(overflow="fold") for _ in cells), padding=(0, 2, 0, 0))
     grid.add_row(*cells)
     return grid
+
+
+# --- the settings of a run --------------------------------------------------------------------
+
+# Settings that are shown always; all others but those of other lines if they are not at their
+# default.
+MAIN = "reward learning_rate lora_rank temperature loss scale credit beta on_degenerate".split()
+ELSEWHERE = (
+    "task level steps name resume start mixed control dataset problems task_options model device "
+    "dtype prompts group_size max_new_tokens micro_tokens gradient_checkpointing curriculum"
+).split()
+
+
+def settings_of(folder: Path, config: Config, trainer: Trainer) -> dict[str, str]:
+    """Return a line for each aspect of the run in `folder`."""
+    control = {
+        name: f"{control}: a control experiment, whose rewards carry no information"
+        for name, control in config.mark.items()
+    }
+    task, levels = trainer.task, trainer.curriculum.levels
+    about = [f"{config.task}, level {config.level}"]
+    if len(levels) > 1:
+        path = " → ".join(map(str, levels))
+        about.append(f"levels {path}, promoted at a mean of {config.promote_at:g}")
+    about += [f"{name} {value}" for name, value in config.task_options.items()]
+
+    texts = len(sources_of(task))
+    problems = config.dataset or config.problems + (f", from {texts} texts" if texts else "")
+    if own := problems_of(task, "train"):
+        problems = f"{len(own):,} training problems of the data, shuffled each epoch"
+
+    default = {each.name: each.default for each in fields(Config)}
+    names = [name for name in default if name in MAIN or getattr(config, name) != default[name]]
+    chosen = {name: getattr(config, name) for name in names if name not in ELSEWHERE}
+    return {
+        "run": str(folder),
+        **control,
+        "task": ", ".join(about),
+        "problems": problems,
+        "model": _model(config, trainer),
+        "batch": _batch(config, trainer),
+        "settings": ", ".join(f"{name} {shortened(str(x), 40)}" for name, x in chosen.items()),
+    }
+
+
+def _model(config: Config, trainer: Trainer) -> str:
+    policy, ranks = trainer.policy, trainer.ranks.size
+    sizes = policy.model.parameters(), policy.parameters
+    size, trained = (sum(each.numel() for each in part) / 1e6 for part in sizes)
+    optimizer = trainer.optimizer
+    has_masters = optimizer.masters[0] is not optimizer.weights[0]
+    dtype = str(policy.dtype).removeprefix("torch.")
+    return (
+        f"{config.model}, {size:.1f} M parameters, {trained:.2f} M trained, {dtype}"
+        f"{' with float32 masters' if has_masters else ''} on {policy.device}, "
+        f"{torch.get_num_threads()} threads" + (f", {ranks} ranks" if ranks > 1 else "")
+    )
+
+
+def _batch(config: Config, trainer: Trainer) -> str:
+    assert config.level is not None, "the configuration is resolved"
+    budget = config.max_new_tokens or declared_budget(trainer.task, config.level)
+    up_to = f", up to {budget} new tokens" if budget else ""
+    why = "as set" if config.micro_tokens else "by the memory of the device"
+    recomputed = ", gradient checkpointing" if trainer.policy.gradient_checkpointing else ""
+    return (
+        f"{config.prompts} prompts × {config.group_size} completions{up_to}, micro-batches of "
+        f"{trainer.update_memory.micro_tokens:,} tokens ({why}){recomputed}"
+    )

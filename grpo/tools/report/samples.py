@@ -17,8 +17,7 @@ from align.words import split_words, word_ends
 from data.text import escape_control, printable
 from grpo.records import Completion, Group
 from grpo.run.logs import MOST_TOKENS, tokenizer_of
-from grpo.show.explain import reward_in_words
-from grpo.show.group import aligned, first_divergence, summaries
+from grpo.show.group import aligned, first_divergence, reward_in_words, summaries
 
 # The kinds of columns in run lengths.
 MARKS = {"match": "=", "plain": "=", "substitute": "x", "delete": "-", "insert": "+"}

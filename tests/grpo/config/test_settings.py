@@ -4,7 +4,7 @@ from pathlib import Path
 
 from grpo.config import Config
 from grpo.model.load import load_policy
-from grpo.show.settings import settings
+from grpo.show.console import settings_of
 from grpo.trainer import Parts, Trainer
 from tasks.registry import load_task
 
@@ -20,7 +20,9 @@ def said(model, **flags):
         **{"lora_rank": 0, "prompts": 16} | flags,
     )
     policy = load_policy(config.model, device="cpu", **config.loading)
-    return settings(Path("runs/x"), config, Trainer(config, Parts(load_task("interleave")), policy))
+    return settings_of(
+        Path("runs/x"), config, Trainer(config, Parts(load_task("interleave")), policy)
+    )
 
 
 def test_what_is_trained_and_how(tiny_model):
