@@ -187,13 +187,7 @@ def show_steps(run: RunData, arguments: argparse.Namespace, console: Console) ->
     if as_json(lines, arguments, console):
         return
 
-    # Leave out a column if no step has its figure.
-    figures = {
-        head: (key, style)
-        for head, (key, style) in STEP_FIGURES.items()
-        if any(line.get(key) is not None for line in lines)
-    }
-    show_table(console, lines, figures, {"classes": classes_of})
+    show_table(console, lines, STEP_FIGURES, {"classes": classes_of})
     show_next(run, f"step {lines[-1]['step']}", arguments, console)
 
 
@@ -332,10 +326,7 @@ def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -
     for line, source in ((texts, "tokens"), (advantages, "rewards")):
         verb = "are the same" if line["same"] else "differ"
         console.print(f"{line['figure']} from the stored {source}: they {verb}")
-
-    start = "the model that the run began with"
-    if result["start"]:
-        start = f"the checkpoint of step {result['start']}"
+    start = f"step {result['start']}'s checkpoint" if result["start"] else "the run's first model"
     outcome = "identical to the last bit" if result["same"] else "it differs"
     console.print(f"step {arguments.step}, repeated from {start}: {outcome}")
     return status

@@ -89,23 +89,9 @@ def remedy(run: EndedRun, verdict: Verdict) -> str:
 def _advice(run: EndedRun, verdict: Verdict) -> tuple[str, str]:
     """Return what to do next: in words if something is to be changed, and as a command.
 
-    It is that of the first row that matches:
-
-    | verdict | command |
-    |---|---|
-    | too short to tell, or learned at an easier level alone | the same run, twice the steps |
-    | solved, by this run or before it | the next level |
-    | learned | evaluate |
-    | anything else, in a control experiment | the same without the control |
-    | collapsed, got worse | another reward if it fell into a trap, or a third of the rate |
-    | not learned, completions truncated | a larger budget |
-    | no signal, groups without variance | what their class asks for, or an easier level first |
-    | not learned otherwise, but rising | the same run, twice the steps |
-    | anything else | look at the last step |
-
-    The first row does not apply if nearly all groups taught nothing: more of them would not teach
-    either. A run that has ended by itself would make no more steps: then "twice the steps" is a
-    look at the last one.
+    It is that of the first row that matches in the table of docs/failing-run.md. More steps are not
+    advised if nearly all groups taught nothing, nor to a run that has ended by itself, which would
+    make no more: look at its last one.
     """
     config, kind = run.config, verdict.kind
     more = f"{run.trusted(trains=True)} --steps {2 * verdict.steps}"

@@ -36,21 +36,20 @@ def report(argv: Sequence[str] | None) -> int:
     if arguments.output:
         check_output(str(arguments.output), "--output")
 
-    made = None
+    steps: list[int] = []
     while True:
         runs = [load_run(path) for path in arguments.runs]
-        steps = [len(run.metrics) for run in runs]
+        before, steps = steps, [len(run.metrics) for run in runs]
         has_ended = all(run.verdict and run.verdict["step"] >= n for run, n in zip(runs, steps))
         is_live = arguments.live and not has_ended
-        if steps != made or not is_live:
+        if steps != before or not is_live:
             output = write_report(runs, arguments.output, arguments.megabytes, is_live=is_live)
-        if made is None:
+        if not before:
             size = f"{output.stat().st_size / 1e6:.1f} MB"
             count = f"{len(runs)} runs" if len(runs) > 1 else "1 run"
             print(printable(f"{output}: {size}, {count}; open it in a browser"), flush=True)
         if not is_live:
             return 0
-        made = steps
         time.sleep(RELOAD_SECONDS)
 
 

@@ -64,31 +64,22 @@ SURVEY = {
 
 
 class Activity:
-    """`what` is being done, and how far it is: "evaluating at 10 words: scoring 64/200, 12 s".
+    """`what` is being done, and how far it is: "evaluating at 10 words: scoring 64/200, 12 s"."""
 
-    An evaluation or a slow reward function may take minutes, in which nothing else is printed.
-    """
-
-    def __init__(self, what: str, seconds: float = 0.0):
+    def __init__(self, what: str):
         self.what = what
-        self.part = ""
-        self.start = time.monotonic() - seconds
-        self._next = FIRST
+        self.start = time.monotonic()
+        self.next = FIRST  # when a program without a terminal says how far it is
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since it began."""
+        return time.monotonic() - self.start
 
     @property
     def line(self) -> str:
         """What is being done, how far it is, and for how long."""
-        said = ": ".join(filter(None, (self.what, self.part)))
-        return f"{said}, {time.monotonic() - self.start:.0f} s"
-
-    def note(self, part: str, done: int, total: int) -> bool:
-        """Take note of how far it is; return whether a program without a terminal says so now."""
-        self.part = f"{part} {done:,}/{total:,}"
-        seconds = time.monotonic() - self.start
-        is_due = seconds >= self._next
-        if is_due:
-            self._next = seconds + EVERY
-        return is_due
+        return f"{self.what}, {self.seconds:.0f} s"
 
     def __rich__(self) -> Text:
         """Return the line as rich redraws it, four times a second."""
@@ -239,7 +230,10 @@ class Console:
         before, self._activity = self._activity, activity
 
         def progress(part: str, done: int, total: int) -> None:
-            self._note(activity, part, done, total)
+            activity.what = f"{what}: {part} {done:,}/{total:,}"
+            if not self.terminal and activity.seconds >= activity.next:
+                activity.next = activity.seconds + EVERY
+                self.say(activity.line)
 
         self._redraw()
         try:
@@ -255,11 +249,6 @@ class Console:
         with self.working(f"loading {what}"):
             yield
         self.say(f"loading {what} ... {time.monotonic() - start:.1f} s")
-
-    def _note(self, activity: Activity, part: str, done: int, total: int) -> None:
-        """Take note of how far an activity is; without a terminal, print it now and then."""
-        if activity.note(part, done, total) and not self.terminal:
-            self.say(activity.line)
 
     def _redraw(self) -> None:
         """Draw the panel, and below it what is being done. rich redraws them while time passes."""

@@ -30,18 +30,9 @@ Allowed = Collection[str | None]
 
 # What is compared: metrics of the rewards and of the update, the texts, and the advantages.
 FIGURES = (
-    "reward",
-    "reward_std",
-    "value",
-    "exact",
-    "loss",
-    "grad_norm",
-    "entropy",
-    "kl",
-    "sampling/sampling_logp_difference/max",
-    "texts",
-    "advantages",
-)
+    "reward reward_std value exact loss grad_norm entropy kl sampling/sampling_logp_difference/max "
+    "texts advantages"
+).split()
 
 
 def replay(run: RunData, step: int, allowed: Allowed = ()) -> dict[str, Any]:
