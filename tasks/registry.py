@@ -17,7 +17,7 @@ from typing import Any
 
 from data.errors import UserError
 from data.files import kind_of
-from data.text import shortened, shown
+from data.text import shortened
 from tasks.base import COMPONENT, Problem, Score, Task, calling
 from tasks.scoring import CUT_OFF, finite_number
 
@@ -30,6 +30,9 @@ REGISTRY = {
 
 # The option that names a user's reward function.
 REWARD_FILE = "reward-file"
+
+# Flags that imply the task they belong to, so that --data FILE needs no --task.
+IMPLIED = {"--data": "data", "--reward-file": "data"}
 
 
 def load_task(
@@ -274,7 +277,11 @@ def check_wording(spec: str, wording: str, where: str) -> None:
     except ValueError as error:  # the braces do not match
         raise UserError(f"{where}: {error}; {hint}") from error
     if found != set(placeholders) or not found:
-        raise UserError(f"{where}: its placeholders are {shown(sorted(found))}; {hint}")
+        wrong = min(found - set(placeholders), default=None)
+        fault = (
+            f"no placeholder is called {wrong!r}" if wrong is not None else "lacks a placeholder"
+        )
+        raise UserError(f"{where}: {fault}; {hint}")
 
 
 def options_of(spec: str) -> Mapping[str, str]:
@@ -296,8 +303,8 @@ def flags_of_tasks() -> str:
 
 def implied_task(arguments: Sequence[str]) -> str | None:
     """Return the task that the words of a command line imply: "data" for --data FILE."""
-    words = {word.partition("=")[0] for word in arguments}
-    return "data" if words & {"--data", f"--{REWARD_FILE}"} else None
+    words = [word.partition("=")[0] for word in arguments]
+    return next((task for flag, task in IMPLIED.items() if flag in words), None)
 
 
 def split_options(spec: str, arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -194,12 +194,11 @@ class CudaRows:
         # `prefill` also takes over what the optimizer has changed.
         self.last_PE: Tensor | None
         self.last_PE, cache = step.forward_pass.prefill(prompts)
-        longest = cache.padding_PL.shape[1]
-        step.allocate(rows, len(prompts), longest, room)
+        step.allocate(rows, len(prompts), cache.room, room)
         memory = step.memory
-        for i, layer in cache.prompt.items():
-            memory.prompt_cache[i, :, : len(prompts), :, :longest] = torch.stack(layer)
-        memory.prompt_lengths[: len(prompts)] = cache.lengths_P
+        for i, layer in cache.keys_values.items():
+            memory.prompt_cache[i, :, : len(prompts), :, : cache.room] = torch.stack(layer)
+        memory.prompt_lengths[: len(prompts)] = cache.filled_R
 
         state = memory.state
         state.live.zero_()
@@ -207,7 +206,7 @@ class CudaRows:
         state.budget[:rows] = self.budget
         state.written[:rows] = 0
         state.live[:rows] = 1
-        state.start[:rows] = cache.lengths_P.repeat_interleave(self.columns)
+        state.start[:rows] = cache.filled_R.repeat_interleave(self.columns)
         state.key[:rows] = sample_keys
         state.temperature[:rows] = temperatures
 
@@ -350,8 +349,9 @@ def disagreement(step: CudaStep) -> float:
     prompts, completions = probe_tokens(policy.causal.get_input_embeddings().weight.shape[0])
     tokens = torch.tensor([tokens[:3] for tokens in completions], device=policy.device)
 
-    _, cache = forward.prefill(prompts)
-    cache.allocate(4, 3)
+    _, cache = forward.prefill(prompts, room=3)
+    rows = torch.tensor([0, 0, 1, 1], device=policy.device)
+    cache.reorder(rows, cache.filled_R[rows])
     expected = forward.extend(tokens, cache)
 
     request = RolloutRequest(prompts, [[1, 1]] * 2, [1.0] * 2, [9] * 2)

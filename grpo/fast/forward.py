@@ -1,8 +1,8 @@
 """Two ways to run a model faster than its own forward pass, called paths, in update and rollout.
 
 - *fast*: our own forward pass (`grpo.fast.llama`);
-- *shared*: the model's, with prompts shared between completions (`grpo.fast.prefix_cache` in the
-  rollout, `grpo.fast.packing` in the update).
+- *shared*: the model's, by our attention: each prompt is run once, in the rollout
+  (`grpo.fast.cache`) and in the update (`grpo.fast.packing`).
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from grpo.fast.cache import KeyValueCache
 from grpo.fast.llama import FastLlama
 from grpo.fast.packing import Packing
-from grpo.fast.prefix_cache import PrefixCache, SharedAttention
 from grpo.model.forward import Batch
 from grpo.model.policy import PlainForward, Policy
 
@@ -70,9 +70,7 @@ class FastForward(PlainForward):
         finally:
             self.llama.use_lora = True
 
-    def hidden_states(
-        self, tokens_BT: Tensor, position_ids: Tensor, shared: SharedAttention
-    ) -> Tensor:
+    def hidden_states(self, tokens_BT: Tensor, position_ids: Tensor, shared: Any) -> Tensor:
         """Return the last hidden states (B, T, E); `shared` computes the attention."""
         if self.llama:
             return self.llama(tokens_BT, position_ids, shared)
@@ -83,28 +81,31 @@ class FastForward(PlainForward):
 
     # The rollout
 
-    def prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, PrefixCache]:
+    def prefill(
+        self, prompts: Sequence[tuple[int, ...]], room: int = 0
+    ) -> tuple[Tensor, KeyValueCache]:
         """Run each prompt once.
 
-        Returns the hidden states of the prompts' last tokens (P, E), and the cache to `extend`.
+        Returns the hidden states of the prompts' last tokens (P, E), and the cache to `extend`,
+        which has a row for each prompt, with `room` for so many more tokens.
         """
         if self.llama:
             self.llama.refresh()
         device = self.policy.device
         tokens_PL = pad_sequence([torch.tensor(prompt) for prompt in prompts], True).to(device)
         lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        rows_P = torch.arange(len(prompts), device=device)
 
-        cache = PrefixCache(lengths_P, tokens_PL.shape[1])
-        positions_PL = torch.arange(tokens_PL.shape[1], device=device)[None].expand_as(tokens_PL)
-        hidden_PLE = self.hidden_states(tokens_PL, positions_PL, cache)
-        return hidden_PLE[torch.arange(len(prompts), device=device), lengths_P - 1], cache
+        cache = KeyValueCache(len(prompts), tokens_PL.shape[1] + room, device)
+        hidden_PLE = self.extend(tokens_PL, cache)
+        cache.reorder(rows_P, lengths_P)
+        return hidden_PLE[rows_P, lengths_P - 1], cache
 
-    def extend(self, tokens_RT: Tensor, cache: PrefixCache) -> Tensor:
+    def extend(self, tokens_RT: Tensor, cache: KeyValueCache) -> Tensor:
         """Run the model on the next tokens of each row; return their hidden states (R, T, E).
 
         Drafts may reach beyond the context; there they are never accepted.
         """
-        assert cache.filled_R is not None
         offsets_T = torch.arange(tokens_RT.shape[1], device=self.policy.device)
-        positions_RT = (cache.lengths_P + cache.filled_R)[:, None] + offsets_T
+        positions_RT = cache.filled_R[:, None] + offsets_T
         return self.hidden_states(tokens_RT, positions_RT.clamp(max=self.policy.context - 1), cache)

@@ -52,25 +52,9 @@ def one_of(texts: Collection[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
 
 
-def encode(tokenizer: Tokenizer, text: str | list[str], **options: Any) -> Any:
-    """Return the tokenizer's encoding of `text`. Raises UserError if its own rules fail on it."""
-    try:
-        return tokenizer(text, **options)
-    except BaseException as error:
-        # The Rust code of `tokenizers` raises plain exceptions, and panics with a BaseException.
-        if type(error) is not Exception and type(error).__name__ != "PanicException":
-            raise
-        raise UserError(
-            f"the model's tokenizer fails on it ({shortened(str(error), 200)}); correct "
-            "tokenizer.json in the model's folder, or give another --model"
-        ) from error
-
-
 def plain_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of each of the `texts`, none of them a control token."""
-    return encode(
-        tokenizer, list(texts), add_special_tokens=False, split_special_tokens=True
-    ).input_ids
+    return tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True).input_ids
 
 
 def target_length(tokenizer: Tokenizer, target: str) -> int:
@@ -90,14 +74,14 @@ def prompt_tokens(
     """
     if template is None:
         text = "".join(f"{said}\n" for _, said in turns)
-        ids = tuple(encode(tokenizer, text, split_special_tokens=True).input_ids)
+        ids = tuple(tokenizer(text, split_special_tokens=True).input_ids)
         # The text is not at its end: some tokenizers say so after every text.
         return ids[:-1] if ids[-1:] == (tokenizer.eos_token_id,) else ids
 
     pattern = controls_of(tokenizer)
     if pattern is None or not any(pattern.search(said) for _, said in turns):
         text = render(tokenizer, turns, template, arguments)
-        return tuple(encode(tokenizer, text, add_special_tokens=False).input_ids)
+        return tuple(tokenizer(text, add_special_tokens=False).input_ids)
 
     # The template sees a mark in place of each turn, and what it writes around them is encoded
     # apart from the turns' own texts.
@@ -105,7 +89,7 @@ def prompt_tokens(
     pieces = re.split(f"{MARK}([0-9]+){MARK}", render(tokenizer, marked, template, arguments))
     tokens: list[int] = []
     for around, turn in zip_longest(pieces[::2], pieces[1::2]):
-        tokens += encode(tokenizer, around, add_special_tokens=False).input_ids
+        tokens += tokenizer(around, add_special_tokens=False).input_ids
         if turn is not None:
             said = turns[int(turn)][1]
             alone, line_end, after = plain_tokens(tokenizer, [said, "\n", "\n" + said])

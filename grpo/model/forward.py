@@ -1,13 +1,12 @@
-"""How a model is run: the plain way, and the two interfaces by which `grpo.fast` replaces it.
+"""How a model is run: its own forward pass over whole sequences, padded on the right.
 
-The plain way is the model's own forward pass over whole sequences, padded on the right. Causal
-attention alone is right for them in every architecture, and no state is kept between two passes.
+Causal attention alone is right for them in every architecture, and no state is kept between two
+passes.
 """
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,54 +19,16 @@ from torch.utils.checkpoint import checkpoint
 Model = Any
 
 
-class Batch(Protocol):
-    """A micro-batch of an update; M counts its completions' tokens, U those that are distinct."""
-
-    def distinct(self, values_M: Tensor) -> Tensor:
-        """Return the values of the distinct tokens (U, ...) from those of all tokens (M, ...)."""
-
-    def of_tokens(self, values_U: Tensor) -> Tensor:
-        """Return the values of all tokens (M, ...) from those of the distinct ones (U, ...)."""
-
-
-class ForwardPass(Protocol):
-    """How an update runs the model."""
-
-    def pack(
-        self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]
-    ) -> Batch:
-        """Return the micro-batch of equally many completions for each prompt, in order."""
-
-    def predict(self, batch: Any) -> Tensor:
-        """Return the hidden states that predict the distinct tokens of a micro-batch (U, E)."""
-
-    def checkpoint_gradients(self) -> None:
-        """From now on, compute activations again in the backward pass."""
-
-    def without_adapter(self) -> AbstractContextManager[None]:
-        """Within this context, the model runs without its adapter."""
-
-
-class Decoder(Protocol):
-    """How a rollout samples completions."""
-
-    def decode(self, request: Any, drafting: Any) -> list[tuple[list[int], list[float]]]:
-        """Return the tokens of each completion of a `RolloutRequest`, and their log-probabilities.
-
-        `drafting` is a `Drafting`; None: nothing is drafted.
-        """
-
-    def room(self, request: Any, drafting: Any) -> int:
-        """Return for how many tokens of a completion there must be memory, drafts included."""
-
-    def free(self) -> bool:
-        """Free the GPU memory that is kept between rollouts; return whether there is any."""
+# What an update runs at once: a `PaddedBatch`, or a `grpo.fast.packing.Packing`.
+Batch = Any
 
 
 class PaddedBatch:
     """A micro-batch of whole sequences (R, X), padded on the right; each token counts by itself.
 
     `predictors_M` are the places in the flattened rows that predict the completions' tokens.
+    `distinct` returns the values of the distinct tokens (U, ...) from those of all tokens (M, ...),
+    and `of_tokens` the values of all tokens from those of the distinct ones. Here they are one.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ from data.files import kind_of
 from data.text import shortened
 from grpo.model import gguf
 from grpo.model.adapter import is_adapter, layers_of, load_adapter, merged, new_adapter
-from grpo.model.encoding import Tokenizer, encode
+from grpo.model.encoding import Tokenizer
 from grpo.model.forward import Model
 from grpo.model.policy import Policy
 from grpo.model.weights import (
@@ -118,7 +118,7 @@ def load_policy(
         notes.append(f"{name}: an adapter; it is merged into its base model, {base}")
 
     is_chosen = dtype == "auto" and precision == torch.float16 and not is_whole_checkpoint
-    if is_chosen and not fits_float16(model, encode(tokenizer, TEXT).input_ids):
+    if is_chosen and not fits_float16(model, tokenizer(TEXT).input_ids):
         del model
         model = _load_model(source, device, torch.bfloat16, quantise)
         notes.append(f"{name}: its hidden states are too large for float16; in bfloat16 now")

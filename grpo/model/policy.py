@@ -1,8 +1,8 @@
 """The policy: a causal language model, its tokenizer, its LoRA adapter if it has one, and the
 reference.
 
-`ForwardPass` and `Decoder` are how an update and a rollout run the model. Here they are the plain
-ones; `grpo.model.load` puts those of `grpo.fast` in their place.
+Its `forward` and `decoder` are how an update and a rollout run the model. They are the plain ones
+until `grpo.model.load` puts those of `grpo.fast` in their place.
 """
 
 import math
@@ -30,8 +30,6 @@ from grpo.model.encoding import (
 )
 from grpo.model.forward import (
     Batch,
-    Decoder,
-    ForwardPass,
     Model,
     PaddedBatch,
     checkpoint_layers,
@@ -98,8 +96,8 @@ class Policy:
         self.memory_notes: list[str] = []
 
         self.path = "plain"
-        self.forward: ForwardPass = PlainForward(self)
-        self.decoder: Decoder | None = None  # None: `grpo.rollout.generate.PlainDecoder`
+        self.forward = PlainForward(self)
+        self.decoder: Any = None  # None: `grpo.rollout.generate.PlainDecoder`
         self.kernels: Any = None
         self.gradient_products: Callable[[], AbstractContextManager[None]] = nullcontext
         self.probe: Any = check_model(self)  # until `grpo.fast` has compared its paths with it
@@ -274,7 +272,9 @@ class Policy:
         """
         if self.device.type != "cuda":
             return 1 << 30
-        prompt_bytes = self._shape.cache * (prompt + completions * room)
+        # The captured decoder of the fast path keeps a prompt once.
+        tokens = completions * room + prompt * (1 if self.path == "fast" else completions)
+        prompt_bytes = self._shape.cache * tokens
         left = max(0.0, self._total_bytes - self.reserved_bytes)
         return max(1, int(CACHE_SHARE * left / prompt_bytes))
 
@@ -319,7 +319,7 @@ class Policy:
 
 
 class PlainForward:
-    """The model's own forward pass over whole sequences; see `grpo.model.forward`."""
+    """How an update runs the model: by its own forward pass over whole sequences."""
 
     def __init__(self, policy: Policy):
         self.policy = policy

@@ -82,8 +82,7 @@ def check_step(
 
     faults = [fault for found in ranks.gather([_faults(named())]) for fault in found]
     if faults:
-        unique = list(dict.fromkeys(faults))
-        raise FloatingPointError(f"after the optimizer's step {_summary(unique)}")
+        raise FloatingPointError(f"after the optimizer's step {faults[0]}")
 
 
 def check_loaded(tensors: Mapping[str, Tensor], source: str) -> None:
@@ -93,7 +92,7 @@ def check_loaded(tensors: Mapping[str, Tensor], source: str) -> None:
 
     if faults := _faults(tensors):
         raise UserError(
-            f"{source}: {_summary(faults)}; the file is damaged: give another model, or an earlier "
+            f"{source}: {faults[0]}; the file is damaged: give another model, or an earlier "
             "checkpoint"
         )
 
@@ -138,20 +137,16 @@ def _norm(tensors: Iterable[Tensor]) -> Tensor:
 
 def _faults(tensors: Mapping[str, Tensor]) -> list[str]:
     """Return a description of each tensor that is not finite."""
-    faults = []
-    for name, tensor in tensors.items():
-        bad = int((~tensor.detach().isfinite()).sum()) if tensor.is_floating_point() else 0
-        if bad:
-            faults.append(f"{name} is not finite ({bad:,} of {tensor.numel():,} numbers)")
-    return faults
-
-
-def _summary(faults: list[str]) -> str:
-    """Return the first fault in words, and the number of the others."""
-    others = len(faults) - 1
-    if not others:
-        return faults[0]
-    return f"{faults[0]}, and {others} other tensor{'s' * (others > 1)} likewise"
+    counts = {
+        name: int((~tensor.detach().isfinite()).sum())
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point()
+    }
+    return [
+        f"{name} is not finite ({count:,} of {tensors[name].numel():,} numbers)"
+        for name, count in counts.items()
+        if count
+    ]
 
 
 @torch.no_grad()

@@ -143,7 +143,8 @@ def test_a_score_may_change_its_list_of_completions():
         lambda data: data.update(tests=np.ones(2)),
     ],
 )
-def test_a_score_that_changes_the_data_of_its_problem_is_refused(change):
+@pytest.mark.parametrize("of_groups", [False, True])
+def test_a_score_that_changes_the_data_of_its_problem_is_refused(change, of_groups):
     """The run would store other data than the problem had."""
     data = {"tests": [{"input": [1, 2]}, {"input": []}], "pair": (1, [2]), "limit": math.nan}
     problem = replace(PROBLEM, data=data)
@@ -154,9 +155,11 @@ def test_a_score_that_changes_the_data_of_its_problem_is_refused(change):
                 change(problem.data)
             return [Score(0.5) for _ in completions]
 
-    task = Changes([])
+    if of_groups:
+        Changes.score_groups = lambda self, groups: [self.score(*group) for group in groups]
+    task, method = Changes([]), "score_groups" if of_groups else "score"
     scores_of_groups(task, [(problem, ["a"])])
-    with pytest.raises(UserError, match=r"^task .*: score\(\) changed problem\.data; let it"):
+    with pytest.raises(UserError, match=rf"^task .*: {method}\(\) changed problem\.data; let it"):
         scores_of_groups(task, [(PROBLEM, ["a"]), (problem, ["x"])])
 
 

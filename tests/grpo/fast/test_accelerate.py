@@ -25,7 +25,7 @@ from transformers import (
 
 from data.errors import UserError
 from grpo.fast import accelerate as fast
-from grpo.fast import prefix_cache
+from grpo.fast import cache
 from grpo.fast.accelerate import accelerate
 from grpo.fast.forward import FastForward
 from grpo.fast.merged_linear import MergedLinear
@@ -62,7 +62,9 @@ def test_a_new_adapter_hides_no_mistake_in_how_it_is_merged(monkeypatch, dtype):
     """Its B is 0: nothing that it is multiplied with would be seen."""
     copies = MergedLinear.copies
     monkeypatch.setattr(
-        MergedLinear, "copies", lambda self: [copy._replace(factor=1.0) for copy in copies(self)]
+        MergedLinear,
+        "copies",
+        lambda self: [(target, source, 1.0) for target, source, _ in copies(self)],
     )
     with pytest.warns(UserWarning, match="the fast forward pass disagrees"):
         policy = load_policy("builtin", device="cpu", dtype=dtype, lora_rank=64)
@@ -106,7 +108,7 @@ def attend(**arguments):
     heads = torch.zeros(1, 2, 1, 4)
     module = SimpleNamespace(layer_idx=0, **arguments.pop("module", {}))
     mask = arguments.pop("mask", None)
-    return prefix_cache.attention(module, heads, heads, heads, mask, shared=shared, **arguments)[0]
+    return cache.attention(module, heads, heads, heads, mask, shared=shared, **arguments)[0]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +117,7 @@ def attend(**arguments):
         {"scaling": 1.0, "dropout": 0.0, "is_causal": True},
         {"s_aux": None, "softcap": None, "position_ids": torch.zeros(1), "use_cache": False},
         {"sliding_window": 9},
-        {"mask": prefix_cache.LocalMask(9)},
+        {"mask": 9},
         {"module": {"is_causal": False}, "is_causal": True},
     ],
 )
@@ -133,7 +135,7 @@ def test_attention_takes_what_does_not_change_it(arguments):
         ({"module": {"is_causal": False}}, "needs is_causal=False"),
         ({"mask": torch.zeros(1)}, "needs attention_mask"),
         ({"sliding_window": 8}, "window is 8 tokens, but prompt and completion have 9"),
-        ({"mask": prefix_cache.LocalMask(8), "sliding_window": 20}, "window is 8 tokens"),
+        ({"mask": 8, "sliding_window": 20}, "window is 8 tokens"),
     ],
 )
 def test_attention_refuses_what_would_change_it(arguments, said):
@@ -153,15 +155,15 @@ def test_a_window_that_only_the_mask_knows_of_is_refused_when_it_is_outgrown():
 
 def test_an_attention_that_swallows_an_argument_is_noticed(tmp_path):
     def swallowing(*arguments, s_aux=None, **others):
-        return prefix_cache.attention(*arguments, **others)
+        return cache.attention(*arguments, **others)
 
-    AttentionInterface.register(prefix_cache.ATTENTION_NAME, swallowing)
+    AttentionInterface.register(cache.ATTENTION_NAME, swallowing)
     try:
         policy = load_policy(saved("gpt_oss", tmp_path), device="cpu")
     finally:
-        AttentionInterface.register(prefix_cache.ATTENTION_NAME, prefix_cache.attention)
+        AttentionInterface.register(cache.ATTENTION_NAME, cache.attention)
     assert policy.path == "plain"
-    assert policy.causal.config._attn_implementation != prefix_cache.ATTENTION_NAME
+    assert policy.causal.config._attn_implementation != cache.ATTENTION_NAME
 
 
 @pytest.mark.parametrize("kind", ["falcon_h1", "diffllama", "minimax", "lfm2"])
@@ -219,7 +221,7 @@ def test_rounding_of_a_deep_random_model_in_bfloat16_passes(monkeypatch):
     )
     policy = policy_of(LlamaConfig(**(SHAPE | shape | heads)), torch.bfloat16)
     assert policy.path == "fast" and LOW_PRECISION_TOLERANCE < seen[0] < MISSING
-    assert policy.causal.config._attn_implementation == prefix_cache.ATTENTION_NAME
+    assert policy.causal.config._attn_implementation == cache.ATTENTION_NAME
 
 
 def test_a_difference_beyond_the_models_own_rounding_is_noticed(monkeypatch):

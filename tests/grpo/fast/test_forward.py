@@ -1,42 +1,28 @@
-"""The cache of a rollout: rows in any order, long rows."""
+"""The cache of a rollout: rows that are copied, dropped, shortened and put in any order."""
 
-import pytest
 import torch
 from tiny_models import PROMPTS
 
-from grpo.fast import prefix_cache
 
+def test_rows_in_any_order_are_rows_alone(tiny_policy):
+    """Rows of prompts of several lengths, that diverge, grow unevenly and end."""
+    forward = tiny_policy.forward
+    prompts = [tiny_policy.encode(prompt) for prompt in PROMPTS]
+    _, cache = forward.prefill(prompts, room=16)
+    written = [list(prompt) for prompt in prompts]
 
-def test_rows_may_stand_in_any_order(tiny_policy):
-    prompts = [tiny_policy.encode(prompt) for prompt in PROMPTS[:2]]
-    tokens = torch.tensor([[5], [9]])
-    hidden = []
-    for order in (torch.tensor([0, 1]), torch.tensor([1, 0])):
-        _, shared = tiny_policy.forward.prefill(prompts)
-        shared.allocate(2, 8)
-        tiny_policy.forward.extend(tokens, shared)
-        shared.reorder(order, torch.tensor([1, 1]))
-        hidden.append(tiny_policy.forward.extend(tokens[order], shared)[order])
-    torch.testing.assert_close(*hidden, atol=1e-5, rtol=0)
+    for rows, dropped in (
+        ([0, 1, 2], [0, 0, 0]),
+        ([2, 0, 0, 1, 1], [1, 0, 2, 0, 3]),  # of the three new tokens of each
+        ([4, 0, 2], [2, 0, 1]),
+    ):
+        written = [written[row][: len(written[row]) - drop] for row, drop in zip(rows, dropped)]
+        cache.reorder(torch.tensor(rows), torch.tensor([len(tokens) for tokens in written]))
+        new = torch.arange(3 * len(rows)).view(-1, 3) + 5
+        hidden = forward.extend(new, cache)
+        written = [tokens + row.tolist() for tokens, row in zip(written, new)]
 
-
-@pytest.mark.parametrize("samples", [1, 3])
-def test_long_rows_attend_as_short_ones_do(tiny_policy, monkeypatch, samples):
-    """To prompts and rows of several lengths, by PyTorch's attention and by products."""
-    prompts, rows = [tiny_policy.encode(prompt) for prompt in PROMPTS], len(PROMPTS) * samples
-    hidden = []
-    for many in (1, 1 << 40):
-        monkeypatch.setattr(prefix_cache, "LONG_ROW_SCORES", many)
-        _, shared = tiny_policy.forward.prefill(prompts)
-        shared.allocate(rows, 16)
-        hidden.append([])
-        for order, filled in (
-            (range(rows), [0] * rows),
-            (range(rows), [5, 3, 4] * samples),
-            (range(rows - 1), [7, 6, 5] * samples),
-        ):
-            shared.reorder(torch.tensor(order), torch.tensor(filled)[: len(order)])
-            tokens = torch.arange(5 * rows).view(rows, 5)[: len(order)] + filled[0]
-            hidden[-1].append(tiny_policy.forward.extend(tokens, shared))
-    for one, other in zip(*hidden, strict=True):
-        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+        for tokens, found in zip(written, hidden):
+            _, alone = forward.prefill([tuple(tokens[:-3])], room=3)
+            expected = forward.extend(torch.tensor([tokens[-3:]]), alone)[0]
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)

@@ -237,27 +237,3 @@ def test_a_quantised_base_is_sampled_and_learned_on(tiny_model, quantise):
         len(gradients) == len(policy.parameters)
         and sum(g.abs().sum() > 0 for g in gradients) >= len(gradients) / 2
     )  # B is zero at first: A has none
-
-
-CATASTROPHE = {"type": "Split", "pattern": {"Regex": "(x+x+)+y"}, "behavior": "Isolated"}
-
-
-def test_a_pattern_that_never_ends_is_one_line(tiny_model, tmp_path):
-    rule = CATASTROPHE | {"invert": False}
-    folder = with_rules(tiny_model, tmp_path, pre_tokenizer=rule)
-    policy = load_policy(str(folder), device="cpu")
-    assert policy.encode("short")
-    for encode in (policy.encode, policy.target_length):
-        with pytest.raises(
-            UserError, match="tokenizer fails on it .*retry.*tokenizer.json"
-        ) as error:
-            encode("x" * 40)
-        assert "\n" not in str(error.value)
-
-
-def with_rules(model, tmp_path, **rules):
-    """Return a copy of the model whose tokenizer has these rules."""
-    folder = shutil.copytree(model, tmp_path / "model")
-    file = folder / "tokenizer.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | rules))
-    return folder

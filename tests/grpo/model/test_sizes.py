@@ -181,7 +181,7 @@ def test_caches_are_what_the_shared_prompt_holds(tiny_policy):
     shape = shape_of(tiny_policy.model.config, 4)
     _, cache = tiny_policy.forward.prefill([tuple(range(5, 25))])
     assert (
-        sum(tensor.numel() * 4 for pair in cache.prompt.values() for tensor in pair)
+        sum(tensor.numel() * 4 for pair in cache.keys_values.values() for tensor in pair)
         == 20 * shape.cache
     )
 
