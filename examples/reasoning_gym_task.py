@@ -21,7 +21,7 @@ parser.add_argument("--steps", type=int, default=30)
 
 
 def main(flags):
-    """Train, and show the best and the worst answer of the last step."""
+    """Train, and show the held-out scores."""
     dataset = reasoning_gym.create_dataset(flags.task, size=1000, seed=0)
     rows = [
         {"prompt": f"{entry['question']}\n\n{INSTRUCTION}", "number": number}
@@ -34,9 +34,6 @@ def main(flags):
         return 0.0 if answer is None else dataset.score_answer(answer, dataset[number])
 
     run = train(rows, reward, model=flags.model, steps=flags.steps, max_new_tokens=64, prompts=8)
-    answers = sorted(run.rollouts(run.steps()[-1]), key=lambda answer: answer["reward"])
-    for answer in (answers[-1], answers[0]):
-        print(f"\nreward {answer['reward']:.2f}: {answer['text']!r}")
     for line in run.reports:
         print(f"step {line['step']}: held-out score {line['mean']:.3f} (n = {line['n']})")
 

@@ -375,7 +375,7 @@ class Trainer:
         self.tokens += sum(group.tokens for group in groups)
         metrics = self.metrics(step, groups, learned, timer)
 
-        events = self.policy.take_memory_notes() + self.update_memory.take_notes()
+        events = self.policy.take_memory_notes()
         # Alarms and temperature look at the current level alone, or at all groups of mixed levels.
         level = self.curriculum.level
         events += self.monitor.observe(groups, None if self.stream.supply.mixed else level)

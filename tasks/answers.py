@@ -8,12 +8,10 @@ that there is no answer; one that the chat template opened counts as well.
 has:
 
 1. what follows the last "Answer:" (or "The final answer:") at the beginning of a line, to the end
-   of that line. If nothing else is in that line, it is the last box below it, or the next line that
-   is not empty; if nothing is below it either, that "Answer:" does not count;
+   of that line, or if that is empty, the last box below it or the next line that is not empty;
 2. the content of the last ``\boxed{...}``;
 3. what follows the last ``####``, to the end of that line (the form of GSM8K);
-4. what follows the last "answer is", to the end of that sentence (the form of the chains of thought
-   of arXiv:2201.11903, by which models are often prompted).
+4. what follows the last "answer is", to the end of that sentence (as in arXiv:2201.11903).
 
 `integer_in` is for bare answers. The integer is looked for in the last box, else behind the last
 "=", "answer:" or "is" before a number, else in the whole text.

@@ -35,7 +35,6 @@ def write(arguments: list[str] | None) -> int:
         prog="python -m tasks.generate",
         description="Write problems as JSONL files. A task's own flags work as well.",
         formatter_class=ArgumentDefaultsHelpFormatter,
-        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--task", default="interleave", help="name, or path/to/file.py:ClassName")

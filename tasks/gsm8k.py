@@ -83,9 +83,7 @@ class Gsm8k(Rows):
 
 
 def _rows(folder: Path) -> Iterator[dict[str, str]]:
-    """Yield the rows of the published files, those of the test split first: of equal questions the
-    first is used.
-    """
+    """Yield the rows, those of the test split first: of equal questions the first is used."""
     for name in ("test", "train"):
         path = folder / f"{name}.jsonl"
         if kind_of(path) != "file":

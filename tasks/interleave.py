@@ -14,7 +14,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
-from typing import TypeVar
 
 from align.needleman import Alignment, nw_align_batch, nw_score_batch, prefix_scores
 from align.words import normalise, split_words, word_ends
@@ -42,10 +41,8 @@ TURNS = (
     "B: {b}"
 )
 
-T = TypeVar("T")
 
-
-def interleaved(a: Sequence[T], b: Sequence[T]) -> list[T]:
+def interleaved(a: Sequence[str], b: Sequence[str]) -> list[str]:
     """Return a1 b1 a2 b2 ...; the rest of a longer text follows.
 
     >>> interleaved(["a", "b"], ["1", "2"])
@@ -251,9 +248,9 @@ class Interleave:
     def credits(
         self, problem: Problem, completions: Sequence[str]
     ) -> list[tuple[tuple[int, float], ...]]:
-        """Return what each word of each completion earned: pairs (end character, amount).
+        """Return what each word of each completion earned (see `tasks.base.credits_of`).
 
-        See `tasks.base.credits_of`. The i-th word earns V_i - V_(i-1), where V_i = v_i / max(i,
+        The i-th word earns V_i - V_(i-1), where V_i = v_i / max(i,
         words of the target) is the reward of the text so far, without a penalty for words that are
         still missing. P_i is from `align.needleman.prefix_scores`, S is the score of the whole
         alignment, and M the length of the longer of text and target. The last column, for missing

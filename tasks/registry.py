@@ -17,7 +17,7 @@ from typing import Any
 
 from data.errors import UserError
 from data.files import kind_of
-from data.text import shortened
+from data.text import shortened, shown
 from tasks.base import COMPONENT, Problem, Score, Task, calling
 from tasks.scoring import CUT_OFF, finite_number
 
@@ -30,9 +30,6 @@ REGISTRY = {
 
 # The option that names a user's reward function.
 REWARD_FILE = "reward-file"
-
-# Flags that imply the task they belong to, so that --data FILE needs no --task.
-IMPLIED = {"--data": "data", "--reward-file": "data"}
 
 
 def load_task(
@@ -277,11 +274,7 @@ def check_wording(spec: str, wording: str, where: str) -> None:
     except ValueError as error:  # the braces do not match
         raise UserError(f"{where}: {error}; {hint}") from error
     if found != set(placeholders) or not found:
-        wrong = min(found - set(placeholders), default=None)
-        fault = (
-            f"no placeholder is called {wrong!r}" if wrong is not None else "lacks a placeholder"
-        )
-        raise UserError(f"{where}: {fault}; {hint}")
+        raise UserError(f"{where}: its placeholders are {shown(sorted(found))}; {hint}")
 
 
 def options_of(spec: str) -> Mapping[str, str]:
@@ -303,8 +296,8 @@ def flags_of_tasks() -> str:
 
 def implied_task(arguments: Sequence[str]) -> str | None:
     """Return the task that the words of a command line imply: "data" for --data FILE."""
-    words = [word.partition("=")[0] for word in arguments]
-    return next((task for flag, task in IMPLIED.items() if flag in words), None)
+    words = {word.partition("=")[0] for word in arguments}
+    return "data" if words & {"--data", f"--{REWARD_FILE}"} else None
 
 
 def split_options(spec: str, arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:

@@ -300,9 +300,11 @@ def _prompt_of(columns: dict[str, Any], where: str) -> tuple[str, list[dict[str,
 
     The conversation is [] if the prompt is a plain text or a single turn.
     """
-    given = columns.pop("prompt", None) or columns.pop("messages", None)
-    if isinstance(given, str):
+    given = columns.pop("prompt", None)
+    if given and isinstance(given, str):
         return given, []
+    if given is None:
+        given = columns.pop("messages", None)
     if not isinstance(given, list) or not given:
         raise UserError(
             f"{where}: has no prompt; it needs a column prompt (a text) or messages (a list of "

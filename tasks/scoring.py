@@ -2,8 +2,7 @@
 
 import math
 import numbers
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,12 +55,6 @@ def finite_number(given: Any) -> float | None:
     return number if math.isfinite(number) else None
 
 
-def rescaled(reward: float, reward_range: Range) -> float:
-    """Return where `reward` lies in its range: 0 at the low end, 1 at the high end."""
-    low, high = reward_range
-    return (reward - low) / (high - low)
-
-
 def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[Score]:
     """Return `task.score(problem, completions)`, checked, with Python's numbers and every `value`.
 
@@ -71,9 +64,16 @@ def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[
     parts that JSON can represent.
     """
     where = f"task {task.name}, problem {problem.key}: score()"
-    with _data_unchanged(where, [problem]), calling(where):
+    before = repr(problem.data)
+    with calling(where):
         scores = task.score(problem, list(completions))
         scores = list(scores) if isinstance(scores, Iterable) else scores
+
+    # The run stores the data, and the task's other methods read it.
+    if before != repr(problem.data):
+        raise UserError(
+            f"{where} changed problem.data; let it change a copy, copy.deepcopy(problem.data)"
+        )
     return _all_checked(task, problem, completions, scores)
 
 
@@ -89,19 +89,12 @@ def scores_of_groups(
     if score_groups is None or not groups:
         return [scores_of(task, problem, completions) for problem, completions in groups]
 
-    where = f"task {task.name}: score_groups()"
-    problems = [problem for problem, _ in groups]
-    with _data_unchanged(where, problems), calling(where):
-        found = list(score_groups([(problem, list(texts)) for problem, texts in groups]))
-    if len(found) != len(groups):
-        raise UserError(
-            f"{where} returned {len(found)} lists for {len(groups)} groups; it must return one for "
-            "each"
-        )
-    return [
-        _all_checked(task, problem, completions, scores)
-        for (problem, completions), scores in zip(groups, found, strict=True)
-    ]
+    with calling(f"task {task.name}: score_groups()"):
+        found = score_groups([(problem, list(texts)) for problem, texts in groups])
+        return [
+            _all_checked(task, problem, completions, scores)
+            for (problem, completions), scores in zip(groups, found, strict=True)
+        ]
 
 
 def without_end(task: Task, problem: Problem, completion: str, score: Score) -> Score:
@@ -115,20 +108,6 @@ def without_end(task: Task, problem: Problem, completion: str, score: Score) -> 
     if score.exact:
         parts |= {"reason": CUT_OFF, "unended": earned.reward - score.reward}
     return replace(earned, parts=parts, value=earned.value, exact=False)
-
-
-@contextmanager
-def _data_unchanged(where: str, problems: Sequence[Problem]) -> Iterator[None]:
-    """Raise UserError, which begins with `where`, if the block changes the data of a problem.
-
-    The run stores the data, and the task's other methods read it.
-    """
-    before = [repr(problem.data) for problem in problems]
-    yield
-    if before != [repr(problem.data) for problem in problems]:
-        raise UserError(
-            f"{where} changed problem.data; let it change a copy, copy.deepcopy(problem.data)"
-        )
 
 
 def _all_checked(
@@ -167,7 +146,8 @@ def _checked(score: Any, reward_range: Range | None) -> Score:
     elif reward_range is None:
         raise ValueError("no value; a task whose reward_range is None must give one, in [0, 1]")
     else:
-        value = rescaled(reward, reward_range)
+        low, high = reward_range
+        value = (reward - low) / (high - low)
 
     parts = {str(name): _plain(part, name) for name, part in score.parts.items()}
     for name, part in parts.items():

@@ -26,7 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from data.corpus import documents_of, load_corpus
-from data.make.lessons import RAW, SHARES, Lesson, StrangeWords, Words, lesson
+from data.make.lessons import RAW, SHARES, Lesson, Words, lesson
 from data.strange import log_uniform
 
 # The size of the model, by the names of `LlamaConfig`.
@@ -132,11 +132,7 @@ class Batches:
         pieces = [
             str(tokenizer.decode([i])).strip() for i in range(len(SPECIAL) + 256, len(tokenizer))
         ]
-        alphabetic = [piece for piece in pieces if piece.isalpha()]
-        self.words = {
-            False: Words(self.rng, alphabetic),
-            True: StrangeWords(self.rng, alphabetic),  # whether they are strange
-        }
+        self.words = Words(self.rng, [piece for piece in pieces if piece.isalpha()])
         vocabulary = tokenizer.get_vocab()
         self.bytes = {byte: vocabulary[token] for byte, token in bytes_to_unicode().items()}
 
@@ -174,13 +170,14 @@ class Batches:
             (skill,) = self.rng.choices(list(shares), list(shares.values()))
 
         is_strange = self.rng.random() < STRANGE.get(length, 0.0) and skill != "language"
+        self.words.is_strange = is_strange
         fill, low, high = SIZES[is_strange]
         least = fill * length if is_long and skill != "interleave" else 0
 
         # How many tokens a lesson has is known only afterwards, so sizes are tried until one fits.
         while True:
             size = log_uniform(int(low * length) if is_long else 4, int(high * length), self.rng)
-            tokens, start = self._tokens_of(lesson(skill, size, self.words[is_strange]))
+            tokens, start = self._tokens_of(lesson(skill, size, self.words))
             if least <= len(tokens) <= length:
                 return tokens, start
 

@@ -127,7 +127,10 @@ Lesson = tuple[str | None, str]
 
 
 class Words:
-    """A supply of word sequences; `pieces` are tokens of which some words are invented."""
+    """A supply of word sequences; `pieces` are tokens of which some words are invented.
+
+    Of texts that are drawn while it `is_strange` a fifth of the words or more are strange.
+    """
 
     def __init__(self, rng: random.Random, pieces: Sequence[str]):
         self.rng = rng
@@ -135,6 +138,10 @@ class Words:
         self.vocabulary = sorted({word for words in self.texts for word in words})
         self.odd = [self._odd_word(pieces) for _ in range(ODD_WORDS)]
         self.altered = [altered(rng.choice(self.vocabulary), rng) for _ in range(ALTERED_WORDS)]
+
+        self.is_strange = False
+        parts = [*self.vocabulary, *self.odd[: len(self.vocabulary)]]
+        self.families = [family(parts, rng, raw_letters) for _ in range(FAMILIES)]
 
     def _odd_word(self, pieces: Sequence[str]) -> str:
         """Return an invented word: symbols, some `pieces`, or random letters."""
@@ -201,6 +208,8 @@ class Words:
         """
         rng = self.rng
         texts = [self.draw(n) for n in sizes]
+        if self.is_strange:
+            texts = [mingled(text, self.families, rng) for text in texts]
         if rng.random() < ALTERED:
             texts = [
                 _replaced(text, ALTER, lambda: rng.choice(self.altered), rng) for text in texts
@@ -211,19 +220,6 @@ class Words:
         if rng.random() < ECHOED:
             texts = [_echoing(text, rng) for text in texts]
         return texts
-
-
-class StrangeWords(Words):
-    """A supply of word sequences that are strange from a fifth of the words on to all of them."""
-
-    def __init__(self, rng: random.Random, pieces: Sequence[str]):
-        super().__init__(rng, pieces)
-        parts = [*self.vocabulary, *self.odd[: len(self.vocabulary)]]
-        self.families = [family(parts, rng, raw_letters) for _ in range(FAMILIES)]
-
-    def draw(self, n: int) -> list[str]:
-        """Return `n` words: strange ones of a few families, among words as `Words` draws them."""
-        return mingled(super().draw(n), self.families, self.rng)
 
 
 def raw_letters(rng: random.Random) -> list[str]:

@@ -59,7 +59,6 @@ class UpdateMemory:
         self.chosen = chosen
         self.micro_tokens = chosen or policy.tokens_at_once  # most tokens of a micro-batch
         self.frees_decoder = False
-        self.notes: list[str] = []  # lines for the console
 
     def save_more(self, groups: Sequence[Group]) -> None:
         """Take less memory for `groups` from now on. Raises UserError if nothing is left to do."""
@@ -81,15 +80,10 @@ class UpdateMemory:
                 f"out of memory in the update of a single completion of {longest} tokens; "
                 "give a smaller model, a lower level, or --lora-rank 16"
             )
-        self.notes.append(
+        self.policy.memory_notes.append(
             f"out of memory: {change}micro-batches of {self.micro_tokens:,} tokens from now on "
             "(the gradient stays the same)"
         )
-
-    def take_notes(self) -> list[str]:
-        """Return the notes since the last call."""
-        notes, self.notes = self.notes, []
-        return notes
 
 
 @torch.enable_grad()  # the code of a user may have switched gradients off

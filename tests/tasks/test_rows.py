@@ -152,6 +152,7 @@ def test_a_prompt_in_another_unicode_form_is_the_same_prompt():
             '{"role", "content"}); --columns prompt=NAME names another column of prompts, answer',
             [{"prompts": "?", "answer": ""}], {}),
         ("row 1: has no prompt; it needs", [{"prompt": {"role": "user"}}], {}),
+        ("row 1: has no prompt; it needs", [{"messages": '[{"role": "user"}]'}], {}),
         ("row 1: split is 'dev'; give one of train, validation, test, or rename the column to "
             "split by a hash of the prompt: --columns my_split=NAME",
             [ROWS[0] | {"split": "dev"}], {}),
