@@ -2,10 +2,8 @@
 
 All texts come from the *training* split of the corpus, or are invented. Many are made hard to
 guess, so that the model must read them and keep its place: few different words, words that are
-almost alike, words and phrases that come back again and again. Strange texts (see `data.strange`)
-have made-up scripts: words of random bytes with the structure of UTF-8. So every byte token is
-learned, and no alphabet is shown.
-
+almost alike, words and phrases that come back. Strange texts (see `data.strange`) have made-up
+scripts, words of random bytes, so every byte token is learned and no alphabet is shown.
 Interleaving is shown by a careless demonstrator, whose mistakes become habits of the model, which
 reinforcement learning then has to correct.
 
@@ -167,11 +165,9 @@ class Words:
         return words
 
     def draw(self, n: int) -> list[str]:
-        """Return `n` words.
-
-        They are a passage; or a few different words again and again, as frequent as in Zipf's law,
-        many of them almost alike; or a passage with numbers; or words of the corpus and invented
-        words in random order.
+        """Return `n` words: a passage; or a few different words again and again, as frequent as in
+        Zipf's law, many of them almost alike; or a passage with numbers; or words of the corpus and
+        invented words in random order.
         """
         rng = self.rng
         kind = rng.random()
@@ -201,10 +197,7 @@ class Words:
     def texts_of(self, *sizes: int) -> list[list[str]]:
         """Return a text of each of these sizes, in words.
 
-        In a share `ALTERED` of cases some words are replaced by altered words of the corpus. In a
-        share `SALTED` the texts share one to five words, which stand at a share `SALT` of all
-        places. In a share `ECHOED` whole phrases come back. So neither a word nor a few words in a
-        row tell which place of the text they stand at.
+        Neither a word nor a few words in a row tell which place of the text they stand at.
         """
         rng = self.rng
         texts = [self.draw(n) for n in sizes]
@@ -313,10 +306,8 @@ def interleave(size: int, words: Words) -> Lesson:
 def careless_interleaving(a: Sequence[str], b: Sequence[str], rng: random.Random) -> list[str]:
     """Interleave `a` and `b` word by word, with the mistakes of somebody who loses turns.
 
-    After a word of at most three letters, or a comma, the demonstrator keeps the turn with
-    probability `CLINGS` and writes the next word of the same text. At any word, with probability
-    `SLIPS`, it skips the word, writes it twice, loses the turn, runs on to the end of the text, or
-    stops. A share `CAREFUL` of the texts of up to `MAX_CAREFUL` words is interleaved carefully.
+    After a word of at most three letters, or a comma, the demonstrator clings to the turn. At any
+    word it may skip it, write it twice, lose the turn, run on to the end of the text, or stop.
     """
     careful = rng.random() < CAREFUL and max(len(a), len(b)) <= MAX_CAREFUL
     habit = 0.0 if careful else CLINGS
