@@ -38,7 +38,7 @@ from data.files import (
 from data.text import escape_control, shortened
 from grpo.config import KINDS as SETTING_KINDS
 from grpo.config import Config, checked
-from grpo.records import Decision, Group, GroupClass, StepReport
+from grpo.records import Decision, Group, StepReport
 from grpo.run.files import resume_hint
 from grpo.run.rollouts import KINDS, file_of, groups_of, remove_after, steps_of, write_rollouts
 from grpo.run.trackers import Trackers
@@ -51,47 +51,14 @@ SAMPLES_EVERY = 10  # steps between entries of samples.log
 # A tokenizer takes tokens of 32 bits; a larger number, from a foreign file, has no text.
 MOST_TOKENS = 1 << 32
 
-# --- what a line may hold ---------------------------------------------------------------------
-
-Number = int | float
-
-# A group in groups.jsonl.
-Summary: Any = msgspec.defstruct(
-    "Summary",
-    [
-        *((name, int) for name in ("group", "index", "attempt", "level", "distinct", "tokens")),
-        *((name, Number) for name in ("temperature", "reward", "reward_std", "value", "exact")),
-        ("class_name", GroupClass),
-        ("action", str),
-        ("trap", str | None),
-    ],
-    rename={"class_name": "class"},
-)
-
-_TEXTS = (
-    "time control purpose task unit split metric verdict stopped mistake next_command cause remedy "
-    "trap degenerate kind why"
-).split()
-
-# The values in a log that are not numbers, or that are whole ones.
-VALUES: dict[str, Any] = dict.fromkeys(_TEXTS, str) | {
-    "step": int,
-    "level": int,
-    "levels": dict[str, dict[str, Any]],
-    "group_std/hist": dict[str, int],
-    "events": list[str],
-    "figures": dict[str, Any],
-    "keys": list[str],
-    "groups": list[Summary],
-}
-
 # What each line of a log must have besides "step", and an evaluation that is a report.
-REQUIRED = {
-    "eval.jsonl": ("purpose",),
-    "curriculum.jsonl": ("from", "to", "kind", "why"),
-    "seen.jsonl": ("keys",),
-    "groups.jsonl": ("groups",),
-    "report": ("level", "mean", "ci_low", "ci_high", "exact"),
+Number = int | float
+REQUIRED: dict[str, dict[str, Any]] = {
+    "eval.jsonl": {"purpose": str},
+    "curriculum.jsonl": {"from": int, "to": int, "kind": str, "why": str},
+    "seen.jsonl": {"keys": list[str]},
+    "groups.jsonl": {"groups": list[dict[str, Any]]},
+    "report": {"level": int, **dict.fromkeys(("mean", "ci_low", "ci_high", "exact"), Number)},
 }
 
 
@@ -115,13 +82,10 @@ def check(where: str, value: Any, kind: Any) -> None:
 
 
 def _check_line(where: str, log: str, line: Mapping[str, Any]) -> None:
-    """Raise UserError unless `line` is a line of the file `log`."""
-    for name in (*REQUIRED.get(log, ()), *REQUIRED.get(str(line.get("purpose")), ())):
-        if name not in line:
-            raise UserError(f"{where}: is not what a run writes (it has no {name})")
-    for name, value in line.items():
-        if name in VALUES or not (type(value) is float or value is None):
-            check(f"{where}, {name}", value, VALUES.get(name, Number | bool))
+    """Raise UserError unless `line` has what a line of the file `log` must have."""
+    is_report = log == "eval.jsonl" and line.get("purpose") == "report"
+    for name, kind in (REQUIRED.get(log, {}) | (REQUIRED["report"] if is_report else {})).items():
+        check(f"{where}, {name}", line.get(name), kind)
 
 
 # --- logs -------------------------------------------------------------------------------------
