@@ -102,31 +102,6 @@ def test_eval_drops_what_was_trained_on(tmp_path, capsys, tiny_flags):
     )
 
 
-@pytest.mark.slow
-def test_a_fixed_supply_resumed_in_the_middle_of_an_epoch(tiny_flags):
-    fixed = [*tiny_flags, "--config", "{problems: 'fixed:5'}"]
-    # The tiny model is never right, so no step has a signal.
-    run("--name", "whole", *fixed, status=UNFINISHED)
-    run(
-        "--name",
-        "cut",
-        *fixed,
-        "--steps",
-        "2",
-        "--config",
-        "{schedule: constant}",
-        status=UNFINISHED,
-    )
-    run("--name", "straight", *fixed, "--config", "{schedule: constant}", status=UNFINISHED)
-    assert train.main(["--resume", "runs/cut", "--steps", "4"]) == UNFINISHED
-    assert read_metrics(Path("runs/cut/seen.jsonl")) == read_metrics(
-        Path("runs/straight/seen.jsonl")
-    )
-    assert [line["keys"] for line in read_metrics(Path("runs/whole/seen.jsonl"))] == [
-        line["keys"] for line in read_metrics(Path("runs/straight/seen.jsonl"))
-    ]
-
-
 def test_a_users_task_trains(tmp_path):
     example = TOP / "tests" / "examples" / "reverse.py"
     assert (

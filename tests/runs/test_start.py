@@ -173,7 +173,6 @@ def test_the_audit_finds_what_was_trained_on_before(copied):
     found = "\n".join(audit(run, [TASK[1]])[0])
     start = "runs/lora/checkpoints/step-000002"
     assert f"({evaluated}) was trained on before this run, see {start}" in found
-    assert f"step 0: 1 problems that {start} was trained on are missing, 1 are not of it" in found
 
 
 @pytest.mark.slow
@@ -185,9 +184,6 @@ def test_without_a_reference_nothing_depends_on_the_first_run(copied, capsys):
     assert evaluation.main(["--model", "runs/alone", *TASK, "--problems", "2"]) == 0
     assert export.main(["runs/alone", "exported"]) == 0
     assert AutoModelForCausalLM.from_pretrained("exported")
-    assert (
-        "Training started from step 2 of the run `lora`" in Path("exported/README.md").read_text()
-    )
 
     line = one_line(capsys, train.main, "--resume", "runs/lora-2", *TASK, "--steps", "4")
     assert "the adapter that the run started from is not there any more" in line

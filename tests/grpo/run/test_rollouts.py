@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from data.files import read_jsonl_zst
 from grpo.records import Completion, Group
-from grpo.run.rollouts import groups_of, remove_after, write_rollouts
+from grpo.run.rollouts import groups_of, write_rollouts
 from tasks.base import Problem, Score, UserError
 
 
@@ -98,16 +98,3 @@ def test_rollout_lines_hold_what_the_docs_say(tmp_path):
         "advantage": 1.0,
         "parts": {},
     }
-
-
-def test_files_of_later_steps_of_every_kind_are_removed(tmp_path):
-    (tmp_path / "rollouts").mkdir()
-    names = [
-        f"{kind}-{step:06d}.jsonl.zst"
-        for kind in ("step", "eval", "promotion", "failed")
-        for step in (2, 3)
-    ]
-    for name in names:
-        (tmp_path / "rollouts" / name).touch()
-    remove_after(tmp_path, 2)
-    assert sorted(path.name for path in (tmp_path / "rollouts").iterdir()) == sorted(names[::2])
