@@ -8,7 +8,7 @@ import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields
-from itertools import accumulate, takewhile
+from itertools import accumulate, chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +124,11 @@ def described(run: RunData, kept: Sequence[int]) -> dict[str, Any]:
     config = {name: value for name, value in run.config.items() if name != "facts"}
     control = config.get("control") or "none"
     every = max(1, math.ceil(len(run.metrics) / MAX_POINTS))
+    lines = run.metrics[::every]
+    numbers = [[key for key, x in line.items() if isinstance(x, (int, float))] for line in lines]
+    # A task or a reward of the user's own may have any range.
+    has_own = "reward-range" in (config.get("task_options") or {})
+    is_known = is_of_project(str(config.get("task"))) and not has_own
     seconds = accumulate(line.get("step_time") or 0.0 for line in run.metrics)
     return _harmless_values(
         {
@@ -133,9 +138,12 @@ def described(run: RunData, kept: Sequence[int]) -> dict[str, Any]:
             "outcome": outcome(run),
             "headline": headline(run),
             "heldout": heldout(run),
-            "range": reward_range(config),
+            "range": [0.0, 1.0] if is_known else None,
             # The curves, the minutes trained after each step, and how many steps the run has made.
-            "metrics": curves(run.metrics[::every]),
+            "metrics": {
+                name: [line.get(name) for line in lines]
+                for name in dict.fromkeys(chain.from_iterable(numbers))
+            },
             "minutes": [value / 60 for value in seconds][::every],
             "made": len(run.metrics),
             # What happened, by step.
@@ -162,20 +170,6 @@ def _harmless_values(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {_harmless_values(key): _harmless_values(each) for key, each in value.items()}
     return [_harmless_values(each) for each in value] if isinstance(value, (list, tuple)) else value
-
-
-def reward_range(config: Record) -> list[float] | None:
-    """Return the lowest and the highest reward of a run; None if its task is the user's own."""
-    has_own = "reward-range" in (config.get("task_options") or {})
-    return [0.0, 1.0] if is_of_project(str(config.get("task"))) and not has_own else None
-
-
-def curves(lines: Sequence[Record]) -> dict[str, list[Any]]:
-    """Return the values of each metric that is a number, one for each line."""
-    names = dict.fromkeys(
-        name for line in lines for name, value in line.items() if isinstance(value, (int, float))
-    )
-    return {name: [line.get(name) for line in lines] for name in names}
 
 
 def headline(run: RunData) -> list[tuple[str, str]]:
