@@ -1,5 +1,7 @@
 """Every architecture of `tiny_architectures.py` runs as the unmodified model does, for sampler and
 trainer, or is refused in one line.
+
+With `-s` it prints the rows of `support/architectures.md`.
 """
 
 import pytest
@@ -27,6 +29,10 @@ def quiet():
 @pytest.mark.parametrize("architecture", _cases())
 def test_it_runs_as_the_unmodified_model_or_is_refused(tmp_path, architecture: Architecture):
     outcome = compare(architecture, tmp_path)
+
+    reason = outcome.reason.split(" is not supported: ")[-1].split("; give")[0]
+    figures = " | " if reason else f"{outcome.sampler:.1e} | {outcome.trainer:.1e}"
+    print(f"| {architecture.name} | {outcome.path} | {figures} | {reason} |")
 
     if architecture.outcome in PATHS:
         assert outcome.path == architecture.outcome

@@ -11,7 +11,6 @@ import yaml
 import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from sample_records import GROUP, MANIFEST, PROBLEM
 
 from data.corpus import load_texts
 from data.errors import UserError
@@ -31,7 +30,46 @@ JSON = st.recursive(
     ),
     max_leaves=12,
 )
+
+# Valid records, to be damaged.
 CONFIG = vars(Config())
+PROBLEM = {
+    "task": "interleave",
+    "level": 1,
+    "prompt": "A: a\nB: b",
+    "target": "a b",
+    "key": "k",
+    "data": {"a": ["a"], "b": ["b"]},
+}
+GROUP = {
+    "step": 1,
+    "index": 0,
+    "attempt": 0,
+    "temperature": 1.0,
+    "problem": PROBLEM,
+    "prompt_tokens": [1, 2],
+    "class": "varied",
+    "action": "keep",
+    "trap": None,
+    "completions": [
+        {
+            "text": "a",
+            "tokens": [1],
+            "logprobs": [-0.1],
+            "finish": "stop",
+            "reward": 0.5,
+            "value": 0.5,
+            "exact": False,
+            "parts": {},
+            "advantage": 0.1,
+        }
+    ],
+}
+MANIFEST = {
+    "step": 1,
+    "reason": "",
+    "files": {"a.json": "0" * 64},
+}
 
 
 def altered(record):

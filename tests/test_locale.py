@@ -1,9 +1,13 @@
-"""A system whose text is not UTF-8: every file is read and written as UTF-8 all the same."""
+"""A system whose text is not UTF-8: every file is read and written as UTF-8 all the same. Ruff sees
+every file that is opened without an encoding (PLW1514).
+"""
 
 import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 TOP = Path(__file__).resolve().parents[1]
 
@@ -21,6 +25,7 @@ for line in sys.stdin.read().splitlines():
 """
 
 
+@pytest.mark.slow
 def test_every_program_works_where_text_is_ascii(tiny_flags, tmp_path):
     task = "--task interleave --words 2 --preflight off --eval-problems 2"
     lines = [

@@ -97,13 +97,14 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(checkpoints(run)[0][-1] / "model.safetensors")
 
 
-def test_three_ranks_make_the_run_of_one(alone, flags, tmp_path, monkeypatch):
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_ranks_make_the_run_of_one(alone, flags, tmp_path, monkeypatch, ranks):
     monkeypatch.chdir(tmp_path)
-    done = with_ranks(3, *flags, *PREFLIGHT, "--name", "three")
-    run = Path("runs/three")
+    done = with_ranks(ranks, *flags, *PREFLIGHT, "--name", "ranks")
+    run = Path("runs/ranks")
     assert_alike(alone, run)
     assert (
-        "3 ranks" in done.stdout and done.stdout.count("step 4/4") == 1
+        f"{ranks} ranks" in done.stdout and done.stdout.count("step 4/4") == 1
     )  # the first rank speaks for all
     before = load_file(checkpoints(alone)[0][0] / "model.safetensors")
     after = weights(run)

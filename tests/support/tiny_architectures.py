@@ -1,35 +1,25 @@
 """Tiny random models of many architectures, each compared with the unmodified model.
 
-`python tests/support/tiny_architectures.py` prints the table of architectures.md beside it. The
-table and the test (`test_families.py`) share one list, ARCHITECTURES.
+`test_families.py` tests them, and can print the table of architectures.md.
 """
 
-import argparse
-import datetime
-import sys
-import tempfile
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-import transformers
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
-from transformers.utils import logging as transformers_logging
 
-sys.path[:0] = [str(Path(__file__).resolve().parents[2])]
-
-from data.errors import UserError  # noqa: E402
-from grpo.learn.batch import micro_batches  # noqa: E402
-from grpo.learn.update import completion_logprobs  # noqa: E402
-from grpo.model.load import BUILTIN, load_policy  # noqa: E402
-from grpo.model.policy import Policy  # noqa: E402
-from grpo.records import Group  # noqa: E402
-from grpo.rollout.generate import RolloutRequest, generate  # noqa: E402
-from grpo.rollout.sampling import sample_key  # noqa: E402
-from tasks.base import Problem  # noqa: E402
+from data.errors import UserError
+from grpo.learn.batch import micro_batches
+from grpo.learn.update import completion_logprobs
+from grpo.model.load import BUILTIN, load_policy
+from grpo.model.policy import Policy
+from grpo.records import Group
+from grpo.rollout.generate import RolloutRequest, generate
+from grpo.rollout.sampling import sample_key
+from tasks.base import Problem
 
 # Sizes under all names that configurations use; a configuration takes the names that it knows.
 SIZES: dict[str, Any] = {
@@ -293,32 +283,3 @@ def trained_logprobs(policy: Policy, prompts, completions) -> torch.Tensor:
     assert all(gradient.isfinite().all() for gradient in gradients)
     assert sum(gradient.abs().sum() > 0 for gradient in gradients) > len(gradients) / 2
     return logp_RT.detach()
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", help="model types (default: all)")
-    names = parser.parse_args().names
-    transformers_logging.set_verbosity_error()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-
-    versions = f"torch {torch.__version__}, transformers {transformers.__version__}"
-    print(f"{datetime.date.today()}, {versions}\n")
-    print("| architecture | path | sampler | trainer | refused because |\n|---|---|---|---|---|")
-    for architecture in ARCHITECTURES:
-        if names and architecture.kind not in names:
-            continue
-        with tempfile.TemporaryDirectory() as folder:
-            outcome = compare(architecture, Path(folder))
-        if outcome.reason:
-            reason = outcome.reason.split(" is not supported: ")[-1].split("; give")[0]
-            print(f"| {architecture.name} | refused | | | {reason} |", flush=True)
-        else:
-            figures = f"{outcome.sampler:.1e} | {outcome.trainer:.1e}"
-            print(f"| {architecture.name} | {outcome.path} | {figures} | |", flush=True)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
