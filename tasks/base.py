@@ -207,14 +207,7 @@ def raised(what: str, error: BaseException) -> TaskError:
     return TaskError(f"{what} raised {reason} ({file}, line {line})")
 
 
-FIELDS: dict[str, tuple[type, str]] = {
-    "task": (str, "a text"),
-    "level": (int, "a whole number"),
-    "prompt": (str, "a text"),
-    "target": (str, "a text"),
-    "key": (str, "a text"),
-    "data": (Mapping, "a mapping"),
-}
+FIELDS = {"task": str, "level": int, "prompt": str, "target": str, "key": str, "data": Mapping}
 
 
 def check_problem(problem: Any, where: str) -> None:
@@ -225,10 +218,12 @@ def check_problem(problem: Any, where: str) -> None:
     """
     if not isinstance(problem, Problem):
         raise TaskError(f"{where}: is {type(problem).__name__}, and must be a Problem")
-    for name, (kind, meaning) in FIELDS.items():
+    for name, kind in FIELDS.items():
         value = getattr(problem, name)
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise TaskError(f"{where}: {name} is {shown(value)}; it must be {meaning}")
+            raise TaskError(
+                f"{where}: {name} is {shown(value)}; it must be of type {kind.__name__}"
+            )
     if not problem.key:
         raise TaskError(f"{where}: its key is empty; make one by key_of()")
 

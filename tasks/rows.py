@@ -222,11 +222,6 @@ class Rows:
         """Return the number of problems of a level, in all splits."""
         return sum(one.level == level for part in self._by_split.values() for one in part)
 
-    def levels(self, level: int) -> list[int]:
-        """Return the levels of the data up to `level`."""
-        found = {one.level for part in self._by_split.values() for one in part}
-        return sorted(each for each in found if each <= level)
-
     def max_new_tokens(self, level: int) -> int:
         """Return the completion budget, unless --max-new-tokens gives one."""
         return BUDGET

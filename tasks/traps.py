@@ -165,13 +165,11 @@ class TrapNames:
             alone = B_LEADS
 
         # The change of strategy that explains most steps, wherever it happens.
-        explained_by = {}
-        for (first, then), name in CHANGES.items():
-            explained = (counts[:, first] + total[then] - counts[:, then]).max()
-            if explained >= enough and explained - max(total[first], total[then]) >= more:
-                explained_by[name] = explained
-
-        best = max(explained_by, key=explained_by.__getitem__, default=None)
-        if best and explained_by[best] - total[alone] >= more:
+        explained = {
+            name: (counts[:, first] + total[then] - counts[:, then]).max()
+            for (first, then), name in CHANGES.items()
+        }
+        best = max(explained, key=explained.__getitem__)
+        if explained[best] >= max(enough, total.max() + more):
             return best
         return alone if total[alone] >= enough else None

@@ -304,11 +304,14 @@ def test_what_is_written_is_read(tmp_path_factory, problems):
             "is no problem; a problem has task, level,",
         ),
         (json.dumps(GOOD | {"reward": 1}), "is no problem; a problem has task, level,"),
-        *[(json.dumps(GOOD | {name: None}), f"{name} is None; it must be a") for name in GOOD],
-        (json.dumps(GOOD | {"level": "1"}), "level is '1'; it must be a whole number"),
-        (json.dumps(GOOD | {"level": 1.0}), "level is 1.0; it must be a whole number"),
-        (json.dumps(GOOD | {"level": True}), "level is True; it must be a whole number"),
-        (json.dumps(GOOD | {"data": []}), "data is []; it must be a mapping"),
+        *[
+            (json.dumps(GOOD | {name: None}), f"{name} is None; it must be of type")
+            for name in GOOD
+        ],
+        (json.dumps(GOOD | {"level": "1"}), "level is '1'; it must be of type int"),
+        (json.dumps(GOOD | {"level": 1.0}), "level is 1.0; it must be of type int"),
+        (json.dumps(GOOD | {"level": True}), "level is True; it must be of type int"),
+        (json.dumps(GOOD | {"data": []}), "data is []; it must be of type Mapping"),
     ],
 )
 def test_a_damaged_line_is_named_by_number(tmp_path, line, fault):
