@@ -29,6 +29,7 @@ from align.bitparallel import DELETE, INSERT, PAIR, BitColumns, chunks
 
 Number = int | float
 Symbols = Sequence[Hashable]
+Pairs = Sequence[tuple[Symbols, Symbols]]
 
 STANDARD = (1, -1, -1)  # the scoring of `align.bitparallel`, in integers
 
@@ -67,11 +68,7 @@ def nw_score(a: Symbols, b: Symbols, **scoring: Number) -> Number:
 
 
 def nw_score_batch(
-    pairs: Sequence[tuple[Symbols, Symbols]],
-    *,
-    match: Number = 1,
-    mismatch: Number = -1,
-    gap: Number = -1,
+    pairs: Pairs, *, match: Number = 1, mismatch: Number = -1, gap: Number = -1
 ) -> np.ndarray:
     """Return the best score of each of the `pairs`, an array (B,).
 
@@ -100,11 +97,7 @@ def nw_align(a: Symbols, b: Symbols, **scoring: Number) -> Alignment:
 
 
 def nw_align_batch(
-    pairs: Sequence[tuple[Symbols, Symbols]],
-    *,
-    match: Number = 1,
-    mismatch: Number = -1,
-    gap: Number = -1,
+    pairs: Pairs, *, match: Number = 1, mismatch: Number = -1, gap: Number = -1
 ) -> list[Alignment]:
     """Return a best alignment of each of the `pairs`, in order.
 
