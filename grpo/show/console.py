@@ -11,9 +11,8 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import fields
 from pathlib import Path
-from statistics import fmean
 from typing import Any, TextIO
 
 import torch
@@ -26,7 +25,6 @@ from rich.text import Text
 
 from data.text import escape_control, shortened
 from grpo.config import Config
-from grpo.ending import has_update
 from grpo.evaluate import ShowProgress
 from grpo.records import Ending, StepReport, sampled_groups
 from grpo.show.group import aligned, classes_of, rendered
@@ -49,6 +47,14 @@ from tasks.base import declared_budget, problems_of, sources_of
 # seconds between two such lines.
 FIRST = 10.0
 EVERY = 30.0
+
+# Of the live panel: steps in the sparkline; the weight of a step's time in the moving average that
+# predicts the time left; how much of a completion is shown (three lines of a narrow terminal); and
+# by how much the index of the shown completion grows each step, so that other groups follow soon.
+RECENT = 30
+PACE_WEIGHT = 0.2
+SAMPLE_CELLS = 200
+ROTATE = 7
 
 # The columns of the table of a pre-flight: heading, (key of the number, format).
 SURVEY = {
@@ -105,7 +111,16 @@ class Console:
         file: TextIO | None = None,
         force_terminal: bool | None = None,
     ):
-        self.history = History(total_steps, metric, reward_range)
+        self.total_steps = total_steps
+        self.metric = metric
+        self.reward_range = reward_range
+
+        # What the steps of this process have shown; `pace` are the smoothed seconds per step.
+        self.report: StepReport | None = None
+        self.rewards: deque[float] = deque(maxlen=RECENT)
+        self.held_out: float | None = None
+        self.pace: float | None = None
+
         self.file = file or sys.stdout
 
         # Not left to rich, which assumes a terminal if FORCE_COLOR is set, as many CI systems do.
@@ -120,7 +135,6 @@ class Console:
         )
         self._live = Live(console=self._rich)
 
-        # What is being done, and slow scoring within it.
         self._activity: Activity | None = None
 
     def __enter__(self) -> "Console":
@@ -158,29 +172,39 @@ class Console:
 
     def step(self, report: StepReport) -> None:
         """Show a finished step (1, 2, ...) and print its events."""
-        history = self.history
-        history.add(report)
+        self.report = report
+        if (reward := report.metrics.get("reward")) is not None:
+            self.rewards.append(reward)
+        if (seconds := report.metrics.get("step_time")) is not None:
+            before = seconds if self.pace is None else self.pace
+            self.pace = before + PACE_WEIGHT * (seconds - before)
         if self.terminal:
             self._redraw()
         else:
-            line = step_line(report, history.total_steps, history.seconds_left, history.metric)
-            self.say(line)
+            self.say(step_line(report, self.total_steps, self.seconds_left, self.metric))
         for event in report.events:
             self.say(event, "yellow" if event.startswith("ALARM") else "")
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The seconds of the remaining steps; None if that is unknown."""
+        if self.pace is None or self.report is None:
+            return None
+        return self.pace * (self.total_steps - self.report.step)
 
     def evaluation(self, line: Evaluation) -> None:
         """Print a line of eval.jsonl (see `evaluation_line`)."""
         if line["split"] != "train" and line["temperature"]:
-            self.history.held_out = line["mean"]
+            self.held_out = line["mean"]
         self._redraw()
-        self.say(evaluation_line({"metric": self.history.metric, **line}))
+        self.say(evaluation_line({"metric": self.metric, **line}))
 
     def summary(self, ending: Ending) -> None:
         """End the live panel; print verdict, evaluations, files and the commands to try next.
 
         A verdict that is not expected is in colour.
         """
-        self.history.pace = None  # nothing is left to do, although the run may have ended early
+        self.pace = None  # nothing is left to do, although the run may have ended early
         self._redraw()
         self._live.stop()
         if ending.verdict:
@@ -192,7 +216,7 @@ class Console:
 
         tables = []
         if ending.before or ending.after:
-            tables.append(summary_table(ending.before, ending.after, self.history.metric))
+            tables.append(summary_table(ending.before, ending.after, self.metric))
         width = max(map(len, ending.files))
         files = [f"  {name:<{width}}  {path}" for name, path in ending.files.items()]
         tables.append(["files", *files])
@@ -254,12 +278,11 @@ class Console:
         """Draw the panel, and below it what is being done. rich redraws them while time passes."""
         if not self.terminal:
             return
-        report = self.history.report
-        drawn = None if report is None else panel(report, self.history)
+        drawn = None if self.report is None else self._panel(self.report)
         parts = [part for part in (drawn, self._activity) if part is not None]
 
         # What was drawn before the first panel leaves no trace.
-        self._live.transient = report is None
+        self._live.transient = drawn is None
         if not parts:
             self._live.stop()
             return
@@ -269,139 +292,35 @@ class Console:
         else:
             self._live.start(refresh=True)
 
+    def _panel(self, report: StepReport) -> Panel:
+        """Return the live panel after a step, as wide as the terminal.
 
-# --- the live panel ---------------------------------------------------------------------------
-
-# A share of truncated completions, of groups that taught nothing, or of tokens in such groups, is
-# yellow from the first number on, and red from the second.
-TRUNCATED_LIMITS = (0.1, 0.5)
-WASTED_LIMITS = (0.5, 1.0)
-
-# Number of steps in the sparkline, and in the mean next to it.
-RECENT = 30
-
-# The weight of a step's time in the moving average that predicts the time left.
-PACE_WEIGHT = 0.2
-
-# At most this much of a completion is shown: three lines of a narrow terminal. From step to step
-# its index grows by ROTATE, so that other groups are soon shown as well.
-SAMPLE_CELLS = 200
-ROTATE = 7
-
-
-@dataclass
-class History:
-    """What the steps and evaluations of this process have shown so far.
-
-    `metric` is the name of the score, `reward_range` the range of the task's rewards (None if it is
-    unknown). `pace` are the seconds per step, smoothed; `updated` is the number of steps that
-    changed the weights.
-    """
-
-    total_steps: int
-    metric: str = "score"
-    reward_range: tuple[float, float] | None = (0.0, 1.0)
-    report: StepReport | None = None
-    rewards: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
-    best: float | None = None
-    pace: float | None = None
-    steps: int = 0
-    updated: int = 0
-    held_out: float | None = None  # the last mean that was sampled as in training
-
-    def add(self, report: StepReport) -> None:
-        """Take note of a step."""
-        self.report = report
-        self.steps += 1
-        self.updated += has_update(report.metrics)
-        if (seconds := report.metrics.get("step_time")) is not None:
-            self.pace = seconds if self.pace is None else self.pace
-            self.pace += PACE_WEIGHT * (seconds - self.pace)
-        if (reward := report.metrics.get("reward")) is not None:
-            self.rewards.append(reward)
-            self.best = reward if self.best is None else max(self.best, reward)
-
-    @property
-    def seconds_left(self) -> float | None:
-        """The seconds of the remaining steps; None before the first."""
-        if self.pace is None or self.report is None:
-            return None
-        return self.pace * (self.total_steps - self.report.step)
-
-
-def panel(report: StepReport, history: History) -> Panel:
-    """Return the live panel after a step, as wide as the terminal.
-
-    It has what matters most, the reward with a sparkline, what was taught so far, the figures of
-    the step, the classes of its groups, and a completion compared with its target, a different one
-    each step. Only what is abnormal is in colour.
-    """
-    metrics = report.metrics
-    rows: list[RenderableType] = [_first_row(metrics, history), _reward_row(metrics, history)]
-    if metrics.get("num_tokens") and "wasted_tokens_total" in metrics and history.steps:
-        share = metrics["wasted_tokens_total"] / metrics["num_tokens"]
-        updated = f"weights updated in {history.updated} of {history.steps} steps, "
-        taught = (" of the tokens taught nothing", "dim")
-        rows.append(Text.assemble(_dim(updated), _alarming(share, WASTED_LIMITS), taught))
-    rows.append(_dim(escape_control(figures(metrics, tuple(FIGURES), history.metric))))
-    if classes := classes_of(metrics):
-        rows.append(Text.assemble(("groups ", "dim"), classes))
-    if sample := sample_row(report):
-        rows.append(sample)
-
-    title = Text(f"{control_mark(metrics)}step {report.step} of {history.total_steps}", "bold")
-    return Panel(Group(*rows), title=title, title_align="left", border_style="dim")
-
-
-def _first_row(metrics: Mapping[str, Any], history: History) -> Text:
-    """Return the figures that matter most: reward, held-out score, groups, truncation, time."""
-    parts = []
-    if (reward := metrics.get("reward")) is not None:
-        parts.append(_dim(f"reward {reward:.3f}"))
-    if history.held_out is not None:
-        parts.append(_dim(f"held out {history.held_out:.3f}"))
-
-    kept, groups = metrics.get("groups/kept"), metrics.get("groups/count")
-    if kept is not None and groups:
-        trained = _alarming(1 - kept / groups, WASTED_LIMITS, f"{kept:g}/{groups:g}")
-        parts.append(Text.assemble(("groups trained ", "dim"), trained))
-    if (truncated := metrics.get("completions/clipped_ratio")) is not None:
-        share = _alarming(truncated, TRUNCATED_LIMITS)
-        parts.append(Text.assemble(("truncated ", "dim"), share))
-    if history.seconds_left is not None:
-        parts.append(Text.assemble(("ETA ", "dim"), clock_time(history.seconds_left)))
-    return Text("  ").join(parts)
-
-
-def _alarming(share: float, limits: tuple[float, float], shown: str = "") -> tuple[str, str]:
-    """Return a share of which much is bad, and its style; "" if it is normal."""
-    yellow, red = limits
-    style = "bold red" if share >= red else "yellow" if share >= yellow else ""
-    return shown or f"{share:.0%}", style
-
-
-def _reward_row(metrics: Mapping[str, Any], history: History) -> Text:
-    parts = []
-    if (std := metrics.get("group_std")) is not None:
-        parts.append(f"± {std:.3f} within groups")
-    if history.rewards:
-        parts.append(f"mean {fmean(history.rewards):.3f}  best {history.best:.3f}")
-    return _dim("  ".join(parts)).append("  " + sparkline(history.rewards, history.reward_range))
-
-
-def sample_row(report: StepReport) -> Table | None:
-    """Return a completion with its reward, compared with its target; None without completions."""
-    scored = [
-        (group.problem.target, text, score)
-        for group in sampled_groups(report.groups)
-        for text, score in zip(group.texts, group.scores)
-    ]
-    if not scored:
-        return None
-    target, text, score = scored[ROTATE * report.step % len(scored)]
-    words = rendered(aligned(target, text))
-    words.truncate(SAMPLE_CELLS, overflow="ellipsis")
-    return columns(_dim(f"reward {score.reward:.3f}"), words)
+        It has the figures of the step, recent rewards, the classes of the groups, and a completion
+        compared with its target, a different one each step.
+        """
+        metrics = report.metrics
+        head = [f"{control_mark(metrics)}step {report.step} of {self.total_steps}"]
+        if self.seconds_left is not None:
+            head.append(f"ETA {clock_time(self.seconds_left)}")
+        if self.held_out is not None:
+            head.append(f"held out {self.held_out:.3f}")
+        rows: list[RenderableType] = [
+            _dim(escape_control(figures(metrics, tuple(FIGURES), self.metric))),
+            _dim(f"recent rewards  {sparkline(self.rewards, self.reward_range)}"),
+            Text.assemble(("groups ", "dim"), classes_of(metrics)),
+        ]
+        scored = [
+            (group.problem.target, text, score)
+            for group in sampled_groups(report.groups)
+            for text, score in zip(group.texts, group.scores)
+        ]
+        if scored:
+            target, text, score = scored[ROTATE * report.step % len(scored)]
+            words = rendered(aligned(target, text))
+            words.truncate(SAMPLE_CELLS, overflow="ellipsis")
+            rows.append(columns(_dim(f"reward {score.reward:.3f}"), words))
+        title = Text("  ".join(head), "bold")
+        return Panel(Group(*rows), title=title, title_align="left", border_style="dim")
 
 
 def _dim(text: str) -> Text:
