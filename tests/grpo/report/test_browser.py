@@ -9,6 +9,8 @@ from report_runs import EVIL, group, make_run
 from grpo import report
 from grpo.run.rollouts import write_rollouts
 
+pytestmark = pytest.mark.browser
+
 LONG = " ".join(f"word{i}" for i in range(10_000))
 
 
@@ -36,7 +38,6 @@ def opened(browser, url):
     assert_quiet(browser, url)
 
 
-@pytest.mark.browser
 def test_page_shows_the_runs(opened):
     assert opened.title == "one, two · report"
     head = texts(opened, "#top thead th")
@@ -66,7 +67,6 @@ def test_page_shows_the_runs(opened):
     assert "completions of all 3 steps" in texts(opened, "#kept")[0]
 
 
-@pytest.mark.browser
 def test_slider_cards_and_the_rows_of_a_group(opened):
     assert texts(opened, "#step b") == ["Step 1"] and len(texts(opened, ".card")) == 2
     opened.execute_script(
@@ -93,7 +93,6 @@ def test_slider_cards_and_the_rows_of_a_group(opened):
 
 
 @pytest.mark.slow
-@pytest.mark.browser
 def test_keyboard(opened):
     from selenium.webdriver.common.keys import Keys
 
@@ -116,7 +115,6 @@ def test_keyboard(opened):
 
 
 @pytest.mark.slow
-@pytest.mark.browser
 def test_tints(opened):
     press(opened, "3")
     assert texts(opened, "#tints [aria-pressed=true]") == ["Advantage"]
@@ -131,7 +129,6 @@ def test_tints(opened):
     assert "no checkpoint with a tokenizer" in texts(opened, ".key")[0]
 
 
-@pytest.mark.browser
 def test_evil_and_endless_texts_are_shown_harmlessly(opened):
     opened.execute_script("window.alert = () => { window.alerted = true; }")
     assert (
@@ -161,7 +158,6 @@ def test_evil_and_endless_texts_are_shown_harmlessly(opened):
 
 
 @pytest.mark.slow
-@pytest.mark.browser
 def test_phone(opened):
     opened.execute_cdp_cmd(
         "Emulation.setDeviceMetricsOverride",

@@ -8,15 +8,15 @@ from dataclasses import replace
 
 import numpy
 import pytest
+from report_runs import group
 
 from data.errors import UserError
 from grpo import inspect, load_run
-from grpo.records import Completion, Group
 from grpo.run.logs import MetricsLog, read_metrics
 from grpo.run.rollouts import groups_of, write_rollouts
 from grpo.show.group import summaries
 from grpo.tools import train
-from tasks.base import Problem, Score
+from tasks.base import Score
 
 STEPS, PROMPTS, SIZE = 3, 2, 4
 
@@ -42,22 +42,6 @@ def run(tmp_path_factory):
 def copied(run, tmp_path):
     """The run, to be damaged."""
     return shutil.copytree(run, tmp_path / "r")
-
-
-def group(*rows, target="a b c d", advantages=(), **facts):
-    """Return a group whose completions are (text, reward)."""
-    scores = [Score(reward, {"matches": len(text.split()), "trap": None}) for text, reward in rows]
-    completions = [Completion((7, 8, 3), (-0.5, -0.25, -2.5), text, "stop") for text, _ in rows]
-    return Group(
-        0,
-        Problem("t", 4, "Do \x1b[31mit", target, "k1"),
-        (1, 2),
-        1.0,
-        completions,
-        scores=scores,
-        advantages=list(advantages),
-        **facts,
-    )
 
 
 @pytest.fixture
