@@ -62,12 +62,11 @@ def is_adapter(folder: Path) -> bool:
     """Return whether `folder` holds an adapter. Raises UserError if it holds a whole model too."""
     if kind_of(folder / "adapter_config.json") != "file":
         return False
-    for pattern in WHOLE_WEIGHTS:
-        for file in folder.glob(pattern):
-            raise UserError(
-                f"--model {folder}: holds a whole model ({file.name}) and an adapter "
-                "(adapter_config.json), which are two policies; move one of them to another folder"
-            )
+    if any(file for pattern in WHOLE_WEIGHTS for file in folder.glob(pattern)):
+        raise UserError(
+            f"--model {folder}: holds a whole model and an adapter, which are two policies; move "
+            "one of them to another folder"
+        )
     return True
 
 

@@ -62,15 +62,10 @@ def attention_window(config: Any) -> int | None:
     return getattr(config, "sliding_window", None)
 
 
-# Activations may take one sixth of a GPU's memory, if that is enough.
-ACTIVATION_PART = 6
-
-# Keys and values may take this share of the memory that weights and optimizer leave.
+# Keys and values may take this share of the memory that weights and optimizer leave, and the
+# activations of an update this one.
 CACHE_SHARE = 0.45
-
-# Tokens times parameters that keep a GPU busy for as long as the host takes to start a micro-batch
-# (0.1 to 0.2 s): 4,000 tokens of Llama-3.2-3B, or 100,000 of SmolLM2-135M.
-BUSY_WORK = 1.15e13
+UPDATE_SHARE = 0.35
 
 
 @dataclass(frozen=True)
@@ -82,12 +77,6 @@ class Shape:
     inner: int  # F
     keys: int  # K * D: numbers of a token's keys in a layer, and as many of its values
     number: int  # bytes of a number
-
-    @property
-    def parameters(self) -> int:
-        """The number of weights in the layers, assuming that queries are as wide as the model."""
-        attention = self.width * (2 * self.width + 2 * self.keys)
-        return self.layers * (attention + 3 * self.width * self.inner)
 
     @property
     def cache(self) -> int:
@@ -134,16 +123,12 @@ def shape_of(config: Any, number: int) -> Shape:
     )
 
 
-def update_tokens(shape: Shape, total: float, left: float, token_bytes: int) -> int:
-    """Return how many tokens a micro-batch may have on a GPU, of `token_bytes` each.
+def update_tokens(left: float, token_bytes: int) -> int:
+    """Return how many tokens of `token_bytes` each a micro-batch may have on a GPU.
 
-    Their activations may take a sixth of its `total` memory, or a third of what is `left` of it. To
-    keep the GPU busy (BUSY_WORK), they may take as much as keys and values may.
+    `left` is the memory that weights and optimizer leave, in bytes.
     """
-    usual = min(total / ACTIVATION_PART, left / 3)
-    for_busy_gpu = min(CACHE_SHARE * left, BUSY_WORK / shape.parameters * token_bytes)
-    tokens = int(max(usual, for_busy_gpu) / token_bytes)
-    return max(256, min(65_536, tokens))
+    return max(256, min(65_536, int(UPDATE_SHARE * left / token_bytes)))
 
 
 def optimizer_bytes(trained: int, number: int) -> int:
