@@ -5,19 +5,13 @@ and checkpoints of them.
 import copy
 import io
 import re
-import socket
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stderr
-from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlparse
-from urllib.request import getproxies
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.utils import logging as hub_logging
 from transformers import (
     AutoConfig,
@@ -242,35 +236,13 @@ def resolve(spec: str) -> str:
         check_files(Path(spec))
     if not exists and not HUB_ID.fullmatch(spec):
         raise UserError(f"--model {spec}: no such directory; {KINDS_OF_MODELS}")
-    if exists or _hub_answers(ENDPOINT):
-        return spec
-
-    # Offline, an earlier download will do.
-    try:
-        return snapshot_download(spec, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"--model {spec}: no such directory, and the hub cannot be reached; give a directory "
-            "in Hugging Face layout that holds the model, or builtin"
-        ) from error
+    return spec
 
 
 def _layers(source: str) -> tuple[str, list[Path]]:
     """Return where the whole model under `source` is, and the adapters to merge into it."""
     whole, adapters = layers_of(source)
     return (resolve(whole), adapters) if adapters else (source, [])
-
-
-@cache
-def _hub_answers(endpoint: str) -> bool:
-    """Return whether the hub can be reached; the hub's own library retries for over a minute."""
-    if getproxies():
-        return True  # perhaps it can; connecting directly would not tell
-    try:
-        socket.create_connection((urlparse(endpoint).hostname, 443), timeout=5).close()
-    except OSError:
-        return False
-    return True
 
 
 @contextmanager

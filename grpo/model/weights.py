@@ -8,9 +8,8 @@ tells.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -151,35 +150,16 @@ def _faults(tensors: Mapping[str, Tensor]) -> list[str]:
 
 @torch.no_grad()
 def fits_float16(model: Model, tokens: list[int]) -> bool:
-    """Return whether no number that passes between the model's layers exceeds LIMIT.
+    """Return whether no hidden state of `model`, which is in float16, exceeds LIMIT.
 
-    `model` is in float16 and reads `tokens`. A model that cannot run fits: `grpo.model.check`
-    says later why it cannot.
+    It reads `tokens`. A model that cannot run fits: `grpo.model.check` says later why it cannot.
     """
-    largest = torch.zeros((), device=model.device)
-
-    def see(module: torch.nn.Module, inputs: Any, output: Any) -> None:
-        for tensor in _tensors((inputs, output)):
-            # The maximum of anything that is not a number is none either.
-            torch.maximum(largest, tensor.detach().abs().amax().float(), out=largest)
-
-    hooks = [module.register_forward_hook(see) for module in model.modules()]
+    ids = torch.tensor([tokens], device=model.device)
     try:
-        model(input_ids=torch.tensor([tokens], device=model.device), use_cache=False)
+        output = model(input_ids=ids, use_cache=False, output_hidden_states=True)
     except torch.OutOfMemoryError:
         raise
     except Exception:
         return True
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return bool(largest <= LIMIT)
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    """Yield the floating-point tensors in `value` and the tuples within it."""
-    if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
-        yield value
-    elif isinstance(value, (tuple, list)):
-        for each in value:
-            yield from _tensors(each)
+    # What is not a number is not below the limit.
+    return all(bool(hidden.abs().amax() <= LIMIT) for hidden in output.hidden_states)

@@ -178,7 +178,6 @@ def test_fewer_bits_under_it_are_refused(adapter, monkeypatch):
 def test_an_adapter_of_the_hub_is_to_be_fetched(tiny_model, adapter, monkeypatch):
     """`transformers` would put its layers into the base, and only some programs would see them."""
     load = AutoModelForCausalLM.from_pretrained
-    monkeypatch.setattr("grpo.model.load._hub_answers", lambda _: True)
     monkeypatch.setattr(
         "grpo.model.load.AutoModelForCausalLM.from_pretrained", lambda _, **o: load(adapter, **o)
     )

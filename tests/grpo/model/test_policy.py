@@ -4,17 +4,14 @@ is.
 
 import json
 import shutil
-from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
-from huggingface_hub import snapshot_download
 from transformers import AutoTokenizer
 
 from data.errors import UserError
 from grpo.model import load
-from grpo.model.load import load_policy, resolve
+from grpo.model.load import load_policy
 
 PROMPT = (5, 6, 7)
 
@@ -86,26 +83,6 @@ def test_of_several_chat_templates_the_default_is_used(tiny_model, tmp_path, nam
         return
     with pytest.raises(UserError, match="none of its chat templates is called 'default'"):
         load_policy(str(folder), device="cpu")
-
-
-def test_without_a_hub_what_was_fetched_once_is_taken_and_anything_else_is_one_line(
-    monkeypatch, tmp_path
-):
-    monkeypatch.setattr("grpo.model.load.getproxies", dict)
-    monkeypatch.setattr("grpo.model.load.ENDPOINT", "https://localhost")  # nobody answers there
-    monkeypatch.setattr(
-        "grpo.model.load.snapshot_download", partial(snapshot_download, cache_dir=tmp_path)
-    )
-    with pytest.raises(
-        UserError,
-        match="^--model a/b: no such directory, and the hub cannot be reached; give a directory",
-    ):
-        load_policy("a/b", device="cpu")
-    fetched = tmp_path / "models--a--b" / "snapshots" / ("0" * 40)
-    fetched.mkdir(parents=True)
-    (tmp_path / "models--a--b" / "refs").mkdir()
-    (tmp_path / "models--a--b" / "refs" / "main").write_text("0" * 40)
-    assert Path(resolve("a/b")) == fetched
 
 
 def test_a_gpu_that_is_not_there_is_refused(tiny_model, monkeypatch):
