@@ -187,7 +187,7 @@ class HostCopies:
         """
         old, self._copies = self._copies, {}
         copied = self._copied(tree, old)
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         return copied
 
