@@ -25,10 +25,10 @@ from data.files import kind_of
 from data.text import printable
 from grpo.config import Config, load_config
 from grpo.ending import Verdict
-from grpo.model.adapter import is_adapter, save_model
 from grpo.model.forward import Model
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
+from grpo.model.weights import is_adapter, save_model
 from grpo.run.checkpoint import disk_refusal, find_resume
 from grpo.run.files import step_of
 from grpo.run.logs import RunData, load_run

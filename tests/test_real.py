@@ -18,8 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from grpo import export
 from grpo.learn.logprobs import Distribution, token_logprobs
-from grpo.model.encoding import end_of_turn
 from grpo.model.load import load_policy
+from grpo.model.prompts import end_of_turn
 from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key
 from grpo.run.logs import read_metrics

@@ -4,8 +4,7 @@ The folder may be deleted. It plugs in where a policy is loaded: `accelerate` gi
 forward pass and a decoder in place of the plain ones.
 
     accelerate      the fastest path that agrees with the unmodified model
-    forward         the paths: fast and shared
-    cache           shared and fast, in a rollout: keys and values
+    forward         the paths, fast and shared, and the keys and values of a rollout
     packing, varlen shared and fast, in an update: a micro-batch as one row without padding
     llama           our forward pass for Llama-like models; merged_linear, update_kernels (Triton)
     decoder         a rollout pass by pass; speculative says what is drafted

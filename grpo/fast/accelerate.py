@@ -13,9 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grpo.fast.cache import ATTENTION_NAME
 from grpo.fast.decoder import FastDecoder
-from grpo.fast.forward import FastForward
+from grpo.fast.forward import ATTENTION_NAME, FastForward
 from grpo.fast.llama import build_fast_llama
 from grpo.fast.merged_linear import gradient_products, has_fast_bf16_matmul
 from grpo.model.check import (

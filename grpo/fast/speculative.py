@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.model.encoding import plain_tokens
 from grpo.model.policy import Policy
+from grpo.model.prompts import plain_tokens
 from grpo.rollout.generate import Drafting
 
 # The lengths of drafts, in tokens.

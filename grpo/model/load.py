@@ -26,10 +26,9 @@ from data.errors import UserError, needs
 from data.files import kind_of
 from data.text import shortened
 from grpo.model import gguf
-from grpo.model.adapter import is_adapter, layers_of, load_adapter, merged, new_adapter
-from grpo.model.encoding import Tokenizer
 from grpo.model.forward import Model
 from grpo.model.policy import Policy
+from grpo.model.prompts import Tokenizer
 from grpo.model.weights import (
     TEXT,
     TOKENIZERS,
@@ -37,6 +36,11 @@ from grpo.model.weights import (
     check_loaded,
     check_names,
     fits_float16,
+    is_adapter,
+    layers_of,
+    load_adapter,
+    merged,
+    new_adapter,
 )
 
 try:

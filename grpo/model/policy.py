@@ -17,17 +17,7 @@ from peft import PeftModel
 from torch import Tensor
 
 from data.errors import UserError
-from grpo.model.adapter import save_model
 from grpo.model.check import check_model
-from grpo.model.encoding import (
-    Tokenizer,
-    end_of_turn,
-    name_of,
-    plain_tokens,
-    prompt_tokens,
-    target_length,
-    text_of,
-)
 from grpo.model.forward import (
     Batch,
     Model,
@@ -35,8 +25,20 @@ from grpo.model.forward import (
     checkpoint_layers,
     linear_no_grad,
 )
-from grpo.model.prompts import PromptFormat, check_arguments, opened_reasoning
+from grpo.model.prompts import (
+    PromptFormat,
+    Tokenizer,
+    check_arguments,
+    end_of_turn,
+    name_of,
+    opened_reasoning,
+    plain_tokens,
+    prompt_tokens,
+    target_length,
+    text_of,
+)
 from grpo.model.sizes import CACHE_SHARE, Shape, context_of, shape_of, update_tokens
+from grpo.model.weights import save_model
 from tasks.base import Problem
 
 # The number of prompts, and of targets, whose tokens are kept. A step asks for the same ones to

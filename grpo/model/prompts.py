@@ -4,22 +4,178 @@
                 ─► the problem's prompt as the user
 
 A chat template is a program by the model's maker. Some leave out a system turn, or all turns but
-the last, without an error. What a template does not pass on is refused (`encoding.render`).
+the last, without an error. What a template does not pass on is refused (`render`).
+
+Control tokens (those that a tokenizer calls special: end of turn, padding ...) come from the chat
+template alone. What stands in a turn is text, even "<|end|>". It is encoded as the characters that
+it consists of, as the policy would have to write it.
 """
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from functools import lru_cache
+from itertools import zip_longest
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from data.errors import UserError
 from data.files import read_text
 from data.text import escape_control, shortened
-from grpo.model.encoding import TemplateArguments, Turn, text_of
 from tasks.base import Problem, Task
 from tasks.supply import Examples
+
+# A tokenizer of `transformers`, which types all results as unions.
+Tokenizer = Any
+
+Turn = tuple[str, str]  # role ("system", "user" or "assistant") and text
+TemplateArguments = Mapping[str, Any]  # variables of the chat template: {"enable_thinking": False}
+
+# Today's date for chat templates that ask for one (`strftime_now`), as those of Llama 3.1 and later
+# do. It is the date that they fall back on, and never another: a run must go on, and be evaluated,
+# with the prompts that it began with.
+TODAY = datetime(2024, 7, 26)
+
+MARK = "\ue000"  # a character for private use, which ordinary texts do not contain
+
+
+def text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
+    """Return the text of `tokens` as it was written; control tokens are shown by their names.
+
+    Some tokenizers would "clean up" the spaces before marks ("said ," to "said,"), and a right
+    answer would be read as a wrong one.
+    """
+    return tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+
+
+@lru_cache(maxsize=8)
+def controls_of(tokenizer: Tokenizer) -> re.Pattern[str] | None:
+    """Return a pattern of the texts of all control tokens, None if there are none."""
+    added = tokenizer.added_tokens_decoder.values()
+    texts = {token.content for token in added if token.special}
+    return one_of(texts) if texts else None
+
+
+def one_of(texts: Collection[str]) -> re.Pattern[str]:
+    """Return a pattern that matches any of the `texts`, the longest first."""
+    return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True))))
+
+
+def plain_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
+    """Return the token ids of each of the `texts`, none of them a control token."""
+    return tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True).input_ids
+
+
+def target_length(tokenizer: Tokenizer, target: str) -> int:
+    """Return how many tokens the answer `target` takes, its end token included."""
+    return len(plain_tokens(tokenizer, [target])[0]) + 1
+
+
+def prompt_tokens(
+    tokenizer: Tokenizer,
+    turns: Sequence[Turn],
+    template: str | None,
+    arguments: TemplateArguments = MappingProxyType({}),
+) -> tuple[int, ...]:
+    """Return the token ids of `turns` by the chat `template`, up to where the answer begins.
+
+    The template is called with its `arguments`. Without a template each turn is a line of text.
+    """
+    if template is None:
+        text = "".join(f"{said}\n" for _, said in turns)
+        ids = tuple(tokenizer(text, split_special_tokens=True).input_ids)
+        # The text is not at its end: some tokenizers say so after every text.
+        return ids[:-1] if ids[-1:] == (tokenizer.eos_token_id,) else ids
+
+    pattern = controls_of(tokenizer)
+    if pattern is None or not any(pattern.search(said) for _, said in turns):
+        text = render(tokenizer, turns, template, arguments)
+        return tuple(tokenizer(text, add_special_tokens=False).input_ids)
+
+    # The template sees a mark in place of each turn, and what it writes around them is encoded
+    # apart from the turns' own texts.
+    marked = [(role, f"{MARK}{i}{MARK}") for i, (role, _) in enumerate(turns)]
+    pieces = re.split(f"{MARK}([0-9]+){MARK}", render(tokenizer, marked, template, arguments))
+    tokens: list[int] = []
+    for around, turn in zip_longest(pieces[::2], pieces[1::2]):
+        tokens += tokenizer(around, add_special_tokens=False).input_ids
+        if turn is not None:
+            said = turns[int(turn)][1]
+            alone, line_end, after = plain_tokens(tokenizer, [said, "\n", "\n" + said])
+            # Many tokenizers add a space at the beginning of a text.
+            n = len(line_end)
+            tokens += after[n:] if after[:n] == line_end else alone
+    return tuple(tokens)
+
+
+def render(
+    tokenizer: Tokenizer, turns: Sequence[Turn], template: str, arguments: TemplateArguments
+) -> str:
+    """Return the text that the chat `template` makes of `turns`, up to where the answer begins.
+
+    A template that asks for today's date gets TODAY, so that a prompt is the same every day. Raises
+    UserError if the template, a program of the model's makers, fails or does not pass on all of the
+    turns. Only white space may change.
+    """
+    fix = "leave out --system or --shots, give one user turn, or correct the template"
+    try:
+        text = tokenizer.apply_chat_template(
+            [{"role": role, "content": said} for role, said in turns],
+            chat_template=template,
+            tokenize=False,
+            add_generation_prompt=True,
+            **{"strftime_now": TODAY.strftime, **arguments},
+        )
+    except Exception as error:  # the template may raise anything
+        reason = shortened(f"{type(error).__name__}: {error}", 200)
+        raise UserError(f"the model's chat template refuses it ({reason}); {fix}") from error
+
+    passed_on = "".join(text.split())
+    for role, said in turns:
+        if "".join(said.split()) not in passed_on:
+            raise UserError(
+                f"the model's chat template does not pass on all of the {role} turn; {fix}"
+            )
+    return text
+
+
+# Which token ends an answer. A model's files declare its end tokens, and its chat template shows
+# one: the control token that it writes after an assistant's turn. The two may differ. Base models
+# with a chat template declare the end of a document, and the GGUF reader of `transformers` takes
+# the first token of a turn for the last one. The template is right: the model was trained on it.
+
+QUESTION = "Which?"
+ANSWER = "This"  # one plain word, which no template changes
+
+
+def end_of_turn(tokenizer: Tokenizer) -> int | None:
+    """Return the token that the chat template writes after an assistant's answer.
+
+    It is a token that was added to the vocabulary, "special" or not. Returns None if there is no
+    template, if it takes no assistant's turn, or if plain text follows the answer.
+    """
+    added = {token.content for token in tokenizer.added_tokens_decoder.values()}
+    if not tokenizer.chat_template or not added:
+        return None
+
+    turns = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
+    try:
+        text = tokenizer.apply_chat_template(turns, tokenize=False)
+    except Exception:  # the template may raise anything
+        return None
+
+    _, answer, rest = text.rpartition(ANSWER)
+    found = one_of(added).match(rest.lstrip()) if answer else None
+    return tokenizer.convert_tokens_to_ids(found[0]) if found else None
+
+
+def name_of(tokenizer: Tokenizer, token: int | None) -> str:
+    """Return a token as messages show it, e.g. "<|im_end|>"."""
+    return "no token" if token is None else str(tokenizer.convert_ids_to_tokens(token))
+
 
 # Arguments of a chat template that the trainer sets itself.
 RESERVED_ARGUMENTS = (

@@ -48,9 +48,9 @@ from grpo.config import (
 from grpo.distributed import SINGLE, Ranks
 from grpo.learn.loss import OwnLoss
 from grpo.model import load
-from grpo.model.adapter import layers_of
 from grpo.model.gguf import is_gguf
 from grpo.model.policy import Policy
+from grpo.model.weights import layers_of
 from grpo.run.checkpoint import find_resume, run_of, seen_keys
 from grpo.run.files import checkpoint_folders, locked, new_folder, new_run, step_of
 from tasks.base import Task, sources_of

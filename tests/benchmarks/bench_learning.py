@@ -56,8 +56,8 @@ from grpo.evaluate import (
     summarise,
 )
 from grpo.learn.optimizer import WARMUP, adamw
-from grpo.model.adapter import adapter_of
 from grpo.model.load import load_policy, load_tokenizer, resolve
+from grpo.model.weights import adapter_of
 from grpo.rollout.budget import fitting
 from grpo.trainer import Parts, Trainer
 from tasks.registry import load_task

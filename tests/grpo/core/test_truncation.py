@@ -13,8 +13,8 @@ from grpo.curriculum import survey
 from grpo.ending import HeldOut, is_solved, reach_verdict
 from grpo.evaluate import score_groups, summarise
 from grpo.learn.batch import micro_batches
-from grpo.model.encoding import text_of
 from grpo.model.load import load_policy
+from grpo.model.prompts import text_of
 from grpo.records import Completion, Group, truncated_share
 from grpo.tools.table import repeated_figures
 from grpo.trainer import Parts, StepTimer, Trainer

@@ -25,7 +25,7 @@ from transformers import (
 
 from data.errors import UserError
 from grpo.fast import accelerate as fast
-from grpo.fast import cache
+from grpo.fast import forward as fast_forward
 from grpo.fast.accelerate import accelerate
 from grpo.fast.forward import FastForward
 from grpo.fast.merged_linear import MergedLinear
@@ -108,7 +108,7 @@ def attend(**arguments):
     heads = torch.zeros(1, 2, 1, 4)
     module = SimpleNamespace(layer_idx=0, **arguments.pop("module", {}))
     mask = arguments.pop("mask", None)
-    return cache.attention(module, heads, heads, heads, mask, shared=shared, **arguments)[0]
+    return fast_forward.attention(module, heads, heads, heads, mask, shared=shared, **arguments)[0]
 
 
 @pytest.mark.parametrize(
@@ -155,15 +155,15 @@ def test_a_window_that_only_the_mask_knows_of_is_refused_when_it_is_outgrown():
 
 def test_an_attention_that_swallows_an_argument_is_noticed(tmp_path):
     def swallowing(*arguments, s_aux=None, **others):
-        return cache.attention(*arguments, **others)
+        return fast_forward.attention(*arguments, **others)
 
-    AttentionInterface.register(cache.ATTENTION_NAME, swallowing)
+    AttentionInterface.register(fast_forward.ATTENTION_NAME, swallowing)
     try:
         policy = load_policy(saved("gpt_oss", tmp_path), device="cpu")
     finally:
-        AttentionInterface.register(cache.ATTENTION_NAME, cache.attention)
+        AttentionInterface.register(fast_forward.ATTENTION_NAME, fast_forward.attention)
     assert policy.path == "plain"
-    assert policy.causal.config._attn_implementation != cache.ATTENTION_NAME
+    assert policy.causal.config._attn_implementation != fast_forward.ATTENTION_NAME
 
 
 @pytest.mark.parametrize("kind", ["falcon_h1", "diffllama", "minimax", "lfm2"])
@@ -221,7 +221,7 @@ def test_rounding_of_a_deep_random_model_in_bfloat16_passes(monkeypatch):
     )
     policy = policy_of(LlamaConfig(**(SHAPE | shape | heads)), torch.bfloat16)
     assert policy.path == "fast" and LOW_PRECISION_TOLERANCE < seen[0] < MISSING
-    assert policy.causal.config._attn_implementation == cache.ATTENTION_NAME
+    assert policy.causal.config._attn_implementation == fast_forward.ATTENTION_NAME
 
 
 def test_a_difference_beyond_the_models_own_rounding_is_noticed(monkeypatch):

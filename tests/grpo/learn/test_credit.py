@@ -23,9 +23,9 @@ from grpo.learn.advantages import (
     token_ends,
     token_states,
 )
-from grpo.model.encoding import plain_tokens
 from grpo.model.load import BUILTIN
 from grpo.model.policy import Policy
+from grpo.model.prompts import plain_tokens
 from grpo.records import Completion, Group
 from tasks.base import Problem, Score
 from tasks.interleave import Interleave

@@ -20,14 +20,14 @@ from tokenizers import (
 )
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from grpo.model.encoding import (
+from grpo.model.load import BUILTIN, load_policy
+from grpo.model.policy import Policy
+from grpo.model.prompts import (
     end_of_turn,
     plain_tokens,
     prompt_tokens,
     target_length,
 )
-from grpo.model.load import BUILTIN, load_policy
-from grpo.model.policy import Policy
 from tasks.registry import load_task
 from tasks.supply import problem_at
 

@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from data.errors import UserError
 from grpo import export
-from grpo.model.encoding import text_of
 from grpo.model.load import load_policy, load_tokenizer, read_tokenizer
+from grpo.model.prompts import text_of
 from grpo.tools import evaluation, train
 
 pytestmark = pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not installed")
