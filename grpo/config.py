@@ -68,23 +68,17 @@ MAX_SHOTS = 64  # examples before a question; more would fill any context, and e
 MAX_NUMBER = 10**9  # the upper limit of all counts and weights
 MAX_NAME = 255  # bytes: the longest name of a folder that file systems take
 
-# The mean score at which a level is left, unless the user gives one. The running mean has the lower
-# mark because it lags behind the policy. At 0.9, a policy whose true mean is 0.96 is promoted
-# within 100 steps of 2 prompts, and one of 0.8 hardly ever (runs/archive/LOG.md, 2026-11-23:
-# "Intervals near 1, promotion, step back").
-PROMOTE_AT = {"running": 0.9, "heldout": 0.97}
-
 # Defaults for models other than the embedded one. A run whose last level is solved ends sooner.
 LORA_RANK = 64
 STEPS = 800
 
-# Prompts a step, and how many groups must vary, or else dynamic sampling draws more prompts. The
-# embedded model learns as fast by the step from 8 prompts as from 16 while most of its groups vary
-# (runs/archive/LOG.md, 2026-11-25: "Half the prompts").
-PROMPTS = 16
+# Prompts a step, and the share of them that must vary, or else dynamic sampling draws more prompts.
+# The embedded model learns as fast by the step from 8 prompts as from 16 while most of its groups
+# vary (runs/archive/LOG.md, 2026-11-25: "Half the prompts"); a real model learns in half the steps
+# from 32 instead of 16 (2026-11-28: "pairs of words, levels where groups vary").
+PROMPTS = 32
 BUILTIN_PROMPTS = 8
-BUILTIN_VARIED = 4
-MIN_VARIED = 8  # or half of fewer prompts, if held-out problems promote to the next level
+VARIED_SHARE = {True: 1 / 2, False: 1 / 4}  # of the embedded model, and of others
 
 # Settings that a resumed run can change.
 ON_RESUME = ("steps", "eval_every", "eval_problems", "save_every", "device", "patience", "track")
@@ -99,7 +93,7 @@ OF_A_RUN = ("config.yaml", "trainer.json")
 OF_ONE_RUN = ("facts", "name", "resume")
 
 # Settings whose values may be the words on and off.
-WORDS = ("draft", "preflight", "warm_start")
+WORDS = ("draft", "preflight")
 
 # What TRL, or the command line, calls a setting that has another name here.
 ELSEWHERE = {
@@ -110,7 +104,6 @@ ELSEWHERE = {
     "loss_type": "loss",
     "scale_rewards": "scale",
     "epsilon": "clip",
-    "mask_truncated_completions": "truncated",
     "words": "level",
 }
 
@@ -218,7 +211,7 @@ class Config:
     )
 
     prompts: int | None = basic(
-        None, "prompts a step (default: 8 for builtin, else 16)", least=1, heading="Sampling"
+        None, "prompts a step (default: 8 for builtin, else 32)", least=1, heading="Sampling"
     )
     group_size: int = basic(16, "completions of each prompt", least=2)
     temperature: float = flag(1.0, "sampling temperature", above=0)
@@ -255,11 +248,6 @@ class Config:
     clip: list | None = setting(
         None, "how far below and above 1 the ratio may be (default: [0.2, 0.28] for dapo)"
     )
-    truncated: str = setting(
-        "learn",
-        "from completions that the budget cuts off, or mask them",
-        choices=("learn", "mask"),
-    )
     epochs: int = setting(1, "updates on each rollout", least=1)
 
     learning_rate: float | None = basic(
@@ -273,7 +261,8 @@ class Config:
     schedule: str | None = setting(
         None,
         "learning rate after the warm-up (default: constant for builtin; for other models cosine, "
-        "which falls to zero from the last level on, or from half of the steps)",
+        "which falls to zero within 120 steps once the last level is nearly solved, and ends the "
+        "run)",
         choices=("constant", "cosine"),
     )
     gradient_checkpointing: bool = setting(
@@ -290,24 +279,14 @@ class Config:
         const=ALL_LEVELS,
         heading="Curriculum",
     )
-    ramp: bool = flag(True, "start at --words instead of easier levels")
     preflight: str = flag(
         "on",
-        "before the first step, sample a few problems of each level, and start where groups vary "
-        "and right answers are within reach; only: print that table and end",
+        "before the first step, try a few prompts and levels, take the best prompt, and add easier "
+        "levels if the first is out of reach; only: print the tables and end",
         choices=("on", "off", "only"),
     )
-    warm_start: str = flag(
-        "auto",
-        "imitation: imitate a few right answers before the first step; off: never; auto: only if "
-        "the pre-flight finds every level out of reach",
-        choices=("auto", "off", "imitation"),
-    )
-    promote_at: float | None = flag(
-        None,
-        "mean score to climb at (default: 0.97 with --curriculum, on held-out problems; else 0.9)",
-        least=0,
-        most=1,
+    reward_alone: bool = flag(
+        False, "show no right answers: no imitation before the first step, and no demonstrate"
     )
 
     on_degenerate: str = flag(
@@ -319,11 +298,13 @@ class Config:
     dynamic_sampling: int | None = setting(
         None,
         "draw more prompts, at most four times --prompts, until this many groups of the step vary "
-        "(0: off; default: 4 for builtin; with --curriculum half of --prompts, at most 8; else 0)",
+        "(0: off; default: a quarter of --prompts, half for builtin)",
         least=0,
     )
-    demonstrate: bool = setting(
-        False, "where no completion of a group is right, replace the last one by the right answer"
+    demonstrate: bool | None = setting(
+        None,
+        "where no completion of a group is right, replace the last one by the right answer "
+        "(default: for interleave, but not with builtin or --reward-alone)",
     )
     patience: int = setting(
         20,
@@ -396,6 +377,8 @@ class Config:
         is_cut = self.demonstrate and self.top_p < 1
         fix = "top_p may leave out what a right answer needs; leave out one or the other"
         yield "demonstrate", not is_cut, fix
+        fix = "--reward-alone shows no right answers; leave out one or the other"
+        yield "demonstrate", not (self.demonstrate and self.reward_alone), fix
         is_control = self.demonstrate and self.control != "none"
         fix = "a control experiment must not be shown right answers; leave out one or the other"
         yield "demonstrate", not is_control, fix
@@ -405,13 +388,6 @@ class Config:
         """How far below and above 1 the ratio is clipped: as set, or as in the loss's paper."""
         low, high = self.clip or CLIP.get(self.loss, (0.2, 0.2))
         return low, high
-
-    @property
-    def promotion(self) -> tuple[str, float]:
-        """What promotes to the next level, and the mean score that it takes."""
-        promote_by = "heldout" if self.curriculum else "running"
-        promote_at = PROMOTE_AT[promote_by] if self.promote_at is None else self.promote_at
-        return promote_by, promote_at
 
     @property
     def loading(self) -> dict[str, Any]:
@@ -446,7 +422,7 @@ class Config:
             return parse_levels(self.curriculum, "--curriculum", must_rise=True)
 
         assert self.level is not None, "the configuration is resolved"
-        climbs = self.ramp and getattr(task, "climbs", False) and not self.dataset
+        climbs = getattr(task, "climbs", False) and not self.dataset
         return ramp_to(self.level) if climbs else [self.level]
 
     def save(self, path: Path, **facts: Any) -> None:
@@ -555,7 +531,6 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
         level=level,
         mixed=config.mixed or (len(levels) > 1 and not is_level_given),
         prompts=config.prompts or (BUILTIN_PROMPTS if is_builtin else PROMPTS),
-        promote_at=config.promotion[1],
         dynamic_sampling=_least_varied(config),
         lora_rank=rank,
         schedule=config.schedule or ("constant" if is_builtin else "cosine"),
@@ -579,12 +554,9 @@ def _least_varied(config: Config) -> int:
         return config.dynamic_sampling
     if config.control == "constant-reward":
         return 0  # no group will ever vary
-    if config.model == "builtin" and config.prompts is None:
-        return BUILTIN_VARIED
-    if config.promotion[0] == "running":
-        return 0
-    prompts = config.prompts or PROMPTS
-    return min(MIN_VARIED, -(-prompts // 2))
+    is_builtin = config.model == "builtin"
+    prompts = config.prompts or (BUILTIN_PROMPTS if is_builtin else PROMPTS)
+    return math.ceil(prompts * VARIED_SHARE[is_builtin])
 
 
 # Settings from a file, and from Python

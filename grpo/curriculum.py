@@ -1,29 +1,30 @@
-"""Which level a run trains on, where it starts, and how it gets from no reward to some.
+"""What a run trains on: which prompt, which levels, and how it gets from no reward to some.
 
-    Ladder         levels climbed one after the other, with replay and steps back
-    survey         what the policy can do at each level before training
-    choose_start   the pre-flight: where the run starts, chosen by the survey
-    demonstrate    the right answer shown in groups where no completion is right
-    warm_start     a short imitation of right answers, for a policy that earns nothing
+    survey_prompts  the pre-flight's first table: what the policy earns by each of a few prompts
+    survey          the second: what it does at each level, before training
+    choose_levels   the levels of training, chosen by the survey
+    Curriculum      draws the level of every prompt where groups vary, and opens harder levels
+    warm_start      a short imitation of right answers, for a policy far from the task
+    demonstrate     the right answer shown in groups where no completion is right
 
-A level is a difficulty of the task's problems; for interleave it is the words of each text.
-docs/curriculum.md describes the rules for users.
+The last two show right answers; `--reward-alone` forbids both. A level is a difficulty of the
+task's problems; for interleave it is the words of each text. docs/curriculum.md describes the rules
+for users.
 """
 
 import hashlib
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from itertools import takewhile
+from itertools import product, takewhile
 from statistics import fmean
 from typing import Any
 
 from data.errors import UserError
 from grpo.config import Config
 from grpo.distributed import SINGLE, Ranks
-from grpo.ending import CHECK_EVERY, EXHAUSTED
 from grpo.evaluate import (
     TOO_MANY_TRUNCATED,
     EvaluationSettings,
@@ -36,258 +37,259 @@ from grpo.evaluate import (
 from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import UpdateMemory, imitate
 from grpo.model.policy import Policy
-from grpo.records import Completion, Decision, Group, Resumable, StepSummary, truncated_share
-from grpo.statistics import MARGIN, mean_interval, problems_needed, reaches_mark
+from grpo.records import Completion, Decision, Group, Resumable, first_tries, truncated_share
+from grpo.statistics import mean_interval, problems_needed, reaches_mark
 from grpo.stream import ProblemStream
 from grpo.variance import common_trap, group_class
 from tasks.base import Problem, Task, compares, levels_of
 from tasks.scoring import range_of, scores_of
 from tasks.supply import LADDER, Supply, patience
 
-# --- the ladder -----------------------------------------------------------------------------------
+# --- the levels of the prompts --------------------------------------------------------------------
 
-# The running mean is taken over the groups of the last WINDOW steps, or of more steps if these have
-# too few groups for its interval.
+# A level's weight in the draw is the share of its groups that varied lately, but at least FLOOR, so
+# that a solved level is still looked at. The hardest open level gets GOAL_SHARE of the prompts at
+# least: it is what the run is for.
+FLOOR = 0.02
+GOAL_SHARE = 1 / 3
+
+# A level's share of varied groups and its score move by this share of the way for each group.
+MEMORY = 0.2
+
+# The next level opens at this running mean of the hardest open one, and at the last level the
+# learning rate begins to fall at that one. The mean is over the groups of the last WINDOW steps, or
+# of more steps if these have too few groups for its interval.
+OPEN_AT = 0.9
+ANNEAL_AT = 0.95
 WINDOW = 3
 
-# The share of the prompts that come from earlier levels.
-REPLAY = 0.25
 
-# With these two, a level on which every group collapses is left after 8 steps, and tried again ever
-# more rarely: 7 moves in 200 steps, with replay or without. Before the evidence doubled, there were
-# 36 moves without replay, and with replay none at all (runs/archive/LOG.md, 2026-11-23:
-# "Intervals near 1, promotion, step back").
-COLLAPSE_AT = 0.9
-COLLAPSE_STEPS = 8
+class Curriculum(Resumable):
+    """Chooses the level of every prompt among `levels`, which rise and of which the last is the
+    goal. One level is fixed.
 
-
-class Ladder(Resumable):
-    """Chooses the level of every prompt: it climbs `levels`, which rise. One level is fixed.
-
-    Promotion: the next level is reached at a mean score of `promote_at`, if the mean's 95 %
-    interval begins no more than MARGIN below. With `promote_by` "running" that is the running mean
-    over groups, whose completions share their problem and count once. With "heldout" it is the mean
-    of an evaluation on held-out problems, made every CHECK_EVERY steps while the running mean is
-    within MARGIN of the mark; a level with too few of them is left by the running mean.
-
-    Step back: if COLLAPSE_AT of the current level's groups collapse for COLLAPSE_STEPS steps in a
-    row, training goes back one level, unless that is solved. Each time doubles the evidence: twice
-    as many collapsed steps before the next step back, and as many steps of practice below before
-    the level is tried again, or until the one below is solved.
+    Of the open levels each is drawn in proportion to the share of its groups that varied lately,
+    because only these have a gradient. At first all levels up to `open_to` (the first, if None) are
+    open. The next one opens when the mean score of the hardest open level reaches OPEN_AT; a solved
+    group counts as 1, whatever its score.
 
     Every method depends on nothing but its arguments and the state, so a resumed run makes the same
     decisions.
     """
 
-    STATE = (
-        *("levels", "position", "recent", "scores", "collapsed", "stayed"),
-        *("steps_back", "steps_before_last", "by_training"),
-    )
+    STATE = ("levels", "position", "varied", "scores", "recent", "anneal_from")
 
-    def __init__(self, levels: Sequence[int], promote_by: str, promote_at: float):
-        assert levels and promote_by in ("running", "heldout")
+    def __init__(self, levels: Sequence[int], open_to: int | None = None):
+        assert levels and list(levels) == sorted(set(levels)), levels
         self.levels = list(levels)
-        self.promote_by = promote_by
-        self.promote_at = promote_at
-        # Twice what a perfect policy needs, so that a good one passes with a few wrong answers.
-        self.least_groups = 2 * problems_needed(promote_at)
+        self.position = self.levels.index(open_to) if open_to else 0  # of the hardest open level
 
-        self.position = 0  # of the current level in `levels`
-        self.scores: dict[int, float] = {}  # level -> its last mean score
-        self.steps_back = [0] * len(self.levels)  # from each level, those to a solved one included
-        self.by_training: set[int] = set()  # levels with too few held-out problems for a check
-        # The steps made before the last level was reached for the first time; None until then.
-        self.steps_before_last = None if len(self.levels) > 1 else 0
+        # Of the last groups of each level: the share that varied, and the mean score.
+        self.varied = dict.fromkeys(self.levels, 1.0)
+        self.scores: dict[int, float] = {}
 
-        # Of the current stay on the current level.
-        self.recent: deque[list[float]] = deque()  # mean scores of the groups of the last steps
-        self.collapsed = 0  # collapsed steps in a row
-        self.stayed = 0  # steps since the last move
+        # Mean scores of the groups of the hardest open level, of the last steps since it opened.
+        self.recent: deque[list[float]] = deque()
+        # The step after which the learning rate falls; None before the goal is nearly reached.
+        self.anneal_from: int | None = None
 
     @property
     def level(self) -> int:
-        """The level that training is at."""
+        """The hardest open level."""
         return self.levels[self.position]
 
     @property
     def is_last(self) -> bool:
-        """Whether training is at the last level."""
+        """Whether the last level is open."""
         return self.position + 1 == len(self.levels)
 
     @property
-    def levels_to_check(self) -> list[int]:
-        """The levels that are left by a validation check."""
-        if self.promote_by == "running":
-            return []
-        return [level for level in self.levels[:-1] if level not in self.by_training]
-
-    def note_problems(self, level: int, found: int) -> str:
-        """Take note of the number of held-out problems of a level; return a warning if they are too
-        few to promote by, else "".
-        """
-        if found >= (needed := problems_needed(self.promote_at)):
-            return ""
-        self.by_training.add(level)
-        return (
-            f"level {level} has {found} held-out problems, and promotion at {self.promote_at:g} "
-            f"needs at least {needed}: the running mean of its training scores decides instead"
-        )
+    def weights(self) -> dict[int, float]:
+        """The weight of each open level in the draw."""
+        easier = {level: max(FLOOR, self.varied[level]) for level in self.levels[: self.position]}
+        least = sum(easier.values()) * GOAL_SHARE / (1 - GOAL_SHARE)
+        return {**easier, self.level: max(self.varied[self.level], FLOOR, least)}
 
     def levels_for(self, seed: int, step: int, count: int, drawn: int = 0) -> list[int]:
         """Return the levels of `count` prompts of a step, after its first `drawn` prompts.
 
-        The first of them is at the current level.
+        The first prompt of a step is at the hardest open level.
         """
-        later = f"/{drawn}" if drawn else ""
-        digest = hashlib.sha256(f"levels/{seed}/{step}{later}".encode()).digest()
-        rng = random.Random(digest)
+        digest = hashlib.sha256(f"levels/{seed}/{step}/{drawn}".encode()).digest()
+        weights = self.weights
+        levels = random.Random(digest).choices(list(weights), list(weights.values()), k=count)
+        return levels if drawn else [self.level, *levels[1:]]
 
-        earlier = self.levels[: self.position]
-        # 1.1, so that a level is replayed now and then even if its score is 1.
-        weights = [1.1 - self.scores.get(level, 0.0) for level in earlier]
-        replayed = [bool(earlier) and i > 0 and rng.random() < REPLAY for i in range(count)]
-        return [rng.choices(earlier, weights)[0] if again else self.level for again in replayed]
+    def observe(self, step: int, groups: Iterable[Group]) -> list[Decision]:
+        """Take note of the groups of a training step, every try; return its decisions."""
+        values: dict[int, list[float]] = {}
+        for group in first_tries(list(groups)):
+            level = group.problem.level
+            varies = group.class_name == "varied" or group.action == "demonstrate"
+            is_solved = group.class_name == "solved"
+            value = 1.0 if is_solved else fmean(score.value for score in group.scores)
+            values.setdefault(level, []).append(value)
+            if level in self.varied:  # a dataset as it comes has more levels
+                self.varied[level] += MEMORY * (varies - self.varied[level])
+                self.scores[level] = (1 - MEMORY) * self.scores.get(level, value) + MEMORY * value
 
-    def observe(self, summary: StepSummary) -> list[Decision]:
-        """Take note of a training step; return one decision, or none."""
-        self.scores |= {level: fmean(values) for level, values in summary.values.items()}
-        self._remember(summary.values.get(self.level, []))
-        self.stayed += 1
-
-        groups = summary.collapsed.get(self.level)  # without replayed ones
-        share = fmean(groups) if groups else 0.0
-        self.collapsed = self.collapsed + 1 if share >= COLLAPSE_AT else 0
-        if self.position > 0 and self.collapsed >= self._patience(self.position):
-            return [self._step_back(summary.step, share)]
-
-        return self._promote(summary.step)
+        self._remember(values.get(self.level, []))
+        if self.is_last:
+            return self._anneal(step)
+        if not (why := self._reached(OPEN_AT)):
+            return []
+        before = self.level
+        self.position += 1
+        self.recent.clear()
+        return [Decision(step, before, self.level, "open", why)]
 
     def _remember(self, values: list[float]) -> None:
         """Add a step's groups to the window, and drop the oldest steps that it does not need."""
         if values:
-            self.recent.append(list(values))
+            self.recent.append(values)
+        needed = 2 * problems_needed(OPEN_AT)  # of a perfect policy half as many would do
         while (
-            len(self.recent) > WINDOW
-            and sum(map(len, self.recent)) - len(self.recent[0]) >= self.least_groups
+            len(self.recent) > WINDOW and sum(map(len, self.recent)) - len(self.recent[0]) >= needed
         ):
             self.recent.popleft()
 
-    def _patience(self, position: int) -> int:
-        """Return how many steps are evidence about a level; each step back from it doubles them."""
-        return COLLAPSE_STEPS * 2 ** self.steps_back[position]
-
-    def _step_back(self, step: int, share: float) -> Decision:
-        """Go back a level, or stay if the level below has nothing left to teach."""
-        figures = {"steps": self.collapsed, "share": share}
-        self.steps_back[self.position] += 1
-        why = (
-            f"at least {COLLAPSE_AT:.0%} of the level's groups collapsed in {self.collapsed} "
-            "steps in a row"
-        )
-        below = self.position - 1
-        if not self._is_exhausted(below):
-            return self._move(-1, step, "collapse", why, **figures)
-
-        self.collapsed = 0
-        why += f"; level {self.levels[below]} is solved, so going back would teach nothing"
-        return Decision(step, self.level, self.level, "collapse", why, figures)
-
-    def _is_exhausted(self, position: int) -> bool:
-        """Return whether a level's last mean score leaves nothing to learn."""
-        return self.scores.get(self.levels[position], 0.0) >= EXHAUSTED
-
-    def _may_climb(self) -> bool:
-        """Return whether the next level may be tried: it is new, or was practised for below as long
-        as that taught anything.
-        """
-        if self.is_last:
-            return False
-        following = self.position + 1
-        is_practised = self.stayed >= self._patience(following)
-        is_practised = is_practised or self._is_exhausted(self.position)
-        return self.steps_back[following] == 0 or is_practised
-
-    def move_on(self, step: int, why: str) -> list[Decision]:
-        """Leave a level that teaches nothing any more, unless it is the last."""
-        return [] if self.is_last else [self._move(+1, step, "promotion", why)]
-
-    def _promote(self, step: int) -> list[Decision]:
-        """Return the promotion by the running mean, if that reaches the mark."""
+    def _reached(self, mark: float) -> str:
+        """Return in words that the running mean has reached `mark`; "" if it has not."""
         values = [value for groups in self.recent for value in groups]
-        is_enough = len(self.recent) >= WINDOW and len(values) >= self.least_groups
-        if self.level in self.levels_to_check or not is_enough or not self._may_climb():
-            return []
-
-        mean = fmean(values)
-        if mean < self.promote_at:  # saves the interval, which takes 10 ms
-            return []
-
-        low, high = mean_interval(values)
-        if not reaches_mark(mean, low, self.promote_at):
-            return []
-
-        steps, groups = len(self.recent), len(values)
-        why = f"running mean {mean:.3f} [{low:.3f}, {high:.3f}] of {groups} groups in {steps} steps"
-        figures = dict(mean=mean, ci_low=low, ci_high=high, groups=groups, steps=steps)
-        return [self._move(+1, step, "promotion", why, **figures)]
-
-    def wants_validation(self, step: int) -> bool:
-        """Return whether a validation check of the current level is due after `step`, and has a
-        chance.
-        """
-        is_due = self.level in self.levels_to_check and step % CHECK_EVERY == 0
-        if not is_due or not self.recent or not self._may_climb():
-            return False
-
-        # Only the last steps: a longer window lags further behind a policy that learns.
-        last = [value for groups in list(self.recent)[-WINDOW:] for value in groups]
-        return fmean(last) >= self.promote_at - MARGIN
-
-    def observe_validation(self, step: int, line: Mapping[str, Any]) -> list[Decision]:
-        """Take note of a validation check of the current level, a line of eval.jsonl.
-
-        Returns the decision: to climb or to stay.
-        """
-        mark = self.promote_at
-        figures = {name: line[name] for name in ("mean", "ci_low", "ci_high", "n")}
-        self.scores[self.level] = line["mean"]
-        result = (
-            f"held-out mean {line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}] of "
-            f"{line['n']} problems"
+        if len(self.recent) < WINDOW or fmean(values) < mark:
+            return ""
+        mean, (low, high) = fmean(values), mean_interval(values)
+        if not reaches_mark(mean, low, mark):
+            return ""
+        return (
+            f"running mean {mean:.3f} [{low:.3f}, {high:.3f}] of {len(values)} groups in "
+            f"{len(self.recent)} steps"
         )
-        if reaches_mark(line["mean"], line["ci_low"], mark):
-            return [self._move(+1, step, "promotion", result, **figures)]
 
-        why = (
-            f"{result}; promotion needs a mean of at least {mark:g} and an interval that begins at "
-            f"{mark - MARGIN:g} or above"
-        )
-        return [Decision(step, self.level, self.level, "stay", why, figures)]
-
-    def _move(self, by: int, step: int, kind: str, why: str, **figures: float) -> Decision:
-        before = self.level
-        self.position += by
-        if self.is_last and self.steps_before_last is None:
-            self.steps_before_last = step
-        self.recent.clear()
-        self.collapsed = 0
-        self.stayed = 0
-        return Decision(step, before, self.level, kind, why, figures)
+    def _anneal(self, step: int) -> list[Decision]:
+        """Let the learning rate fall from now on, if the goal is nearly reached."""
+        if self.anneal_from is not None or not (why := self._reached(ANNEAL_AT)):
+            return []
+        self.anneal_from = step
+        why += ": the learning rate falls from now on"
+        return [Decision(step, self.level, self.level, "anneal", why)]
 
 
-# --- the pre-flight: a survey, and the choice of the level where the run starts -------------------
+# --- the pre-flight: surveys of prompts and levels ------------------------------------------------
 
 SURVEY_SEED = 3_000_003  # of the problems and the samples, whatever the seed of the run
 SURVEY_PROBLEMS = 4  # of each level; with 16 completions each, enough to see whether groups vary
 SURVEY_LEVELS = (1, 2, 3, 5, *LADDER)  # for a task that does not name its own
 
+PROMPT_PROBLEMS = 8  # of each prompt and level
+PROMPT_SAMPLES = 8
+PROMPT_LEVELS = (2, 10)  # and none above the first level of training
+SHOTS = (0, 3)
+MOST_FOR_SHOTS = 50  # the hardest level at which examples are tried: they lengthen every prompt
+
 # A level is within reach if at least half of its groups vary and at least one in four has a right
-# answer. It is left out if nearly all answers are right: a ladder would leave it in a few steps.
+# answer. It is left out if nearly all answers are right.
 VARIED = 0.5
 ANY_EXACT = 0.25
 NEARLY_SOLVED = 0.9
 
+# Imitation comes first if no level within reach is at least this share of the first level.
+NEAR = 1 / 3
+
 NO_LEVEL = f"at no level do {VARIED:.0%} of the groups vary and {ANY_EXACT:.0%} hold a right answer"
+
+
+@dataclass(frozen=True)
+class PromptSurvey:
+    """What the policy earns by a prompt, e.g. ``PromptSurvey("{a} {b}", 3, 0.2, 0.4, 0.6, 0.0)``.
+
+    The figures are means over all completions; `wording` is "" for the task's own.
+    """
+
+    wording: str
+    shots: int
+    reward: float
+    value: float
+    varied: float  # share of the groups that vary
+    truncated: float
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings that choose this prompt."""
+        return {"wording": self.wording, "shots": self.shots}
+
+
+def prompts_to_try(
+    policy: Policy, task: Task, config: Config, given: Iterable[str], level: int
+) -> list[Config]:
+    """Return the configuration with each prompt that the pre-flight may choose.
+
+    What the user has `given` stays. Only a task that has `wordings` leaves the choice; the embedded
+    model knows the first of them alone, an earlier run's policy knows that run's, and a dataset has
+    its own. Where the chat template knows of thinking, it is off, because answers are short.
+    """
+    wordings = getattr(task, "wordings", ())
+    if config.model == "builtin" or config.start or config.dataset or not wordings:
+        return [config]
+
+    thinks = "enable_thinking" in (policy.tokenizer.chat_template or "")
+    if thinks and "chat_template_kwargs" not in given:
+        config = replace(config, chat_template_kwargs='{"enable_thinking": false}')
+    _, *others = wordings
+    texts = [config.wording] if "wording" in given else ["", *others]
+    shots = [config.shots] if "shots" in given or level > MOST_FOR_SHOTS else SHOTS
+    return [replace(config, wording=text, shots=count) for text, count in product(texts, shots)]
+
+
+def survey_prompts(
+    policy: Policy, supply: Supply, configs: Sequence[Config], level: int, ranks: Ranks = SINGLE
+) -> list[PromptSurvey]:
+    """Return a row for each of the `configs`, whose prompts differ.
+
+    A few problems are sampled at each of PROMPT_LEVELS up to `level`. Leaves the last prompt in
+    use.
+    """
+    offered = supply.levels or levels_of(supply.task, level) or PROMPT_LEVELS
+    levels = [each for each in PROMPT_LEVELS if each in offered and each <= level] or [level]
+    rows = []
+    for config in configs:
+        use_prompt(policy, supply.task, config)
+        sampling = Sampling.of(config)
+        settings = EvaluationSettings(sampling, SURVEY_SEED, PROMPT_SAMPLES, draft=config.draft)
+        problems = [
+            problem
+            for each in levels
+            for problem in survey_problems(policy, supply, each, sampling, PROMPT_PROBLEMS)
+        ]
+        groups = ranks.gather(evaluate(policy, supply.task, ranks.share(problems), settings))
+        for group in groups:
+            group.class_name = group_class(group, range_of(supply.task))
+        figures = summarise_level(level, groups)
+        rows.append(
+            PromptSurvey(
+                config.wording,
+                config.shots,
+                figures.reward,
+                figures.value,
+                figures.varied,
+                figures.truncated,
+            )
+        )
+    return rows
+
+
+def use_prompt(policy: Policy, task: Task, config: Config) -> None:
+    """Let `task` and `policy` present problems as the configuration says."""
+    task.wording = config.wording  # type: ignore[attr-defined]
+    policy.use(config.prompt_format(task))
+
+
+def best_prompt(rows: Sequence[PromptSurvey]) -> int:
+    """Return the number of the row with the highest reward and score together.
+
+    The reward says what can be learned from, but of a weak model it is near 0 by every prompt.
+    """
+    return max(range(len(rows)), key=lambda number: rows[number].reward + rows[number].value)
 
 
 @dataclass(frozen=True)
@@ -370,7 +372,7 @@ def survey(
         problems: dict[int, list[Problem]] = {}
         for level in batch:
             try:
-                problems[level] = survey_problems(policy, supply, level, sampling)
+                problems[level] = survey_problems(policy, supply, level, sampling, SURVEY_PROBLEMS)
             except Exception:
                 # The task is user code, and need not have easier levels that nobody asked for.
                 if level in training_levels:
@@ -380,7 +382,7 @@ def survey(
         sampled = ranks.gather(evaluate(policy, task, share, settings))
         for index, group in enumerate(sampled, start=len(groups)):
             group.index = index
-            group.class_name = group_class(group, config, range_of(task))
+            group.class_name = group_class(group, range_of(task))
             group.action = "skip"  # nothing is learned from it
         groups += sampled
 
@@ -395,17 +397,17 @@ def survey(
 
 
 def survey_problems(
-    policy: Policy, supply: Supply, level: int, sampling: Sampling
+    policy: Policy, supply: Supply, level: int, sampling: Sampling, count: int
 ) -> list[Problem]:
-    """Return SURVEY_PROBLEMS distinct problems of a level, or as many as there are."""
+    """Return `count` distinct problems of a level, or as many as there are."""
     family = supply.family_size(level)
     found = select(
         policy,
         supply.sample(level, SURVEY_SEED),
-        SURVEY_PROBLEMS,
+        count,
         frozenset(),
         sampling,
-        fruitless=patience(SURVEY_PROBLEMS, family),
+        fruitless=patience(count, family),
         family=family,
     )
     return found.problems
@@ -435,75 +437,51 @@ def summarise_level(
 
 @dataclass(frozen=True)
 class Start:
-    """Where a run starts, e.g. ``Start([2, 3, 5, 10], 2, "75% of its groups vary ...")``.
+    """How a run starts, e.g. ``Start([1, 2, 3, 5, 10], 10, "50% of its groups ...", False)``.
 
-    `levels` are the levels of training. `level` is the first of them, or None if no level is within
-    reach; then `levels` are those that were asked for. `why` is a sentence.
+    `levels` are those of training, open up to `open_to`. `is_near` tells whether a level within
+    reach is near enough to learn the first asked level by reward alone; `why` is a sentence.
     """
 
     levels: list[int]
-    level: int | None
+    open_to: int
     why: str
+    is_near: bool
+    is_reachable: bool = True
 
 
-def choose_start(
-    surveys: Sequence[LevelSurvey], levels: Sequence[int], *, mixed: bool = False
+def choose_levels(
+    surveys: Sequence[LevelSurvey], asked: Sequence[int], *, mixed: bool = False
 ) -> Start:
-    """Return where a run that was asked to train on `levels` starts.
+    """Return how a run that was asked to train on the levels `asked` starts.
 
-    GRPO learns from the differences within a group. So the run starts where groups vary *and* a
-    right answer is within reach: at two words SmolLM2 was rewarded for "the first word, then stop",
-    its groups varied, and it learned that.
-
-    1. Of the first levels that are solved, all are left out if the next one is within reach;
-       otherwise all but the last.
-    2. A first level within reach is kept: a ladder leaves easy levels after a few cheap steps.
-    3. Otherwise the run starts at the hardest easier level within reach, and climbs by way of the
-       surveyed levels between.
-    4. If there is none, the levels stay as they are, as they do on all levels of a dataset as they
-       come (`mixed`).
+    GRPO learns from the differences within a group. So where the first asked level is out of reach,
+    easier ones are trained on beside it, from the hardest within reach on, or all if none is.
+    Asked levels that are solved are left out. On all levels of a dataset as they come (`mixed`)
+    nothing is left out or added.
     """
-    levels = list(levels)
     found = {row.level: row for row in surveys}
+    solved = len(list(takewhile(lambda level: level in found and found[level].is_solved, asked)))
+    levels = list(asked[min(solved, len(asked) - 1) :])
+    first = levels[0]
+    row = found.get(first)
+
+    within = [row.level for row in surveys if row.is_within_reach]
     if mixed:
-        reachable = [row.level for row in surveys if row.is_within_reach]
-        if not reachable:
-            return Start(levels, None, NO_LEVEL)
-        listed = ", ".join(map(str, reachable))
-        why = f"all levels of the dataset are trained on as they come; within reach: {listed}"
-        return Start(levels, levels[0], why)
+        listed = ", ".join(map(str, within))
+        why = f"all levels of the dataset are trained on; within reach: {listed or 'none'}"
+        return Start(list(asked), asked[-1], why, bool(within), bool(within))
+    if row and (row.is_within_reach or row.is_solved):
+        return Start(levels, first, row.finding, True)
 
-    solved = len(list(takewhile(lambda level: level in found and found[level].is_solved, levels)))
-    if solved:
-        return _past_the_solved(levels, found, solved)
-
-    first = found.get(levels[0])
-    if first and first.is_within_reach:
-        return Start(levels, levels[0], first.finding)
-
-    easier = [row for row in surveys if row.level < levels[0]]
-    within_reach = [row for row in easier if row.is_within_reach]
-    if not within_reach:
-        return Start(levels, None, NO_LEVEL)
-
-    hardest = max(within_reach, key=lambda row: row.level)
-    between = [row.level for row in easier if row.level >= hardest.level]
-    why = f"{hardest.finding}; level {levels[0]} is out of reach"
-    if first:
-        why += f" ({first.varied:.0%} and {first.any_exact:.0%})"
-    return Start(between + levels, hardest.level, why)
-
-
-def _past_the_solved(levels: list[int], found: dict[int, LevelSurvey], solved: int) -> Start:
-    """Return the start of a ladder whose first `solved` levels are solved."""
-    following = found.get(levels[solved]) if solved < len(levels) else None
-    skipped = solved if following and following.is_within_reach else solved - 1
-    start = levels[skipped]
-
-    why = found[start].finding
-    if skipped:
-        why += f"; the easier ones are solved ({', '.join(map(str, levels[:skipped]))})"
-    return Start(levels[skipped:], start, why)
+    easier = [row.level for row in surveys if row.level < first and row.level not in levels]
+    reachable = [level for level in within if level < first]
+    added = [level for level in easier if not reachable or level >= reachable[-1]]
+    why = found[reachable[-1]].finding if reachable else NO_LEVEL
+    if reachable and row:
+        why += f" at level {reachable[-1]}; level {first} is out of reach ({row.finding})"
+    is_near = bool(reachable) and reachable[-1] >= NEAR * first
+    return Start(added + levels, first, why, is_near, bool(reachable))
 
 
 def advice(surveys: Sequence[LevelSurvey]) -> str:
@@ -528,10 +506,10 @@ ANSWERS = 32
 # updates overshot its mark (runs/archive/LOG.md, 2026-11-23: "what it does from nothing").
 VALIDATE_EVERY = 2
 
-# The held-out score that ends the imitation. No answer is right by then (exact 0.00), but rewards
-# vary: reinforcement goes on from 0.40 to 0.99, and needs no further right answers. Imitation alone
-# ends at 0.964 (runs/archive/LOG.md, 2026-11-23: "10 words by one command").
-ENOUGH = 0.4
+# The held-out score that ends the imitation. By then one answer in ten is right, and most groups
+# vary. Ended at 0.4 or 0.6, a run needs 25 more steps to the same score; imitation alone ends at
+# 0.964 (runs/archive/LOG.md, 2026-11-28: "By one command"; 2026-11-23: "10 words by one command").
+ENOUGH = 0.8
 
 # The most that imitation may take, as a share of the tokens that the run will learn from. The 18 to
 # 22 updates above are 0.3 % of such a run, so this is a bound for models that imitate slowly.

@@ -55,6 +55,13 @@ UNFINISHED = 3  # exit status of a run that was stopped, or has not learned
 RARE = 0.05
 MIN_STEPS_FOR_RARE = 20
 
+# A level sits in a trap if at most this share of its groups varies, and COLLAPSED_SHARE of its
+# completions is in one trap or is one wrong text each; the run ends after TRAPPED times `patience`
+# such steps. One run came out of a trap by itself after 250 steps (runs/archive/LOG.md, 2026-11-28:
+# "Reward alone, five seeds").
+TRAP_VARIED = 0.2
+TRAPPED = 5
+
 # A policy has collapsed if this share of its completions is in one trap, or is one wrong text.
 COLLAPSED_SHARE = 0.5
 LAST_STEPS = 5  # of training, whose groups are asked for identical wrong texts
@@ -92,13 +99,18 @@ def solved_step(evaluations: Sequence[Mapping[str, Any]], level: int) -> int | N
 class EndWatch(Resumable):
     """Finds every reason for which a run ends before its steps are made:
 
-    - *stopped*: no group could be trained on for `patience` steps (0: never), which is a failure;
-    - *exhausted*: every group of the last level was solved for as many steps;
+    - *stopped*: no group could be trained on for `patience` steps (0: never), or most completions
+      of the hardest level were in one trap, or in one wrong text each, for TRAPPED times as many;
+      both are failures;
+    - *exhausted*: every group of the last level was solved for `patience` steps;
     - *solved*: nearly all groups of the last level were solved for SOLVED_STEPS steps, and a
       held-out evaluation confirms it.
     """
 
-    STATE = ("solved", "level", "recent", "solved_steps", "untrained", "classes", "reward")
+    STATE = (
+        *("solved", "recent", "solved_steps", "untrained", "classes", "reward"),
+        *("trapped", "trap"),
+    )
 
     def __init__(self, config: Config):
         self.patience = config.patience
@@ -106,8 +118,7 @@ class EndWatch(Resumable):
         self.may_be_solved = config.patience > 0 and config.control == "none"
         self.solved = ""  # why the run ends, once a held-out evaluation has confirmed it
 
-        # Of the last steps at a level: solved groups, all groups.
-        self.level: int | None = None
+        # Of the last steps at the last level: solved groups, all groups.
         self.recent: deque[list[int]] = deque(maxlen=SOLVED_STEPS)
         self.solved_steps = 0  # in a row, at which nearly all recent groups were solved
 
@@ -116,48 +127,45 @@ class EndWatch(Resumable):
         self.classes: Counter[str] = Counter()
         self.reward = 0.0  # mean of the last step
 
-    def observe(self, groups: Sequence[Group], level: int) -> None:
-        """Count a step at a level; `groups` has every try.
+        # The steps in a row in which the hardest level sat in a trap, and which one.
+        self.trapped = 0
+        self.trap = ""
 
-        Steps without a trained group count whatever their level, unless the groups were solved:
-        solved groups of one level say nothing about the next.
-        """
-        is_trained = any(group.teaches for group in groups)
-        if is_trained or (self.level != level and self._were_solved):
+    def observe(self, groups: Sequence[Group], level: int | None, *, is_last: bool = True) -> None:
+        """Count a step whose hardest level is `level` (None: all); `groups` has every try."""
+        first = first_tries(groups)
+        self.reward = fmean(reward for group in first for reward in group.rewards)
+        if any(group.teaches for group in groups):
             self.untrained = 0
             self.classes.clear()
-        if self.level != level:
-            self.level = level
-            self.recent.clear()
-
-        first = first_tries(groups)
-        classes = Counter(group.class_name for group in first)
-        self.reward = fmean(reward for group in first for reward in group.rewards)
-        if not is_trained:
+        else:
             self.untrained += 1
-            self.classes.update(classes)
+            self.classes.update(group.class_name for group in first)
 
-        self.recent.append([classes["solved"], len(first)])
-        solved, count = map(sum, zip(*self.recent, strict=True))
-        is_solved = len(self.recent) == SOLVED_STEPS and solved >= SOLVED_SHARE * count
-        self.solved_steps = self.solved_steps + 1 if is_solved else 0
+        hardest = [group for group in first if level in (None, group.problem.level)]
+        if not hardest:
+            return
+        if is_last:
+            self.recent.append([sum(g.class_name == "solved" for g in hardest), len(hardest)])
+            solved, count = map(sum, zip(*self.recent, strict=True))
+            is_solved = len(self.recent) == SOLVED_STEPS and solved >= SOLVED_SHARE * count
+            self.solved_steps = self.solved_steps + 1 if is_solved else 0
+
+        trap = trap_of(hardest)
+        self.trapped = self.trapped + 1 if trap and trap == self.trap else int(bool(trap))
+        self.trap = trap
 
     @property
     def _were_solved(self) -> bool:
         """Whether nearly all groups of the untrained steps were solved."""
         return self.classes["solved"] > MOSTLY_SOLVED * self.classes.total()
 
-    @property
-    def exhausted(self) -> str:
-        """Why the level that was trained on has nothing left to teach; "" if it has."""
-        if not 0 < self.patience <= self.untrained or not self._were_solved:
-            return ""
-        return f"every training group was solved for {self.untrained} steps"
-
     def stopped(self, levels: Sequence[int], level: int) -> str:
-        """Return why training has failed on the ladder of `levels`, of which `level` is the
-        current one; "" if it has not.
+        """Return why training has failed on the `levels`, of which `level` is the hardest open one;
+        "" if it has not.
         """
+        if 0 < TRAPPED * self.patience <= self.trapped:
+            return f"for {self.trapped} steps {self.trap} at level {level}; {REMEDIES['identical']}"
         if not 0 < self.patience <= self.untrained or self._were_solved:
             return ""
 
@@ -175,18 +183,16 @@ class EndWatch(Resumable):
 
     def ended(self, levels: Sequence[int], level: int) -> str:
         """Return why no step follows although steps are left; "" if one does."""
-        exhausted = self.exhausted if self._was_at_last_level(levels, level) else ""
-        return self.stopped(levels, level) or self.solved or exhausted
-
-    def _was_at_last_level(self, levels: Sequence[int], level: int) -> bool:
-        """Return whether the last step was at the last level, and a promotion has not led there."""
-        return self.level == level == levels[-1]
+        if stopped := self.stopped(levels, level):
+            return stopped
+        if self.solved or not 0 < self.patience <= self.untrained:
+            return self.solved
+        return f"every training group was solved for {self.untrained} steps"
 
     def wants_check(self, levels: Sequence[int], level: int) -> bool:
         """Return whether a held-out evaluation may end the run now."""
         is_due = self.solved_steps > 0 and (self.solved_steps - 1) % CHECK_EVERY == 0
-        is_open = is_due and self.may_be_solved and self._was_at_last_level(levels, level)
-        return is_open and not self.ended(levels, level)
+        return is_due and self.may_be_solved and not self.ended(levels, level)
 
     def take_check(self, step: int, line: Mapping[str, Any]) -> list[Decision]:
         """Take note of the evaluation that `wants_check` asked for; return the decision to end the
@@ -201,6 +207,18 @@ class EndWatch(Resumable):
         )
         figures = {name: line[name] for name in ("mean", "ci_low", "ci_high", "n")}
         return [Decision(step, line["level"], line["level"], "solved", self.solved, figures)]
+
+
+def trap_of(groups: Sequence[Group]) -> str:
+    """Return in words the trap in which the groups of a level sit; "" if they sit in none."""
+    count = len(groups)
+    if sum(group.class_name == "varied" for group in groups) > TRAP_VARIED * count:
+        return ""
+    trap = common_trap([score for group in groups for score in group.scores])
+    if trap is not None:
+        return f"most completions were in the trap {trap!r}"
+    identical = sum(group.class_name == "identical" for group in groups)
+    return "most groups wrote one wrong text each" if identical >= COLLAPSED_SHARE * count else ""
 
 
 Kind = Literal[
@@ -249,6 +267,13 @@ class Verdict:
     degenerate: str = ""  # the most common class of the groups without gradient
 
     @property
+    def tier(self) -> str:
+        """What the policy learned from, so that results of a kind are compared."""
+        if self.imitated is not None:
+            return "right answers imitated first"
+        return "right answers shown" if self.demonstrated else "by reward alone"
+
+    @property
     def exit_status(self) -> int:
         """0, or UNFINISHED if the run was stopped or has failed."""
         return UNFINISHED if self.stopped or self.kind in FAILED else 0
@@ -266,7 +291,7 @@ class Verdict:
         )
         if self.demonstrated:
             spent += f"; {self.demonstrated:.0%} of the groups trained on showed the right answer"
-        lines = [f"{mark}{self.kind.upper()}: {self._comparison(metric, unit)}"]
+        lines = [f"{mark}{self.kind.upper()}: {self._comparison(metric, unit)}; {self.tier}"]
         lines += [line for line in (self.cause, self.remedy, spent) if line]
         if self.solved_step is not None:
             lines.append(f"solved in every held-out evaluation from step {self.solved_step} on")
@@ -293,7 +318,8 @@ class Verdict:
         """Return the verdict as a line of eval.jsonl."""
         values = asdict(self)
         kind = values.pop("kind")
-        return {"step": values.pop("steps"), "purpose": "verdict", "verdict": kind, **values}
+        step = values.pop("steps")
+        return {"step": step, "purpose": "verdict", "verdict": kind, "tier": self.tier, **values}
 
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> "Verdict":

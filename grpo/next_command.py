@@ -126,8 +126,6 @@ def _advice(run: EndedRun, verdict: Verdict) -> tuple[str, str]:
     if kind == "no signal" or verdict.untaught > MOSTLY_UNTAUGHT:
         if verdict.degenerate == "solved":
             return "a harder level", _harder(run)
-        if verdict.degenerate == "masked" and run.budget:
-            return f"a larger budget, {budget}", run.again(budget)
         if verdict.degenerate == "tied" and reward != config.reward:
             return other_reward
         return "easier problems first", _easier(run)

@@ -5,7 +5,7 @@
       ─► Group.scores (task)
       ─► Group.class_name, .action, .trap (variance monitor)
       ─► Group.advantages (learn)
-      ─► StepSummary ─► Decision (curriculum)
+      ─► Decision (curriculum)
       ─► StepReport (metrics, console)
 
 Reward and advantage are separate fields, and neither ever overwrites the other.
@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Literal, get_args
 from tasks.base import Problem, Score
 
 # The class of a group: "varied", or why it carries no gradient.
-GroupClass = Literal["varied", "identical", "solved", "failed", "tied", "masked"]
+GroupClass = Literal["varied", "identical", "solved", "failed", "tied"]
 CLASSES: tuple[GroupClass, ...] = get_args(GroupClass)
 
 # What each class without gradient means.
@@ -29,7 +29,6 @@ WHY = {
     "solved": "all right",
     "failed": "all with the lowest reward",
     "tied": "different texts, equal rewards",
-    "masked": "every completion with an advantage was truncated",
 }
 
 # What a step does with a group: learn from it, leave it out, discard this try and sample it again,
@@ -151,27 +150,12 @@ def sampled_groups(groups: Sequence[Group]) -> list[Group]:
 
 
 @dataclass(frozen=True)
-class StepSummary:
-    """A training step as the curriculum sees it.
-
-    E.g. ``StepSummary(7, {10: [0.9, 0.8]}, {10: [False, False]})``.
-
-    `values` and `collapsed` list, for each level, the mean score of every group and whether it
-    collapsed, first tries only.
-    """
-
-    step: int
-    values: dict[int, list[float]]
-    collapsed: dict[int, list[bool]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
 class Decision:
     """A decision of the curriculum: a line of curriculum.jsonl.
 
     `before` and `after` are levels; `why` is a sentence, and `figures` has its numbers. `kind` is
-    "preflight" or "imitation" (before the first step), "promotion", "stay" (a validation check
-    failed), "collapse" (one level back, unless that is solved) or "solved".
+    "prompt", "preflight" or "imitation" (before the first step), "open" (the next level), "anneal"
+    (the learning rate falls from now on) or "solved".
     """
 
     step: int

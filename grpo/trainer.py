@@ -30,7 +30,7 @@ from data.errors import UserError
 from data.text import is_encodable, shown
 from grpo.config import Config, resolve_config
 from grpo.curriculum import (
-    Ladder,
+    Curriculum,
     WarmStart,
     demonstrate,
     has_right_targets,
@@ -47,11 +47,11 @@ from grpo.learn.optimizer import Optimizer, adamw, default_rate, lr_factor
 from grpo.learn.update import PARITY, FirstPass, UpdateMemory, UpdateSettings, update
 from grpo.model.policy import Policy
 from grpo.model.sizes import optimizer_bytes, text_config
-from grpo.records import Group, StepReport, StepSummary, first_tries, truncated_share
+from grpo.records import Group, StepReport, first_tries, truncated_share
 from grpo.rollout.generate import Drafting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.stream import Indexed, ProblemStream
-from grpo.variance import COLLAPSED, VarianceMonitor
+from grpo.variance import VarianceMonitor
 from tasks.base import COMPONENT, Problem, Task, calling, credits_of, problems_of, worded
 from tasks.registry import load_task
 from tasks.scoring import range_of
@@ -61,6 +61,9 @@ MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for o
 
 # The learning rate of the embedded model, all weights (runs/archive/LOG.md, 2026-11-22).
 BUILTIN_RATE = 2e-4
+
+# The steps in which the learning rate falls to zero once the goal is nearly reached.
+ANNEAL_STEPS = 120
 
 MAX_GRAD_NORM = 1.0  # gradients are clipped to it
 
@@ -111,7 +114,7 @@ class Trainer:
         self.stream = ProblemStream(config, task, policy, supply)
         self.truncate = truncation(0, config.top_p)  # the loss shares it
         self.drafting = Drafting(config.draft)
-        self.curriculum = Ladder(config.levels_for(task), *config.promotion)
+        self.curriculum = Curriculum(config.levels_for(task))
 
         # How rewards become advantages.
         self.reward_range = range_of(task)
@@ -148,6 +151,16 @@ class Trainer:
         if self.config.demonstrate and not self.knows_answers:
             raise no_answers("--config: demonstrate", self.config.task, "show; leave it out")
 
+    @cached_property
+    def demonstrates(self) -> bool:
+        """Whether right answers are shown where no completion is right."""
+        config = self.config
+        if config.demonstrate is not None:
+            return config.demonstrate
+        is_allowed = not config.reward_alone and config.control == "none" and config.top_p == 1
+        is_wanted = config.model != "builtin" and getattr(self.task, "demonstrates", False)
+        return is_allowed and is_wanted and self.knows_answers
+
     @property
     def _levels(self) -> list[int]:
         """The levels of the run, rising."""
@@ -167,7 +180,8 @@ class Trainer:
         for group, values in zip(kept, by_group, strict=True):
             group.advantages = values
 
-        learned = self.update_policy(kept, self.learning_rate(step))
+        varied = sum(group.teaches for group in kept) / self.prompts
+        learned = self.update_policy(kept, self.learning_rate(step) * min(1.0, varied))
         timer.lap("update")
 
         report = self.observe(step, problems, groups, learned, timer)
@@ -226,17 +240,16 @@ class Trainer:
     def rollout(self, step: int, problems: Sequence[Indexed], timer: "StepTimer") -> list[Group]:
         """Sample, score and classify these problems; return a group for each attempt at one.
 
-        The monitor decides which degenerate groups are sampled again, and at which temperature.
+        The monitor decides which degenerate groups are sampled again.
         With `demonstrate`, a group without a right completion gets the action `demonstrate`, and a
         copy follows whose action is `keep` and whose last completion is the right answer.
         """
         groups: list[Group] = []
         attempt = 0
-        temperatures = [self.monitor.temperature] * len(problems)
 
         while problems:
             share = self.ranks.share
-            local = self.sample(step, share(problems), share(temperatures), attempt)
+            local = self.sample(step, share(problems), attempt)
             timer.lap("rollout")
 
             score_groups(self.task, local)
@@ -255,16 +268,13 @@ class Trainer:
             attempt += 1
             again = [group for group in tried if group.action == "resample"]
             problems = [(group.index, group.problem) for group in again]
-            temperatures = [self.monitor.retry_temperature(group) for group in again]
 
-        if self.config.demonstrate:
+        if self.demonstrates:
             groups += demonstrate(self.policy, self.task, groups, self.ranks)
             timer.lap("score")
         return groups
 
-    def sample(
-        self, step: int, problems: Sequence[Indexed], temperatures: Sequence[float], attempt: int
-    ) -> list[Group]:
+    def sample(self, step: int, problems: Sequence[Indexed], attempt: int) -> list[Group]:
         """Return an unscored group for each problem. `attempt` counts the tries, from 0."""
         if not problems:
             return []
@@ -280,7 +290,7 @@ class Trainer:
                 ]
                 for index, _ in problems
             ],
-            temperatures=temperatures,
+            temperatures=[self.config.temperature] * len(problems),
             budgets=[
                 self.stream.budget(self.policy.encode(problem), problem) for _, problem in problems
             ],
@@ -312,19 +322,12 @@ class Trainer:
         """Run `epochs` updates on the kept groups at a learning rate. Without groups there is none.
 
         Returns the means of the updates' metrics, as TRL does, with the first one's parity, which
-        compares sampler and trainer before the weights change. Under ``truncated: mask`` truncated
-        completions take no part, and without others there is no update either.
+        compares sampler and trainer before the weights change.
         """
         for parameters in self.optimizer.param_groups:
             parameters["lr"] = rate
         if not kept:
             return {}
-
-        masked = {}
-        if self.config.truncated == "mask":
-            masked = {"completions/masked_ratio": truncated_share(kept)}
-            if all(group.is_truncated for group in kept):
-                return masked
 
         first_pass: FirstPass = {}  # log-probs of the first epoch; see `update`
         learning = self.policy, self.optimizer, kept, self.update_settings, self.update_memory
@@ -334,7 +337,7 @@ class Trainer:
             for name, value in history[0].items()
             if name != "loss_scale"
         }
-        return history[-1] | averaged | masked
+        return history[-1] | averaged
 
     @cached_property
     def update_settings(self) -> UpdateSettings:
@@ -350,18 +353,34 @@ class Trainer:
             max_length=config.max_new_tokens or self.stream.largest_budget(self._levels),
             max_grad_norm=MAX_GRAD_NORM,
             truncate=self.truncate,
-            masks_truncated=config.truncated == "mask",
         )
 
+    @property
+    def anneal_steps(self) -> int:
+        """The steps in which the learning rate falls to zero; 0 if it stays constant."""
+        assert self.config.steps is not None, "the configuration is resolved"
+        half = self.config.steps // 2
+        return 0 if self.config.schedule == "constant" else min(ANNEAL_STEPS, half)
+
+    @property
+    def anneal_from(self) -> int:
+        """The steps before the learning rate falls: until the goal is nearly reached, or as many as
+        leave time for it.
+        """
+        assert self.config.steps is not None, "the configuration is resolved"
+        latest = self.config.steps - self.anneal_steps
+        reached = self.curriculum.anneal_from
+        return latest if reached is None else min(reached, latest)
+
     def learning_rate(self, step: int) -> float:
-        """Return the learning rate at `step` (1, 2, ...)."""
+        """Return the learning rate at `step` (1, 2, ...) if all groups vary.
+
+        A step in which fewer vary takes the rate times their share: one varied group of 16 would
+        otherwise move the policy as far as 16. By the root of the share, the entropy of one run of
+        three exploded (runs/decisions.md).
+        """
         assert self.config.learning_rate is not None, "the configuration is resolved"
-        return self.config.learning_rate * lr_factor(
-            step,
-            schedule=self.config.schedule or "constant",
-            steps=self.config.steps,
-            cosine_start=self.curriculum.steps_before_last,
-        )
+        return self.config.learning_rate * lr_factor(step, self.anneal_from, self.anneal_steps)
 
     def observe(
         self,
@@ -376,15 +395,15 @@ class Trainer:
         metrics = self.metrics(step, groups, learned, timer)
 
         events = self.policy.take_memory_notes()
-        # Alarms and temperature look at the current level alone, or at all groups of mixed levels.
-        level = self.curriculum.level
-        events += self.monitor.observe(groups, None if self.stream.supply.mixed else level)
+        # Alarms and the end look at the hardest open level, or at all groups of mixed levels.
+        level = None if self.stream.supply.mixed else self.curriculum.level
+        events += self.monitor.observe(groups, level)
         metrics["events"] = events
 
-        self.end.observe(groups, level)
-        decisions = self.curriculum.observe(step_summary(step, groups))
-        if not decisions and self.end.exhausted:  # the level has nothing left to teach
-            decisions = self.curriculum.move_on(step, self.end.exhausted)
+        self.end.observe(groups, level, is_last=self.curriculum.is_last)
+        decisions = self.curriculum.observe(step, groups)
+        if not self.anneal_steps:  # the rate stays
+            decisions = [each for each in decisions if each.kind != "anneal"]
 
         self.stream.mark_seen(problems)
         self.done = step
@@ -433,7 +452,12 @@ class Trainer:
     @property
     def ended(self) -> str:
         """Why no step follows although steps are left; "" if one does."""
-        return self.end.ended(self.curriculum.levels, self.curriculum.level)
+        if ended := self.end.ended(self.curriculum.levels, self.curriculum.level):
+            return ended
+        assert self.config.steps is not None, "the configuration is resolved"
+        last = self.anneal_from + self.anneal_steps if self.anneal_steps else self.config.steps
+        has_fallen = last <= self.done < self.config.steps
+        return "the learning rate has fallen to zero" if has_fallen else ""
 
     # --- the warm start -----------------------------------------------------------------------
 
@@ -627,20 +651,6 @@ def reward_metrics(first: Sequence[Group]) -> dict[str, float]:
         "exact": fmean(score.exact for score in scores),
         **{name: fmean(score.parts.get(name, 0.0) for score in scores) for name in sorted(names)},
     }
-
-
-def step_summary(step: int, groups: Sequence[Group]) -> StepSummary:
-    """Return the step as the curriculum sees it: its first tries."""
-    values: dict[int, list[float]] = defaultdict(list)
-    collapsed: dict[int, list[bool]] = defaultdict(list)
-    # A group that shows the right answer has a gradient. Under `resample` only its last try is
-    # marked so.
-    shown = {group.index for group in groups if group.action == "demonstrate"}
-    for group in first_tries(groups):
-        level = group.problem.level
-        values[level].append(fmean(score.value for score in group.scores))
-        collapsed[level].append(group.class_name in COLLAPSED and group.index not in shown)
-    return StepSummary(step, dict(values), dict(collapsed))
 
 
 def keep_freed_memory() -> None:

@@ -117,6 +117,8 @@ class Task(Protocol):
     - `mistakes`: what the labels `trap` and `reason` mean, in words, by label;
     - `sources()`, `foreign(level)`: of tasks that draw from texts;
     - `options`: flags and their help. Each is also a keyword of the constructor, which gets a text;
+    - `wordings`: prompts that the pre-flight may try, the task's own first; `demonstrates`: whether
+      targets are worth showing where no completion is right, and not only right;
     - `placeholders`: what a wording may contain: by name, functions that make the text from a
       problem's data, e.g. ``{"words": lambda data: " ".join(data["words"])}``;
     - `program`, files of the user's own that the task executes; `python_functions`, functions by

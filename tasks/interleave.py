@@ -97,6 +97,7 @@ class Interleave:
     level_unit = "words"
     mistakes = IN_WORDS
     wordings = (PROMPT, ONLY, TURNS)
+    demonstrates = True  # the target is an answer worth showing, not only one that is right
     placeholders = {
         "a": lambda data: " ".join(data["a"]),
         "b": lambda data: " ".join(data["b"]),

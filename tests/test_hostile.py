@@ -21,7 +21,7 @@ from tasks import audit
 
 SMALL = (
     "--lora-rank 0 --words 2 --prompts 2 --group-size 4 --eval-problems 2 --preflight off "
-    "--no-ramp --device cpu --warm-start off"
+    "--device cpu"
 ).split()
 NEXT = [*SMALL, "--steps", "1", "--max-new-tokens", "8"]
 LEVEL = ["--words", "2", "--problems", "2", "--device", "cpu"]

@@ -20,8 +20,8 @@ from tasks import audit
 
 TOP = Path(__file__).resolve().parents[1]
 SMALL = (
-    "--words 2 --prompts 2 --group-size 4 --eval-problems 2 --preflight off --no-ramp "
-    "--device cpu --warm-start off --max-new-tokens 8 --steps 2 --save-every 1"
+    "--words 2 --prompts 2 --group-size 4 --eval-problems 2 --preflight off "
+    "--device cpu --max-new-tokens 8 --steps 2 --save-every 1"
 ).split()
 
 
@@ -163,7 +163,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 @pytest.mark.slow
 def test_a_lack_of_memory_is_one_line(tmp_path):
     command = [sys.executable, "-c", SHORT_OF_MEMORY, str(TOP / "train.py")]
-    flags = "--words 500 --prompts 200 --no-ramp --preflight off --device cpu --steps 1".split()
+    flags = "--words 500 --prompts 200 --preflight off --device cpu --steps 1".split()
     result = subprocess.run(
         [*command, *flags],
         capture_output=True,

@@ -37,7 +37,7 @@ pytestmark = [
 
 ROUNDING = 1e-3  # nats, of one token, in float32
 LORA = (
-    "--task interleave --words 2 --no-ramp --reward similarity --lora-rank 16 --learning-rate 1e-4 "
+    "--task interleave --words 2 --reward similarity --lora-rank 16 --learning-rate 1e-4 "
     "--prompts 2 "
     "--group-size 4 --steps 3 --save-every 1 --eval-problems 4 --device cpu"
 ).split()

@@ -81,7 +81,6 @@ def micro_batches(
     max_length: int,
     device: torch.device,
     micro_tokens: int = 0,
-    masks_truncated: bool = False,
     rank: int = 0,
     ranks: int = 1,
 ) -> Iterator[MicroBatch]:
@@ -89,14 +88,13 @@ def micro_batches(
 
     `kind` and `max_length` are those of `loss.token_weights`. A micro-batch has at most
     `micro_tokens` tokens, each prompt counted once (0: no bound). A group that is too large is cut
-    into parts, but never within a row. With `masks_truncated`, truncated completions are left out,
-    and the weights are those of a step without them.
+    into parts, but never within a row.
 
     Each of several `ranks` gets some of the rows, with about as many tokens as the others; which
     ones does not depend on `micro_tokens`, which may differ between ranks. The weights are always
     those of the whole step.
     """
-    parts = _parts(groups, kind, max_length, masks_truncated)
+    parts = _parts(groups, kind, max_length)
 
     # With fewer groups than ranks they are cut, so that no rank is idle. All ranks must find the
     # same parts, so these do not depend on the memory that one of them has.
@@ -121,22 +119,17 @@ def micro_batches(
         yield _micro_batch(bundle, device)
 
 
-def _parts(
-    groups: Sequence[Group], kind: str, max_length: int, masks_truncated: bool
-) -> list[_Part]:
-    """Return the groups that have rows that count, each with these and their weights."""
-    by_group = [
-        (group, [i for i, row in enumerate(group.completions) if not row.is_truncated])
-        if masks_truncated
-        else (group, list(range(len(group.completions))))
-        for group in groups
-    ]
-    lengths = [len(group.completions[i].tokens) for group, samples in by_group for i in samples]
+def _parts(groups: Sequence[Group], kind: str, max_length: int) -> list[_Part]:
+    """Return the groups, each with the weights of its rows."""
+    lengths = [len(row.tokens) for group in groups for row in group.completions]
     weights = iter(token_weights(kind, torch.tensor(lengths), max_length=max_length).tolist())
     return [
-        _Part(group, samples, list(islice(weights, len(samples))))
-        for group, samples in by_group
-        if samples
+        _Part(
+            group,
+            list(range(len(group.completions))),
+            list(islice(weights, len(group.completions))),
+        )
+        for group in groups
     ]
 
 

@@ -53,34 +53,17 @@ def default_rate(hidden_size: int, *, is_lora: bool) -> float:
     return (1e-3 if is_lora else 1e-4) * min(1.0, 576 / hidden_size) ** 0.781
 
 
-def lr_factor(
-    step: int, *, schedule: str, steps: int | None, cosine_start: int | None = 0
-) -> float:
+def lr_factor(step: int, anneal_from: int, anneal_steps: int) -> float:
     """Return the factor on the learning rate at `step` (1, 2, ...), in [0, 1].
 
-    It rises linearly over WARMUP steps and then stays at 1 or, under the `schedule` "cosine",
-    falls to almost 0 at the last of the `steps`. Only "constant" lets a run that is continued
-    beyond its plan equal one that was planned longer.
-
-    The cosine begins to fall after `cosine_start` steps or half of the `steps`, whichever is less.
-    A ladder gives the number of steps before its last level was first reached, so that the hardest
-    level is not left with the smallest rates; None before that level is reached. So the rate never
-    rises again, not even when a ladder steps back.
+    It rises linearly over WARMUP steps and then stays at 1. After `anneal_from` steps it falls by a
+    cosine to almost 0 within `anneal_steps` (0: it does not fall).
     """
-    if schedule != "cosine":
-        return min(1.0, step / (WARMUP + 1))
-
-    assert steps is not None, "the configuration is resolved"
-    warmup = min(WARMUP, steps - 1)  # even a short run reaches the full rate
-    if step <= warmup:
-        return step / (warmup + 1)
-
-    half = steps // 2
-    start = max(warmup, half if cosine_start is None else min(cosine_start, half))
-    if step <= start:
-        return 1.0
-    progress = min(1.0, (step - start - 1) / (steps - start))  # a loop by hand may exceed `steps`
-    return 0.5 * (1 + math.cos(math.pi * progress))
+    rise = min(1.0, step / (WARMUP + 1))
+    if not anneal_steps or step <= anneal_from:
+        return rise
+    progress = min(1.0, (step - anneal_from - 1) / anneal_steps)  # a loop by hand may go on
+    return rise * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 class Optimizer:

@@ -36,7 +36,6 @@ class UpdateSettings(LossSettings):
     max_length: int  # the completion budget in tokens, by which Dr. GRPO divides
     max_grad_norm: float  # 0: gradients are not clipped
     truncate: Truncate | None = None  # the sampler's; the loss must use the same
-    masks_truncated: bool = False  # truncated completions take no part
 
 
 # Log-probabilities of each completion under the policy in the first pass over a rollout, by the
@@ -122,7 +121,6 @@ def update(
             settings.own_loss.weights if settings.own_loss else settings.kind,
             max_length=settings.max_length,
             micro_tokens=memory.micro_tokens,
-            masks_truncated=settings.masks_truncated,
             device=policy.device,
             rank=ranks.rank,
             ranks=ranks.size,

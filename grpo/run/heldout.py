@@ -1,6 +1,6 @@
 """Evaluate a run on held-out problems: its reports, and the validation checks during training.
 
-A check promotes the curriculum, or ends a run that is solved. Each evaluation is a line of
+A check ends a run that is solved. Each evaluation is a line of
 eval.jsonl and a line on the console.
 """
 
@@ -23,7 +23,6 @@ from grpo.evaluate import (
 from grpo.records import Group, level_name, truncated_share
 from grpo.run.logs import NoFiles, RunFiles
 from grpo.show.console import Console
-from grpo.statistics import problems_needed
 from grpo.trainer import Trainer
 from tasks.base import compares
 from tasks.supply import DistinctProblems
@@ -186,33 +185,6 @@ class HeldOutEvaluator:
             self.warned.discard(key)
 
     # --- validation checks --------------------------------------------------------------------
-
-    def check_problems(self) -> None:
-        """Warn of each level that has too few held-out problems for a validation check."""
-        curriculum = self.trainer.curriculum
-        size = min(problems_needed(curriculum.promote_at), CHECK_PROBLEMS)
-        for level in curriculum.levels_to_check:
-            found = self.find(level, PROMOTION_SEED, size)
-            if warning := curriculum.note_problems(level, len(found.problems)):
-                self.warn(warning)
-
-    def promote_if_due(self) -> None:
-        """If the curriculum wants a validation check, make it, and pass the result on."""
-        curriculum, step = self.trainer.curriculum, self.trainer.done
-        if not curriculum.wants_validation(step):
-            return
-
-        line = self._check(curriculum.level)
-        # Training may have used up a small family of problems.
-        if warning := curriculum.note_problems(curriculum.level, line["n"] if line else 0):
-            self.warn(warning)
-        if line is None:
-            return
-
-        decisions = curriculum.observe_validation(step, line)
-        self.files.write_decisions(decisions)
-        for decision in decisions:
-            self.console.say(decision.line)
 
     def end_if_solved(self) -> None:
         """End the run if the last level is solved in training and on held-out problems."""

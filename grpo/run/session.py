@@ -9,7 +9,7 @@ import dataclasses
 import gc
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,15 +18,20 @@ from data.errors import UserError
 from data.files import read_json
 from grpo.config import Config
 from grpo.curriculum import (
+    PROMPT_PROBLEMS,
+    PROMPT_SAMPLES,
     SURVEY_PROBLEMS,
-    Ladder,
+    Curriculum,
     LevelSurvey,
     Start,
     advice,
-    choose_start,
+    best_prompt,
+    choose_levels,
     levels_to_survey,
-    no_answers,
+    prompts_to_try,
     survey,
+    survey_prompts,
+    use_prompt,
 )
 from grpo.distributed import Ranks
 from grpo.ending import HeldOut, Verdict, conclude, is_expected
@@ -51,7 +56,7 @@ from grpo.run.resume import (
 from grpo.run.rollouts import file_of
 from grpo.run.trackers import check_installed
 from grpo.show.console import Console, settings_of
-from grpo.trainer import Trainer, load_parts, with_learning_rate
+from grpo.trainer import Parts, Trainer, load_parts, with_learning_rate
 from tasks.scoring import range_of
 
 # How many held-out problems decide when the imitation ends.
@@ -92,13 +97,54 @@ def start_run(config: Config, given: dict, ranks: Ranks, **values: Any) -> RunRe
                         weights=opened.checkpoint,
                         **config.loading,
                     )
+                choice = None
+                if not opened.checkpoint and config.preflight != "off":
+                    config, choice = choose_prompt(config, parts, policy, ranks, console, given)
                 trainer = Trainer(with_learning_rate(config, policy), parts, policy, ranks)
                 trainer.check_fit()
-                run = Run(opened, trainer, console)
+                run = Run(opened, trainer, console, choice)
                 return RunResult(run.train(interrupt), run.folder, policy)
         except KeyboardInterrupt:
             print(f"train.py: stopped immediately; {resume_hint(opened.folder)}", file=sys.stderr)
             return RunResult(130, opened.folder)
+
+
+def choose_prompt(
+    config: Config,
+    parts: Parts,
+    policy: Policy,
+    ranks: Ranks,
+    console: Console,
+    given: Collection[str],
+) -> tuple[Config, Decision | None]:
+    """Return the configuration with the prompt by which the policy earns most, and the decision.
+
+    There is none if the user has chosen the prompt, or the task leaves no choice.
+    """
+    level = config.levels_for(parts.task)[0]
+    configs = prompts_to_try(policy, parts.task, config, given, level)
+    if len(configs) == 1:
+        return configs[0], None
+
+    assert parts.supply is not None
+    console.say(
+        f"pre-flight: {len(configs)} prompts, {PROMPT_PROBLEMS} problems per level, "
+        f"{PROMPT_SAMPLES} completions each"
+    )
+    with console.working("pre-flight"):
+        rows = survey_prompts(policy, parts.supply, configs, level, ranks)
+    best = best_prompt(rows)
+    use_prompt(policy, parts.task, configs[best])
+
+    table = [dataclasses.asdict(row) for row in rows]
+    console.prompts(table)
+    row = rows[best]
+    why = (
+        f"prompt {best + 1} of {len(rows)} does best: reward {row.reward:.3f}, score "
+        f"{row.value:.3f}"
+    )
+    console.say(why)
+    return configs[best], Decision(0, level, level, "prompt", why, {"prompts": table})
 
 
 class Run:
@@ -108,7 +154,13 @@ class Run:
     `save_and_exit` ends it.
     """
 
-    def __init__(self, opened: OpenedRun, trainer: Trainer, console: Console):
+    def __init__(
+        self,
+        opened: OpenedRun,
+        trainer: Trainer,
+        console: Console,
+        choice: Decision | None,  # of the prompt, if there was one
+    ):
         self.opened = opened
         self.folder = opened.folder
         self.trainer = trainer
@@ -125,6 +177,8 @@ class Run:
         self.files: RunFiles | NoFiles = NoFiles()
         if self.ranks.is_rank0:
             self._make_files(before)
+        if choice:
+            self.files.write_decisions([choice])
         self.heldout = HeldOutEvaluator(trainer, self.files, console, self._warn)
 
     @property
@@ -139,16 +193,12 @@ class Run:
         return self.config.level
 
     @property
-    def is_ladder(self) -> bool:
-        """Whether held-out problems promote."""
-        return self.config.promotion[0] == "heldout"
-
-    @property
     def reported_levels(self) -> set[int]:
-        """The levels at which the policy is evaluated now: the one asked for, and, on a ladder that
-        promotes by held-out problems, the current one.
+        """The levels at which the policy is evaluated now: the one asked for, and with --curriculum
+        the hardest open one.
         """
-        return {self.level, self.trainer.curriculum.level} if self.is_ladder else {self.level}
+        current = {self.trainer.curriculum.level} if self.config.curriculum else set()
+        return {self.level} | current
 
     def _make_files(self, before: Mapping[str, Any]) -> None:
         """Write config.yaml, and open the logs.
@@ -184,7 +234,9 @@ class Run:
         if self.is_new:
             self.evaluate()
         try:
-            self.warm_start_if_needed(start)
+            if start and self.wants_imitation(start):
+                self._imitate_answers()
+                self.saver.save("after imitation")
             self.take_steps(interrupt)
             if number := self.ranks.max(interrupt.wanted or 0):
                 self.save_and_exit(signal.Signals(number).name)
@@ -217,9 +269,7 @@ class Run:
 
         if self.config.start:
             self._begin_after(Path(self.config.start))
-        choice = self._make_preflight() if self.config.preflight != "off" else None
-        self.heldout.check_problems()
-        return choice
+        return self._make_preflight() if self.config.preflight != "off" else None
 
     def _show_prompt(self) -> None:
         """Show the run's first prompt as it is sent to the model, and write it to prompt.txt."""
@@ -277,51 +327,50 @@ class Run:
         with self.console.working("pre-flight"):
             rows, groups = survey(trainer.policy, trainer.stream.supply, config, levels, self.ranks)
 
-        # The run may start at an easier level than the requested one, unless --no-ramp forbids it
-        # or a dataset was asked for at one level.
-        may_ease = config.ramp and (config.curriculum or not config.dataset)
+        # Easier levels are added to those asked for, unless a dataset was asked for at one level.
+        may_ease = bool(config.curriculum) or not config.dataset
         eligible = [row for row in rows if may_ease or row.level in levels]
-        start = choose_start(eligible, levels, mixed=trainer.stream.supply.mixed)
+        start = choose_levels(eligible, levels, mixed=trainer.stream.supply.mixed)
         if start.levels != levels:
-            trainer.curriculum = Ladder(start.levels, *config.promotion)
+            trainer.curriculum = Curriculum(start.levels, start.open_to)
             trainer.check_fit()
+        for row in eligible:  # what the first steps draw by
+            if row.level in trainer.curriculum.varied:
+                trainer.curriculum.varied[row.level] = row.varied
 
         figures = {
-            "start": start.level,
+            "start": start.open_to if start.is_reachable else None,
             "training_levels": start.levels,
             "levels": [dataclasses.asdict(row) for row in rows],
         }
-        level = trainer.curriculum.level
+        decision = Decision(0, levels[0], start.open_to, "preflight", start.why, figures)
         self.files.write_rollouts("preflight", 0, groups)
-        self.files.write_decisions([Decision(0, levels[0], level, "preflight", start.why, figures)])
+        self.files.write_decisions([decision])
         self._show_preflight(start, rows)
         return start
 
     def _show_preflight(self, start: Start, rows: Sequence[LevelSurvey]) -> None:
         """Show the table and the decision, or a warning if nothing can be learned."""
         self.console.survey([dataclasses.asdict(row) for row in rows])
-        level, levels = start.levels[0], start.levels
-        climb = f" (by way of {' → '.join(map(str, levels))})" if len(levels) > 1 else ""
-        if start.level is not None:
-            self.console.say(f"the run starts at level {level}{climb}: {start.why}")
-        elif wants_imitation(self, start):
+        listed = ", ".join(map(str, start.levels))
+        levels = f"levels {listed}, open to {start.open_to}" if len(start.levels) > 1 else listed
+        if self.wants_imitation(start):
             self.console.say(
-                f"the run starts at level {level}{climb} and imitates right answers first: "
-                f"{start.why}"
+                f"the run imitates right answers first, then trains on {levels}: {start.why}"
             )
+        elif start.is_reachable:
+            self.console.say(f"the run trains on {levels}: {start.why}")
         else:
             self._warn(
-                f"{start.why}: training starts at level {level}, as asked, and may learn nothing; "
-                + advice(rows)
+                f"{start.why}: the run trains on {levels}, and may learn nothing; {advice(rows)}"
             )
 
-    # --- the warm start -----------------------------------------------------------------------
-
-    def warm_start_if_needed(self, start: Start | None) -> None:
-        """Imitate right answers before the first step if asked or needed, and save the result."""
-        if self.is_new and wants_imitation(self, start):
-            self._imitate_answers()
-            self.saver.save("after imitation")
+    def wants_imitation(self, start: Start) -> bool:
+        """Return whether right answers are imitated before the first step: the first level is too
+        far from all that the policy can do.
+        """
+        is_wanted = not start.is_near and not self.config.reward_alone
+        return is_wanted and self.trainer.knows_answers
 
     def _imitate_answers(self) -> None:
         """Run the warm start, and report the result."""
@@ -379,13 +428,12 @@ class Run:
             self.after_step(report)
 
     def after_step(self, report: StepReport) -> None:
-        """Write and show a step; promote, evaluate and save if that is due."""
+        """Write and show a step; evaluate and save if that is due."""
         self.files.write_step(report)
         self.console.step(report)
         for warning in self.trainer.stream.take_warnings():
             self._warn(warning)
 
-        self.heldout.promote_if_due()
         self.heldout.end_if_solved()
         every, is_last = self.config.eval_every, report.step == self.config.steps
         if every and report.step % every == 0 and not is_last and not self.trainer.ended:
@@ -397,12 +445,10 @@ class Run:
     def evaluate(self, is_final: bool = False) -> None:
         """Report the policy's score on held-out problems: a line for each level in eval.jsonl.
 
-        The requested level is always evaluated. On a ladder that promotes by held-out problems, so
-        is the current level, and at the end also the first one, which was evaluated before
-        training.
+        At the end of a --curriculum so is the first level, which was evaluated before training.
         """
         levels = self.reported_levels
-        if is_final and self.is_ladder:
+        if is_final and self.config.curriculum:
             levels |= {self.trainer.curriculum.levels[0]}
         lines, groups = self.heldout.measure_levels(levels, "report")
 
@@ -525,19 +571,3 @@ class Run:
                 is_expected=is_expected(verdict, config.mark),
             )
         )
-
-
-def wants_imitation(run: Run, start: Start | None) -> bool:
-    """Return whether right answers are imitated before the first step of a new run.
-
-    They are if --warm-start asks for it, or if the policy can learn at no level. `start` is the
-    choice of the pre-flight, or None without one. Raises UserError if imitation is asked for and
-    the task's targets are not right answers.
-    """
-    way = run.config.warm_start
-    if way == "auto":
-        return start is not None and start.level is None and run.trainer.knows_answers
-    if way == "imitation" and not run.trainer.knows_answers:
-        remedy = "imitate; give --warm-start off"
-        raise no_answers("--warm-start imitation", run.config.task, remedy)
-    return way == "imitation"

@@ -68,6 +68,20 @@ SURVEY = {
     "distinct": ("distinct", ".1f"),
 }
 
+PROMPTS = {
+    "examples": ("shots", "g"),
+    "reward": ("reward", ".3f"),
+    "score": ("value", ".3f"),
+    "groups\nthat vary": ("varied", ".0%"),
+    "truncated": ("truncated", ".0%"),
+}
+
+
+def _end_of_wording(row: Mapping[str, Any]) -> str:
+    """Return the last words of the instruction, before the texts."""
+    instruction = row["wording"].partition("\n")[0]
+    return f"… {instruction[-50:]}" if instruction else "as the task's own"
+
 
 class Activity:
     """`what` is being done, and how far it is: "evaluating at 10 words: scoring 64/200, 12 s"."""
@@ -163,6 +177,10 @@ class Console:
     def survey(self, rows: Sequence[Mapping[str, Any]]) -> None:
         """Print the table of the pre-flight: each row has the fields of a `LevelSurvey`."""
         show_table(self._rich, rows, SURVEY, {})
+
+    def prompts(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Print the table of prompts: each row has the fields of a `PromptSurvey`."""
+        show_table(self._rich, rows, PROMPTS, {"the wording ends": _end_of_wording})
 
     def prompt(self, title: str, lines: Sequence[str]) -> None:
         """Print a prompt under its title."""
@@ -357,8 +375,7 @@ def settings_of(folder: Path, config: Config, trainer: Trainer) -> dict[str, str
     task, levels = trainer.task, trainer.curriculum.levels
     about = [f"{config.task}, level {config.level}"]
     if len(levels) > 1:
-        path = " → ".join(map(str, levels))
-        about.append(f"levels {path}, promoted at a mean of {config.promote_at:g}")
+        about.append(f"levels {', '.join(map(str, levels))}, drawn where groups vary")
     about += [f"{name} {value}" for name, value in config.task_options.items()]
 
     texts = len(sources_of(task))

@@ -33,7 +33,6 @@ CLASS_STYLES = {
     "failed": "red",
     "identical": "bold red",
     "tied": "yellow",
-    "masked": "yellow",
 }
 
 # What was done with a group, by its action.
@@ -411,20 +410,16 @@ def training_in_words(
 ) -> str:
     """Return whether the step trained on a completion, and with which weight."""
     completion = group.completions[sample]
-    masks = config.get("truncated") == "mask"
     if group.action == "demonstrate":
         if sample == len(group.completions) - 1:
             return "no: the right answer took its place in the group's next try"
         return "in the group's next try, in which the right answer takes the last one's place"
     if not group.advantages:
         return "no: the group taught nothing"
-    if masks and completion.is_truncated:
-        return "no: it was truncated, and the loss leaves such completions out (truncated: mask)"
 
     trained = [
         len(each.tokens)
         for each in chain.from_iterable(one.completions for one in groups if one.advantages)
-        if not (masks and each.is_truncated)
     ]
     length, loss = len(completion.tokens), str(config.get("loss", "dapo"))
     weight = "weighted by the run's own loss"

@@ -6,7 +6,7 @@ Prints held-out score against minutes and sampled tokens, and keeps each run's l
 Needs the extra `bench`. Both start from the same policy, which should already earn something: a
 real model after the short imitation that begins our runs. Two commands make it:
 
-    python train.py --model DIR --words 10 --no-ramp --warm-start imitation --steps 1 --name w
+    python train.py --model DIR --words 10 --steps 1 --name w
     python -m grpo.export runs/w/checkpoints/step-000000 runs/start
 
 What is the same on both sides: the start; the problems, their order and the tokens of each prompt
@@ -128,7 +128,6 @@ class Course:
         config = Config(
             task=options.task,
             level=options.level,
-            ramp=False,
             model=options.model,
             lora_rank=options.lora_rank,
             prompts=options.prompts,
@@ -136,7 +135,6 @@ class Course:
             temperature=1.0,
             max_new_tokens=budget,
             dynamic_sampling=0,
-            warm_start="off",
             preflight="off",
             loss=LOSS,
             scale="group",

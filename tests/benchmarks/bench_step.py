@@ -114,7 +114,6 @@ def run_ours(arguments, folder: Path) -> Side:
     config = Config(
         task=task.name,
         level=arguments.words,
-        ramp=False,
         model=str(folder / "model"),
         device=device,
         lora_rank=arguments.lora,

@@ -22,7 +22,7 @@ def quick(quick_flags):
 
 
 # Decides something after the checkpoint of step 2, by what it saw before.
-LADDER = "--curriculum 3,4,5,6 --promote-at 0.1".split()
+LADDER = "--curriculum 3,4,5,6".split()
 ADAPTER = ["--lora-rank", "4", "--beta", "0.1", "--config", "{on_degenerate: resample}"]
 FLOAT16 = ["--dtype", "float16"]
 

@@ -37,7 +37,7 @@ def test_bad_command_lines(tmp_path, capsys):
     )
     assert "--curriculum 25,10: give rising whole numbers" in said("--curriculum", "25,10")
     assert "--curriculum auto: give rising whole numbers" in said("--curriculum", "auto")
-    assert "--words 5000: of 96 texts" in said("--words", "5000", "--no-ramp")
+    assert "--words 5000: of 96 texts" in said("--words", "5000")
     assert "--max-new-tokens 3: the right answer takes" in said(
         "--words", "6", "--max-new-tokens", "3"
     )

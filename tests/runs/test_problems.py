@@ -21,7 +21,7 @@ from tasks.supply import problem_at, write_problems
     [
         ([4, 12], [], {4, 12}, 12),  # as they come
         pytest.param(
-            *([4, 12], ["--curriculum", "4,12", "--promote-at", "0.999"], {4}, 12),
+            *([4, 12], ["--curriculum", "4,12"], {4}, 12),
             marks=pytest.mark.slow,
         ),
     ],

@@ -25,8 +25,8 @@ from tasks.supply import Examples, problem_at, write_problems
 WORDING = "Mix them.\nOne: {a}\nTwo: {b}"
 AROUND = ["--wording", "w.txt", "--system", "@s.txt", "--shots", "2"]
 SMALL = (
-    "--words 2 --no-ramp --prompts 2 --group-size 4 --eval-problems 2 --lora-rank 0 --device cpu "
-    "--max-new-tokens 12 --reward similarity --learning-rate 0.001 --save-every 1 --warm-start off"
+    "--words 2 --prompts 2 --group-size 4 --eval-problems 2 --lora-rank 0 --device cpu "
+    "--max-new-tokens 12 --reward similarity --learning-rate 0.001 --save-every 1"
 ).split()
 
 

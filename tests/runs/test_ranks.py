@@ -156,7 +156,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(alone, tmp_path, monkeypatch
 def test_two_ranks_go_on_to_the_bit(tmp_path, monkeypatch):
     """Their drafts have one length, which decides how sums are rounded."""
     monkeypatch.chdir(tmp_path)
-    sizes = "--words 4 --no-ramp --steps 4 --prompts 3 --group-size 3 --save-every 1".split()
+    sizes = "--words 4 --steps 4 --prompts 3 --group-size 3 --save-every 1".split()
     quiet = "--preflight off --eval-problems 3 --device cpu --dtype float32".split()
     with_ranks(2, *sizes, *quiet, "--learning-rate", "3e-4", "--name", "run")
     whole = weights(Path("runs/run"))

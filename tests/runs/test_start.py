@@ -30,7 +30,7 @@ from tasks.supply import problem_stream, write_problems
 
 SMALL = (
     "--prompts 2 --group-size 4 --steps 2 --save-every 1 --eval-problems 3 --eval-every 0 --device "
-    "cpu --no-ramp "
+    "cpu "
     "--max-new-tokens 16 --preflight off"
 ).split()
 TASK = ["--task", "own.py:Own"]  # whatever is written, its groups vary

@@ -35,7 +35,6 @@ def trainer_for(policy, task=None, **options):
             **{
                 "task": "copy",
                 "level": 1,
-                "ramp": False,
                 "steps": 2,
                 "prompts": 2,
                 "group_size": 4,

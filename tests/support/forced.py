@@ -34,10 +34,9 @@ def trainer_for(policy, odd=0.5, stuck=9, kind=Forced, **options):
     config = Config(
         task="forced",
         level=1,
-        ramp=False,
-        learning_rate=1e-3,
         group_size=4,
-        **{"steps": 4, "prompts": 4, "max_new_tokens": 24, "save_every": 1} | options,
+        **{"learning_rate": 1e-3, "steps": 4, "prompts": 4, "max_new_tokens": 24, "save_every": 1}
+        | options,
     )
     trainer = Trainer(config, Parts(kind(odd, stuck)), policy)
     trainer.task.drawn = {trainer.stream.supply.at(index, 1).key: index for index in range(20)}

@@ -2,7 +2,7 @@
 
 
 def check_often(monkeypatch, problems: int = 3) -> None:
-    """Have each step of a ladder checked on a few held-out problems."""
-    for module in ("grpo.ending", "grpo.curriculum"):
-        monkeypatch.setattr(f"{module}.CHECK_EVERY", 1)
+    """Have each step checked on a few held-out problems, and levels open at once."""
+    monkeypatch.setattr("grpo.ending.CHECK_EVERY", 1)
+    monkeypatch.setattr("grpo.curriculum.OPEN_AT", 0.0)
     monkeypatch.setattr("grpo.run.heldout.CHECK_PROBLEMS", problems)

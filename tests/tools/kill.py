@@ -43,7 +43,7 @@ SMALL = (
 ).split()
 CASES = {
     "interleave, full, ladder, resampling": [
-        *"--words 6 --curriculum 3,4,6 --promote-at 0.02".split(),
+        *"--words 6 --curriculum 3,4,6".split(),
         *("--config", "{on_degenerate: resample}"),
     ],
     "interleave, LoRA, ladder, KL": (

@@ -1,8 +1,5 @@
-"""Tables about intervals and promotions, in Markdown:
-`python tests/tools/statistics_tables.py coverage`.
-
-coverage   how often the 95 % intervals contain the true value, and how wide they are
-heldout    how likely one validation check promotes, by true mean and number of problems
+"""How often the 95 % intervals contain the true value, and how wide they are, in Markdown:
+`python tests/tools/statistics_tables.py`.
 
 Rates are enumerated exactly; scores are simulated with a fixed seed (`--samples`).
 """
@@ -17,8 +14,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from grpo.config import PROMOTE_AT
-from grpo.statistics import mean_bounds, rate_interval, reaches_mark
+from grpo.statistics import mean_bounds, rate_interval
 
 Draw = Callable[[np.random.Generator, tuple[int, ...], float], np.ndarray]
 
@@ -96,44 +92,13 @@ def coverage_of_scores(samples: int) -> Iterator[list[str]]:
             yield row
 
 
-def heldout(samples: int):
-    """Print the probability that a check promotes. Later checks use the same problems and random
-    numbers, so a policy that does not change gets the same answer however often it is checked.
-    """
-    mark = PROMOTE_AT["heldout"]
-    for n in (64, 128, 256):
-        title = f"Promotion at {mark:g} by {n} problems, %"
-        show(title, chances_of_checks(n, mark, samples))
-
-
-def chances_of_checks(n: int, mark: float, samples: int) -> Iterator[list[str]]:
-    promoting = [
-        right
-        for right in range(n + 1)
-        if reaches_mark(right / n, rate_interval(right, n).low, mark)
-    ]
-    yield ["true mean", "0 or 1", *SCORES]
-    for mean in (0.85, 0.9, 0.92, 0.95, 0.97, 0.98, 0.985, 0.99, 0.995):
-        chances = [sum(chance_of(right, n, mean) for right in promoting)]
-        for draw in SCORES.values():
-            values_Sn = draw(np.random.default_rng(0), (samples, n), mean)
-            low_S, _ = mean_bounds(values_Sn)
-            passed = map(reaches_mark, values_Sn.mean(axis=1), low_S, [mark] * samples)
-            chances.append(sum(passed) / samples)
-        yield [f"{mean:g}", *(f"{100 * chance:.3g}" for chance in chances)]
-
-
-TABLES = {"coverage": coverage, "heldout": heldout}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("table", choices=TABLES)
     parser.add_argument("--samples", type=int, default=1000, help="samples of each simulated cell")
     options = parser.parse_args()
-    TABLES[options.table](options.samples)
+    coverage(options.samples)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ FLAGS = {name: spec for name, spec in SETTINGS.items() if spec.metadata["kind"] 
 
 
 def test_few_settings_and_flags_and_each_is_explained():
-    assert len(SETTINGS) <= 50 and len(FLAGS) + 1 <= 37  # and --config
+    assert len(SETTINGS) <= 48 and len(FLAGS) + 1 <= 35  # and --config
     assert all(len(spec.metadata["help"]) > 5 for spec in SETTINGS.values())
     assert set(ON_RESUME) < SETTINGS.keys()
     assert set(SETTINGS["quantise"].metadata["choices"]) == set(BITS_OPTIONS)
@@ -42,8 +42,6 @@ def test_every_setting_stands_in_the_documents_or_the_help(capsys):
             choices = "".join(f"{choice}, " for choice in spec.metadata.get("choices", ()))
             start = f"{choices[:-2]}: " if choices else ""
             assert f" {name} {start}{spec.metadata['help']}" in said
-        elif name == "ramp":
-            assert " --no-ramp " in said
         else:
             assert f" {spelled(name)} " in said or f" {spelled(name)}, " in said
     assert not any(f"--{name}" in said for name in FOUND)
@@ -78,9 +76,9 @@ def test_help_does_not_load_torch(flag, tmp_path):
 
 
 def test_what_was_given_is_known():
-    config, given = parse(["--words", "7", "--no-ramp", "--seed=0"])
-    assert given == {"level": 7, "ramp": False, "seed": 0}
-    assert config == Config(level=7, ramp=False)
+    config, given = parse(["--words", "7", "--seed=0"])
+    assert given == {"level": 7, "seed": 0}
+    assert config == Config(level=7)
 
 
 def test_curriculum_alone_is_the_whole_ladder():
@@ -92,7 +90,6 @@ def test_curriculum_alone_is_the_whole_ladder():
 def test_only_a_task_that_climbs_begins_with_easier_levels():
     climbing, other = Interleave(), Arithmetic()
     assert Config(level=25).levels_for(climbing) == [10, 25]
-    assert Config(level=25, ramp=False).levels_for(climbing) == [25]
     assert Config(level=25, dataset="set.jsonl").levels_for(climbing) == [25]
     assert Config(level=25, task="arithmetic").levels_for(other) == [25]
 
@@ -167,22 +164,20 @@ def test_what_does_not_go_together_is_one_line(given, line):
 
 
 @pytest.mark.parametrize(
-    "given, promotion, prompts, varied, schedule, steps",
+    "given, prompts, varied, schedule, steps",
     [
-        (dict(curriculum="10,25"), ("heldout", 0.97), 8, 4, "constant", 60),
-        (dict(level=25), ("running", 0.9), 8, 4, "constant", 60),
-        (dict(level=25, prompts=6), ("running", 0.9), 6, 0, "constant", 60),
-        (dict(curriculum="10,25", prompts=6), ("heldout", 0.97), 6, 3, "constant", 60),
-        (dict(curriculum="10,25", dynamic_sampling=0), ("heldout", 0.97), 8, 0, "constant", 60),
-        (dict(level=25, promote_at=0.0, schedule="cosine"), ("running", 0), 8, 4, "cosine", 60),
-        (dict(level=25, model="some/where"), ("running", 0.9), 16, 0, "cosine", 800),
-        (dict(curriculum="10,25", model="some/where"), ("heldout", 0.97), 16, 8, "cosine", 800),
-        (dict(level=25, control="constant-reward"), ("running", 0.9), 8, 0, "constant", 60),
+        (dict(curriculum="10,25"), 8, 4, "constant", 60),
+        (dict(level=25, prompts=7), 7, 4, "constant", 60),
+        (dict(level=25, dynamic_sampling=0), 8, 0, "constant", 60),
+        (dict(level=25, schedule="cosine"), 8, 4, "cosine", 60),
+        (dict(level=25, model="some/where"), 32, 8, "cosine", 800),
+        (dict(curriculum="10,25", model="some/where", prompts=6), 6, 2, "cosine", 800),
+        (dict(level=25, control="constant-reward"), 8, 0, "constant", 60),
     ],
 )
-def test_what_is_left_to_defaults(given, promotion, prompts, varied, schedule, steps):
+def test_what_is_left_to_defaults(given, prompts, varied, schedule, steps):
     config = resolve_config(Config(**given), Interleave())
-    assert config.promotion == promotion and config.level == 25
+    assert config.level == 25
     assert (config.prompts, config.dynamic_sampling) == (prompts, varied)
     assert (config.schedule, config.steps) == (schedule, steps)
     assert config.lora_rank == (64 if config.model == "some/where" else 0)
@@ -249,11 +244,9 @@ def test_bad_settings_are_named(source, line, tmp_path, monkeypatch):
 
 def test_settings_are_taken_as_they_are_meant():
     """YAML reads off as False, and 1e-4 as a text."""
-    text = (
-        "{draft: off, preflight: off, warm_start: off, learning_rate: 1e-4, task_options: {a: 2}}"
-    )
+    text = "{draft: off, preflight: off, learning_rate: 1e-4, task_options: {a: 2}}"
     config, _ = parse(["--config", text])
-    assert (config.draft, config.preflight, config.warm_start) == ("off", "off", "off")
+    assert (config.draft, config.preflight) == ("off", "off")
     assert config.learning_rate == 1e-4 and config.task_options == {"a": "2"}
 
 

@@ -13,7 +13,6 @@ def said(model, **flags):
     config = Config(
         model=str(model),
         level=4,
-        ramp=False,
         steps=1,
         device="cpu",
         learning_rate=1e-5,

@@ -94,12 +94,6 @@ EASIER = ("easier problems first", "--level 10")
         (SIMILARITY, verdict("no signal", degenerate="tied"), *OTHER_REWARD),
         (
             PAIRS,
-            verdict("no signal", degenerate="masked"),
-            "a larger budget, --max-new-tokens 198",
-            "--max-new-tokens 198",
-        ),
-        (
-            PAIRS,
             verdict("no signal", degenerate="solved"),
             "a harder level",
             "--model 'runs/two words' --level 50",

@@ -11,11 +11,9 @@ import torch
 from forced import Forced, trainer_for, weights
 
 from grpo import trainer as trainer_module
-from grpo.curriculum import Ladder
 from grpo.learn.loss import LOSSES
 from grpo.model.load import load_policy
-from grpo.records import StepSummary
-from grpo.trainer import StepTimer, step_summary
+from grpo.trainer import StepTimer
 from tasks.base import Score
 
 
@@ -66,7 +64,7 @@ def test_epochs_are_updates_on_one_rollout(tiny_policy, monkeypatch):
 
     plain_update = trainer_module.update
     monkeypatch.setattr(trainer_module, "update", watched)
-    trainer = trainer_for(tiny_policy, epochs=2)
+    trainer = trainer_for(tiny_policy, epochs=2, learning_rate=2e-3)  # half of the groups vary
     metrics = trainer.step().metrics
     assert {int(entry["step"]) for entry in trainer.optimizer.inner.state.values()} == {2}
     on_policy, off_policy = (one["sampling/sampling_logp_difference/max"] for one in passes)
@@ -82,10 +80,9 @@ def test_epochs_are_updates_on_one_rollout(tiny_policy, monkeypatch):
 
 
 def test_the_curriculum_sees_first_tries_and_tokens_are_those_of_all(tiny_policy):
-    report = trainer_for(tiny_policy, stuck=1, on_degenerate="resample").step()
-    outcome = step_summary(1, report.groups)
-    assert outcome.values == {1: pytest.approx([0.15, 0.5, 0.15, 0.5])}
-    assert outcome.collapsed == {1: [False, True, False, True]}
+    trainer = trainer_for(tiny_policy, stuck=1, on_degenerate="resample")
+    report = trainer.step()
+    assert list(trainer.curriculum.recent) == [pytest.approx([0.15, 0.5, 0.15, 0.5])]
     first = sum(group.tokens for group in report.groups if not group.attempt)
     assert report.metrics["num_tokens"] == sum(group.tokens for group in report.groups) > first
 
@@ -103,29 +100,13 @@ def test_state_survives_json(tiny_policy):
     )
 
 
-@pytest.fixture()
-def every_loss_is_lost_diversity(monkeypatch):
-    """The groups of `Forced` tie with different texts; here they pass for texts that repeat."""
-    monkeypatch.setattr("grpo.variance.lost_diversity", lambda group: group.class_name != "varied")
-
-
-def test_groups_that_lost_their_diversity_are_drawn_again_hotter_then_skipped(
-    tiny_policy, every_loss_is_lost_diversity
-):
+def test_groups_without_variance_are_drawn_again_then_skipped(tiny_policy):
     report = trainer_for(tiny_policy, on_degenerate="resample").step()
-    tries = sorted(
-        (group.index, group.attempt, group.action, round(group.temperature, 6))
-        for group in report.groups
-    )
+    tries = sorted((group.index, group.attempt, group.action) for group in report.groups)
+    again = [(0, "resample"), (1, "resample"), (2, "skip")]
     assert tries == [
-        (0, 0, "keep", 1.0),
-        (1, 0, "resample", 1.0),
-        (1, 1, "resample", 1.15),
-        (1, 2, "skip", 1.3225),
-        (2, 0, "keep", 1.0),
-        (3, 0, "resample", 1.0),
-        (3, 1, "resample", 1.15),
-        (3, 2, "skip", 1.3225),
+        *((0, 0, "keep"), *((1, *one) for one in again)),
+        *((2, 0, "keep"), *((3, *one) for one in again)),
     ]
     assert report.metrics["groups/resampled"] == 4 and report.metrics["groups/count"] == 4
 
@@ -142,29 +123,23 @@ def test_every_completion_of_a_step_is_drawn_with_its_own_numbers(tiny_policy, m
     drawn = []
     monkeypatch.setattr("grpo.trainer.sample_groups", lambda *_, keys, **__: drawn.extend(keys))
     trainer = trainer_for(tiny_policy)
-    trainer.sample(1, trainer.problems(1), [1.0] * trainer.prompts, 0)
+    trainer.sample(1, trainer.problems(1), 0)
     keys = [key for group in drawn for key in group]
     assert len(set(keys)) == trainer.prompts * trainer.config.group_size
 
 
-def test_a_second_try_that_varies_is_learned_from(tiny_policy, every_loss_is_lost_diversity):
+def test_a_second_try_that_varies_is_learned_from(tiny_policy):
     report = trainer_for(tiny_policy, stuck=1, on_degenerate="resample").step()
-    tries = sorted(
-        (group.index, group.attempt, group.action, group.temperature) for group in report.groups
-    )
+    tries = sorted((group.index, group.attempt, group.action) for group in report.groups)
     assert tries == [
-        (0, 0, "keep", 1.0),
-        (1, 0, "resample", 1.0),
-        (1, 1, "keep", 1.15),
-        (2, 0, "keep", 1.0),
-        (3, 0, "resample", 1.0),
-        (3, 1, "keep", 1.15),
+        *((0, 0, "keep"), (1, 0, "resample"), (1, 1, "keep")),
+        *((2, 0, "keep"), (3, 0, "resample"), (3, 1, "keep")),
     ]
     assert all(
         len(group.advantages) == (4 if group.action == "keep" else 0) for group in report.groups
     )
     assert report.metrics["groups/kept"] == 4
-    # a try is scored at its own temperature, and figures of reward are those of first tries
+    # figures of reward are those of first tries
     assert report.metrics["sampling/sampling_logp_difference/max"] < 1e-4
     assert report.metrics["reward"] == pytest.approx((0.15 + 0.5 + 0.15 + 0.5) / 4)
 
@@ -260,19 +235,23 @@ def test_a_constant_reward_lies_in_the_middle_of_the_range(tiny_policy):
     assert trainer.step().metrics["reward"] == -0.5
 
 
-def test_a_run_goes_on_after_solved_steps_of_a_level_that_is_not_the_last(all_end, tiny_policy):
-    trainer = trainer_for(tiny_policy, patience=3, prompts=1, curriculum="1,2")
+def test_a_solved_level_opens_the_next_and_only_the_last_one_ends_the_run(all_end, tiny_policy):
+    trainer = trainer_for(
+        tiny_policy, patience=9, prompts=16, curriculum="1,2", schedule="constant"
+    )
     trainer.task.score = lambda problem, texts: [Score(1.0) for _ in texts]
-    reports = [trainer.step() for _ in range(3)]
-    assert [decision.line for report in reports for decision in report.decisions] == [
-        "step 3: level 1 → 2, every training group was solved for 3 steps"
-    ]
-    assert trainer.end.exhausted and not trainer.ended  # no step of level 2 has been made
-    trainer.step()
-    assert not trainer.end.exhausted and not trainer.ended
-    for _ in range(2):
-        trainer.step()
-    assert trainer.ended == "every training group was solved for 3 steps"
+    reports = [trainer.step() for _ in range(9)]
+    kinds = [(d.kind, d.before, d.after) for report in reports for d in report.decisions]
+    assert kinds == [("open", 1, 2)]
+    assert trainer.ended == "every training group was solved for 9 steps"
+
+
+def test_a_step_takes_the_rate_times_the_share_of_its_groups_that_vary(tiny_policy):
+    trainer = trainer_for(tiny_policy, learning_rate=1e-3)
+    report = trainer.step()
+    share = report.metrics["groups/class/varied"] / trainer.prompts
+    assert share == 0.5
+    assert report.metrics["learning_rate"] == pytest.approx(trainer.learning_rate(1) * share)
 
 
 @pytest.mark.parametrize("mixed, level", [(True, None), (False, 1)])
@@ -285,27 +264,27 @@ def test_every_group_of_a_mixed_data_set_is_watched(tiny_policy, mixed, level):
     assert watched == [level]
 
 
-def rates_of(trainer, climbs=()):
-    """Return the factor of each step of a ladder that climbs after the steps `climbs`."""
-    ladder, shares = trainer.curriculum, []
-    for step in range(1, trainer.config.steps + 1):
-        shares.append(round(trainer.learning_rate(step) / 1e-3, 4))
-        ladder.observe(StepSummary(step, {ladder.level: [0.5]}))
-        if step in climbs:
-            ladder._move(+1, step, "promotion", "")
-    return shares
-
-
-@pytest.mark.parametrize("climbs, falls", [((1, 8), 8), ((1,), 10), ((1, 12), 10)])
-def test_on_a_ladder_cosine_begins_at_the_last_level_or_after_half_of_the_steps(
-    tiny_policy, climbs, falls
+@pytest.mark.parametrize("reached, falls, last", [(None, 30, 40), (12, 12, 22), (35, 30, 40)])
+def test_the_rate_falls_to_zero_from_the_goal_on_or_in_the_last_steps(
+    tiny_policy, monkeypatch, reached, falls, last
 ):
-    trainer = trainer_for(tiny_policy, steps=20, schedule="cosine")
-    trainer.curriculum = Ladder([3, 5, 10], "running", 0.9)
-    shares = rates_of(trainer, climbs)
-    assert shares[:6] == [0.1667, 0.3333, 0.5, 0.6667, 0.8333, 1.0]
-    assert shares[5 : falls + 1] == [1.0] * (falls - 4)
-    assert shares[falls:] == sorted(shares[falls:], reverse=True) and shares[-1] < 0.05
+    monkeypatch.setattr(trainer_module, "ANNEAL_STEPS", 10)
+    trainer = trainer_for(tiny_policy, steps=40, schedule="cosine", learning_rate=1e-3)
+    trainer.curriculum.anneal_from = reached
+    rates = [round(trainer.learning_rate(step) / 1e-3, 4) for step in range(1, last + 1)]
+    assert rates[:6] == [0.1667, 0.3333, 0.5, 0.6667, 0.8333, 1.0]
+    assert rates[5 : falls + 1] == [1.0] * (falls - 4)
+    assert rates[falls:] == sorted(rates[falls:], reverse=True) and rates[-1] < 0.05
+
+    trainer.done = last - 1
+    assert trainer.ended == ""
+    trainer.done = last
+    assert trainer.ended == ("the learning rate has fallen to zero" if last < 40 else "")
+
+    constant = trainer_for(tiny_policy, steps=40, schedule="constant", learning_rate=1e-3)
+    constant.curriculum.anneal_from = 12
+    constant.done = 30
+    assert constant.learning_rate(30) == 1e-3 and constant.ended == ""
 
 
 def test_skipped_groups_change_nothing_by_one_bit(tiny_model):

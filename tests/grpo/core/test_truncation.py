@@ -1,134 +1,23 @@
-"""Truncated completions: what they earn, and what the loss leaves out."""
-
-from dataclasses import replace
+"""Truncated completions: what they earn, because an answer needs an end."""
 
 import pytest
-import torch
-from forced import trainer_for, weights
 from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo.config import Config
 from grpo.curriculum import survey
-from grpo.ending import HeldOut, is_solved, reach_verdict
+from grpo.ending import is_solved
 from grpo.evaluate import score_groups, summarise
-from grpo.learn.batch import micro_batches
-from grpo.model.load import load_policy
 from grpo.model.prompts import text_of
 from grpo.records import Completion, Group, truncated_share
 from grpo.tools.table import repeated_figures
 from grpo.trainer import Parts, StepTimer, Trainer
-from tasks.base import SPLITS, Problem, Score
+from tasks.base import SPLITS
 from tasks.interleave import Interleave, interleaved
 from tasks.registry import explain
 from tasks.rows import Rows
 from tasks.scoring import CUT_OFF, scores_of
 from tasks.supply import Supply
-
-CPU = torch.device("cpu")
-
-
-def group_of(index, rows, prompt=(1, 2)):
-    """A group of rows (length, is truncated), whose numbers tell where they come from."""
-    completions = [
-        Completion(
-            tuple(100 * index + 10 * i + t for t in range(length)),
-            tuple(-0.1 * (i + t) for t in range(length)),
-            "",
-            "length" if is_truncated else "stop",
-        )
-        for i, (length, is_truncated) in enumerate(rows)
-    ]
-    scores = [Score(0.1 * i, {"trap": None}, value=0.5) for i in range(len(rows))]
-    advantages = [float(index + i) for i in range(len(rows))]
-    problem = Problem("t", 1, "p", "x", str(index))
-    return Group(index, problem, prompt, 1.0, completions, scores=scores, advantages=advantages)
-
-
-def batches(groups, kind="dapo", micro_tokens=0, masks_truncated=False, **ranks):
-    cut = {"micro_tokens": micro_tokens, "masks_truncated": masks_truncated}
-    return list(micro_batches(groups, kind, max_length=9, device=CPU, **cut, **ranks))
-
-
-def test_masked_completions_by_hand():
-    groups = [group_of(1, [(2, False), (5, True), (3, False)]), group_of(2, [(4, True)] * 3)]
-    (batch,) = batches(groups, masks_truncated=True)
-    assert batch.prompts == [(1, 2)] and batch.row_ids == [(1, 0), (1, 2)]
-    assert batch.tokens_RT.tolist() == [[100, 101, 0], [120, 121, 122]]
-    assert batch.advantages.tolist() == [1.0, 3.0]  # of the group, truncated ones included
-    assert batch.weights_R.tolist() == [1 / 5] * 2  # 2 + 3 tokens
-    assert len(batches(groups)[0].row_ids) == 6  # the default leaves out nothing
-    assert batches(groups[1:], masks_truncated=True) == []
-
-
-ROWS = st.lists(st.tuples(st.integers(1, 6), st.booleans()), min_size=3, max_size=3)
-
-
-def cut_off(trainer, is_cut):
-    """Let the sampler mark the completions of which `is_cut(sample)` is true as truncated."""
-    sample = trainer.sample
-
-    def marked(*arguments):
-        groups = sample(*arguments)
-        for group in groups:
-            group.completions = [
-                replace(each, finish="length" if is_cut(i) else "stop")
-                for i, each in enumerate(group.completions)
-            ]
-        return groups
-
-    trainer.sample = marked
-    return trainer
-
-
-def test_masked_completions_count_in_the_groups_mean_and_not_in_the_update(tiny_model):
-    """The weights after the step are those of an update by the other completions, whose advantages
-    are still those of the whole group.
-    """
-    policies = [load_policy(str(tiny_model), device="cpu") for _ in range(2)]
-    masking = cut_off(trainer_for(policies[0], truncated="mask", scale="none"), lambda i: i >= 2)
-    report = masking.step()
-    kept = [group for group in report.groups if group.action == "keep"]
-    assert kept[0].advantages == pytest.approx([-0.15, -0.05, 0.05, 0.15])
-    assert report.metrics["completions/masked_ratio"] == 0.5
-
-    other = trainer_for(policies[1], scale="none")
-    without = [
-        replace(
-            group,
-            completions=group.completions[:2],
-            scores=group.scores[:2],
-            advantages=group.advantages[:2],
-        )
-        for group in kept
-    ]
-    metrics = other.update_policy(without, other.learning_rate(1))
-    assert metrics["loss"] == report.metrics["loss"] and metrics["grad_norm"] > 0
-    assert all(
-        torch.equal(a, b) for a, b in zip(weights(policies[0]), weights(policies[1]), strict=True)
-    )
-
-
-@pytest.mark.parametrize("on_degenerate, kept", [("skip", 0), ("keep", 4)])
-def test_a_step_of_truncated_completions_alone_leaves_the_weights(tiny_policy, on_degenerate, kept):
-    before = weights(tiny_policy)
-    options = dict(truncated="mask", on_degenerate=on_degenerate, patience=2)
-    trainer = cut_off(trainer_for(tiny_policy, **options), lambda i: True)
-    reports = [trainer.step(), trainer.step()]
-    for report in reports:
-        assert "loss" not in report.metrics and report.metrics["groups/kept"] == kept
-        assert report.metrics["groups/class/masked"] == report.metrics["groups/class/tied"] == 2
-        assert report.metrics.get("completions/masked_ratio", 1.0) == 1.0  # of the groups kept
-    assert all(torch.equal(a, b) for a, b in zip(before, weights(tiny_policy), strict=True))
-
-    # The early stop and the verdict agree that nothing was learned.
-    assert "no group could be trained on for 2 steps" in reports[1].metrics["stopped"]
-    metrics = [report.metrics for report in reports]
-    verdict = reach_verdict(1, HeldOut(), metrics, was_solved=False)
-    assert (verdict.updated, verdict.steps) == (0, 2)
-
-
-# ---- an answer needs an end
 
 
 def ended_and_cut(task, problem, texts):
@@ -205,22 +94,19 @@ def writes_newlines(policy, shares=lambda sample: True):
     return generate
 
 
-SHORT = dict(task="interleave", level=3, ramp=False, prompts=2, group_size=4, steps=2)
+SHORT = dict(task="interleave", level=3, prompts=2, group_size=4, steps=2)
 
 
-@pytest.mark.parametrize("truncated", ["learn", "mask"])
-def test_a_policy_that_writes_newlines_to_the_budget_solves_nothing(
-    tiny_policy, monkeypatch, truncated
-):
+def test_a_policy_that_writes_newlines_to_the_budget_solves_nothing(tiny_policy, monkeypatch):
     monkeypatch.setattr("grpo.rollout.generate.generate", writes_newlines(tiny_policy))
     task = Interleave()
-    config = Config(**SHORT, learning_rate=0.0, truncated=truncated, patience=2)
+    config = Config(**SHORT, learning_rate=0.0, patience=2)
     trainer = Trainer(config, Parts(task), tiny_policy)
     report = trainer.step()
     assert truncated_share(report.groups) == 1 and report.metrics["exact"] == 0
     assert report.metrics["reward"] == pytest.approx(4 / 5)  # of 5 pairs the last is missing
     assert {group.class_name for group in report.groups} == {"identical"}
-    assert trainer.end.solved_steps == 0 and not trainer.end.exhausted
+    assert trainer.end.solved_steps == 0 and not trainer.ended
 
     (*_, row), groups = survey(tiny_policy, Supply(task, seed=0), config, [3])
     assert row.exact == row.any_exact == 0 and not row.is_solved and not row.is_within_reach

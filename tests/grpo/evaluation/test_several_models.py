@@ -6,7 +6,7 @@ from small_evaluations import evaluated
 
 
 def test_remarks_and_the_worst_answers_name_their_model(tiny_model, run, capsys):
-    assert run("--words", "2", "--no-ramp") == 0
+    assert run("--words", "2") == 0
     models = ["--model", str(tiny_model), "--model", "runs/a"]
     flags = ["--words", "2", "--problems", "3"]
     capsys.readouterr()

@@ -35,7 +35,7 @@ def clock(monkeypatch):
 
 def everything(console):
     console.settings(
-        {"task": "interleave, 25 words, ramp 10 → 25", "reward": "clipped " + "and long " * 30}
+        {"task": "interleave, 25 words, levels 10, 25", "reward": "clipped " + "and long " * 30}
     )
     with console.loading("builtin " + HOSTILE):
         pass
@@ -56,7 +56,7 @@ def test_plain_lines_are_whole_and_hold_no_control_character():
     assert f"warning: {'a long warning ' * 10}{HARMLESS}" in lines
     assert re.fullmatch(re.escape(f"loading builtin {HARMLESS} ... ") + r"\d+\.\d s", lines[3])
     assert lines[0:2] == [
-        "task    interleave, 25 words, ramp 10 → 25",
+        "task    interleave, 25 words, levels 10, 25",
         "reward  clipped " + "and long " * 30,
     ]
     assert "held-out similarity" in lines[4] and "similarity 0.531" in lines[5]
