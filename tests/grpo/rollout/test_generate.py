@@ -3,11 +3,10 @@
 import pytest
 import torch
 from forced import trainer_for
-from tiny_models import FAMILIES, OTHERS, PROMPTS, SHAPE, VOCABULARY, make_tiny_model, rollout
+from tiny_models import FAMILIES, OTHERS, PROMPTS, VOCABULARY, make_tiny_model, rollout
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    MistralConfig,
 )
 
 from data.errors import UserError
@@ -108,17 +107,6 @@ def test_other_families_sample_from_their_own_distribution(tmp_path, family):
             torch.testing.assert_close(
                 torch.tensor(answer.logprobs), expected, atol=1e-5, rtol=2e-6
             )
-
-
-def test_a_sliding_window_that_is_outgrown_is_refused(tmp_path):
-    AutoModelForCausalLM.from_config(MistralConfig(**SHAPE, sliding_window=50)).save_pretrained(
-        tmp_path
-    )
-    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
-    with pytest.raises(
-        UserError, match="its attention window is 50 tokens, but prompt and completion have 51"
-    ):
-        rollout(load_policy(str(tmp_path), device="cpu"), budget=60)
 
 
 @pytest.mark.parametrize("family, lora_rank", [("bloom", 4), ("mamba", 0)])
