@@ -23,7 +23,7 @@ SMALL = (
     "--lora-rank 0 --words 2 --prompts 2 --group-size 4 --eval-problems 2 --preflight off "
     "--device cpu"
 ).split()
-NEXT = [*SMALL, "--steps", "1", "--max-new-tokens", "8"]
+NEXT = [*SMALL, "--steps", "1", "--max-new-tokens", "16"]
 LEVEL = ["--words", "2", "--problems", "2", "--device", "cpu"]
 RUN = "runs/whole"
 PROGRAMS = {  # by name: the program, and flags that a case adds to
