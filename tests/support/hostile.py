@@ -48,12 +48,12 @@ TRAIN = {
     "--seed": ["-1x", "1.5"],
     **{
         flag: BAD_CHOICES
-        for flag in "--task --reward --loss --device --dtype --preflight --problems --track".split()
+        for flag in "--task --reward --loss --device --dtype --preflight --problems".split()
     },
     "--name": ["../out", "/abs", "", ".", "..", "a/b", "a\nb", ESCAPE, "a" * 300, "-x", "nul\0l"],
     "--model": ["", "nowhere", "/dev/null", "no such dir", "a/b/c/d", ESCAPE, "nul\0l", "x.gguf"],
-    "--dataset": ["", "nowhere.jsonl", "/dev/null", ".", ESCAPE, "nul\0l"],
-    "--texts": ["", "nowhere", "/dev/null", ESCAPE, "nul\0l"],
+    "--dataset": ["nowhere.jsonl", "/dev/null", ".", ESCAPE, "nul\0l"],
+    "--texts": ["nowhere", "/dev/null", ESCAPE, "nul\0l"],
     "--wording": ["nowhere.txt", "/dev/null", ".", ESCAPE, "nul\0l"],
     "--resume": ["", "nowhere", "/dev/null", "runs", ESCAPE, "nul\0l"],
     "--config": [
@@ -62,8 +62,8 @@ TRAIN = {
         *("{words: true}", "{resume: x}", "{model: [a]}", "{task_options: 3}"),
         *("!!python/object:os.system x", ESCAPE, "nul\0l"),
     ],
-    "--curriculum": ["", ",", "0", "-1", "a", "5,3", "3,3", "1,,2", "1e3", HUGE],
-    "--system": ["\ud800"],
+    "--curriculum": [",", "0", "-1", "a", "5,3", "3,3", "1,,2", "1e3", HUGE],
+    "--track": BAD_CHOICES[1:],
     "--no-such-flag": ["1"],
 }
 EVAL = {
@@ -74,7 +74,7 @@ EVAL = {
     "--split": ["", "bogus", "dev"],
     "--model": ["", "nowhere", "/dev/null", ESCAPE, "nul\0l", "runs"],
     "--dataset": ["nowhere", "/dev/null", ".", ESCAPE],
-    "--json": [".", "/dev/full/x", "/proc/x", "nul\0l"],
+    "--json": [".", "/dev/full/x", "/proc/x"],
     "--device": BAD_CHOICES,
     "--wording": ["nowhere", "/dev/null"],
     "--seed": ["x", "1.5"],
@@ -164,13 +164,10 @@ def datasets() -> Iterator[Case]:
     for key in PROBLEM:
         rest = {name: value for name, value in PROBLEM.items() if name != key}
         yield case(f"dataset without {key}", json.dumps(rest))
-        for value in (None, 1.5, "", ESCAPE, [], {}, -1, 10**30, "\ud800", {"a": 1}, True):
-            is_fine = key in ("task", "prompt", "target") and value in ("", ESCAPE)
+        for value in (None, 1.5, "", ESCAPE, [], -1, 10**30, "\ud800", True):
+            is_fine = key in ("task", "prompt", "target", "key") and value in ("", ESCAPE)
             text = json.dumps({**PROBLEM, key: value})
             yield case(f"dataset: {key} = {value!r}", text, HARMLESS if is_fine else REFUSED)
-    for value in (None, "x", [], [1], [["a"]], ["\ud800"], ["a b", ""]):
-        text = json.dumps({**PROBLEM, "data": {**PROBLEM["data"], "a": value}})
-        yield case(f"dataset: data.a = {value!r}", text)
 
 
 TEXTS: dict[str, Callable[[Path], object]] = {
