@@ -119,12 +119,10 @@ CORE/test_stream.py
 # groups and levels
 groups always vary | classify | max(_a) - min(_a) > _b | True | CORE/test_variance.py
 a try too many | VarianceMonitor.decide | _a < _b | _a <= _b | CORE/test_variance.py
-masked completions teach | _is_masked | not _a.is_truncated | True | CORE/test_variance.py
-later tries count | step_summary | first_tries(_a) | _a | CORE/test_trainer.py
+later tries count | Trainer.metrics | first_tries(_a) | _a | CORE/test_trainer.py
 rewards are not shuffled | apply_control | random.Random(_a).shuffle(_b) | None | \
 CORE/test_trainer.py
 promotion by luck | reaches_mark | _a and _b | _a | tests/grpo/curriculum/test_ladder.py
-a step back is forgotten | Ladder._patience | _a * _b | _a | tests/grpo/curriculum/test_ladder.py
 a worse answer is shown | demonstrate | earned.reward <= _a | False | \
 tests/grpo/curriculum/test_demonstrations.py
 solved without an end | is_solved | _a and _b | _a | CORE/test_ending.py
