@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from grpo.fast.decoder import FastDecoder
-from grpo.fast.forward import ATTENTION_NAME, FastForward
+from grpo.fast.forward import FastForward
 from grpo.fast.llama import build_fast_llama
 from grpo.fast.merged_linear import gradient_products, has_fast_bf16_matmul
+from grpo.fast.prefix_cache import ATTENTION_NAME
 from grpo.model.check import (
     Probe,
     cause_of,
@@ -132,15 +133,15 @@ def attends_once(policy: Policy, forward: FastForward, probe: Probe) -> bool:
 def rollout_distance(policy: Policy, forward: FastForward, probe: Probe) -> float:
     """Return the distance of a rollout's log-probabilities from those expected; see ROLLOUT."""
     expected, device = probe.expected, policy.device
-    hidden_PE, cache = forward.prefill(probe.prompts, max(map(len, probe.completions)) + 2)
+    hidden_PE, cache = forward.prefill(probe.prompts)
+    cache.allocate(len(probe.prompts), max(map(len, probe.completions)) + 2)
 
     # Both completions of a prompt begin with the same token, so the first of each pair will do.
     found = [hidden_PE]
     wanted = [expected[0][0], expected[2][0]]
 
     for rows, sources, filled, length, accepted in ROLLOUT:
-        filled_R = [len(probe.prompts[c // 2]) + count for c, count in zip(rows, filled)]
-        cache.reorder(torch.tensor(sources, device=device), torch.tensor(filled_R, device=device))
+        cache.reorder(torch.tensor(sources, device=device), torch.tensor(filled, device=device))
         tokens_RT = torch.zeros(len(rows), length, dtype=torch.long)
         for row, (c, begin, count) in enumerate(zip(rows, filled, accepted)):
             tokens_RT[row, :count] = torch.tensor(probe.completions[c][begin : begin + count])

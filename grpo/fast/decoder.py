@@ -26,7 +26,7 @@ from grpo.rollout.sampling import choose, uniform
 
 
 class FastDecoder:
-    """Samples completions of a policy, in place of `grpo.rollout.generate.PlainDecoder`."""
+    """Samples completions of a policy; see `grpo.model.forward.Decoder`."""
 
     def __init__(self, policy: Policy, forward: FastForward):
         self.policy = policy
@@ -138,7 +138,6 @@ class EagerRows:
     - `first` (R,): the first completion of each row, which speaks for the others;
     - `live` (C,): whether a draft is wanted, which is so for the first of each row;
     - `last` (C,): each completion's last token, which the model has not read yet;
-    - `read` (C,): the tokens of its prompt;
     - `drafts_Rk` and `drawn`: the drafts of the pass, and its tokens with log-probabilities.
     """
 
@@ -149,7 +148,8 @@ class EagerRows:
     def __init__(self, policy: Policy, forward: FastForward, request: RolloutRequest, room: int):
         self.policy, self.forward, self.truncate = policy, forward, request.truncate
         prompts, G = len(request.prompts), request.group_size
-        self.last_PE, self.cache = forward.prefill(request.prompts, room)
+        self.last_PE, self.cache = forward.prefill(request.prompts)
+        self.cache.allocate(prompts, room)
 
         self.keys, self.temperature, self.budget = request.flat
         self.stops = torch.tensor(policy.stops)
@@ -158,7 +158,6 @@ class EagerRows:
 
         self.row = torch.arange(prompts).repeat_interleave(G)
         self.first = torch.arange(prompts) * G
-        self.read = torch.tensor([len(prompt) for prompt in request.prompts])[self.row]
 
     def start(self, drafts_Ck: Tensor) -> None:
         """Start a pass. All completions of a row use the draft of the first of them."""
@@ -203,12 +202,12 @@ class EagerRows:
 
         sources_R = torch.arange(len(self.first))
         if len(stay) < len(self.last) or len(self.first) < len(self.last):
-            for name in ("keys", "budget", "temperature", "written", "read", "row", "last"):
+            for name in ("keys", "budget", "temperature", "written", "row", "last"):
                 setattr(self, name, getattr(self, name)[stay])
             sources_R = self._split_rows()
 
         # The last token written is not in the cache yet.
-        cached_R = (self.read + self.written)[self.first] - 1
+        cached_R = self.written[self.first] - 1
         self.cache.reorder(sources_R.to(self.policy.device), cached_R.to(self.policy.device))
         self.live = torch.zeros(len(stay), dtype=torch.bool).index_fill(0, self.first, True)
         return stay

@@ -53,6 +53,14 @@ class LoraWeights(NamedTuple):
     scaling: float
 
 
+class WeightCopy(NamedTuple):
+    """A tensor that follows another one: `target` = `factor` * `source`."""
+
+    target: Tensor
+    source: Tensor
+    factor: float
+
+
 class Copies:
     """The copies that bring merged layers up to date with their modules.
 
@@ -87,11 +95,10 @@ class Copies:
     def _list(self) -> dict[float, tuple[list[Tensor], list[Tensor]]]:
         """Return targets and sources by the factor of the copy."""
         found: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
-        for layer in self.layers:
-            for target, source, factor in layer.copies():
-                targets, sources = found.setdefault(factor, ([], []))
-                targets.append(target)
-                sources.append(source)
+        for copy in (copy for layer in self.layers for copy in layer.copies()):
+            targets, sources = found.setdefault(copy.factor, ([], []))
+            targets.append(copy.target)
+            sources.append(copy.source)
         return found
 
 
@@ -187,25 +194,23 @@ class MergedLinear:
         """Return whether a module has been given other weights since the last `merge`."""
         return [layer.weight.data_ptr() for layer in self.layers] != self.addresses
 
-    def copies(self) -> list[tuple[Tensor, Tensor, float]]:
-        """Return (target, source, factor) of what has to be copied whenever parameters change.
-
-        Then target = factor * source.
-        """
-        copies: list[tuple[Tensor, Tensor, float]] = []
+    def copies(self) -> list[WeightCopy]:
+        """Return the tensors that have to be copied whenever the parameters change."""
+        copies = []
         for i, (layer, adapter) in enumerate(zip(self.layers, self.adapters)):
             columns = self.columns[i]
             if self.bias is not None:
-                copies.append((self.bias[columns], layer.bias, 1.0))
+                copies.append(WeightCopy(self.bias[columns], layer.bias, 1.0))
 
             if adapter:
                 own = self._own_ranks(i, adapter)
-                copies.append((self.weight[self.out_features :][own], adapter.a, 1.0))
+                lora_a = self.weight[self.out_features :][own]
                 lora_b = self.lora_b.t()[columns, : len(adapter.a)]
-                copies.append((lora_b, adapter.b, adapter.scaling))
+                copies.append(WeightCopy(lora_a, adapter.a, 1.0))
+                copies.append(WeightCopy(lora_b, adapter.b, adapter.scaling))
                 if self.lora_blocks is not self.lora_b:
                     block = self.lora_blocks.t()[columns, own]
-                    copies.append((block, adapter.b, adapter.scaling))
+                    copies.append(WeightCopy(block, adapter.b, adapter.scaling))
         return copies
 
     def _own_ranks(self, i: int, adapter: LoraWeights) -> slice:

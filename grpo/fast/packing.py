@@ -77,7 +77,7 @@ class Packing:
     `of_tokens` translate between the two.
 
     It is made from token ids: as many completions for each prompt, in the order of the prompts. A
-    model computes its attention by it (see `forward.attention`).
+    model computes its attention by it (see `prefix_cache.SharedAttention`).
     """
 
     def __init__(

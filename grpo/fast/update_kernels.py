@@ -170,6 +170,51 @@ def swiglu_backward(d_NF, gate_up, out, stride, F, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def merge_lse(
+    one_NHD,
+    other_NHD,
+    one_lse,
+    other_lse,
+    out_NHD,
+    lse_NH,
+    one_n,
+    one_h,
+    other_n,
+    other_h,
+    H: tl.constexpr,
+    D: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    """Merge the attention to two parts into one softmax (Hydragen, arXiv:2402.05099).
+
+    Each part comes with the log-sum-exp of its scores (N, H); their strides are `*_n` and `*_h`.
+    """
+    n = tl.program_id(0).to(tl.int64)
+    h = tl.arange(0, BLOCK_H)
+    d = tl.arange(0, BLOCK_D)
+    is_head = h < H
+
+    # The log-sum-exp of both parts, relative to the larger of them.
+    a = tl.load(one_lse + n * one_n + h * one_h, mask=is_head, other=0.0)
+    b = tl.load(other_lse + n * other_n + h * other_h, mask=is_head, other=0.0)
+    top = tl.maximum(a, b)
+    both = top + tl.log(tl.exp(a - top) + tl.exp(b - top))
+    tl.store(lse_NH + n * H + h, both, mask=is_head)
+
+    # Each part counts by its share of the exponentials.
+    at = n * H * D + h[:, None] * D + d[None, :]
+    inside = is_head[:, None] & (d < D)[None, :]
+    one = tl.load(one_NHD + at, mask=inside)
+    other = tl.load(other_NHD + at, mask=inside)
+    out = (
+        one.to(tl.float32) * tl.exp(a - both)[:, None]
+        + other.to(tl.float32) * tl.exp(b - both)[:, None]
+    )
+    tl.store(out_NHD + at, out.to(one.dtype), mask=inside)
+
+
+@triton.jit
 def logprobs(
     logits_NV, target_N, temperature_N, logprob_N, entropy_N, lse_N, V, BLOCK: tl.constexpr
 ):

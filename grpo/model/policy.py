@@ -263,9 +263,9 @@ class Policy:
         """How many tokens of an update fit into the GPU's free memory; a constant on a CPU."""
         if self.device.type != "cuda":
             return CPU_TOKENS_AT_ONCE
-        is_fast = self.path == "fast"
-        token_bytes = self._shape.activations(is_fast, self.gradient_checkpointing)
-        return update_tokens(self._left_bytes, token_bytes)
+        shape, total = self._shape, self._total_bytes
+        token_bytes = shape.activations(self.path == "fast", self.gradient_checkpointing)
+        return update_tokens(shape, total, max(0.0, total - self.reserved_bytes), token_bytes)
 
     def prompts_at_once(self, completions: int, prompt: int, room: int) -> int:
         """Return for how many prompts a rollout has memory; on a CPU, any number.
@@ -274,21 +274,19 @@ class Policy:
         """
         if self.device.type != "cuda":
             return 1 << 30
-        # The captured decoder of the fast path keeps a prompt once.
-        tokens = completions * room + prompt * (1 if self.path == "fast" else completions)
-        prompt_bytes = self._shape.cache * tokens
-        return max(1, int(CACHE_SHARE * self._left_bytes / prompt_bytes))
+        prompt_bytes = self._shape.cache * (prompt + completions * room)
+        left = max(0.0, self._total_bytes - self.reserved_bytes)
+        return max(1, int(CACHE_SHARE * left / prompt_bytes))
 
     @property
     def _shape(self) -> Shape:
         return shape_of(self.causal.config, next(self.model.parameters()).element_size())
 
     @property
-    def _left_bytes(self) -> float:
-        """The GPU's memory that this process may use for caches and activations."""
+    def _total_bytes(self) -> float:
+        """The GPU's memory that this process may use."""
         total = torch.cuda.get_device_properties(self.device).total_memory
-        share = torch.cuda.get_per_process_memory_fraction(self.device)
-        return max(0.0, total * share - self.reserved_bytes)
+        return total * torch.cuda.get_per_process_memory_fraction(self.device)
 
     # The reference, and files
 

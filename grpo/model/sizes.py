@@ -1,5 +1,6 @@
 """What a model's configuration says: how long a sequence may be, and how much memory it takes."""
 
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -31,13 +32,10 @@ def context_of(config: Any, supports_windows: bool = True) -> tuple[int, str]:
     context: int = next(filter(None, limits), NO_CONTEXT_LIMIT)
     reason = ""
 
-    rope = getattr(config, "rope_parameters", None) or {}
-    original = rope.get("original_max_position_embeddings") or getattr(
-        config, "original_max_position_embeddings", None
-    )
-    if rope.get("rope_type") == "longrope" and original and original < context:
-        context = original
-        reason = f"its positions are extended by LongRoPE beyond {original:,} tokens"
+    for original in _contexts_before_longrope(config):
+        if original < context:
+            context = original
+            reason = f"its positions are extended by LongRoPE beyond {original:,} tokens"
 
     window = None if supports_windows else attention_window(config)
     if window and window < context:
@@ -45,6 +43,18 @@ def context_of(config: Any, supports_windows: bool = True) -> tuple[int, str]:
         reason = f"its attention window is {window:,} tokens"
 
     return context, reason
+
+
+def _contexts_before_longrope(config: Any) -> Iterator[int]:
+    """Yield the contexts, in tokens, that LongRoPE extends."""
+    parameters = getattr(config, "rope_parameters", None) or {}
+    by_layer = [each for each in parameters.values() if isinstance(each, dict)]
+    for each in by_layer or [parameters]:
+        if each.get("rope_type") == "longrope":
+            original = each.get("original_max_position_embeddings")
+            original = original or getattr(config, "original_max_position_embeddings", None)
+            if original:
+                yield original
 
 
 def attention_window(config: Any) -> int | None:
@@ -62,10 +72,15 @@ def attention_window(config: Any) -> int | None:
     return getattr(config, "sliding_window", None)
 
 
-# Keys and values may take this share of the memory that weights and optimizer leave, and the
-# activations of an update this one.
+# Activations may take one sixth of a GPU's memory, if that is enough.
+ACTIVATION_PART = 6
+
+# Keys and values may take this share of the memory that weights and optimizer leave.
 CACHE_SHARE = 0.45
-UPDATE_SHARE = 0.35
+
+# Tokens times parameters that keep a GPU busy for as long as the host takes to start a micro-batch
+# (0.1 to 0.2 s): 4,000 tokens of Llama-3.2-3B, or 100,000 of SmolLM2-135M.
+BUSY_WORK = 1.15e13
 
 
 @dataclass(frozen=True)
@@ -77,6 +92,12 @@ class Shape:
     inner: int  # F
     keys: int  # K * D: numbers of a token's keys in a layer, and as many of its values
     number: int  # bytes of a number
+
+    @property
+    def parameters(self) -> int:
+        """The number of weights in the layers, assuming that queries are as wide as the model."""
+        attention = self.width * (2 * self.width + 2 * self.keys)
+        return self.layers * (attention + 3 * self.width * self.inner)
 
     @property
     def cache(self) -> int:
@@ -123,12 +144,16 @@ def shape_of(config: Any, number: int) -> Shape:
     )
 
 
-def update_tokens(left: float, token_bytes: int) -> int:
-    """Return how many tokens of `token_bytes` each a micro-batch may have on a GPU.
+def update_tokens(shape: Shape, total: float, left: float, token_bytes: int) -> int:
+    """Return how many tokens a micro-batch may have on a GPU, of `token_bytes` each.
 
-    `left` is the memory that weights and optimizer leave, in bytes.
+    Their activations may take a sixth of its `total` memory, or a third of what is `left` of it. To
+    keep the GPU busy (BUSY_WORK), they may take as much as keys and values may.
     """
-    return max(256, min(65_536, int(UPDATE_SHARE * left / token_bytes)))
+    usual = min(total / ACTIVATION_PART, left / 3)
+    for_busy_gpu = min(CACHE_SHARE * left, BUSY_WORK / shape.parameters * token_bytes)
+    tokens = int(max(usual, for_busy_gpu) / token_bytes)
+    return max(256, min(65_536, tokens))
 
 
 def optimizer_bytes(trained: int, number: int) -> int:

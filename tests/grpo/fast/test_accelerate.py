@@ -19,12 +19,13 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     LlamaConfig,
+    MixtralConfig,
     PhimoeConfig,
 )
 
 from data.errors import UserError
 from grpo.fast import accelerate as fast
-from grpo.fast import forward as fast_forward
+from grpo.fast import prefix_cache
 from grpo.fast.accelerate import accelerate
 from grpo.fast.forward import FastForward
 from grpo.fast.merged_linear import MergedLinear
@@ -61,9 +62,7 @@ def test_a_new_adapter_hides_no_mistake_in_how_it_is_merged(monkeypatch, dtype):
     """Its B is 0: nothing that it is multiplied with would be seen."""
     copies = MergedLinear.copies
     monkeypatch.setattr(
-        MergedLinear,
-        "copies",
-        lambda self: [(target, source, 1.0) for target, source, _ in copies(self)],
+        MergedLinear, "copies", lambda self: [copy._replace(factor=1.0) for copy in copies(self)]
     )
     with pytest.warns(UserWarning, match="the fast forward pass disagrees"):
         policy = load_policy("builtin", device="cpu", dtype=dtype, lora_rank=64)
@@ -107,7 +106,7 @@ def attend(**arguments):
     heads = torch.zeros(1, 2, 1, 4)
     module = SimpleNamespace(layer_idx=0, **arguments.pop("module", {}))
     mask = arguments.pop("mask", None)
-    return fast_forward.attention(module, heads, heads, heads, mask, shared=shared, **arguments)[0]
+    return prefix_cache.attention(module, heads, heads, heads, mask, shared=shared, **arguments)[0]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +115,7 @@ def attend(**arguments):
         {"scaling": 1.0, "dropout": 0.0, "is_causal": True},
         {"s_aux": None, "softcap": None, "position_ids": torch.zeros(1), "use_cache": False},
         {"sliding_window": 9},
-        {"mask": 9},
+        {"mask": prefix_cache.LocalMask(9)},
         {"module": {"is_causal": False}, "is_causal": True},
     ],
 )
@@ -134,7 +133,7 @@ def test_attention_takes_what_does_not_change_it(arguments):
         ({"module": {"is_causal": False}}, "needs is_causal=False"),
         ({"mask": torch.zeros(1)}, "needs attention_mask"),
         ({"sliding_window": 8}, "window is 8 tokens, but prompt and completion have 9"),
-        ({"mask": 8, "sliding_window": 20}, "window is 8 tokens"),
+        ({"mask": prefix_cache.LocalMask(8), "sliding_window": 20}, "window is 8 tokens"),
     ],
 )
 def test_attention_refuses_what_would_change_it(arguments, said):
@@ -154,15 +153,15 @@ def test_a_window_that_only_the_mask_knows_of_is_refused_when_it_is_outgrown():
 
 def test_an_attention_that_swallows_an_argument_is_noticed(tmp_path):
     def swallowing(*arguments, s_aux=None, **others):
-        return fast_forward.attention(*arguments, **others)
+        return prefix_cache.attention(*arguments, **others)
 
-    AttentionInterface.register(fast_forward.ATTENTION_NAME, swallowing)
+    AttentionInterface.register(prefix_cache.ATTENTION_NAME, swallowing)
     try:
         policy = load_policy(saved("gpt_oss", tmp_path), device="cpu")
     finally:
-        AttentionInterface.register(fast_forward.ATTENTION_NAME, fast_forward.attention)
+        AttentionInterface.register(prefix_cache.ATTENTION_NAME, prefix_cache.attention)
     assert policy.path == "plain"
-    assert policy.causal.config._attn_implementation != fast_forward.ATTENTION_NAME
+    assert policy.causal.config._attn_implementation != prefix_cache.ATTENTION_NAME
 
 
 @pytest.mark.parametrize("kind", ["falcon_h1", "diffllama", "minimax", "lfm2"])
@@ -188,6 +187,28 @@ def test_an_error_in_each_call_is_noticed(tmp_path, monkeypatch, method, size):
         assert load_policy(folder, device="cpu").path == "plain"
 
 
+def test_rounding_of_experts_in_bfloat16_passes():
+    """A few places differ by much, as another expert is taken there."""
+    config = MixtralConfig(
+        **(SHAPE | {"num_hidden_layers": 16, "initializer_range": 0.08}), num_local_experts=8
+    )
+    assert policy_of(config, torch.bfloat16).path == "shared"
+
+
+def test_rounding_of_a_large_logit_in_bfloat16_passes(monkeypatch):
+    """Of the logits of a few likely tokens, up to 40, bfloat16 keeps multiples of 1/4."""
+    changes = {"num_hidden_layers": 28, "initializer_range": 0.1, "tie_word_embeddings": True}
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(LlamaConfig(**(SHAPE | changes))).bfloat16()
+    with torch.no_grad():
+        model.get_output_embeddings().weight[:20] *= 10
+    measure, seen = fast.rollout_distance, []
+    monkeypatch.setattr(
+        fast, "rollout_distance", lambda *given: seen.append(measure(*given)) or seen[-1]
+    )
+    assert accelerated(model).path == "fast" and seen[0] < LOW_PRECISION_TOLERANCE / 2
+
+
 def test_rounding_of_a_deep_random_model_in_bfloat16_passes(monkeypatch):
     """It is larger than in any trained model, and so it is between the model's two attentions."""
     shape = {"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 40}
@@ -198,7 +219,7 @@ def test_rounding_of_a_deep_random_model_in_bfloat16_passes(monkeypatch):
     )
     policy = policy_of(LlamaConfig(**(SHAPE | shape | heads)), torch.bfloat16)
     assert policy.path == "fast" and LOW_PRECISION_TOLERANCE < seen[0] < MISSING
-    assert policy.causal.config._attn_implementation == fast_forward.ATTENTION_NAME
+    assert policy.causal.config._attn_implementation == prefix_cache.ATTENTION_NAME
 
 
 def test_a_difference_beyond_the_models_own_rounding_is_noticed(monkeypatch):

@@ -119,10 +119,9 @@ def test_fused_attends_to_long_texts(tmp_path, rows):
         torch.randint(VOCABULARY, (rows, length), device="cuda"),
     )
     with torch.no_grad():
-        _, cache = policy.forward.prefill(prompts, room=length)
-        each = torch.arange(2, device="cuda").repeat_interleave(rows // 2)
-        cache.reorder(each, cache.filled_R[each])
-        expected = policy.forward.extend(tokens, cache)
+        _, shared = policy.forward.prefill(prompts)
+        shared.allocate(rows, length)
+        expected = policy.forward.extend(tokens, shared)
         model = policy.decoder.cuda_step()
         request = RolloutRequest(prompts, [[1] * (rows // 2)] * 2, [1.0] * 2, [length] * 2)
         decoder = CudaRows(model, request, length)

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo import fast
 from grpo.fast import cuda_decoder
+from grpo.fast.cuda_decoder import cublaslt
 from grpo.fast.decoder import EagerRows, accepted
 from grpo.model.load import BUILTIN, load_policy
 from grpo.rollout.generate import RolloutRequest, generate
@@ -32,7 +34,6 @@ def test_completions_that_agree_so_far_are_one_row(tmp_path, monkeypatch):
         lambda tokens, shared: rows.append(len(tokens)) or extend(tokens, shared),
     )
     _, groups = rollout(policy, samples=8, temperature=0.15)
-    del rows[0]  # of the prompts
     texts = [(p, answer.tokens) for p, group in enumerate(groups) for answer in group]
     assert rows == [
         len({(p, tokens[:n]) for p, tokens in texts if len(tokens) > n})
@@ -101,6 +102,25 @@ def test_splitting_rows_by_hand(row, written, last, sources, row_then, first):
     assert decoder.row.tolist() == row_then and decoder.first.tolist() == first
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_the_library_of_products_is_chosen_for_a_while_and_in_silence(monkeypatch, capfd, wanted):
+    chosen = ["cublas"]
+
+    def preferred(name=None):  # torch's, which writes to the process's stderr past Python's
+        if name and name != "cublas":
+            os.write(2, b"experimental\n")
+        chosen.append(name or chosen[-1])
+        return chosen[-1]
+
+    monkeypatch.setattr(torch.backends.cuda, "preferred_blas_library", preferred)
+    with pytest.raises(ZeroDivisionError), cublaslt(wanted):
+        inside = chosen[-1]
+        os.write(2, b"ours\n")
+        1 / 0  # noqa: B018
+    assert (inside, chosen[-1]) == ("cublaslt" if wanted else "cublas", "cublas")
+    assert capfd.readouterr().err == "ours\n"
+
+
 class _Kernel:
     """Stands in for a kernel of `grpo.fast.decode_kernels`: checks the arguments, does nothing."""
 
@@ -163,7 +183,7 @@ def test_the_comparison_does_not_see_what_the_adapters_have_learned(
         weight.data.fill_(7.0)
     policy.forward.llama.refresh()
     copies = [copy for layer in policy.forward.llama.copies.layers for copy in layer.copies()]
-    merged = [target.clone() for target, *_ in copies]
+    merged = [copy.target.clone() for copy in copies]
     seen = []
 
     def compare(step):
@@ -185,4 +205,4 @@ def test_the_comparison_does_not_see_what_the_adapters_have_learned(
 
     assert len(seen) == len(b_matrices(policy)) and all(0.01 < each < 0.05 for each in seen)
     assert all((weight == 7.0).all() for weight in b_matrices(policy))
-    assert all(torch.equal(now, old) for (now, *_), old in zip(copies, merged, strict=True))
+    assert all(torch.equal(copy.target, old) for copy, old in zip(copies, merged, strict=True))

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from tiny_models import FAMILIES, VOCABULARY, make_tiny_model, rollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.fast import decoder as fast_decoder
-from grpo.fast.cuda_decoder import CudaRows
+from grpo.fast import speculative
+from grpo.fast.cuda_decoder import CudaRows, pass_costs
 from grpo.fast.decoder import EagerRows
 from grpo.fast.speculative import LENGTHS, NO_TOKEN, Costs, DraftPlans, draft_length
 from grpo.model.load import BUILTIN, load_policy
@@ -145,6 +147,33 @@ def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path, monkeypatch)
     assert drafting.rejected == 1.0 and drafting.metrics()["draft/tokens_per_forward"] > 3
 
 
+def test_what_a_pass_costs_is_counted_by_distinct_rows(tiny_policy, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        speculative,
+        "draft_length",
+        lambda drafting, costs, rows, *others: asked.append((rows, others[-1][-1])) or 0,
+    )
+    _, groups = rollout(
+        tiny_policy,
+        samples=8,
+        temperature=0.0,
+        budget=70,
+        guesses=[str] * 3,
+        drafting=Drafting("auto"),
+    )
+    assert {rows for rows, _ in asked} <= {1, 2, 3} and asked[0][0] == 3
+    assert {longest for _, longest in asked} == {63}  # of 70 tokens
+    # four completions in one row wrote eight tokens each in a pass over 1 + 7 tokens; without
+    # drafts that were eight passes over one
+    drafting = Drafting("auto")
+    drafting.observe(draft_length=7, matched=28, rejected=0, completions=4, tokens=32)
+    assert drafting.metrics() == {
+        "draft/acceptance": drafting.acceptance,
+        "draft/tokens_per_forward": 8,
+    }
+
+
 def test_a_pass_has_only_as_many_tokens_as_the_decoder_has_room_for(tiny_policy, monkeypatch):
     decoder, longest = CudaRows.__new__(CudaRows), []
     for rows in (1, 64, 65, 1024, 9000):  # 65 are computed as 96
@@ -241,6 +270,24 @@ def test_a_long_guess_is_drafted_in_every_pass(monkeypatch, meanwhile):
     request = RolloutRequest([(1, 2)], [[1]], [1.0], [len(text)], guesses=[guess])
     generate(policy, request, Drafting("15"))
     assert decoder.passes == 1 + math.ceil((len(text) - 1) / 16)
+
+
+@pytest.mark.parametrize(
+    "parameters, layers, fixed, plan",
+    [
+        (134_515_008, 30, 630, 150),  # SmolLM2-135M: launching kernels, 1.26 ms of 2 us
+        (3_212_749_824, 28, 213, 30),  # Llama-3.2-3B: reading 6.4 GB at 3 TB/s, 2.1 ms of 10 us
+    ],
+)
+def test_what_passes_and_plans_cost_by_the_size_of_the_model(parameters, layers, fixed, plan):
+    weights = torch.empty(parameters, dtype=torch.bfloat16, device="meta")
+    policy = SimpleNamespace(
+        causal=SimpleNamespace(parameters=lambda: [weights]),
+    )
+    costs = pass_costs(policy, SimpleNamespace(blocks=range(layers)))
+    assert costs.meanwhile
+    assert costs.fixed == pytest.approx(fixed, rel=0.01)
+    assert costs.plan == pytest.approx(plan, rel=0.01)
 
 
 def test_plans_that_are_made_meanwhile_cost_no_time_unless_they_take_longer_than_the_pass():
@@ -426,6 +473,17 @@ def test_texts_are_decoded_as_they_grow(text):
     decoded.clear()
     plans._text(0, torch.cat([ids, torch.tensor(policy.tokenizer(" owl sea").input_ids)]))
     assert max(decoded) < 6  # the new word alone, behind a token that is known
+
+
+def test_words_are_tokenized_once_and_as_they_stand_in_a_text():
+    policy = load_policy("builtin", device="cpu")
+    plans, asked = DraftPlans(policy, [str], 100), []
+    encode = plans._encode
+    plans._encode = lambda texts: asked.append(texts) or encode(texts)
+    texts = ["l saw the sea,  and 12 owls.\n Then", " the sea, and na\u00efve owls", ""]
+    whole = [encode(["\n" + text])[0][len(encode(["\n"])[0]) :] for text in texts]
+    assert plans._tokens(texts) == whole and plans._tokens(texts[::-1]) == whole[::-1]
+    assert len(asked) == 1 and len(set(asked[0])) == len(asked[0])
 
 
 def test_rows_that_have_written_the_same_are_aimed_once():

@@ -181,9 +181,14 @@ def test_caches_are_what_the_shared_prompt_holds(tiny_policy):
     shape = shape_of(tiny_policy.model.config, 4)
     _, cache = tiny_policy.forward.prefill([tuple(range(5, 25))])
     assert (
-        sum(tensor.numel() * 4 for pair in cache.keys_values.values() for tensor in pair)
+        sum(tensor.numel() * 4 for pair in cache.prompt.values() for tensor in pair)
         == 20 * shape.cache
     )
+
+
+def tokens_of(shape, total, held, gradient_checkpointing=False):
+    token_bytes = shape.activations(True, gradient_checkpointing)
+    return update_tokens(shape, total, max(0.0, total - held), token_bytes)
 
 
 def test_llama_3b_in_round_figures():
@@ -191,15 +196,30 @@ def test_llama_3b_in_round_figures():
     assert shape.cache == 114_688
     full = 6.4e9 + optimizer_bytes(3_212_749_824, 2)
     assert full == pytest.approx(57.8e9, rel=0.01)
+    assert optimizer_bytes(24_000_000, 4) == 12 * 24_000_000
     lora = 6.4e9 + optimizer_bytes(24_000_000, 4)
     for total, held in ((80e9, full), (80e9, lora), (24e9, lora), (150e9, lora)):
-        tokens = update_tokens(total - held, shape.activations(True))
+        tokens = tokens_of(shape, total, held)
         cached = CACHE_SHARE * (total - held)
         assert held + tokens * shape.activations(True) + cached < 0.96 * total
-        assert tokens > 2900
-    assert update_tokens(0.0, shape.activations(True)) == 256
-    # With gradient checkpointing there is room for more tokens.
-    assert update_tokens(60e9, shape.activations(True, True)) == 65_536
+        assert tokens > 3600
+    assert tokens_of(shape, 80e9, lora) > tokens_of(shape, 80e9, full)
+    assert tokens_of(shape, 1e9, full) == 256
+
+
+def test_gradient_checkpointing_makes_room_for_more_tokens():
+    """An 8B model within 80 GB: a prompt of 14,000 tokens with eight completions of 2,000."""
+    shape = Shape(layers=32, width=4096, inner=14336, keys=1024, number=2)
+    assert tokens_of(shape, 80e9, 15.7e9) < 6000
+    assert tokens_of(shape, 80e9, 15.7e9, gradient_checkpointing=True) > 14_000 + 6 * 2000
+
+
+def test_a_small_model_takes_more_tokens_to_keep_a_gpu_busy():
+    """At 135 M parameters a step of 50 words, 36,000 tokens, is one micro-batch."""
+    small = Shape(layers=30, width=576, inner=1536, keys=192, number=2)
+    assert small.parameters == pytest.approx(134_515_008 - 49152 * 576, rel=1e-3)
+    assert tokens_of(small, 80e9, 1e9) == 65_536
+    assert 36_000 < tokens_of(small, 40e9, 1e9) < 65_536
 
 
 @pytest.mark.parametrize("kind", ["gemma3n", "llama4", "qwen3_5", "gpt2"])
