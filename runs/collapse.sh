@@ -9,6 +9,6 @@ declare -A flags=(
     [on]='--config {"on_degenerate":"resample"}'
 )
 for arm in ${1:-off on}; do
-    [ -d "runs/collapse-$arm" ] || python train.py --task interleave --words 500 --no-ramp \
+    [ -d "runs/collapse-$arm" ] || python train.py --task interleave --curriculum 500 --preflight off \
         --reward similarity --prompts 8 --steps 40 --eval-every 0 --eval-problems 32 --name "collapse-$arm" ${flags[$arm]} || [ $? = 3 ]
 done

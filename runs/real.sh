@@ -21,7 +21,7 @@ if [ -d "$long/checkpoints" ]; then
     python train.py --resume "$long"
 else
     python train.py --model "$model" --task interleave --name "$name-50" --steps 1600 \
-        --curriculum 10,15,25,35,50 --promote-at 0.85 --credit alignment
+        --curriculum 10,15,25,35,50 --credit alignment
 fi
 python eval.py --model "$long" --words 10,25,50 --problems 200 --split test \
     --json "runs/$name-test.json"

@@ -13,7 +13,7 @@ folder=$1; shift
 model=$folder/llama run=runs/rehearsal
 [ -d "$model" ] || python tests/tools/make_llama.py "$model" --layers "${LAYERS:-28}"
 rm -rf $run "$folder/merged" "$folder/adapter"
-python train.py --task interleave --words 25 --no-ramp --model "$model" --steps 3 \
+python train.py --task interleave --curriculum 25 --preflight off --model "$model" --steps 3 \
     --save-every 1 --eval-problems 8 --reward similarity --learning-rate 3e-3 --config "{on_degenerate: keep, schedule: constant}" --name rehearsal "$@" &
 until [ -d $run/checkpoints/step-000001 ]; do kill -0 $!; sleep 0.1; done
 kill -9 $!; wait $! || echo "killed, exit status $?, after step $(wc -l < $run/metrics.jsonl)"

@@ -4,8 +4,8 @@
 # again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-for reward in similarity clipped prefix; do
-    [ -d "runs/reward-$reward" ] || python train.py --task interleave --words 25 --no-ramp \
+for reward in similarity prefix pairs; do
+    [ -d "runs/reward-$reward" ] || python train.py --task interleave --curriculum 25 --preflight off \
         --steps 60 --reward "$reward" --eval-every 0 --name "reward-$reward" || [ $? = 3 ]
 done
 python runs/tables.py runs/reward-*
