@@ -261,6 +261,9 @@ def survey_prompts(
             for each in levels
             for problem in survey_problems(policy, supply, each, sampling, PROMPT_PROBLEMS)
         ]
+        if not problems:  # with this prompt none fits the context
+            rows.append(PromptSurvey(config.wording, config.shots, 0.0, 0.0, 0.0, 0.0))
+            continue
         groups = ranks.gather(evaluate(policy, supply.task, ranks.share(problems), settings))
         for group in groups:
             group.class_name = group_class(group, range_of(supply.task))

@@ -13,6 +13,7 @@ def test_a_curriculum_opens_its_levels_and_reports_them(tmp_path, monkeypatch, c
     monkeypatch.setattr("grpo.curriculum.OPEN_AT", 0.01)
     small = [part for part in SMALL if part not in ("--words", "6")]
     arguments = [*small, "--name", "a", *"--curriculum 4,6 --save-every 9 --steps 30".split()]
+    arguments += ["--config", "{patience: 0}"]  # it makes all steps
     assert train.main(arguments) in (0, 3)
     said, folder = capsys.readouterr().out, tmp_path / "runs" / "a"
     # the last level, not the task's 25

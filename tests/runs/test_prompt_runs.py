@@ -26,7 +26,8 @@ WORDING = "Mix them.\nOne: {a}\nTwo: {b}"
 AROUND = ["--wording", "w.txt", "--system", "@s.txt", "--shots", "2"]
 SMALL = (
     "--words 2 --prompts 2 --group-size 4 --eval-problems 2 --lora-rank 0 --device cpu "
-    "--max-new-tokens 12 --reward similarity --learning-rate 0.001 --save-every 1"
+    "--max-new-tokens 12 --reward similarity --learning-rate 0.001 --save-every 1 "
+    "--reward-alone"
 ).split()
 
 
@@ -39,7 +40,7 @@ def home(tmp_path_factory, tiny_model):
         Path("w.txt").write_text(WORDING + "\n")
         Path("s.txt").write_text("Be brief, <|end|>.\n")
         flags = [*SMALL, *AROUND, "--model", str(tiny_model), "--steps", "2"]
-        assert train.main([*flags, "--name", "whole"]) == 3  # a random model
+        assert train.main([*flags, "--name", "whole"]) == 0
         Path("w.txt").unlink()
         Path("s.txt").unlink()
     return folder
@@ -84,7 +85,7 @@ def test_a_run_is_taken_up_without_its_files_and_shows_its_first_prompt(here, ca
     Path("moved.txt").write_text(WORDING)
     shutil.copytree("runs/whole", "runs/resumed")
     shutil.rmtree("runs/resumed/checkpoints/step-000002")
-    assert train.main(["--resume", "runs/resumed", "--wording", "moved.txt"]) == 3
+    assert train.main(["--resume", "runs/resumed", "--wording", "moved.txt"]) == 0
     assert_same_run(Path("runs/whole"), Path("runs/resumed"))
 
     first = load_run("runs/resumed").groups(1)[0]

@@ -28,7 +28,6 @@ const CLASSES = {
   identical: ["=", 1],
   tied: ["≈", 4],
   failed: ["✕", 3],
-  masked: ["…", 5],
 };
 
 const $ = (id) => document.getElementById(id);

@@ -78,7 +78,7 @@ const SECTIONS = {
       {
         title: "Truncated",
         note: "share of completions that reached the token budget",
-        lines: { "completions/clipped_ratio": "truncated", "completions/masked_ratio": "left out" },
+        lines: { "completions/clipped_ratio": "truncated" },
       },
       {
         title: "Completion length",

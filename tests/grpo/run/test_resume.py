@@ -45,7 +45,7 @@ def home(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.setattr(data.corpus, "TEXTS", folder / "texts")
-        assert train.main([*LORA, "--steps", "1", "--name", "lora"]) == 3  # no signal
+        assert train.main([*LORA, "--steps", "1", "--name", "lora"]) == 0
         own = [*SMALL, "--task", "own.py:Own", "--max-new-tokens", "8"]
         assert train.main([*own, "--steps", "1", "--name", "own"]) == 0
     return folder

@@ -124,13 +124,6 @@ def test_what_was_not_trained_on(tmp_path, capsys):
     assert "not sampled for training" in why(capsys, run, 1, 0, 0, "--kind", "eval")["training"]
 
 
-def test_a_truncated_completion_that_the_loss_leaves_out(tmp_path, capsys):
-    run = write(tmp_path / "r", truncated="mask")
-    cut = group(REWARDS[0], [1.0, -0.5, 0.0, -0.5], finish="length")
-    write_rollouts(file_of(run, "step", 1), [cut], step=1)
-    assert why(capsys, run, 1, 0, 0)["training"].startswith("no: it was truncated")
-
-
 def test_the_reward_of_a_control_experiment_was_not_earned(tmp_path, capsys):
     run = write(tmp_path / "r", control="shuffled-rewards")
     assert "not earned" in why(capsys, run, 1, 0, 0)["reward"]
