@@ -122,7 +122,9 @@ a try too many | VarianceMonitor.decide | _a < _b | _a <= _b | CORE/test_varianc
 later tries count | Trainer.metrics | first_tries(_a) | _a | CORE/test_trainer.py
 rewards are not shuffled | apply_control | random.Random(_a).shuffle(_b) | None | \
 CORE/test_trainer.py
-promotion by luck | reaches_mark | _a and _b | _a | tests/grpo/curriculum/test_ladder.py
+a level opens by luck | reaches_mark | _a and _b | _a | tests/grpo/curriculum/test_curriculum.py
+a level is forgotten | Curriculum.weights | max(FLOOR, _a) | _a | \
+tests/grpo/curriculum/test_curriculum.py
 a worse answer is shown | demonstrate | earned.reward <= _a | False | \
 tests/grpo/curriculum/test_demonstrations.py
 solved without an end | is_solved | _a and _b | _a | CORE/test_ending.py
@@ -135,7 +137,7 @@ damage overlooked | verify | _sha256(_a) != _b | False | tests/grpo/run/test_che
 the best checkpoint removed | prune | _a.name != keep | True | tests/grpo/run/test_checkpoint.py
 random numbers start again | load_rng | random.setstate(_a) | None | \
 tests/grpo/run/test_checkpoint.py
-the ladder starts again | Trainer.restore | self.curriculum.load_state_dict(_a) | None | \
+the curriculum starts again | Trainer.restore | self.curriculum.load_state_dict(_a) | None | \
 CORE/test_trainer.py
 masters are rounded | Optimizer.state_dict | weight.dtype != master.dtype | False | \
 LEARN/test_optimizer.py

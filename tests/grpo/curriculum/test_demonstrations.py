@@ -14,7 +14,7 @@ from updates import SETTINGS, sgd, update
 from data.errors import UserError
 from grpo import inspect, load_run
 from grpo.config import Config
-from grpo.curriculum import demonstrate, demonstration
+from grpo.curriculum import demonstrate, demonstration, has_right_targets
 from grpo.learn.advantages import token_advantages
 from grpo.learn.batch import micro_batches
 from grpo.learn.optimizer import Optimizer
@@ -24,7 +24,7 @@ from grpo.records import Completion, Group
 from grpo.run.rollouts import groups_of, write_rollouts
 from grpo.tools import train
 from grpo.tools.report.page import outcome
-from grpo.trainer import has_right_targets, step_summary
+from grpo.trainer import Trainer
 from grpo.variance import common_trap
 from tasks import audit
 from tasks.base import Score
@@ -267,20 +267,11 @@ def test_a_step_counts_what_was_sampled_and_learns_from_what_is_shown(tiny_polic
     assert metrics["grad_norm"] > 0
     assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
     assert trainer.kept_share == 1.0
-    summary = step_summary(1, report.groups)
-    assert summary.collapsed == {1: [False] * 4}
+    assert trainer.curriculum.varied == {1: 1.0}
 
     file = tmp_path / "step-000001.jsonl.zst"
     write_rollouts(file, report.groups, step=1)
     assert groups_of(file) == report.groups
-
-
-def test_what_a_group_is_shown_after_it_was_sampled_again_is_no_collapse(tiny_policy):
-    options = dict(demonstrate=True, on_degenerate="resample")
-    report = stuck_trainer(tiny_policy, **options).step()
-    actions = [(each.attempt, each.action) for each in report.groups]
-    assert (0, "resample") in actions and (2, "demonstrate") in actions
-    assert step_summary(1, report.groups).collapsed == {1: [False] * 4}
 
 
 def test_a_run_says_what_it_was_shown_and_survives_a_kill(
@@ -288,9 +279,9 @@ def test_a_run_says_what_it_was_shown_and_survives_a_kill(
 ):
     """The console, the verdict, the report's figures, replay, audit, and a resume to the bit."""
     monkeypatch.chdir(tmp_path)
-    flags = ["--words", "3", "--no-ramp", "--steps", "2", "--prompts", "2", "--group-size", "4"]
+    flags = ["--words", "3", "--steps", "2", "--prompts", "2", "--group-size", "4"]
     flags += [*tiny_flags, "--eval-problems", "4", "--preflight", "off", "--save-every", "1"]
-    flags += ["--config", "{demonstrate: true}", "--device", "cpu", "--warm-start", "off"]
+    flags += ["--config", "{demonstrate: true}", "--device", "cpu"]
     assert train.main([*flags, "--name", "whole"]) == 0
     out = capsys.readouterr().out
     assert "right answers shown where no completion is right" in out
@@ -341,3 +332,28 @@ def test_what_does_not_go_with_right_answers_is_refused(options, message):
     Config(**options)
     with pytest.raises(UserError, match=message):
         Config(demonstrate=True, **options)
+
+
+@pytest.mark.parametrize(
+    "options, expected",
+    [
+        ({}, True),
+        ({"model": "builtin"}, False),
+        ({"reward_alone": True}, False),
+        ({"control": "shuffled-rewards"}, False),
+        ({"top_p": 0.9}, False),
+        ({"demonstrate": False}, False),
+        ({"model": "builtin", "demonstrate": True}, True),
+    ],
+)
+def test_interleave_is_shown_right_answers_by_default(options, expected):
+    config = Config(**{"model": "some/model"} | options)
+    trainer = SimpleNamespace(config=config, task=TASK, knows_answers=True)
+    assert Trainer.demonstrates.func(trainer) == expected
+
+
+def test_another_task_is_shown_none_by_default():
+    config = Config(model="some/model")
+    for task, knows, expected in ((TASK, False, False), (object(), True, False)):
+        trainer = SimpleNamespace(config=config, task=task, knows_answers=knows)
+        assert Trainer.demonstrates.func(trainer) == expected

@@ -24,7 +24,7 @@ from grpo.curriculum import (
 from grpo.learn.update import imitate
 from grpo.model.load import load_policy
 from grpo.run.rollouts import write_rollouts
-from grpo.run.session import wants_imitation
+from grpo.run.session import Run
 from grpo.tools import train
 from grpo.trainer import Parts, Trainer
 from tasks import audit
@@ -38,17 +38,15 @@ def one_policy(tiny_model):
     return load_policy(str(tiny_model), device="cpu")
 
 
-def trainer_for(policy, way, **options):
+def trainer_for(policy, **options):
     config = Config(
         **{
             "task": "interleave",
             "level": 2,
-            "ramp": False,
             "learning_rate": 1e-3,
             "prompts": 3,
             "group_size": 4,
             "steps": 3,
-            "warm_start": way,
         }
         | options
     )
@@ -59,7 +57,7 @@ def trainer_for(policy, way, **options):
 
 
 def test_the_right_answer_is_a_completion_that_ends(one_policy):
-    stream = trainer_for(one_policy, "off").stream
+    stream = trainer_for(one_policy).stream
     (answer,) = draw_answers(stream, 3, 1)
     (shown,) = answer.completions
     assert one_policy.decode(shown.tokens) == shown.text
@@ -79,7 +77,7 @@ def test_the_right_answer_is_a_completion_that_ends(one_policy):
 )
 def test_when_imitation_ends(one_policy, monkeypatch, scores, limit, updates, cause):
     monkeypatch.setattr("grpo.curriculum.imitate", lambda *_: {"loss": 1.0})
-    stream = trainer_for(one_policy, "off").stream
+    stream = trainer_for(one_policy).stream
     checks = iter(scores)
     step = dict(memory=None, max_grad_norm=1.0)
     made, answers = warm_start(stream, 2, None, lambda: next(checks), limit=limit, **step)
@@ -99,7 +97,7 @@ def test_a_step_of_imitation_is_cross_entropy(tiny_policy, tiny_model):
     """Against plain `transformers`: the mean over all tokens of the answers, end tokens
     included.
     """
-    trainer = trainer_for(tiny_policy, "imitation")
+    trainer = trainer_for(tiny_policy)
     groups = [draw_answers(trainer.stream, level, 1)[0] for level in (1, 3)]
     plain = AutoModelForCausalLM.from_pretrained(tiny_model)
     nll, tokens = 0.0, 0
@@ -120,7 +118,7 @@ def test_a_step_of_imitation_is_cross_entropy(tiny_policy, tiny_model):
 
 
 def test_imitated_problems_count_as_trained_on(tiny_policy):
-    trainer = trainer_for(tiny_policy, "imitation", steps=1)
+    trainer = trainer_for(tiny_policy, steps=1)
     scores = iter([0.0, 1.0])
     answers = trainer.imitate(lambda: next(scores))
     keys = [one.problem.key for one in answers]
@@ -128,7 +126,7 @@ def test_imitated_problems_count_as_trained_on(tiny_policy):
     assert trainer.problems(1)[0][0] == trainer.stream.next_index > answers[-1].index
 
     state = json.loads(json.dumps(trainer.state()))
-    other = trainer_for(tiny_policy, "imitation", steps=1)
+    other = trainer_for(tiny_policy, steps=1)
     other.restore(state)
     assert other.imitation == trainer.imitation
 
@@ -137,37 +135,29 @@ def test_imitated_problems_count_as_trained_on(tiny_policy):
 
 
 @pytest.mark.parametrize(
-    "way, level, has_preflight, expected",
-    [
-        ("auto", None, True, True),  # no level is within reach
-        ("auto", 10, True, False),
-        ("auto", None, False, False),  # nothing is known
-        ("off", None, True, False),
-        ("imitation", 10, True, True),
-        ("imitation", None, False, True),
-    ],
+    "is_near, reward_alone, expected",
+    [(False, False, True), (True, False, False), (False, True, False)],
 )
-def test_right_answers_are_imitated_where_nothing_is_within_reach_or_as_asked(
-    way, level, has_preflight, expected
+def test_right_answers_are_imitated_where_nothing_near_is_within_reach(
+    is_near, reward_alone, expected
 ):
-    start = Start([10], level, "why") if has_preflight else None
-    trainer = SimpleNamespace(knows_answers=True)
-    run = SimpleNamespace(config=Config(warm_start=way), trainer=trainer)
-    assert wants_imitation(run, start) == expected
+    config = Config(reward_alone=reward_alone)
+    run = SimpleNamespace(config=config, trainer=SimpleNamespace(knows_answers=True))
+    assert Run.wants_imitation(run, Start([10], 10, "why", is_near)) == expected
 
 
 def test_targets_that_are_not_right_answers_are_not_imitated(one_policy):
     """A task of continuous rewards may have targets that are no better than other texts."""
-    trainer = trainer_for(one_policy, "off")
-    assert trainer.knows_answers
+    trainer = trainer_for(one_policy)
+    run = SimpleNamespace(config=Config(), trainer=trainer)
+    assert Run.wants_imitation(run, Start([10], 10, "why", False))
     trainer.task.score = lambda problem, texts: [Score(0.5) for _ in texts]
-    assert not trainer.knows_answers
+    assert not Run.wants_imitation(run, Start([10], 10, "why", False))
 
-    run = SimpleNamespace(config=Config(warm_start="auto"), trainer=trainer)
-    assert not wants_imitation(run, Start([10], None, "why"))
-    run.config = Config(warm_start="imitation")
-    with pytest.raises(UserError, match="--warm-start imitation: task interleave does not score"):
-        wants_imitation(run, None)
+
+def test_reward_alone_forbids_demonstrations():
+    with pytest.raises(UserError, match="--reward-alone shows no right answers"):
+        Config(reward_alone=True, demonstrate=True)
 
 
 def test_a_run_states_what_imitation_came_to_and_survives_a_kill(
@@ -177,9 +167,9 @@ def test_a_run_states_what_imitation_came_to_and_survives_a_kill(
     same run.
     """
     monkeypatch.chdir(tmp_path)
-    flags = ["--words", "2", "--no-ramp", "--steps", "2", "--prompts", "2", "--group-size", "2"]
-    flags += [*tiny_flags, "--eval-problems", "4", "--preflight", "off"]
-    flags += ["--warm-start", "imitation", "--save-every", "1", "--device", "cpu"]
+    flags = ["--words", "2", "--steps", "2", "--prompts", "2", "--group-size", "2"]
+    flags += [*tiny_flags, "--eval-problems", "4"]
+    flags += ["--config", "{demonstrate: false}", "--save-every", "1", "--device", "cpu"]
     assert train.main([*flags, "--name", "whole"]) == 3  # no group varies
     said = [line.split("  ", 1)[-1] for line in capsys.readouterr().out.splitlines()]
     occasions = [line.split("held-out similarity")[0] for line in said if "(n = " in line]
@@ -248,8 +238,8 @@ def test_imitation_is_no_learning_at_the_first_level_of_a_ladder_either(
 
     monkeypatch.setattr(Trainer, "imitate", taught)
     flags = ["--curriculum", "1,2", "--steps", "2", "--prompts", "2", "--group-size", "2"]
-    flags += [*tiny_flags, "--eval-problems", "40", "--preflight", "off", "--device", "cpu"]
-    flags += ["--task", "taught.py:Taught", "--warm-start", "imitation"]
+    flags += [*tiny_flags, "--eval-problems", "40", "--device", "cpu"]
+    flags += ["--task", "taught.py:Taught"]
     assert train.main([*flags, "--name", "ladder"]) == 0
 
     run = load_run("runs/ladder")

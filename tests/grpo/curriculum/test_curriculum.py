@@ -1,0 +1,229 @@
+"""The levels of the prompts: where groups vary, and when a harder level opens."""
+
+import json
+import random
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+
+from grpo.config import Config
+from grpo.curriculum import ANNEAL_AT, FLOOR, MEMORY, OPEN_AT, WINDOW, Curriculum
+from grpo.learn.optimizer import lr_factor
+from grpo.records import Group
+from grpo.statistics import problems_needed
+from grpo.trainer import Trainer
+from tasks.base import Problem, Score
+
+MANY = 2 * problems_needed(OPEN_AT)  # groups that the running mean needs
+
+
+def group(level, value=0.5, class_name="varied", action="keep", attempt=0):
+    problem = Problem("toy", level, "p", "t", key="k")
+    scores = [Score(value, value=value)] * 2
+    return Group(
+        0, problem, (1,), 1.0, [], scores=scores, class_name=class_name, action=action,
+        attempt=attempt,
+    )  # fmt: skip
+
+
+def groups(level, count, value=0.5, **options):
+    return [group(level, value, **options) for _ in range(count)]
+
+
+def open_to(levels, level, **varied):
+    curriculum = Curriculum(levels, level)
+    curriculum.varied.update({int(name[1:]): share for name, share in varied.items()})
+    return curriculum
+
+
+# The draw.
+
+
+@pytest.mark.parametrize(
+    "varied, weights",
+    [
+        (dict(l1=0.5, l2=0.2, l3=0.9), {1: 0.5, 2: 0.2, 3: 0.9}),
+        (dict(l1=0.0, l2=0.01, l3=0.9), {1: FLOOR, 2: FLOOR, 3: 0.9}),
+        (dict(l1=0.5, l2=0.3, l3=0.0), {1: 0.5, 2: 0.3, 3: 0.4}),  # a third of 1.2
+        (dict(l1=0.0, l2=0.0, l3=0.0), {1: FLOOR, 2: FLOOR, 3: FLOOR}),
+    ],
+)
+def test_weights_by_hand(varied, weights):
+    assert open_to([1, 2, 3, 5], 3, **varied).weights == pytest.approx(weights)
+
+
+def test_levels_are_drawn_by_weight_and_the_first_is_the_hardest():
+    curriculum = open_to([1, 2, 3, 5], 3, l1=0.1, l2=0.4, l3=0.5)
+    drawn = Counter()
+    for step in range(500):
+        first, *others = curriculum.levels_for(3, step, 9)
+        assert first == 3
+        drawn.update(others)
+    # Of 4,000 draws each share is within 0.04 with a probability above 1 - 1e-6 (5 deviations).
+    shares = {level: count / drawn.total() for level, count in drawn.items()}
+    assert shares == pytest.approx({1: 0.1, 2: 0.4, 3: 0.5}, abs=0.04)
+
+
+def test_each_seed_step_and_batch_has_a_draw_of_its_own():
+    curriculum = open_to([1, 2, 3], 3)
+    keys = [(seed, step, 50, drawn) for seed in (0, 1) for step in (1, 2) for drawn in (0, 50)]
+    draws = [curriculum.levels_for(*key) for key in keys]
+    assert draws == [curriculum.levels_for(*key) for key in keys]
+    # 49 draws of three levels agree by chance with a probability below 1e-22.
+    assert len({tuple(levels[1:]) for levels in draws}) == len(keys)
+    # Of later batches the first prompt is drawn, too: all of 20 at level 3 has chance 1e-9.
+    assert {curriculum.levels_for(0, step, 1, 8)[0] for step in range(20)} != {3}
+
+
+def test_shares_move_by_first_tries_and_demonstrations_count_as_varied():
+    curriculum = open_to([1, 2], 2)
+    tied = group(1, 0.3, "tied", "skip")
+    curriculum.observe(1, [tied, group(1, attempt=1), group(7)])
+    assert curriculum.varied == {1: pytest.approx(1 - MEMORY), 2: 1.0}
+    assert curriculum.scores == {1: pytest.approx(0.3)}  # a level of the dataset alone is passed
+    curriculum.observe(2, [group(1, 0.8, "tied", "demonstrate")])
+    assert curriculum.varied[1] == pytest.approx(1 - MEMORY + MEMORY**2)
+    assert curriculum.scores[1] == pytest.approx(0.3 + MEMORY * 0.5)
+
+
+# Opening.
+
+
+def through(curriculum, steps):
+    """Lead the curriculum through lists of groups; return its decisions."""
+    return [each for step, one in enumerate(steps, 1) for each in curriculum.observe(step, one)]
+
+
+def test_a_level_opens_at_the_mark_with_evidence():
+    curriculum = Curriculum([10, 25, 50])
+    few = [groups(10, 4, OPEN_AT + 0.02)] * WINDOW
+    assert through(curriculum, few) == []  # the interval of 12 groups is too wide
+    enough = [groups(10, MANY, OPEN_AT + 0.02), []]
+    (opened,) = through(curriculum, enough)
+    assert (opened.kind, opened.before, opened.after) == ("open", 10, 25)
+    assert f"of {8 + MANY} groups in 3 steps" in opened.why  # the first step has left
+    assert curriculum.level == 25 and not curriculum.is_last
+    # The window begins anew, and easier groups do not count.
+    assert through(curriculum, [groups(10, MANY, 1.0)] * 5) == []
+    assert through(curriculum, [groups(25, MANY, OPEN_AT - 0.01)] * 5) == []
+
+
+def test_steps_that_the_interval_does_not_need_leave_the_window():
+    curriculum = Curriculum([10, 25])
+    assert through(curriculum, [groups(10, MANY, 0.0)] + [groups(10, MANY, 1.0)] * 2) == []
+    assert through(curriculum, [groups(10, MANY, 1.0)])[0].kind == "open"
+
+
+def test_few_prompts_do_not_open_a_level_by_luck():
+    # The true mean is 0.85. By the mean of three steps alone nearly all of the runs would open.
+    opened = 0
+    for seed in range(100):
+        curriculum, rng = Curriculum([10, 25]), random.Random(seed)
+        steps = [[group(10, rng.betavariate(5.1, 0.9)) for _ in range(2)] for _ in range(100)]
+        opened += bool(through(curriculum, steps))
+    assert opened <= 5
+
+
+def test_a_solved_group_counts_as_one_whatever_its_score():
+    for class_name, count in (("solved", 1), ("tied", 0)):
+        curriculum = Curriculum([10, 25])
+        steps = [groups(10, MANY, 0.7, class_name=class_name)] * WINDOW
+        assert len(through(curriculum, steps)) == count
+
+
+def simulate(shares, steps=60):
+    """Train a policy of which a share of the groups varies at each level; return the varied
+    groups of each step."""
+    curriculum, rng, taught = Curriculum(sorted(shares), max(shares)), random.Random(1), []
+    for step in range(1, steps + 1):
+        sampled = [
+            group(level, class_name="varied" if rng.random() < shares[level] else "tied")
+            for level in curriculum.levels_for(0, step, 16)
+        ]
+        curriculum.observe(step, sampled)
+        taught.append(sum(one.class_name == "varied" for one in sampled))
+    return taught
+
+
+@pytest.mark.parametrize(
+    "shares, least",
+    [
+        ({1: 0.0, 2: 0.0, 3: 0.0, 5: 0.9}, 12),  # easier levels are solved
+        ({1: 0.0, 2: 0.9, 3: 0.0, 5: 0.0}, 6),  # all but a third of the prompts can vary
+    ],
+)
+def test_no_run_stays_where_nothing_varies(shares, least):
+    taught = simulate(shares)
+    assert min(taught[25:]) > 0
+    assert sum(taught[25:]) / len(taught[25:]) > least
+
+
+# The goal, and the learning rate.
+
+
+def test_the_learning_rate_falls_from_the_step_at_which_the_goal_is_reached():
+    curriculum = Curriculum([10, 25], 25)
+    middle = (OPEN_AT + ANNEAL_AT) / 2
+    assert through(curriculum, [groups(25, MANY, middle)] * WINDOW) == []
+    assert curriculum.anneal_from is None
+    steps = [groups(25, MANY, 1.0)] * 6
+    (decision,) = through(curriculum, steps)  # once
+    assert (decision.kind, decision.before, decision.after) == ("anneal", 25, 25)
+    assert decision.why.endswith("the learning rate falls from now on")
+    assert curriculum.anneal_from == decision.step
+
+    # Before the last level is open, no score lets it fall.
+    assert [each.kind for each in through(Curriculum([10, 25]), [groups(10, MANY, 1.0)] * 3)] == [
+        "open"
+    ]
+
+
+class Rates:
+    """The parts of a trainer on which its learning rate depends."""
+
+    anneal_steps, anneal_from = Trainer.anneal_steps, Trainer.anneal_from
+    learning_rate, ended = Trainer.learning_rate, Trainer.ended
+
+    def __init__(self, reached, done=0, **options):
+        self.config = Config(learning_rate=1e-3, **options)
+        self.curriculum = SimpleNamespace(anneal_from=reached, levels=[1], level=1)
+        self.end = SimpleNamespace(ended=lambda levels, level: "")
+        self.done = done
+
+
+def test_the_learning_rate_stays_until_the_goal_or_what_leaves_time_to_fall():
+    waiting, reached = Rates(None, steps=1000), Rates(30, steps=1000)
+    fall = waiting.anneal_steps
+    assert fall > 1
+    assert (waiting.anneal_from, reached.anneal_from) == (1000 - fall, 30)
+    assert Rates(990, steps=1000).anneal_from == 1000 - fall  # too late to wait for it
+    assert waiting.learning_rate(500) == reached.learning_rate(30) == 1e-3
+    half = 30 + 1 + fall // 2
+    assert reached.learning_rate(half) == pytest.approx(1e-3 * lr_factor(half, 30, fall))
+    assert 0.3e-3 < reached.learning_rate(half) < 0.7e-3
+    assert Rates(None, steps=10).anneal_steps == 5
+
+    constant = Rates(30, steps=1000, schedule="constant", done=30 + fall)
+    assert constant.learning_rate(900) == 1e-3 and constant.ended == ""
+    assert Rates(30, steps=1000, done=29 + fall).ended == ""
+    assert Rates(30, steps=1000, done=30 + fall).ended == "the learning rate has fallen to zero"
+
+
+# The state.
+
+
+def test_a_resumed_curriculum_makes_the_same_decisions():
+    rng = random.Random(5)
+    steps = [
+        [group(rng.choice([5, 10, 25]), min(1.0, 0.75 + step / 90)) for _ in range(16)]
+        for step in range(60)
+    ]
+    whole = Curriculum([5, 10, 25])
+    through(whole, steps[:20])
+    resumed = Curriculum([10])  # a pre-flight has added a level
+    resumed.load_state_dict(json.loads(json.dumps(whole.state_dict())))
+    decisions = through(whole, steps[20:])
+    assert decisions == through(resumed, steps[20:]) and decisions
+    assert whole.state_dict() == resumed.state_dict()
+    assert whole.levels_for(0, 61, 40) == resumed.levels_for(0, 61, 40)
