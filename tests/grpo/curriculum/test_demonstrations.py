@@ -284,7 +284,7 @@ def test_a_run_says_what_it_was_shown_and_survives_a_kill(
     flags += ["--config", "{demonstrate: true}", "--device", "cpu"]
     assert train.main([*flags, "--name", "whole"]) == 0
     out = capsys.readouterr().out
-    assert "right answers shown where no completion is right" in out
+    assert "; right answers shown" in out
     assert "100% of the groups trained on showed the right answer" in out
     run = load_run("runs/whole")
     assert run.verdict["demonstrated"] == 1.0

@@ -4,6 +4,7 @@ model for broken.
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from compare_runs import assert_same_run
@@ -12,13 +13,18 @@ from data.errors import UserError
 from grpo import inspect, report
 from grpo.config import Config
 from grpo.curriculum import (
+    MOST_FOR_SHOTS,
     NO_LEVEL,
     LevelSurvey,
+    PromptSurvey,
     advice,
-    choose_start,
+    best_prompt,
+    choose_levels,
     levels_to_survey,
+    prompts_to_try,
     summarise_level,
     survey,
+    survey_prompts,
 )
 from grpo.curriculum import SURVEY_PROBLEMS as PROBLEMS
 from grpo.records import Completion, Group
@@ -26,7 +32,7 @@ from grpo.run.logs import load_run, read_metrics
 from grpo.run.session import Run
 from grpo.tools import train
 from tasks.base import Problem, Score, split_of_key
-from tasks.interleave import Interleave
+from tasks.interleave import ONLY, TURNS, Interleave
 from tasks.registry import load_task
 from tasks.supply import Supply, problem_at, write_problems
 
@@ -46,39 +52,121 @@ def rows(**kinds):
 
 
 @pytest.mark.parametrize(
-    ("found", "levels", "level", "chosen"),
+    ("found", "asked", "levels", "open_to", "is_near", "is_reachable"),
     [
         # As asked, even where a harder level is within reach, too.
-        (rows(l5="reach", l10="reach"), [10], 10, [10]),
-        (rows(l1="solved", l10="reach", l25="none"), [10, 25], 10, [10, 25]),
-        (rows(l10="reach", l25="reach"), [10, 25], 10, [10, 25]),
-        # An easier start, the hardest one, with what lies between.
-        (rows(l1="reach", l2="reach", l3="none", l10="none"), [10, 25], 2, [2, 3, 10, 25]),
-        (rows(l1="reach", l2="varied", l3="lucky", l5="none"), [5], 1, [1, 2, 3, 5]),
-        # Groups that vary without a right answer are no start, nor is a level that is solved.
-        (rows(l1="varied", l2="varied", l10="varied"), [10], None, [10]),
-        (rows(l1="solved", l2="none", l10="none"), [10], None, [10]),
-        (rows(l10="lucky"), [10, 25], None, [10, 25]),
-        ([], [10], None, [10]),
-        # Solved levels are left out, unless what follows is out of reach.
-        (rows(l10="solved", l25="reach"), [10, 25, 50], 25, [25, 50]),
-        (rows(l10="solved", l25="solved", l50="none"), [10, 25, 50], 25, [25, 50]),
-        (rows(l10="solved", l25="solved"), [10, 25], 25, [25]),
+        (rows(l5="reach", l10="reach"), [10], [10], 10, True, True),
+        (rows(l1="solved", l10="reach", l25="none"), [10, 25], [10, 25], 10, True, True),
+        # Easier levels beside it, from the hardest within reach on, at once.
+        (rows(l1="reach", l2="reach", l3="none", l10="none"), [10, 25], [2, 3, 10, 25], 10, False,
+         True),
+        (rows(l2="none", l3="reach", l5="lucky", l9="none"), [9], [3, 5, 9], 9, True, True),
+        # Groups that vary without a right answer are out of reach, and so is a solved level.
+        (rows(l1="varied", l2="varied", l10="varied"), [10], [1, 2, 10], 10, False, False),
+        (rows(l1="solved", l2="none", l10="none"), [10], [1, 2, 10], 10, False, False),
+        ([], [10], [10], 10, False, False),
+        # Solved levels are left out, but not the last one.
+        (rows(l10="solved", l25="reach"), [10, 25, 50], [25, 50], 25, True, True),
+        (rows(l5="reach", l10="solved", l25="none"), [10, 25], [5, 10, 25], 25, False, True),
+        (rows(l10="solved", l25="solved"), [10, 25], [25], 25, True, True),
     ],
-)
-def test_where_a_run_starts(found, levels, level, chosen):
-    start = choose_start(found, levels)
-    assert (start.level, start.levels) == (level, chosen)
-    assert (start.why == NO_LEVEL) == (level is None)
+)  # fmt: skip
+def test_levels_of_training(found, asked, levels, open_to, is_near, is_reachable):
+    start = choose_levels(found, asked)
+    assert (start.levels, start.open_to) == (levels, open_to)
+    assert (start.is_near, start.is_reachable) == (is_near, is_reachable)
+    assert (start.why == NO_LEVEL) == (not is_reachable)
 
 
 def test_why_says_what_decided():
-    eased = choose_start(rows(l2="reach", l10="none"), [10])
-    assert eased.why == (
-        "50% of its groups vary and 25% hold a right answer; level 10 is out of reach (0% and 0%)"
+    assert choose_levels(rows(l2="reach", l10="none"), [10]).why == (
+        "50% of its groups vary and 25% hold a right answer at level 2; level 10 is out of reach "
+        "(0% of its groups vary and 0% hold a right answer)"
     )
-    passed = choose_start(rows(l10="solved", l25="reach"), [10, 25])
-    assert passed.why.endswith("hold a right answer; the easier ones are solved (10)")
+
+
+# The prompts.
+
+
+def to_try(given=(), level=10, template=None, task=None, **options):
+    policy = SimpleNamespace(tokenizer=SimpleNamespace(chat_template=template))
+    config = Config(**{"model": "some/model"} | options)
+    task = task or Interleave(documents=[])
+    return prompts_to_try(policy, task, config, given, level)
+
+
+def kinds(configs):
+    return [(config.wording, config.shots) for config in configs]
+
+
+def test_every_wording_is_tried_with_and_without_examples():
+    every = [(text, shots) for text in ("", ONLY, TURNS) for shots in (0, 3)]
+    assert kinds(to_try(level=MOST_FOR_SHOTS)) == every
+    plain = [(text, 0) for text in ("", ONLY, TURNS)]
+    assert kinds(to_try(level=MOST_FOR_SHOTS + 1)) == plain
+
+
+def test_what_the_user_gave_stays():
+    mine = dict(wording="{a} and {b}", system="Be brief.")
+    found = to_try(["wording", "system"], **mine)
+    assert kinds(found) == [(mine["wording"], 0), (mine["wording"], 3)]
+    assert {config.system for config in found} == {"Be brief."}
+    assert kinds(to_try(["shots"], shots=2)) == [("", 2), (ONLY, 2), (TURNS, 2)]
+    assert len(to_try(["wording", "shots"], wording="{a} {b}", shots=1)) == 1
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"model": "builtin"},
+        {"dataset": "set.jsonl"},
+        {"start": "runs/a/checkpoints/step-000001"},
+        {"task": load_task("arithmetic")},
+    ],
+)
+def test_some_runs_have_no_choice(options):
+    (config,) = to_try(template="{% if enable_thinking %}", **options)
+    assert (config.wording, config.shots) == ("", Config().shots)
+    assert config.chat_template_kwargs == Config().chat_template_kwargs
+
+
+@pytest.mark.parametrize(
+    "template, given, expected",
+    [
+        ("{% if enable_thinking %}", [], '{"enable_thinking": false}'),
+        ("{% if enable_thinking %}", ["chat_template_kwargs"], '{"enable_thinking": true}'),
+        ("{{ messages }}", [], '{"enable_thinking": true}'),
+    ],
+)
+def test_thinking_is_off_where_the_template_knows_of_it(template, given, expected):
+    found = to_try(given, template=template, chat_template_kwargs='{"enable_thinking": true}')
+    assert {config.chat_template_kwargs for config in found} == {expected}
+
+
+def test_the_prompt_with_the_highest_reward_and_score_is_best():
+    row = PromptSurvey("", 0, 0.2, 0.2, 0.5, 0.0)
+    assert best_prompt([row, replace(row, value=0.5), replace(row, reward=0.4)]) == 1
+    assert best_prompt([row, row]) == 0
+
+
+def test_survey_of_prompts(tiny_policy, monkeypatch):
+    asked = []
+
+    def answer(policy, task, problems, settings):
+        asked.append([(policy.shots(problem) != (), problem.level) for problem in problems])
+        return [group(("a", 0.0, False), ("long", 0.5, False)) for _ in problems]
+
+    monkeypatch.setattr("grpo.curriculum.evaluate", answer)
+    before = tiny_policy.format
+    task = Interleave()
+    configs = [Config(task="interleave", wording=text) for text in ("", ONLY)]
+    try:
+        found = survey_prompts(tiny_policy, Supply(task, seed=0), configs, 10)
+    finally:
+        tiny_policy.use(before)
+    assert found == [PromptSurvey(text, 0, 0.25, 0.25, 1.0, 0.5) for text in ("", ONLY)]
+    assert task.wording == ONLY
+    assert [[level for _, level in one] for one in asked] == [[2] * 8 + [10] * 8] * 2
 
 
 def test_truncated_completions_may_be_the_cause():
@@ -88,10 +176,10 @@ def test_truncated_completions_may_be_the_cause():
     assert "up to 90% of a level's completions were truncated" in advice(found)
 
 
-def test_a_mixed_dataset_has_no_level_to_start_at():
-    start = choose_start(rows(l2="reach", l3="none", l5="none"), [5], mixed=True)
-    assert start.levels == [5] and start.why.endswith("within reach: 2")
-    assert choose_start(rows(l5="varied"), [5], mixed=True).level is None
+def test_a_mixed_dataset_is_trained_on_as_it_comes():
+    start = choose_levels(rows(l2="reach", l3="none", l5="none"), [5], mixed=True)
+    assert start.levels == [5] and start.why.endswith("within reach: 2") and start.is_reachable
+    assert not choose_levels(rows(l5="varied"), [5], mixed=True).is_near
 
 
 def group(*answers, level=3):
@@ -165,16 +253,6 @@ def test_survey_of_a_model(all_end, tiny_policy):
         survey(tiny_policy, toys(), CONFIG, [1])
 
 
-@pytest.mark.parametrize("truncated, share", [("learn", 1.0), ("mask", 0.0)])
-def test_groups_that_the_run_would_mask_do_not_vary(tiny_policy, monkeypatch, truncated, share):
-    def answer(policy, task, problems, settings):
-        return [group(("long", 0.0, True), ("long", 0.5, True)) for _ in problems]
-
-    monkeypatch.setattr("grpo.curriculum.evaluate", answer)
-    (row,), _ = survey(tiny_policy, toys(), replace(CONFIG, truncated=truncated), [3])
-    assert row.varied == share
-
-
 def test_problems_are_those_of_training():
     supply = Supply(load_task("arithmetic"), seed=0)
     drawn = supply.sample(2, seed=5)
@@ -210,8 +288,8 @@ class Killed(BaseException):
 def test_a_killed_run_keeps_its_levels_without_another_pre_flight(start, monkeypatch, capsys):
     assert start("whole", "--level", "10") == 0
     said = capsys.readouterr().out
-    assert "the run starts at level 3 (by way of 3 → 5 → 10): 100% of its groups vary" in said
-    assert {line["level"] for line in read_metrics("runs/whole/metrics.jsonl")} == {3}
+    assert "the run trains on levels 3, 5, 10, open to 10: 100% of its groups vary" in said
+    assert {line["level"] for line in read_metrics("runs/whole/metrics.jsonl")} == {10}
 
     def killed(run, report):
         if report.step == 3:
@@ -237,9 +315,9 @@ def test_only_the_pre_flight(start, capsys):
     assert "that vary" in said and "distinct" in said  # heads of the table
     run = load_run("runs/a")
     (decision,) = run.decisions
-    assert [decision[name] for name in ("kind", "step", "from", "to")] == ["preflight", 0, 10, 3]
+    assert [decision[name] for name in ("kind", "step", "from", "to")] == ["preflight", 0, 10, 10]
     figures = decision["figures"]
-    assert figures["start"] == 3 and figures["training_levels"] == [3, 5, 10]
+    assert figures["start"] == 10 and figures["training_levels"] == [3, 5, 10]
     assert [row["level"] for row in figures["levels"]] == [3, 5, 10]
     assert len(run.groups(0, "preflight")) == 3 * PROBLEMS
     assert run.config["preflight"] == "only" and run.config["level"] == 10
@@ -250,14 +328,42 @@ def test_only_the_pre_flight(start, capsys):
 
 def test_no_level_within_reach_is_warned_of_and_the_run_goes_on(start, capsys):
     flags = ["--level", "3", "--control", "shuffled-rewards", "--steps", "1"]
-    assert start("a", *flags, "--warm-start", "off", task="Hard") == 3
+    assert start("a", *flags, "--reward-alone", task="Hard") == 3
     said = capsys.readouterr().out
-    assert f"warning: {NO_LEVEL}: training starts at level 3, as asked" in said
+    assert f"warning: {NO_LEVEL}: the run trains on 3, and may learn nothing" in said
     assert "CONTROL shuffled-rewards  pre-flight" in said
     assert NO_LEVEL in Path("runs/a/warnings.log").read_text()
     (decision,) = read_metrics("runs/a/curriculum.jsonl")
     assert decision["figures"]["start"] is None and decision["control"] == "shuffled-rewards"
     assert {line["level"] for line in read_metrics("runs/a/metrics.jsonl")} == {3}
+
+
+def test_without_a_pre_flight_the_levels_are_those_asked_for(start):
+    start("a", "--level", "10", "--preflight", "off", "--steps", "1")
+    run = load_run("runs/a")
+    assert not run.decisions and not run.steps("preflight")
+    assert {each.problem.level for each in run.groups(1)} == {10}
+
+
+def test_the_chosen_prompt_is_kept(all_end, tiny_model, tmp_path, monkeypatch):
+    """In config.yaml, in training and evaluation, and on resume."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("grpo.run.session.best_prompt", lambda rows: 3)  # ONLY, with examples
+    flags = [*FLAGS.split(), "--model", str(tiny_model), "--words", "2", "--steps", "1"]
+    train.main([*flags, "--name", "a", "--save-every", "1"])
+    run = load_run("runs/a")
+    chosen = next(each for each in run.decisions if each["kind"] == "prompt")
+    assert len(chosen["figures"]["prompts"]) == 6
+    assert (run.config["wording"], run.config["shots"]) == (ONLY, 3)
+    for groups in (run.groups(1), run.groups(0, "eval")):
+        assert groups and all(len(each.shots) == 3 for each in groups)
+        assert all(ONLY.split("{")[0].strip() in each.problem.prompt for each in groups)
+
+    train.main(["--resume", "runs/a", "--steps", "2"])
+    again = load_run("runs/a")
+    assert (again.config["wording"], again.config["shots"]) == (ONLY, 3)
+    assert again.groups(2) and all(len(each.shots) == 3 for each in again.groups(2))
+    assert len([each for each in again.decisions if each["kind"] == "prompt"]) == 1
 
 
 def test_levels_below_the_asked_one():
