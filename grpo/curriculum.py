@@ -122,10 +122,13 @@ class Curriculum(Resumable):
 
     def observe(self, step: int, groups: Iterable[Group]) -> list[Decision]:
         """Take note of the groups of a training step, every try; return its decisions."""
+        groups = list(groups)
+        # Of several tries only the last is marked as shown.
+        shown = {group.index for group in groups if group.action == "demonstrate"}
         values: dict[int, list[float]] = {}
-        for group in first_tries(list(groups)):
+        for group in first_tries(groups):
             level = group.problem.level
-            varies = group.class_name == "varied" or group.action == "demonstrate"
+            varies = group.class_name == "varied" or group.index in shown
             is_solved = group.class_name == "solved"
             value = 1.0 if is_solved else fmean(score.value for score in group.scores)
             values.setdefault(level, []).append(value)
@@ -469,7 +472,7 @@ def choose_levels(
     first = levels[0]
     row = found.get(first)
 
-    within = [row.level for row in surveys if row.is_within_reach]
+    within = [row.level for row in surveys if row.is_within_reach or row.is_solved]
     if mixed:
         listed = ", ".join(map(str, within))
         why = f"all levels of the dataset are trained on; within reach: {listed or 'none'}"
@@ -477,7 +480,7 @@ def choose_levels(
     if row and (row.is_within_reach or row.is_solved):
         return Start(levels, first, row.finding, True)
 
-    easier = [row.level for row in surveys if row.level < first and row.level not in levels]
+    easier = [row.level for row in surveys if row.level < first and row.level not in asked]
     reachable = [level for level in within if level < first]
     added = [level for level in easier if not reachable or level >= reachable[-1]]
     why = found[reachable[-1]].finding if reachable else NO_LEVEL

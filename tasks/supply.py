@@ -340,6 +340,14 @@ def read_problems(path: str | Path, task: Task | None = None) -> list[Problem]:
                 f"{where}: is a problem of task {problem.task}, not of {task.name}; give --task "
                 f"{problem.task}"
             )
+        if task is not None and problem.task == task.name and hasattr(task, "key"):
+            with calling(f"{where}: its data is not that of task {task.name}: key()"):
+                key = task.key(problem)
+            if key != problem.key:  # by which repeated and held-out problems are known
+                raise UserError(
+                    f"{where}: its key is {problem.key!a}, and its data has {key}; make it again "
+                    "with python -m tasks.generate"
+                )
         problems.append(problem)
     if not problems:
         raise UserError(f"{path}: holds no problem; make some with python -m tasks.generate")

@@ -399,3 +399,16 @@ def test_a_wrong_flag_is_named(generate, tmp_path, capsys, flags, fault):
     assert generate(*flags) == 2
     assert capsys.readouterr().err.startswith(f"tasks.generate: {fault}")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_problem_whose_key_or_data_is_not_its_own_is_refused(tmp_path):
+    task = load_task("interleave")
+    made = problem_at(task, seed=0, split="train", level=2, index=0)
+    for changed, words in [
+        (replace(made, key="0" * 16), "and its data has " + made.key),
+        (replace(made, data={}), "its data is not that of task interleave: key()"),
+    ]:
+        write_problems(tmp_path / "set.jsonl", [made, changed])
+        with pytest.raises(UserError) as error:
+            read_problems(tmp_path / "set.jsonl", task)
+        assert "line 2" in str(error.value) and words in str(error.value)

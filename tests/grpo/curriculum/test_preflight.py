@@ -67,7 +67,7 @@ def rows(**kinds):
         ([], [10], [10], 10, False, False),
         # Solved levels are left out, but not the last one.
         (rows(l10="solved", l25="reach"), [10, 25, 50], [25, 50], 25, True, True),
-        (rows(l5="reach", l10="solved", l25="none"), [10, 25], [5, 10, 25], 25, False, True),
+        (rows(l5="reach", l10="solved", l25="none"), [10, 25], [25], 25, True, True),
         (rows(l10="solved", l25="solved"), [10, 25], [25], 25, True, True),
     ],
 )  # fmt: skip
