@@ -61,9 +61,9 @@ def rows(**kinds):
         (rows(l1="reach", l2="reach", l3="none", l10="none"), [10, 25], [2, 3, 10, 25], 10, False,
          True),
         (rows(l2="none", l3="reach", l5="lucky", l9="none"), [9], [3, 5, 9], 9, True, True),
-        # Groups that vary without a right answer are out of reach, and so is a solved level.
+        # Groups that vary without a right answer are out of reach.
         (rows(l1="varied", l2="varied", l10="varied"), [10], [1, 2, 10], 10, False, False),
-        (rows(l1="solved", l2="none", l10="none"), [10], [1, 2, 10], 10, False, False),
+        (rows(l1="solved", l2="none", l10="none"), [10], [1, 2, 10], 10, False, True),
         ([], [10], [10], 10, False, False),
         # Solved levels are left out, but not the last one.
         (rows(l10="solved", l25="reach"), [10, 25, 50], [25, 50], 25, True, True),
