@@ -260,9 +260,9 @@ class Config:
     )
     schedule: str | None = setting(
         None,
-        "learning rate after the warm-up (default: constant for builtin; for other models cosine, "
-        "which falls to zero within 120 steps once the last level is nearly solved, and ends the "
-        "run)",
+        "learning rate after the warm-up (default: constant for builtin; for other models cosine: "
+        "times the share of groups that vary, and once the last level is nearly solved falling to "
+        "zero within 120 steps, which ends the run)",
         choices=("constant", "cosine"),
     )
     gradient_checkpointing: bool = setting(

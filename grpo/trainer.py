@@ -180,8 +180,10 @@ class Trainer:
         for group, values in zip(kept, by_group, strict=True):
             group.advantages = values
 
-        varied = sum(group.teaches for group in kept) / self.prompts
-        learned = self.update_policy(kept, self.learning_rate(step) * min(1.0, varied))
+        rate = self.learning_rate(step)
+        if self.anneal_steps:
+            rate *= min(1.0, sum(group.teaches for group in kept) / self.prompts)
+        learned = self.update_policy(kept, rate)
         timer.lap("update")
 
         report = self.observe(step, problems, groups, learned, timer)
@@ -375,9 +377,9 @@ class Trainer:
     def learning_rate(self, step: int) -> float:
         """Return the learning rate at `step` (1, 2, ...) if all groups vary.
 
-        A step in which fewer vary takes the rate times their share: one varied group of 16 would
-        otherwise move the policy as far as 16. By the root of the share, the entropy of one run of
-        three exploded (runs/decisions.md).
+        Unless the rate is constant, a step in which fewer vary takes the rate times their share:
+        one varied group of 16 would otherwise move the policy as far as 16. By the root of the
+        share, the entropy of one run of three exploded (runs/decisions.md).
         """
         assert self.config.learning_rate is not None, "the configuration is resolved"
         return self.config.learning_rate * lr_factor(step, self.anneal_from, self.anneal_steps)

@@ -64,7 +64,7 @@ def test_epochs_are_updates_on_one_rollout(tiny_policy, monkeypatch):
 
     plain_update = trainer_module.update
     monkeypatch.setattr(trainer_module, "update", watched)
-    trainer = trainer_for(tiny_policy, epochs=2, learning_rate=2e-3)  # half of the groups vary
+    trainer = trainer_for(tiny_policy, epochs=2, schedule="constant")
     metrics = trainer.step().metrics
     assert {int(entry["step"]) for entry in trainer.optimizer.inner.state.values()} == {2}
     on_policy, off_policy = (one["sampling/sampling_logp_difference/max"] for one in passes)
@@ -247,11 +247,11 @@ def test_a_solved_level_opens_the_next_and_only_the_last_one_ends_the_run(all_en
 
 
 def test_a_step_takes_the_rate_times_the_share_of_its_groups_that_vary(tiny_policy):
-    trainer = trainer_for(tiny_policy, learning_rate=1e-3)
-    report = trainer.step()
-    share = report.metrics["groups/class/varied"] / trainer.prompts
-    assert share == 0.5
-    assert report.metrics["learning_rate"] == pytest.approx(trainer.learning_rate(1) * share)
+    for schedule, factor in [("cosine", 0.5), ("constant", 1.0)]:
+        trainer = trainer_for(tiny_policy, learning_rate=1e-3, schedule=schedule)
+        report = trainer.step()
+        assert report.metrics["groups/class/varied"] / trainer.prompts == 0.5
+        assert report.metrics["learning_rate"] == pytest.approx(1e-3 / 6 * factor)
 
 
 @pytest.mark.parametrize("mixed, level", [(True, None), (False, 1)])
