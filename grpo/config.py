@@ -265,12 +265,6 @@ class Config:
         "zero within 120 steps, which ends the run)",
         choices=("constant", "cosine"),
     )
-    gradient_checkpointing: bool = setting(
-        False, "recompute activations in the backward pass; automatic when memory runs out"
-    )
-    micro_tokens: int | None = setting(
-        None, "most tokens of a micro-batch; changes no gradient (default: by memory)", least=1
-    )
 
     curriculum: str | None = basic(
         None,

@@ -129,9 +129,7 @@ class Trainer:
         policy.reserved_bytes = policy.weight_bytes + optimizer_bytes(
             sum(p.numel() for p in policy.parameters), policy.parameters[0].element_size()
         )
-        if config.gradient_checkpointing:
-            policy.enable_gradient_checkpointing()
-        self.update_memory = UpdateMemory(policy, config.micro_tokens)
+        self.update_memory = UpdateMemory(policy)
 
         # The progress of the run.
         self.done = 0  # steps

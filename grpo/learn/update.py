@@ -49,14 +49,11 @@ class UpdateMemory:
     When an update runs out of memory, the micro-batches are halved until each holds a single
     completion. After that the decoder's memory is freed before each update, and gradient
     checkpointing is enabled, with which larger micro-batches may fit.
-
-    `chosen` is the user's largest micro-batch in tokens, None if there is none.
     """
 
-    def __init__(self, policy: Policy, chosen: int | None = None):
+    def __init__(self, policy: Policy):
         self.policy = policy
-        self.chosen = chosen
-        self.micro_tokens = chosen or policy.tokens_at_once  # most tokens of a micro-batch
+        self.micro_tokens = policy.tokens_at_once  # most tokens of a micro-batch
         self.frees_decoder = False
 
     def save_more(self, groups: Sequence[Group]) -> None:
@@ -72,7 +69,7 @@ class UpdateMemory:
         elif not self.frees_decoder:
             self.frees_decoder = True
             self.policy.enable_gradient_checkpointing()
-            self.micro_tokens = max(longest, self.chosen or self.policy.tokens_at_once)
+            self.micro_tokens = max(longest, self.policy.tokens_at_once)
             change = "gradient checkpointing, the sampler's memory freed before each update, and "
         else:
             raise UserError(

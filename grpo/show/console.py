@@ -362,7 +362,7 @@ def columns(*cells: Any) -> Table:
 MAIN = "reward learning_rate lora_rank temperature loss scale credit beta on_degenerate".split()
 ELSEWHERE = (
     "task level steps name resume start mixed control dataset problems task_options model device "
-    "dtype prompts group_size max_new_tokens micro_tokens gradient_checkpointing curriculum"
+    "dtype prompts group_size max_new_tokens curriculum"
 ).split()
 
 
@@ -415,9 +415,8 @@ def _batch(config: Config, trainer: Trainer) -> str:
     assert config.level is not None, "the configuration is resolved"
     budget = config.max_new_tokens or declared_budget(trainer.task, config.level)
     up_to = f", up to {budget} new tokens" if budget else ""
-    why = "as set" if config.micro_tokens else "by the memory of the device"
     recomputed = ", gradient checkpointing" if trainer.policy.gradient_checkpointing else ""
     return (
         f"{config.prompts} prompts × {config.group_size} completions{up_to}, micro-batches of "
-        f"{trainer.update_memory.micro_tokens:,} tokens ({why}){recomputed}"
+        f"{trainer.update_memory.micro_tokens:,} tokens{recomputed}"
     )

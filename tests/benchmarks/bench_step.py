@@ -87,7 +87,6 @@ def parse():
     add("--steps", type=int, default=4, help="the first one included")
     add("--gpus", type=int, default=1, help="ours: processes, each with its own GPU, if any")
     add("--gb", type=float, default=0, help="ours: use at most this many GB of each GPU (0: all)")
-    add("--gradient-checkpointing", action="store_true", help="ours: see docs/models.md")
     add("--trl-micro", type=int, default=0, help="TRL: completions of a micro-batch (0: all)")
     add("--only", choices=("ours", "trl"))
     add("--child", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
@@ -125,7 +124,6 @@ def run_ours(arguments, folder: Path) -> Side:
         learning_rate=1e-5,
         schedule="constant",
         steps=arguments.steps,
-        gradient_checkpointing=arguments.gradient_checkpointing,
         draft="off",
         dtype=dtype if device == "cuda" else "auto",
     )

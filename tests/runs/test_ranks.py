@@ -35,7 +35,7 @@ ENVIRONMENT = {
 FLAGS = [
     *"--words 4 --prompts 4 --group-size 4 --steps 4 --preflight off --eval-problems 5".split(),
     *"--eval-every 2 --save-every 1 --beta 0.1 --device cpu --dtype float32 --config".split(),
-    "{schedule: constant, on_degenerate: resample, micro_tokens: 300, top_p: 0.95}",
+    "{schedule: constant, on_degenerate: resample, top_p: 0.95}",
 ]
 
 

@@ -144,7 +144,9 @@ def test_updates_and_imitation_survive_an_overflow(tiny_model, groups, monkeypat
             )
             for group in groups
         ]
-        imitated = imitate(policy, optimizer, answers, UpdateMemory(policy, 60), 1.0)
+        memory = UpdateMemory(policy)
+        memory.micro_tokens = 60
+        imitated = imitate(policy, optimizer, answers, memory, 1.0)
         norms.append((metrics["grad_norm"], imitated["grad_norm"]))
         assert optimizer.loss_scale < 2.0**28
     assert norms[0] == pytest.approx(norms[1], rel=1e-2) and all(norm > 0 for norm in norms[0])
@@ -152,7 +154,8 @@ def test_updates_and_imitation_survive_an_overflow(tiny_model, groups, monkeypat
 
 def test_out_of_memory_is_answered_step_by_step(tiny_policy, groups, monkeypatch):
     """By halves to single completions, then by checkpointing without the decoder's memory."""
-    memory, most, tried, freed = UpdateMemory(tiny_policy, 1000), 100, [], []
+    monkeypatch.setattr("grpo.model.policy.CPU_TOKENS_AT_ONCE", 1000)
+    memory, most, tried, freed = UpdateMemory(tiny_policy), 100, [], []
     monkeypatch.setattr(tiny_policy, "free_decoder", lambda: freed.append(1))
     plain = update_module._backward
 
