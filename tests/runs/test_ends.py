@@ -100,10 +100,12 @@ def test_a_solved_run_ends_early_after_a_held_out_check(all_end, tmp_path, capsy
     assert "ALREADY SOLVED: held-out score at level 1 1.000 → 1.000" in said
     folder = tmp_path / "runs/a"
     kinds = [line["kind"] for line in read_metrics(folder / "curriculum.jsonl")]
-    assert kinds == ["solved"] and (folder / "checkpoints/step-000010").is_dir()
+    assert kinds == ["anneal", "solved"] and (folder / "checkpoints/step-000010").is_dir()
     assert train.main(["--resume", "runs/a", "--task", "paid.py:Always"]) == 0
     assert "where it had ended: at least 95% of the groups of the last" in capsys.readouterr().out
     assert len(read_metrics(folder / "metrics.jsonl")) == 10
 
-    assert train.main([*options, "--name", "b", "--config", "{patience: 0}"]) == 0
+    assert (
+        train.main([*options, "--name", "b", "--config", "{patience: 0, schedule: constant}"]) == 0
+    )
     assert len(read_metrics(tmp_path / "runs/b/metrics.jsonl")) == 12
