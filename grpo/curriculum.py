@@ -16,7 +16,7 @@ import hashlib
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product, takewhile
 from statistics import fmean
@@ -53,7 +53,7 @@ from tasks.supply import LADDER, Supply, patience
 FLOOR = 0.02
 GOAL_SHARE = 1 / 3
 
-# A level's share of varied groups and its score move by this share of the way for each group.
+# A level's share of varied groups moves by this share of the way for each group.
 MEMORY = 0.2
 
 # The next level opens at this running mean of the hardest open one, and at the last level the
@@ -69,24 +69,27 @@ class Curriculum(Resumable):
     goal. One level is fixed.
 
     Of the open levels each is drawn in proportion to the share of its groups that varied lately,
-    because only these have a gradient. At first all levels up to `open_to` (the first, if None) are
-    open. The next one opens when the mean score of the hardest open level reaches OPEN_AT; a solved
-    group counts as 1, whatever its score.
+    because only these have a gradient. At first that share is as in `varied`, by level, or else 1,
+    and all levels up to `open_to` (the first, if None) are open. The next one opens when the mean
+    score of the hardest open level reaches OPEN_AT; a solved group counts as 1, whatever its score.
 
     Every method depends on nothing but its arguments and the state, so a resumed run makes the same
     decisions.
     """
 
-    STATE = ("levels", "position", "varied", "scores", "recent", "anneal_from")
+    STATE = ("levels", "position", "varied", "recent", "anneal_from")
 
-    def __init__(self, levels: Sequence[int], open_to: int | None = None):
+    def __init__(
+        self,
+        levels: Sequence[int],
+        open_to: int | None = None,
+        varied: Mapping[int, float] = {},
+    ):
         assert levels and list(levels) == sorted(set(levels)), levels
         self.levels = list(levels)
         self.position = self.levels.index(open_to) if open_to else 0  # of the hardest open level
-
-        # Of the last groups of each level: the share that varied, and the mean score.
-        self.varied = dict.fromkeys(self.levels, 1.0)
-        self.scores: dict[int, float] = {}
+        # The share that varied, of the last groups of each level.
+        self.varied = {level: varied.get(level, 1.0) for level in self.levels}
 
         # Mean scores of the groups of the hardest open level, of the last steps since it opened.
         self.recent: deque[list[float]] = deque()
@@ -134,7 +137,6 @@ class Curriculum(Resumable):
             values.setdefault(level, []).append(value)
             if level in self.varied:  # a dataset as it comes has more levels
                 self.varied[level] += MEMORY * (varies - self.varied[level])
-                self.scores[level] = (1 - MEMORY) * self.scores.get(level, value) + MEMORY * value
 
         self._remember(values.get(self.level, []))
         if self.is_last:
@@ -216,11 +218,6 @@ class PromptSurvey:
     varied: float  # share of the groups that vary
     truncated: float
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings that choose this prompt."""
-        return {"wording": self.wording, "shots": self.shots}
-
 
 def prompts_to_try(
     policy: Policy, task: Task, config: Config, given: Iterable[str], level: int
@@ -267,10 +264,7 @@ def survey_prompts(
         if not problems:  # with this prompt none fits the context
             rows.append(PromptSurvey(config.wording, config.shots, 0.0, 0.0, 0.0, 0.0))
             continue
-        groups = ranks.gather(evaluate(policy, supply.task, ranks.share(problems), settings))
-        for group in groups:
-            group.class_name = group_class(group, range_of(supply.task))
-        figures = summarise_level(level, groups)
+        figures = summarise_level(level, _sampled(policy, supply.task, problems, settings, ranks))
         rows.append(
             PromptSurvey(
                 config.wording,
@@ -384,11 +378,10 @@ def survey(
                 if level in training_levels:
                     raise
 
-        share = ranks.share([problem for found in problems.values() for problem in found])
-        sampled = ranks.gather(evaluate(policy, task, share, settings))
+        every = [problem for found in problems.values() for problem in found]
+        sampled = _sampled(policy, task, every, settings, ranks)
         for index, group in enumerate(sampled, start=len(groups)):
             group.index = index
-            group.class_name = group_class(group, range_of(task))
             group.action = "skip"  # nothing is learned from it
         groups += sampled
 
@@ -417,6 +410,20 @@ def survey_problems(
         family=family,
     )
     return found.problems
+
+
+def _sampled(
+    policy: Policy,
+    task: Task,
+    problems: Sequence[Problem],
+    settings: EvaluationSettings,
+    ranks: Ranks,
+) -> list[Group]:
+    """Return a scored and classified group for each problem; each of several ranks samples some."""
+    groups = ranks.gather(evaluate(policy, task, ranks.share(problems), settings))
+    for group in groups:
+        group.class_name = group_class(group, range_of(task))
+    return groups
 
 
 def summarise_level(

@@ -103,11 +103,6 @@ class Group:
         return pstdev(self.rewards)
 
     @property
-    def is_truncated(self) -> bool:
-        """Whether the budget cut every completion off."""
-        return all(completion.is_truncated for completion in self.completions)
-
-    @property
     def teaches(self) -> bool:
         """Whether the group is trained on and varies; `on_degenerate: keep` keeps others too."""
         return self.action == "keep" and self.class_name == "varied"

@@ -365,11 +365,11 @@ class Trainer:
     @property
     def anneal_from(self) -> int:
         """The steps before the learning rate falls: until the goal is nearly reached, or as many as
-        leave time for it.
+        leave time for it; all steps if it stays constant.
         """
         assert self.config.steps is not None, "the configuration is resolved"
         latest = self.config.steps - self.anneal_steps
-        reached = self.curriculum.anneal_from
+        reached = self.curriculum.anneal_from if self.anneal_steps else None
         return latest if reached is None else min(reached, latest)
 
     def learning_rate(self, step: int) -> float:
@@ -455,8 +455,7 @@ class Trainer:
         if ended := self.end.ended(self.curriculum.levels, self.curriculum.level):
             return ended
         assert self.config.steps is not None, "the configuration is resolved"
-        last = self.anneal_from + self.anneal_steps if self.anneal_steps else self.config.steps
-        has_fallen = last <= self.done < self.config.steps
+        has_fallen = self.anneal_from + self.anneal_steps <= self.done < self.config.steps
         return "the learning rate has fallen to zero" if has_fallen else ""
 
     # --- the warm start -----------------------------------------------------------------------

@@ -38,7 +38,8 @@ _THINKING = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 
 # What the integer of a bare answer follows.
 _MARKER = re.compile(
-    r"(?<![<>!])=|<answer>|\banswer\W{0,4}(?::|is\b)|\bequals\b|\b(?:is|makes|gives)\b(?=[\W_]{0,8}\d)",
+    r"(?<![<>!])=|<answer>|\banswer\W{0,4}(?::|is\b)|\bequals\b"
+    r"|\b(?:is|makes|gives)\b(?=[\W_]{0,8}\d)",
     re.IGNORECASE,
 )
 

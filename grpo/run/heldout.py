@@ -25,7 +25,6 @@ from grpo.run.logs import NoFiles, RunFiles
 from grpo.show.console import Console
 from grpo.trainer import Trainer
 from tasks.base import compares
-from tasks.supply import DistinctProblems
 
 # These seeds do not depend on the run's seed, so held-out problems are the same in every run and at
 # every step. Promotions use other problems than reports. Otherwise selection would bias the
@@ -99,24 +98,19 @@ class HeldOutEvaluator:
             self.console.evaluation(line)
             self._warn_of_truncation(line)
 
-    def find(self, level: int, seed: int, size: int) -> DistinctProblems:
-        """Return problems of the validation split that training has not seen."""
-        trainer = self.trainer
-        return find_problems(
-            trainer.policy,
-            trainer.task,
-            HeldOutRequest(level, "validation", seed, size),
-            trainer.stream.seen.keys() | self._dataset,
-            Sampling.of(self.config),
-        )
-
     def measure(
         self, level: int, seed: int, size: int, purpose: str
     ) -> tuple[dict[str, Any] | None, list[Group]]:
         """Do the work of `evaluate` without writing and showing the line."""
         config, trainer, task = self.config, self.trainer, self.trainer.task
         sampling = Sampling.of(config)
-        found = self.find(level, seed, size)
+        found = find_problems(
+            trainer.policy,
+            task,
+            HeldOutRequest(level, "validation", seed, size),
+            trainer.stream.seen.keys() | self._dataset,
+            sampling,
+        )
         if not found.problems:
             self._warn_once(f"no {purpose} evaluation at level {level}: {found.why_none}")
             return None, []
@@ -188,16 +182,11 @@ class HeldOutEvaluator:
 
     def end_if_solved(self) -> None:
         """End the run if the last level is solved in training and on held-out problems."""
-        trainer = self.trainer
-        if not trainer.end.wants_check(trainer.curriculum.levels, trainer.curriculum.level):
+        trainer, level = self.trainer, self.trainer.curriculum.level
+        if not trainer.end.wants_check(trainer.curriculum.levels, level):
             return
 
-        if line := self._check(trainer.curriculum.level):
-            self.files.write_decisions(trainer.end.take_check(trainer.done, line))
-
-    def _check(self, level: int) -> dict[str, Any] | None:
-        """Evaluate a level on the held-out problems of promotions; None if there are none."""
         line, groups = self.evaluate(level, PROMOTION_SEED, CHECK_PROBLEMS, "promotion")
         if line is not None:
-            self.files.write_rollouts("promotion", self.trainer.done, groups)
-        return line
+            self.files.write_rollouts("promotion", trainer.done, groups)
+            self.files.write_decisions(trainer.end.take_check(trainer.done, line))

@@ -331,12 +331,10 @@ class Run:
         may_ease = bool(config.curriculum) or not config.dataset
         eligible = [row for row in rows if may_ease or row.level in levels]
         start = choose_levels(eligible, levels, mixed=trainer.stream.supply.mixed)
+        varied = {row.level: row.varied for row in eligible}
+        trainer.curriculum = Curriculum(start.levels, start.open_to, varied)
         if start.levels != levels:
-            trainer.curriculum = Curriculum(start.levels, start.open_to)
             trainer.check_fit()
-        for row in eligible:  # what the first steps draw by
-            if row.level in trainer.curriculum.varied:
-                trainer.curriculum.varied[row.level] = row.varied
 
         figures = {
             "start": start.open_to if start.is_reachable else None,

@@ -99,7 +99,7 @@ def report(flags: argparse.Namespace, others: list[str]) -> int:
     return 0
 
 
-# ---- what is asked for
+# --- the request: what to evaluate, and how
 
 
 def make_request(flags: argparse.Namespace, model: str, others: list[str]) -> Request:
@@ -162,7 +162,7 @@ def _levels(text: str, task: Task, config: Config, settings: argparse.Namespace)
     return [max(of_rows, default=getattr(task, "default_level", 1))]
 
 
-# ---- models and their results
+# --- models and their results
 
 
 class LocalModel:

@@ -80,11 +80,16 @@ def test_shares_move_by_first_tries_and_demonstrations_count_as_varied():
     curriculum = open_to([1, 2], 2)
     tied = group(1, 0.3, "tied", "skip")
     curriculum.observe(1, [tied, group(1, attempt=1), group(7)])
+    # A level of the dataset alone is passed.
     assert curriculum.varied == {1: pytest.approx(1 - MEMORY), 2: 1.0}
-    assert curriculum.scores == {1: pytest.approx(0.3)}  # a level of the dataset alone is passed
     curriculum.observe(2, [group(1, 0.8, "tied", "demonstrate")])
     assert curriculum.varied[1] == pytest.approx(1 - MEMORY + MEMORY**2)
-    assert curriculum.scores[1] == pytest.approx(0.3 + MEMORY * 0.5)
+
+
+def test_the_first_draw_goes_by_the_shares_of_a_survey():
+    curriculum = Curriculum([1, 5, 10], 10, {1: 0.25, 10: 0.5, 99: 1.0})
+    assert curriculum.varied == {1: 0.25, 5: 1.0, 10: 0.5}
+    assert curriculum.weights == {1: 0.25, 5: 1.0, 10: pytest.approx(1.25 / 2)}
 
 
 # Opening.
@@ -104,7 +109,7 @@ def test_a_level_opens_at_the_mark_with_evidence():
     assert (opened.kind, opened.before, opened.after) == ("open", 10, 25)
     assert f"of {8 + MANY} groups in 3 steps" in opened.why  # the first step has left
     assert curriculum.level == 25 and not curriculum.is_last
-    # The window begins anew, and easier groups do not count.
+    # The window starts over, and groups of easier levels do not count.
     assert through(curriculum, [groups(10, MANY, 1.0)] * 5) == []
     assert through(curriculum, [groups(25, MANY, OPEN_AT - 0.01)] * 5) == []
 
