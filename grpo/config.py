@@ -63,7 +63,6 @@ CLIP = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 0.28)}
 ALL_LEVELS = ",".join(map(str, LADDER))
 SCALES = ("group", "batch", "none")
 TRACKERS = ("tensorboard", "wandb")
-SOURCES = ("base", "start", "dataset", "corpus", "config", "task", "loss")  # what a run depends on
 MAX_SHOTS = 64  # examples before a question; more would fill any context, and each is searched for
 MAX_NUMBER = 10**9  # the upper limit of all counts and weights
 MAX_NAME = 255  # bytes: the longest name of a folder that file systems take

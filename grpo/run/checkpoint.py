@@ -1,13 +1,11 @@
 """Checkpoints, e.g. checkpoints/step-000020/: written in the background, complete or absent.
 
 A checkpoint holds the model (or adapter) and tokenizer in Hugging Face layout,
-optimizer.safetensors with optimizer.json, rng.json, trainer.json, sources.json and manifest.json.
-All files are safetensors or JSON; nothing is pickled.
+optimizer.safetensors with optimizer.json, rng.json, trainer.json, sources.json, and manifest.json
+with a checksum of every file. All are safetensors or JSON; nothing is pickled.
 
-It is written to a temporary folder, which is then renamed. Its manifest has a checksum of every
-file. Training waits only while the state is copied to host memory; a thread writes the copy, one
-checkpoint at a time. If the process is killed meanwhile, all earlier checkpoints remain, and the
-next start removes the partial folder.
+It is written to a temporary folder, which is then renamed. If the process is killed meanwhile, all
+earlier checkpoints remain, and the next start removes the partial folder.
 """
 
 import hashlib
@@ -16,10 +14,8 @@ import os
 import random
 import re
 import shutil
-import threading
-import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,10 +28,10 @@ from torch import Tensor
 
 from data.errors import UserError, blaming
 from data.files import check_links, kind_of, read_json, sync
-from data.text import quoted, shortened
+from data.text import shortened
 from grpo.learn.optimizer import Optimizer
 from grpo.model.weights import check_loaded
-from grpo.run.files import CHECKPOINT, WRITER, checkpoint_folders, resume_hint, step_of
+from grpo.run.files import CHECKPOINT, checkpoint_folders, resume_hint, step_of
 from grpo.trainer import Trainer
 
 # Errors of the operating system as the writers in Rust (safetensors, tokenizers) report them.
@@ -70,7 +66,8 @@ class Saver:
         self.best = (0, -1.0, "")
         self.saved: int | None = None
         self.copies = HostCopies()
-        self.writing: Future[list[str]] | None = None
+        self.writer = ThreadPoolExecutor(1)
+        self.writing: Future[str] | None = None
 
     def save_if_due(self, step: int, level: int, reward: float, *, is_last: bool) -> None:
         """Save the state after `step` if that is due; report the previous save if it is complete.
@@ -84,61 +81,47 @@ class Saver:
             self.save(f"every {every} steps" if step % every == 0 else "the last step")
 
     def save(self, reason: str) -> None:
-        """Copy the state after this step, and write the copy while training continues."""
-        started = time.perf_counter()
-        self.collect(wait=True)
-        self.saved = self.trainer.done
+        """Copy the state after this step, and write the copy while training continues.
 
-        optimizer = self.trainer.optimizer.state_dict()  # all ranks take part
-        if not self.trainer.ranks.is_rank0:
+        A state that is too large to be copied is written while training waits.
+        """
+        self.collect(wait=True)
+        trainer = self.trainer
+        self.saved = trainer.done
+        if not trainer.ranks.is_rank0:
             return
 
-        tensors = {"weights": self.trainer.policy.saved_tensors(), "optimizer": optimizer}
+        tensors = {
+            "weights": trainer.policy.saved_tensors(),
+            "optimizer": trainer.optimizer.state_dict(),
+        }
         is_copied = _bytes_in(tensors) <= COPIED_SHARE * host_memory()
         if is_copied:
             tensors = self.copies.take(tensors)
         texts = {
             "rng.json": json.dumps(rng_state()),
-            "trainer.json": json.dumps({"trainer": self.trainer.state(), "best": self.best}),
+            "trainer.json": json.dumps({"trainer": trainer.state(), "best": self.best}),
             "sources.json": json.dumps(self.sources, indent=1) + "\n",
         }
-        waited = time.perf_counter() - started
-        self.writing = Future()
-        threading.Thread(
-            target=self._write,
-            args=(self.writing, self.saved, tensors, texts, reason, waited, self.best[2]),
-            name=WRITER,
-            daemon=True,
-        ).start()
+        self.writing = self.writer.submit(
+            self._write, self.saved, reason, tensors, texts, self.best[2]
+        )
         if not is_copied:
             self.collect(wait=True)
 
     def _write(
-        self,
-        written: Future[list[str]],
-        step: int,
-        tensors: dict[str, Any],
-        texts: Mapping[str, str],
-        reason: str,
-        waited: float,
-        keep: str,
-    ) -> None:
-        """Write a checkpoint in the thread; its lines for the console go to `written`."""
-        started = time.perf_counter()
-        try:
-            with new_checkpoint(self.folder, step, reason) as folder:
-                self.trainer.policy.save(folder, tensors["weights"])
-                save_optimizer(folder, tensors["optimizer"])
-                for name, text in texts.items():
-                    (folder / name).write_text(text, "utf-8")
+        self, step: int, reason: str, tensors: dict[str, Any], texts: dict[str, str], best: str
+    ) -> str:
+        """Write a checkpoint, and return a line for the console. Called in the thread."""
+        with new_checkpoint(self.folder, step, reason) as folder:
+            self.trainer.policy.save(folder, tensors["weights"])
+            save_optimizer(folder, tensors["optimizer"])
+            for name, text in texts.items():
+                (folder / name).write_text(text, "utf-8")
 
-            # Only now, so that older ones remain if this one cannot be written.
-            removed = prune(self.folder, keep=keep)
-            cost = f"training waited {waited:.1f} s; written in "
-            cost += f"{time.perf_counter() - started:.1f} s"
-            written.set_result([f"checkpoint step-{step:06d}: {reason} ({cost})", *removed])
-        except BaseException as error:
-            written.set_exception(error)
+        # Only now, so that older ones remain if this one cannot be written.
+        prune(self.folder, keep=best)
+        return f"checkpoint step-{step:06d}: {reason}"
 
     def collect(self, *, wait: bool = False) -> None:
         """Report the checkpoint that is being written if it is complete, or raise its error.
@@ -147,8 +130,11 @@ class Saver:
         """
         if self.writing is not None and (wait or self.writing.done()):
             written, self.writing = self.writing, None
-            for line in written.result():
-                self.say(line)
+            self.say(written.result())
+
+    def close(self) -> None:
+        """Wait for the checkpoint that is being written, whatever comes of it."""
+        self.writer.shutdown()
 
     def restore(self, checkpoint: Path) -> None:
         """Restore the trainer, its optimizer and the random generators from a checkpoint.
@@ -171,9 +157,8 @@ class Saver:
 class HostCopies:
     """Copies of tensors in host memory, which are written while training changes the originals.
 
-    Each copy uses the memory of the same tensor's last copy, because the system has to zero and map
-    new memory, which takes several times as long as the copy itself. Copies of GPU tensors are in
-    page-locked memory.
+    The next copy of a tensor takes the memory of its last one, because the system needs several
+    times as long to provide new memory as a copy takes. For GPU tensors it is page-locked.
     """
 
     def __init__(self) -> None:
@@ -185,25 +170,22 @@ class HostCopies:
 
         Tensors that share memory (tied weights) share one copy.
         """
-        old, self._copies = self._copies, {}
-        copied = self._copied(tree, old)
+        copied = {key: self._copied(item) for key, item in tree.items()}
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         return copied
 
-    def _copied(self, value: Any, old: dict[Hashable, Tensor]) -> Any:
+    def _copied(self, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return {key: self._copied(item, old) for key, item in value.items()}
+            return {key: self._copied(item) for key, item in value.items()}
         if not isinstance(value, Tensor):
             return value
 
         place = value.device, value.data_ptr(), value.shape, value.stride(), value.dtype
         if place not in self._copies:
-            copy = old.get(place)
-            if copy is None:
-                copy = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
-            self._copies[place] = copy.copy_(value, non_blocking=True)
-        return self._copies[place]
+            memory = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+            self._copies[place] = memory
+        return self._copies[place].copy_(value, non_blocking=True)
 
 
 def _bytes_in(tree: Any) -> int:
@@ -311,11 +293,10 @@ def run_of(path: Path, flag: str = "--resume") -> Path:
 
 
 def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
-    """Return the checkpoint to continue from, and warnings.
+    """Return the checkpoint to continue from, and a warning for each damaged one that was skipped.
 
-    It is `path` itself, or the latest valid checkpoint of the run `path`. Each warning names a
-    damaged checkpoint that was skipped. Raises UserError, which names the `flag`, if there is no
-    valid checkpoint.
+    It is `path` itself, or the latest valid checkpoint of the run `path`. Raises UserError, which
+    names the `flag`, if there is none.
     """
     run = run_of(path, flag)
     candidates = [path] if run != path else checkpoint_folders(run)
@@ -327,11 +308,8 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
         damaged.append(reason)
 
     why = f" ({'; '.join(damaged)})" if damaged else ""
-    remove = "" if damaged else f", or remove it (rm -r {quoted(run)})"
-    raise UserError(
-        f"{flag} {path}: it has no valid checkpoint{why}; start a new run under another name"
-        f"{remove}".lstrip()
-    )
+    advice = "start a new run under another name"
+    raise UserError(f"{flag} {path}: it has no valid checkpoint{why}; {advice}".lstrip())
 
 
 def seen_keys(checkpoint: Path) -> list[str]:
@@ -341,14 +319,9 @@ def seen_keys(checkpoint: Path) -> list[str]:
         return [str(key) for key in read_json(path)["trainer"]["seen"]]
 
 
-def prune(run: Path, keep: str = "") -> list[str]:
-    """Remove all checkpoints except the first, the last two and the one named `keep`.
-
-    Returns a line for each that was removed.
-    """
-    found = checkpoint_folders(run)
-    kept = {*found[:1], *found[-2:]}
-    return _remove([path for path in found if path not in kept and path.name != keep])
+def prune(run: Path, keep: str = "") -> None:
+    """Remove all checkpoints except the first, the last two and the one named `keep`."""
+    _remove([path for path in checkpoint_folders(run)[1:-2] if path.name != keep])
 
 
 def remove_checkpoints_after(run: Path, step: int) -> None:
@@ -360,14 +333,12 @@ def remove_checkpoints_after(run: Path, step: int) -> None:
     _remove([path for path in checkpoint_folders(run) if step_of(path) > step])
 
 
-def _remove(paths: list[Path]) -> list[str]:
-    """Remove checkpoints; return a line for each."""
+def _remove(paths: list[Path]) -> None:
     for path in paths:
         # It is renamed first, so that a killed process leaves no partial checkpoint under its name.
         temporary = path.with_name(f".tmp-{path.name}")
         os.replace(path, temporary)
         shutil.rmtree(temporary)
-    return [f"removed checkpoint {path.name}" for path in paths]
 
 
 # --- optimizer and random generators ----------------------------------------------------------

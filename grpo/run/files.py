@@ -21,9 +21,6 @@ BEGINNING = {".lock", "config.yaml", "prompt.txt", "warnings.log"}
 # The name of a checkpoint's folder.
 CHECKPOINT = re.compile(r"step-(\d{6,})")
 
-# The name of the thread that writes checkpoints.
-WRITER = "checkpoint writer"
-
 
 def new_folder(home: Path, config: Config) -> Path:
     """Return a directory that does not exist yet, named after task, level and seed."""

@@ -1,10 +1,8 @@
-"""Evaluate a run on held-out problems: its reports, and the validation checks during training.
-
-A check ends a run that is solved. Each evaluation is a line of
-eval.jsonl and a line on the console.
+"""Evaluate a run on held-out problems: its reports, and the validation check that ends a run which
+is solved. Each evaluation is a line of eval.jsonl and a line on the console.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import cached_property
 from typing import Any
 
@@ -32,6 +30,9 @@ from tasks.base import compares
 EVAL_SEED = 1_000_003
 PROMOTION_SEED = 2_000_003
 WARM_START_SEED = 3_000_017
+
+# How many held-out problems decide when the imitation ends.
+WARM_START_PROBLEMS = 32
 
 
 class HeldOutEvaluator:
@@ -63,45 +64,60 @@ class HeldOutEvaluator:
         return {problem.key for problem in self.trainer.stream.supply.dataset}
 
     def evaluate(
-        self, level: int, seed: int, size: int, purpose: str
-    ) -> tuple[dict[str, Any] | None, list[Group]]:
-        """Score the policy on held-out problems that training has not seen.
+        self,
+        purpose: str,
+        levels: Collection[int],
+        *,
+        seed: int = EVAL_SEED,
+        size: int | None = None,
+        rollouts: str = "",
+    ) -> list[dict[str, Any]]:
+        """Score the policy at several levels, on `size` problems each (default: --eval-problems).
 
-        Writes and shows a line of eval.jsonl, and returns it with the groups. If there are no such
-        problems, shows a warning and returns (None, []).
-        """
-        line, groups = self.measure(level, seed, size, purpose)
-        if line is not None:
-            self.record([line])
-        return line, groups
-
-    def measure_levels(
-        self, levels: Collection[int], purpose: str
-    ) -> tuple[list[dict[str, Any]], list[Group]]:
-        """Score the policy at several levels, on problems that later reports use as well.
-
-        Returns the lines of eval.jsonl, which are not yet written, and the groups. A level without
-        such problems has neither; it gets a warning.
+        Writes and shows a line of eval.jsonl for each level, and returns them. The groups are
+        stored as `rollouts` of that kind. A level without such problems gets a warning instead.
         """
         lines, groups = [], []
         for level in sorted(levels):
-            line, answers = self.measure(level, EVAL_SEED, self.config.eval_problems, purpose)
-            if line is not None:
-                lines.append(line)
-                groups += answers
-        return lines, groups
+            line, answers = self._measure(level, seed, size or self.config.eval_problems, purpose)
+            lines += [line] if line else []
+            groups += answers
 
-    def record(self, lines: Sequence[dict[str, Any]]) -> None:
-        """Write and show lines of eval.jsonl."""
+        if not lines:
+            return []
+
+        # The lines come last, because a resumed run takes them as a sign that this step has been
+        # evaluated: the final evaluation follows the last checkpoint.
+        if rollouts:
+            self.files.write_rollouts(rollouts, self.trainer.done, groups)
         self.files.write_evaluations(lines)
         for line in lines:
             self.console.evaluation(line)
-            self._warn_of_truncation(line)
+            # A policy that is still imitating right answers is not expected to stop by itself.
+            if purpose != "warm start":
+                warning = truncation_warning(line, f"level {line['level']}")
+                self._warn_once(warning, f"truncated/{purpose}/{line['level']}")
+        return lines
 
-    def measure(
+    def warm_start_score(self, level: int) -> float:
+        """Return the score at a level while right answers are imitated; 0 without problems."""
+        lines = self.evaluate("warm start", [level], seed=WARM_START_SEED, size=WARM_START_PROBLEMS)
+        return lines[0]["mean"] if lines else 0.0
+
+    def end_if_solved(self) -> None:
+        """End the run if the last level is solved in training and on held-out problems."""
+        trainer, level = self.trainer, self.trainer.curriculum.level
+        if not trainer.end.wants_check(trainer.curriculum.levels, level):
+            return
+        for line in self.evaluate(
+            "promotion", [level], seed=PROMOTION_SEED, size=CHECK_PROBLEMS, rollouts="promotion"
+        ):
+            self.files.write_decisions(trainer.end.take_check(trainer.done, line))
+
+    def _measure(
         self, level: int, seed: int, size: int, purpose: str
     ) -> tuple[dict[str, Any] | None, list[Group]]:
-        """Do the work of `evaluate` without writing and showing the line."""
+        """Return the line of eval.jsonl of a level, and the groups; (None, []) without problems."""
         config, trainer, task = self.config, self.trainer, self.trainer.task
         sampling = Sampling.of(config)
         found = find_problems(
@@ -114,9 +130,7 @@ class HeldOutEvaluator:
         if not found.problems:
             self._warn_once(f"no {purpose} evaluation at level {level}: {found.why_none}")
             return None, []
-
-        if warning := first_room_warning(trainer.policy, task, found.problems, sampling):
-            self._warn_once(warning, "room")
+        self._warn_once(first_room_warning(trainer.policy, task, found.problems, sampling), "room")
 
         # In a small family of problems a report and a validation check may share a problem. With
         # different seeds they do not share its completion.
@@ -156,37 +170,8 @@ class HeldOutEvaluator:
         }
         return line, groups
 
-    # --- warnings -----------------------------------------------------------------------------
-
     def _warn_once(self, text: str, key: str = "") -> None:
-        """Show a warning, unless one with this key (by default its text) has been shown."""
-        if (key or text) not in self.warned:
+        """Show a warning, if there is one, unless one with its key (by default its text) was."""
+        if text and (key or text) not in self.warned:
             self.warned.add(key or text)
             self.warn(text)
-
-    def _warn_of_truncation(self, line: dict[str, Any]) -> None:
-        """Warn if most completions were truncated; again only after an evaluation without that.
-
-        A policy that is still imitating right answers is not yet expected to stop by itself.
-        """
-        if line["purpose"] == "warm start":
-            return
-        text = truncation_warning(line, f"level {line['level']}")
-        key = f"truncated/{line['purpose']}/{line['level']}"
-        if text:
-            self._warn_once(text, key)
-        else:
-            self.warned.discard(key)
-
-    # --- validation checks --------------------------------------------------------------------
-
-    def end_if_solved(self) -> None:
-        """End the run if the last level is solved in training and on held-out problems."""
-        trainer, level = self.trainer, self.trainer.curriculum.level
-        if not trainer.end.wants_check(trainer.curriculum.levels, level):
-            return
-
-        line, groups = self.evaluate(level, PROMOTION_SEED, CHECK_PROBLEMS, "promotion")
-        if line is not None:
-            self.files.write_rollouts("promotion", trainer.done, groups)
-            self.files.write_decisions(trainer.end.take_check(trainer.done, line))

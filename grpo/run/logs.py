@@ -4,7 +4,7 @@
 |---|---|
 | metrics.jsonl, eval.jsonl, curriculum.jsonl | a line for each step, evaluation and decision |
 | seen.jsonl, groups.jsonl | the keys of the problems, and a summary of each group, by step |
-| samples.log, warnings.log, prompt.txt | text for people |
+| warnings.log, prompt.txt | text for people |
 | rollouts/ | every prompt and completion, see `grpo.run.rollouts` |
 
 Rank 0 writes with `RunFiles`; the other ranks have `NoFiles`. Readers check what they read, so that
@@ -13,10 +13,8 @@ a damaged or foreign file is one line that names it. Neither torch nor transform
 
 import dataclasses
 import json
-import math
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
 from operator import index
@@ -26,15 +24,7 @@ from typing import Any, TypedDict
 import msgspec
 
 from data.errors import UserError, blaming
-from data.files import (
-    check_links,
-    kind_of,
-    open_own,
-    read_bytes,
-    read_jsonl,
-    read_yaml,
-    write_whole,
-)
+from data.files import check_links, kind_of, open_own, read_jsonl, read_yaml, write_whole
 from data.text import escape_control, shortened
 from grpo.config import KINDS as SETTING_KINDS
 from grpo.config import Config, checked
@@ -42,11 +32,9 @@ from grpo.records import Decision, Group, StepReport
 from grpo.run.files import resume_hint
 from grpo.run.rollouts import KINDS, file_of, groups_of, remove_after, steps_of, write_rollouts
 from grpo.run.trackers import Trackers
-from grpo.show.group import best_and_worst, completion_record, summaries
+from grpo.show.group import completion_record, summaries
 
 LOGS = ("metrics.jsonl", "eval.jsonl", "seen.jsonl", "curriculum.jsonl", "groups.jsonl")
-
-SAMPLES_EVERY = 10  # steps between entries of samples.log
 
 # A tokenizer takes tokens of 32 bits; a larger number, from a foreign file, has no text.
 MOST_TOKENS = 1 << 32
@@ -58,8 +46,8 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "curriculum.jsonl": {"from": int, "to": int, "kind": str, "why": str},
     "seen.jsonl": {"keys": list[str]},
     "groups.jsonl": {"groups": list[dict[str, Any]]},
-    "report": {"level": int, **dict.fromkeys(("mean", "ci_low", "ci_high", "exact"), Number)},
 }
+REPORT = {"level": int, **dict.fromkeys(("mean", "ci_low", "ci_high", "exact"), Number)}
 
 
 class Facts(TypedDict, total=False):
@@ -68,24 +56,6 @@ class Facts(TypedDict, total=False):
     started: str
     threads: int
     resumed: list[int]  # after these steps
-
-
-def check(where: str, value: Any, kind: Any) -> None:
-    """Raise UserError, which begins with `where`, unless the JSON `value` has the type `kind`."""
-    try:
-        msgspec.convert(value, kind)
-    except (msgspec.ValidationError, UnicodeEncodeError) as error:  # the latter: a lone surrogate
-        reason = str(error).replace("`", "").replace(" - at $", " at ")
-        raise UserError(
-            f"{where}: is not what a run writes ({reason[0].lower()}{reason[1:]})"
-        ) from error
-
-
-def _check_line(where: str, log: str, line: Mapping[str, Any]) -> None:
-    """Raise UserError unless `line` has what a line of the file `log` must have."""
-    is_report = log == "eval.jsonl" and line.get("purpose") == "report"
-    for name, kind in (REQUIRED.get(log, {}) | (REQUIRED["report"] if is_report else {})).items():
-        check(f"{where}, {name}", line.get(name), kind)
 
 
 # --- logs -------------------------------------------------------------------------------------
@@ -99,7 +69,8 @@ class MetricsLog:
 
     def append(self, *lines: dict[str, Any]) -> None:
         """Write lines at once. JSON has no NaN or infinity, so such numbers become null."""
-        texts = [json.dumps(_finite(line), ensure_ascii=False, allow_nan=False) for line in lines]
+        finite = [json.loads(json.dumps(line), parse_constant=lambda _: None) for line in lines]
+        texts = [json.dumps(line, ensure_ascii=False) for line in finite]
         append(self.path, "".join(f"{text}\n" for text in texts))
 
 
@@ -113,9 +84,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         return []
     lines = []
     for where, line in read_jsonl(path, is_log=True):
-        if not isinstance(line.get("step"), int):
-            raise UserError(f'{where}: has no whole number "step"; the file is not a log of a run')
-        _check_line(where, path.name, line)
+        required = {"step": int} | REQUIRED.get(path.name, {})
+        if path.name == "eval.jsonl" and line.get("purpose") == "report":
+            required |= REPORT
+        for name, kind in required.items():
+            with blaming(f"{where}, {name}: is not what a run writes"):
+                msgspec.convert(line.get(name), kind)
         lines.append(line)
     return lines
 
@@ -147,28 +121,10 @@ def rewind(run: Path, step: int) -> None:
             texts = [json.dumps(line, ensure_ascii=False) for line in lines]
             write_whole(path, "".join(f"{text}\n" for text in texts).encode())
 
-    path = run / "samples.log"
-    if path.exists():
-        # Bytes, because the last line may end in the middle of a character.
-        entries = re.split(
-            rb"^(?==== step \d+ )", read_bytes(path).rpartition(b"\n")[0], flags=re.M
-        )
-        kept = [entry for entry in entries[1:] if int(entry.split(None, 3)[2]) <= step]
-        write_whole(path, b"".join(entry.rstrip(b"\n") + b"\n" for entry in kept))
-
     remove_after(run, step)
     for path in (*run.glob(".*.partial"), *run.glob("rollouts/.*.partial")):
         if not path.name.startswith(".report."):  # which another process may write now
             path.unlink()
-
-
-def _finite(value: Any) -> Any:
-    """Return a JSON value with None in place of NaN and infinity."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 # --- all of them ------------------------------------------------------------------------------
@@ -190,7 +146,7 @@ class RunFiles:
         MetricsLog(self.folder, f"{log}.jsonl").append(*lines)
 
     def write_step(self, report: StepReport) -> None:
-        """Write a step: rollouts, metrics, problem keys, groups, decisions and samples."""
+        """Write a step: rollouts, metrics, problem keys, groups and decisions."""
         step, groups = report.step, report.groups
         self.write_rollouts("step", step, groups)
         self.append("metrics", report.metrics)
@@ -199,10 +155,6 @@ class RunFiles:
         self.append("seen", {"step": step, "keys": list(keys)})
         self.append("groups", {"step": step, "groups": summaries(groups)})
         self.write_decisions(report.decisions)
-        if step == 1 or step % SAMPLES_EVERY == 0:
-            date = datetime.now(UTC).isoformat(timespec="seconds")
-            text = f"=== step {step} {date}\n{best_and_worst(groups)}"
-            append(self.folder / "samples.log", text)
 
     def write_imitation(self, groups: list[Group]) -> None:
         """Write the right answers that were imitated before the first step, and their keys."""
@@ -223,10 +175,7 @@ class RunFiles:
 
     def write_rollouts(self, kind: str, step: int, groups: list[Group]) -> None:
         """Write groups of a kind (`KINDS`) with all their texts to rollouts/."""
-        try:
-            write_rollouts(file_of(self.folder, kind, step), groups, step=step)
-        except UserError as error:
-            raise UserError(f"{error}; {resume_hint(self.folder)}") from error
+        write_rollouts(file_of(self.folder, kind, step), groups, step=step)
 
     def write_prompt(self, lines: Sequence[str]) -> None:
         """Write the first prompt, as it is sent to the model, to prompt.txt unless that exists."""
@@ -303,11 +252,6 @@ class RunData:
         """The reported evaluations before, during and after training, without validation checks."""
         return [line for line in self.evals if line["purpose"] == "report"]
 
-    @property
-    def first_reports(self) -> list[dict[str, Any]]:
-        """The reported evaluations before the first step, of the policy that nothing has taught."""
-        return [line for line in self.reports if line["step"] == 0]
-
     @cached_property
     def decisions(self) -> list[dict[str, Any]]:
         """The lines of curriculum.jsonl."""
@@ -378,7 +322,8 @@ def read_config(run: Path) -> dict[str, Any]:
     path = run / "config.yaml"
     values = read_yaml(path)
     facts = values.pop("facts", {})
-    check(f"{path}, facts", facts, Facts)
+    with blaming(f"{path}, facts: is not what a run writes"):
+        msgspec.convert(facts, Facts)
     return checked(values, str(path), known=SETTING_KINDS) | {"facts": facts}
 
 

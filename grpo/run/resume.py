@@ -1,25 +1,25 @@
 """Open a run: a new one, one that starts from the policy of an earlier run, or a resumed one.
 
 A resumed run goes on with what it began with. Every checkpoint holds the fingerprints of its
-sources in sources.json: the base model, the adapter that the run started from, the dataset, the
-corpus, the configuration, and the user's own task, reward and loss, which are files or Python
-functions. `--resume` refuses if one of them has changed since. eval.py and grpo.export do the same
-for the base model under an adapter.
+sources in sources.json: the base model, the adapter that the run started from, the corpus, the
+files and Python functions that the user gave (data set, task, reward, loss), and the configuration.
+`--resume` refuses if one of them has changed since. eval.py and grpo.export do the same for the
+base model under an adapter.
 
-A fingerprint is 16 hex digits of SHA-256, under the name of the file or document. Of a large file
-of weights only PAGES evenly spaced pages are hashed, so that 6 GB take well under a second.
-Fine-tuning changes every page of the matrices that it trains; a change that is confined to bytes
-between the pages is missed. For a user's own task, the fingerprint covers its file but not what
-that imports; for a function see `tasks.registry.function_digest`.
+A fingerprint is 16 hex digits of SHA-256. Of a large file of weights only PAGES evenly spaced pages
+are hashed, so that 6 GB take well under a second. Fine-tuning changes every page of the matrices
+that it trains; a change that is confined to bytes between the pages is missed. What a task's file
+imports is not covered.
 """
 
 import dataclasses
 import hashlib
 import os
 import platform
+import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +36,6 @@ from data.text import quoted, shortened
 from grpo.config import (
     FROM_PYTHON,
     ON_RESUME,
-    SOURCES,
     Config,
     is_run,
     load_config,
@@ -71,9 +70,8 @@ WEIGHTS = (".safetensors", ".gguf")
 # The files of a model that transformers reads. Others, such as a README, may change.
 MODEL_FILES = (*WEIGHTS, ".json", ".model", ".jinja", ".txt")
 
+# Other versions of these may round differently.
 LIBRARIES = ("torch", "transformers", "peft")
-
-MOST_THREADS = 1024  # that a run may ask for
 
 
 # --- a new run or a resumed one ---------------------------------------------------------------
@@ -98,7 +96,7 @@ def open_run(
     UserError if a flag differs from a setting that a resumed run cannot change.
     """
     if config.resume is not None:
-        return _open_resumed(config, given, home, locks, ranks)
+        return _open_resumed(config.resume, given, home, locks, ranks)
 
     config, warnings = start_from(config, given)
 
@@ -112,11 +110,10 @@ def open_run(
 
 
 def _open_resumed(
-    config: Config, given: dict[str, Any], home: Path, locks: ExitStack, ranks: Ranks
+    resume: str, given: dict[str, Any], home: Path, locks: ExitStack, ranks: Ranks
 ) -> tuple[OpenedRun, Config]:
     """Return the run that --resume names, with the settings that it may change."""
-    assert config.resume is not None
-    path = _resumed_path(config.resume, home)
+    path = _resumed_path(resume, home)
     folder = run_of(path)
     # Before the latest checkpoint is looked for: another process may be about to write one.
     ranks.on_rank0(lambda: locks.enter_context(locked(folder)))
@@ -126,8 +123,7 @@ def _open_resumed(
     require_trusted(saved, programs_in(given), folder)
     options = saved["task_options"] | given.get("task_options", {})
     merged = {**saved, **given, "resume": None, "task_options": options}
-    free = {name: options[name] for name in FREE_OPTIONS if name in options}
-    saved["task_options"] |= free
+    saved["task_options"] |= {name: options[name] for name in FREE_OPTIONS if name in options}
     for name, value in merged.items():
         if value != saved[name] and name not in ON_RESUME:
             raise UserError(
@@ -228,41 +224,35 @@ def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[s
 def sources_of_run(
     opened: OpenedRun, config: Config, task: Task, own_loss: OwnLoss | None
 ) -> dict[str, Any]:
-    """Return today's fingerprints of a run's sources.
+    """Return today's fingerprints of a run's sources, by kind and name.
 
     Raises UserError if a source has changed since the checkpoint of a resumed run.
     """
     settings = dataclasses.asdict(config)
     for name in FREE_OPTIONS:
         settings["task_options"].pop(name, None)
-    sources = {**_sources_now(config, task, own_loss), "config": settings}
-    if opened.checkpoint:
-        advice = f", or start a new run with --model {quoted(opened.folder)}"
-        require_same(opened.checkpoint, read_sources(opened.checkpoint), sources, advice)
-    return sources
 
+    start = config.start
+    files = [*programs_of(config.task, task), *program_of(config.loss)]
+    files += [Path(config.dataset)] if config.dataset else []
+    functions = dict(getattr(task, "python_functions", {}))
+    if own_loss and config.loss.startswith(FROM_PYTHON):
+        functions[config.loss] = own_loss.function
 
-def _sources_now(config: Config, task: Task, own_loss: OwnLoss | None) -> dict[str, Any]:
-    """Return today's fingerprints of all kinds except the configuration."""
-    dataset, start = config.dataset, config.start
-    rewards = {
-        f"{FROM_PYTHON}{name}": function
-        for name, function in getattr(task, "python_functions", {}).items()
-    }
-    is_in_python = config.loss.startswith(FROM_PYTHON)
-    losses = {config.loss: own_loss.function} if own_loss and is_in_python else {}
-    return {
+    sources = {
         "base": base_sources(config.model),
         # The adapter that a LoRA run started from. It may be gone: only the reference of --beta
         # still depends on it.
         "start": _digests(Path(start)) if start and start != config.model else {},
-        "dataset": {dataset: digest_of(Path(dataset))} if dataset else {},
         "corpus": sources_of(task),
-        "task": {str(file): digest_of(file) for file in programs_of(config.task, task)}
-        | {name: function_digest(reward) for name, reward in rewards.items()},
-        "loss": {str(file): digest_of(file) for file in program_of(config.loss)}
-        | {name: function_digest(loss) for name, loss in losses.items()},
+        "files": {str(file): digest_of(file) for file in files},
+        "functions": {name: function_digest(each) for name, each in functions.items()},
+        "config": {name: value for name, value in settings.items() if name not in ON_RESUME},
     }
+    if opened.checkpoint:
+        advice = f", or start a new run with --model {quoted(opened.folder)}"
+        require_same(opened.checkpoint, sources, advice)
+    return sources
 
 
 def base_sources(model: str) -> dict[str, str] | None:
@@ -301,46 +291,36 @@ def _digests(folder: Path) -> dict[str, str] | None:
 
 def digest_of(path: Path) -> str:
     """Return the fingerprint of a file; of large weights, that of their size and of some pages."""
-    try:
-        with open(path, "rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if path.suffix not in WEIGHTS or size <= PAGES * PAGE:
-                return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if path.suffix not in WEIGHTS or size <= PAGES * PAGE:
+            return hashlib.file_digest(file, "sha256").hexdigest()[:DIGITS]
 
-            digest = hashlib.sha256(str(size).encode())
-            for number in range(PAGES):
-                file.seek((size - PAGE) * number // (PAGES - 1))
-                digest.update(file.read(PAGE))
-            return digest.hexdigest()[:DIGITS]
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
+        digest = hashlib.sha256(str(size).encode())
+        for number in range(PAGES):
+            file.seek((size - PAGE) * number // (PAGES - 1))
+            digest.update(file.read(PAGE))
+        return digest.hexdigest()[:DIGITS]
 
 
-def read_sources(checkpoint: Path) -> dict[str, Any]:
-    """Return the sources that a checkpoint holds. Raises UserError if they are damaged."""
+def require_same(checkpoint: Path, now: Mapping[str, Any], advice: str = "") -> None:
+    """Raise UserError, which names all changes, if a source of a checkpoint is not as it was.
+
+    `now` are sources of today. A kind that is unknown then or now (None) is not compared.
+    """
     path = checkpoint / "sources.json"
     with blaming(f"{path}: does not hold the sources of a run"):
-        saved = read_json(path)
-        return {kind: msgspec.convert(saved[kind], dict[str, Any] | None) for kind in SOURCES}
+        saved = msgspec.convert(read_json(path), dict[str, dict[str, Any] | None])
 
-
-def require_same(
-    checkpoint: Path, saved: Mapping[str, Any], now: Mapping[str, Any], advice: str = ""
-) -> None:
-    """Raise UserError, which names all changes, if a source is not as it was.
-
-    `saved` are the sources from `read_sources`, `now` those of today. Kinds that one of them lacks
-    are not compared, nor are settings that a resumed run may change.
-    """
     found = []
-    for kind in SOURCES:
-        old, new = saved.get(kind), now.get(kind)
+    for kind, new in now.items():
+        old = saved.get(kind)
         if old is None or new is None:
             continue
         changed = [
             f"{name} {shortened(str(old.get(name, 'absent')))} → "
             f"{shortened(str(new.get(name, 'absent')))}"
-            for name in sorted({*old, *new} - {*ON_RESUME})
+            for name in sorted({*old, *new})
             if old.get(name) != new.get(name)
         ]
         if changed:
@@ -357,7 +337,7 @@ def check_base(checkpoint: Path, model: str) -> None:
     A checkpoint that is a whole model does not depend on its base.
     """
     if (checkpoint / "adapter_config.json").exists():
-        require_same(checkpoint, read_sources(checkpoint), {"base": base_sources(model)})
+        require_same(checkpoint, {"base": base_sources(model)})
 
 
 def load_run_policy(checkpoint: Path, config: Config, device: str) -> tuple[Policy, set[str]]:
@@ -399,12 +379,11 @@ def facts(device: torch.device, ranks: Ranks, model: str) -> dict[str, Any]:
 
 def commit(top: Path = Path(__file__).parents[2]) -> str | None:
     """Return the commit of the repository whose top folder is `top`; None if there is none."""
+    if not (top / ".git").exists() or not shutil.which("git"):
+        return None
     command = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
-    with suppress(OSError):  # git is not installed
-        if (top / ".git").exists():
-            done = subprocess.run(command, cwd=top, capture_output=True, text=True, check=False)
-            return done.stdout.strip() or None
-    return None
+    done = subprocess.run(command, cwd=top, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or None
 
 
 def restore_threads(before: Mapping[str, Any], device: torch.device) -> None:
@@ -413,17 +392,15 @@ def restore_threads(before: Mapping[str, Any], device: torch.device) -> None:
     Their number decides in which order sums are added, so with another one a resumed run is no
     longer the same to the last bit. `before` are the facts in its config.yaml.
     """
-    if device.type == "cpu" and before.get("threads") in range(1, MOST_THREADS + 1):
+    if device.type == "cpu" and "threads" in before:
         torch.set_num_threads(before["threads"])
 
 
 def facts_after(
     before: Mapping[str, Any], now: Mapping[str, Any], step: int
 ) -> tuple[dict[str, Any], str]:
-    """Return the facts of a run that is resumed after `step`, and a warning, or "".
-
-    Other versions of torch and the model libraries may round differently, and then the run is no
-    longer the same to the last bit.
+    """Return the facts of a run that is resumed after `step`; and a warning if libraries changed,
+    with which it is no longer the same to the last bit.
     """
     versions = [
         f"{name} {before[name]} → {now[name]}"

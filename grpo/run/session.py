@@ -1,20 +1,18 @@
-"""A run: its directory, when each file is written there, and how the run ends.
+"""A run: when each file is written to its directory, and how it ends.
 
-The directory holds config.yaml, metrics.jsonl, eval.jsonl, curriculum.jsonl, rollouts/,
-samples.log and checkpoints/ (see docs/run-files.md). Rank 0 writes it; the other ranks do the same
-work but write nothing.
+docs/run-files.md lists the files. Rank 0 writes them; the other ranks do the same work but write
+nothing.
 """
 
 import dataclasses
 import gc
 import signal
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Collection
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.errors import UserError
 from data.files import read_json
 from grpo.config import Config
 from grpo.curriculum import (
@@ -22,7 +20,6 @@ from grpo.curriculum import (
     PROMPT_SAMPLES,
     SURVEY_PROBLEMS,
     Curriculum,
-    LevelSurvey,
     Start,
     advice,
     best_prompt,
@@ -39,10 +36,10 @@ from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import middle_left_out, sent_lines
 from grpo.next_command import EndedRun, next_command, next_commands, remedy
-from grpo.records import Decision, Ending, StepReport
+from grpo.records import Decision, Ending, Group, StepReport
 from grpo.run.checkpoint import Saver, remove_checkpoints_after, seen_keys
 from grpo.run.files import HOME, resume_hint, step_of
-from grpo.run.heldout import WARM_START_SEED, HeldOutEvaluator
+from grpo.run.heldout import HeldOutEvaluator
 from grpo.run.interrupt import Interrupt
 from grpo.run.logs import NoFiles, RunData, RunFiles, load_run, read_config, rewind
 from grpo.run.resume import (
@@ -59,12 +56,9 @@ from grpo.show.console import Console, settings_of
 from grpo.trainer import Parts, Trainer, load_parts, with_learning_rate
 from tasks.scoring import range_of
 
-# How many held-out problems decide when the imitation ends.
-WARM_START_PROBLEMS = 32
-
 
 class RunResult(NamedTuple):
-    """What a run leaves behind: the program's exit status, its folder, and the trained policy.
+    """The exit status of the program, the run's folder, and the trained policy.
 
     There is no policy if Ctrl-C stopped the run at once.
     """
@@ -102,7 +96,9 @@ def start_run(config: Config, given: dict, ranks: Ranks, **values: Any) -> RunRe
                     config, choice = choose_prompt(config, parts, policy, ranks, console, given)
                 trainer = Trainer(with_learning_rate(config, policy), parts, policy, ranks)
                 trainer.check_fit()
-                run = Run(opened, trainer, console, choice)
+                run = Run(opened, trainer, console)
+                if choice:
+                    run.files.write_decisions([choice])
                 return RunResult(run.train(interrupt), run.folder, policy)
         except KeyboardInterrupt:
             print(f"train.py: stopped immediately; {resume_hint(opened.folder)}", file=sys.stderr)
@@ -138,10 +134,9 @@ def choose_prompt(
 
     table = [dataclasses.asdict(row) for row in rows]
     console.prompts(table)
-    row = rows[best]
     why = (
-        f"prompt {best + 1} of {len(rows)} does best: reward {row.reward:.3f}, score "
-        f"{row.value:.3f}"
+        f"prompt {best + 1} of {len(rows)} does best: reward {rows[best].reward:.3f}, score "
+        f"{rows[best].value:.3f}"
     )
     console.say(why)
     return configs[best], Decision(0, level, level, "prompt", why, {"prompts": table})
@@ -154,13 +149,7 @@ class Run:
     `save_and_exit` ends it.
     """
 
-    def __init__(
-        self,
-        opened: OpenedRun,
-        trainer: Trainer,
-        console: Console,
-        choice: Decision | None,  # of the prompt, if there was one
-    ):
+    def __init__(self, opened: OpenedRun, trainer: Trainer, console: Console):
         self.opened = opened
         self.folder = opened.folder
         self.trainer = trainer
@@ -172,19 +161,13 @@ class Run:
             lambda: sources_of_run(opened, self.config, trainer.task, trainer.own_loss)
         )
         self.saver = Saver(self.folder, trainer, sources, console.say)
-        before = {} if self.is_new else read_config(self.folder)["facts"]
+
+        before = read_config(self.folder)["facts"] if opened.checkpoint else {}
         restore_threads(before, trainer.policy.device)
         self.files: RunFiles | NoFiles = NoFiles()
         if self.ranks.is_rank0:
             self._make_files(before)
-        if choice:
-            self.files.write_decisions([choice])
         self.heldout = HeldOutEvaluator(trainer, self.files, console, self._warn)
-
-    @property
-    def is_new(self) -> bool:
-        """Whether the run does not continue from a checkpoint of its own."""
-        return self.opened.checkpoint is None
 
     @property
     def level(self) -> int:
@@ -200,7 +183,7 @@ class Run:
         current = {self.trainer.curriculum.level} if self.config.curriculum else set()
         return {self.level} | current
 
-    def _make_files(self, before: Mapping[str, Any]) -> None:
+    def _make_files(self, before: dict[str, Any]) -> None:
         """Write config.yaml, and open the logs.
 
         `before` are the facts in the config.yaml of a run that is resumed.
@@ -225,31 +208,26 @@ class Run:
         Returns the exit status. It is that of the verdict: 0, or 3 if the run was stopped or has
         failed. After a signal it is 128 plus the signal's number.
         """
-        self.console.settings(settings_of(self.folder, self.config, self.trainer))
-        start = self.begin()
-        if self.config.preflight == "only":
-            self.leave_untrained()
-            return 0
-
-        if self.is_new:
-            self.evaluate()
         try:
+            self.console.settings(settings_of(self.folder, self.config, self.trainer))
+            start = self.begin()
+            if self.config.preflight == "only":
+                self.leave_untrained()
+                return 0
+
+            if not self.opened.checkpoint:
+                self.evaluate()
             if start and self.wants_imitation(start):
                 self._imitate_answers()
                 self.saver.save("after imitation")
             self.take_steps(interrupt)
             if number := self.ranks.max(interrupt.wanted or 0):
                 self.save_and_exit(signal.Signals(number).name)
-                status = 128 + number
-            else:
-                status = self.finish()
-            return status
-        except Exception:
-            with suppress(UserError):  # the first error is raised
-                self.saver.collect(wait=True)
-            raise
+                return 128 + number
+            return self.finish()
         finally:
             gc.unfreeze()
+            self.saver.close()
 
     # --- before the first step ----------------------------------------------------------------
 
@@ -266,27 +244,26 @@ class Run:
         if self.opened.checkpoint:
             self._restore(self.opened.checkpoint)
             return None
-
         if self.config.start:
             self._begin_after(Path(self.config.start))
         return self._make_preflight() if self.config.preflight != "off" else None
 
     def _show_prompt(self) -> None:
         """Show the run's first prompt as it is sent to the model, and write it to prompt.txt."""
+        policy = self.trainer.policy
         _, problem = self.trainer.problems(1)[0]
-        lines = sent_lines(self.trainer.policy, problem)
+        lines = sent_lines(policy, problem)
         self.files.write_prompt(lines)
 
-        number = len(self.trainer.policy.encode(problem))
+        number = len(policy.encode(problem))
         title = f"the first prompt as it is sent to the model, {number:,} tokens"
-        if self.trainer.policy.tokenizer.chat_template is None:
+        if policy.tokenizer.chat_template is None:
             title += ", without a chat template: the model has none"
         self.console.prompt(title, middle_left_out(lines))
 
     def _restore(self, checkpoint: Path) -> None:
         """Continue from a checkpoint. Files of later steps are removed; they are made again."""
         self.saver.restore(checkpoint)
-
         done = self.trainer.done
         if self.ranks.is_rank0:
             remove_checkpoints_after(self.folder, done)
@@ -313,8 +290,6 @@ class Run:
         )
         self.files.finish()
 
-    # --- the pre-flight -----------------------------------------------------------------------
-
     def _make_preflight(self) -> Start:
         """Sample a few problems of each level, and choose the level where the run starts."""
         config, trainer = self.config, self.trainer
@@ -336,32 +311,31 @@ class Run:
         if start.levels != levels:
             trainer.check_fit()
 
+        table = [dataclasses.asdict(row) for row in rows]
         figures = {
             "start": start.open_to if start.is_reachable else None,
             "training_levels": start.levels,
-            "levels": [dataclasses.asdict(row) for row in rows],
+            "levels": table,
         }
         decision = Decision(0, levels[0], start.open_to, "preflight", start.why, figures)
         self.files.write_rollouts("preflight", 0, groups)
         self.files.write_decisions([decision])
-        self._show_preflight(start, rows)
-        return start
 
-    def _show_preflight(self, start: Start, rows: Sequence[LevelSurvey]) -> None:
-        """Show the table and the decision, or a warning if nothing can be learned."""
-        self.console.survey([dataclasses.asdict(row) for row in rows])
+        self.console.survey(table)
         listed = ", ".join(map(str, start.levels))
-        levels = f"levels {listed}, open to {start.open_to}" if len(start.levels) > 1 else listed
+        if len(start.levels) > 1:
+            listed = f"levels {listed}, open to {start.open_to}"
         if self.wants_imitation(start):
             self.console.say(
-                f"the run imitates right answers first, then trains on {levels}: {start.why}"
+                f"the run imitates right answers first, then trains on {listed}: {start.why}"
             )
         elif start.is_reachable:
-            self.console.say(f"the run trains on {levels}: {start.why}")
+            self.console.say(f"the run trains on {listed}: {start.why}")
         else:
             self._warn(
-                f"{start.why}: the run trains on {levels}, and may learn nothing; {advice(rows)}"
+                f"{start.why}: the run trains on {listed}, and may learn nothing; {advice(rows)}"
             )
+        return start
 
     def wants_imitation(self, start: Start) -> bool:
         """Return whether right answers are imitated before the first step: the first level is too
@@ -375,14 +349,8 @@ class Run:
         trainer = self.trainer
         level = trainer.curriculum.level
 
-        def validate() -> float:
-            line, _ = self.heldout.evaluate(
-                level, WARM_START_SEED, WARM_START_PROBLEMS, "warm start"
-            )
-            return line["mean"] if line else 0.0
-
         with self.console.working("imitating right answers"):
-            answers = trainer.imitate(validate)
+            answers = trainer.imitate(lambda: self.heldout.warm_start_score(level))
         imitation = trainer.imitation
         assert imitation is not None
 
@@ -390,15 +358,8 @@ class Run:
         decision = Decision(0, level, level, "imitation", imitation.why, imitation.to_json())
         self.files.write_decisions([decision])
         self.console.say(decision.line)
-        if not imitation.updates:  # the score was enough from the start
-            return
-
-        # At each level that was evaluated before, so that the verdict can tell what imitation
-        # taught.
-        lines, groups = self.heldout.measure_levels(self.reported_levels, "imitation")
-        if lines:  # there are none if the task has too few problems for a validation split
-            self.files.write_rollouts("imitated", 0, groups)
-            self.heldout.record(lines)
+        if imitation.updates:  # so that the verdict can tell what imitation taught
+            self.heldout.evaluate("imitation", self.reported_levels, rollouts="imitated")
 
     # --- during training ----------------------------------------------------------------------
 
@@ -448,13 +409,7 @@ class Run:
         levels = self.reported_levels
         if is_final and self.config.curriculum:
             levels |= {self.trainer.curriculum.levels[0]}
-        lines, groups = self.heldout.measure_levels(levels, "report")
-
-        # The lines come last, because a resumed run takes them as a sign that this step has been
-        # evaluated: the final evaluation follows the last checkpoint.
-        if lines:
-            self.files.write_rollouts("eval", self.trainer.done, groups)
-            self.heldout.record(lines)
+        self.heldout.evaluate("report", levels, rollouts="eval")
 
     def save_if_due(self, report: StepReport) -> None:
         """Save the state of this step if that is due; report the previous save."""
@@ -512,19 +467,18 @@ class Run:
         return verdict.exit_status
 
     def _verdict(self, run: RunData) -> Verdict:
-        """Return the verdict on the run, see `conclude`.
-
-        Without the evaluation before the first step nothing is measured.
-        """
+        """Return the verdict on the run, see `conclude`."""
         trainer = self.trainer
-        stored = run.steps("eval")
-        is_begun = run.first_reports and 0 in stored
+
+        def answers(kind: str, step: int) -> list[Group] | None:
+            return run.groups(step, kind) if step in run.steps(kind) else None
+
         return conclude(
             self.level,
             HeldOut(
-                before=run.groups(0, "eval") if is_begun else [],
-                after=run.groups(trainer.done, "eval") if trainer.done in stored else [],
-                imitated=run.groups(0, "imitated") if run.steps("imitated") else None,
+                before=answers("eval", 0) or [],
+                after=answers("eval", trainer.done) or [],
+                imitated=answers("imitated", 0),
             ),
             run.metrics,
             run.evals,
@@ -536,7 +490,7 @@ class Run:
         """Return what the next commands depend on."""
         trainer = self.trainer
         levels = list(trainer.curriculum.levels)
-        survey = levels_to_survey(trainer.stream.supply, [*levels[:-1], self.level or levels[-1]])
+        survey = levels_to_survey(trainer.stream.supply, [*levels[:-1], self.level])
         return EndedRun(
             run.path,
             self.config,
@@ -548,24 +502,25 @@ class Run:
             ended=trainer.ended,
         )
 
-    def _show_summary(self, run: RunData, verdict: Verdict, commands: Sequence[str]) -> None:
-        config, task = self.config, self.trainer.task
+    def _show_summary(self, run: RunData, verdict: Verdict, commands: list[str]) -> None:
+        trainer, mark = self.trainer, self.config.mark
         drawn = sum(line.get("groups/count", 0) for line in run.metrics)
-        imitated = self.trainer.imitation.answers if self.trainer.imitation else 0
-        self.console.say(self.trainer.stream.summary(self.level, drawn, imitated))
-        verdict_lines = verdict.lines(
-            getattr(task, "metric", "score"),
-            getattr(task, "level_unit", ""),
-            config.mark.get("control", ""),
-        )
-        names = ("metrics.jsonl", "rollouts", "samples.log", "checkpoints")
+        imitated = trainer.imitation.answers if trainer.imitation else 0
+        self.console.say(trainer.stream.summary(self.level, drawn, imitated))
+
+        reports = [line for line in run.reports if line["level"] == self.level]
+        names = ("metrics.jsonl", "rollouts", "checkpoints")
         self.console.summary(
             Ending(
                 files={name.partition(".")[0]: str(self.folder / name) for name in names},
                 next_commands=list(dict.fromkeys([verdict.next_command, *commands])),
-                before=[line for line in run.first_reports if line["level"] == config.level],
-                after=[line for line in run.reports if line["level"] == config.level][-1:],
-                verdict=verdict_lines,
-                is_expected=is_expected(verdict, config.mark),
+                before=[line for line in reports if line["step"] == 0],
+                after=reports[-1:],
+                verdict=verdict.lines(
+                    getattr(trainer.task, "metric", "score"),
+                    getattr(trainer.task, "level_unit", ""),
+                    mark.get("control", ""),
+                ),
+                is_expected=is_expected(verdict, mark),
             )
         )

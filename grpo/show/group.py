@@ -1,8 +1,8 @@
 """One group of completions, for everything that shows it.
 
-`summaries` and `completion_record` are its records in files and JSON; `best_and_worst` is its entry
-in samples.log; `group_lines` is its page in `python -m grpo.inspect`, and `why` says in sentences
-what a completion earned and taught. The console, the trackers and the report use the same names.
+`summaries` and `completion_record` are its records in files and JSON; `group_lines` is its page in
+`python -m grpo.inspect`, and `why` says in sentences what a completion earned and taught. The
+console, the trackers and the report use the same names.
 
 A completion is compared with its target word by word, by the alignment of Needleman and Wunsch,
 scored as the reward is (match 1, mismatch -1, gap -1). Nothing depends on colour alone, because the
@@ -21,7 +21,7 @@ from align.needleman import nw_align
 from align.words import split_words
 from data.text import escape_control
 from grpo.config import WEIGHT_WORDS, WEIGHTED_BY
-from grpo.records import WHY, Group, sampled_groups
+from grpo.records import WHY, Group
 from tasks.registry import explain
 
 Record = Mapping[str, Any]
@@ -190,25 +190,6 @@ def _word(column: Column) -> Text:
 
 
 # --- text -------------------------------------------------------------------------------------
-
-
-def best_and_worst(groups: Sequence[Group]) -> str:
-    """Return the best and the worst sampled completion of a step, as samples.log has them."""
-    samples = [
-        (group, number) for group in sampled_groups(groups) for number in range(len(group.texts))
-    ]
-    rewards = [group.rewards[number] for group, number in samples]
-    text = ""
-    for name, reward in (("best", max(rewards)), ("worst", min(rewards))):
-        group, number = samples[rewards.index(reward)]
-        score, completion = group.scores[number], group.completions[number]
-        text += (
-            f"{name}: reward {score.reward:.4f}, score {score.value:.4f}, {completion.finish}, "
-            f"level {group.problem.level}\n"
-            f"  wanted: {escape_control(group.problem.target)}\n"
-            f"  wrote:  {escape_control(completion.text)}\n"
-        )
-    return text
 
 
 def group_lines(group: Group, reward_name: str = "", *, whole: bool = False) -> Iterator[Text]:

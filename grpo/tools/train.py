@@ -5,12 +5,10 @@ A mistake in the flags is reported before torch is loaded, which takes seconds.
 
 import os
 import sys
-import threading
 from contextlib import redirect_stderr, redirect_stdout
 
 from data.errors import Lasting, exit_status
 from grpo.config import parse
-from grpo.run.files import WRITER
 from grpo.torchrun import RANK, only_rank0_prints
 
 # How often a waiting thread of OpenMP asks whether there is work, before it sleeps. The default is
@@ -21,19 +19,9 @@ SPIN_COUNT = "2000"
 
 
 def program() -> None:
-    """Run `train.py`; an installed package calls it `grpo-train`.
-
-    After a second Ctrl-C the thread may still be writing a checkpoint. Then the interpreter must
-    not shut down in the ordinary way: it would tear down a thread inside Rust code, which aborts
-    the process (exit status 134).
-    """
+    """Run `train.py`; an installed package calls it `grpo-train`."""
     let_threads_sleep()
-    status = main(sys.argv[1:])
-    if any(thread.name == WRITER for thread in threading.enumerate()):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    sys.exit(status)
+    sys.exit(main(sys.argv[1:]))
 
 
 def let_threads_sleep() -> None:

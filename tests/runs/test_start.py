@@ -223,5 +223,5 @@ def test_a_run_without_a_checkpoint_is_refused_under_the_flag_that_named_it(copi
     line = one_line(capsys, train.main, *SMALL, "--model", "runs/lora")
     assert line == (
         "train.py: --model runs/lora: it has no valid checkpoint; start a new run under another "
-        "name, or remove it (rm -r runs/lora)"
+        "name"
     )

@@ -15,12 +15,7 @@ import data.corpus
 from data.errors import UserError
 from grpo import export
 from grpo.run import resume as resuming
-from grpo.run.resume import (
-    base_sources,
-    commit,
-    digest_of,
-    read_sources,
-)
+from grpo.run.resume import base_sources, commit, digest_of, require_same
 from grpo.tools import evaluation, train
 from tasks.registry import load_task
 from tasks.supply import problem_at, write_problems
@@ -65,11 +60,6 @@ def replace_weights():
     make_tiny_model(Path("model"), seed=1)
 
 
-def replace_tokenizer():
-    path = Path("model/tokenizer.json")
-    path.write_text(path.read_text() + "\n")
-
-
 def replace_template():
     path = Path("model/chat_template.jinja")
     path.write_text(path.read_text() + " ")
@@ -84,11 +74,6 @@ def grow_corpus():
     Path("texts/tale-new.txt").write_text("A tale of many words that nobody has told before. " * 9)
 
 
-def edit_corpus():
-    path = Path("texts/tale-flood.txt")
-    path.write_text(path.read_text() + " The end.")
-
-
 def edit_config():
     path = Path("runs/lora/config.yaml")
     path.write_text(yaml.safe_dump(yaml.safe_load(path.read_text()) | {"learning_rate": 0.5}))
@@ -100,13 +85,11 @@ def edit_task():
 
 CASES = {
     "weights": (replace_weights, "lora", "base: model.safetensors "),
-    "tokenizer": (replace_tokenizer, "lora", "base: tokenizer.json "),
     "chat template": (replace_template, "lora", "base: chat_template.jinja "),
-    "dataset": (edit_dataset, "lora", "dataset: set.jsonl "),
+    "dataset": (edit_dataset, "lora", "files: set.jsonl "),
     "grown corpus": (grow_corpus, "lora", "corpus: tale-new absent → "),
-    "edited corpus": (edit_corpus, "lora", "corpus: tale-flood "),
     "config": (edit_config, "lora", "config: learning_rate 0.001 → 0.5;"),
-    "task": (edit_task, "own", "task: own.py "),
+    "task": (edit_task, "own", "files: own.py "),
 }
 
 
@@ -173,9 +156,8 @@ def test_a_layout_that_changes_no_word_is_no_change(here, capsys):
     assert not warnings_in(said_by(capsys, *resume("lora"), status=0).out)
 
 
-@pytest.mark.parametrize("change", [replace_weights, replace_tokenizer])
-def test_an_adapter_is_not_evaluated_or_exported_on_another_base(here, capsys, change):
-    change()
+def test_an_adapter_is_not_evaluated_or_exported_on_another_base(here, capsys):
+    replace_weights()
     scored = ["--model", "runs/lora", "--words", "2", "--problems", "2", "--device", "cpu"]
     for main, arguments in ((evaluation.main, scored), (export.main, ["runs/lora", "exported"])):
         (line,) = said_by(capsys, *arguments, main=main).err.splitlines()
@@ -212,14 +194,12 @@ def test_a_file_that_differs_has_another_fingerprint(tmp_path, monkeypatch, name
     assert digest_of(path) != before
 
 
-@pytest.mark.parametrize("content", ["[]", '{"base": 3}', "null"])
+@pytest.mark.parametrize("content", ["[]", '{"base": 3}', None])
 def test_what_holds_no_sources_is_one_line(tmp_path, content):
-    (tmp_path / "sources.json").write_text(content)
-    with pytest.raises(UserError, match="does not hold the sources of a run"):
-        read_sources(tmp_path)
-    (tmp_path / "sources.json").unlink()
+    if content:
+        (tmp_path / "sources.json").write_text(content)
     with pytest.raises(UserError, match="sources.json"):
-        read_sources(tmp_path)
+        require_same(tmp_path, {})
 
 
 def test_the_commit_is_that_of_the_code_itself(tmp_path, monkeypatch):
