@@ -15,7 +15,7 @@ import random
 import timeit
 from functools import partial
 
-from align.needleman import nw_align_batch, nw_score_batch
+from align.needleman import nw_align, nw_scores
 
 GROUP = 16
 
@@ -45,12 +45,8 @@ def ids_of(words: list[str], ids: dict[str, int]) -> list[int]:
 
 
 class Ours:
-    score = staticmethod(lambda completions, target: nw_score_batch(pairs(completions, target)))
-    path = staticmethod(lambda completions, target: nw_align_batch(pairs(completions, target)))
-
-
-def pairs(completions: list[list[str]], target: list[str]) -> list[tuple[list[str], list[str]]]:
-    return [(words, target) for words in completions]
+    score = staticmethod(nw_scores)
+    path = staticmethod(nw_align)
 
 
 class Biopython:
