@@ -1,7 +1,7 @@
 """Strange texts: random strings among words, to train a model to copy what it has never read.
 
 A policy that is trained on prose alone can be wrong on tables, code, long numbers or an alphabet it
-hardly knows (`data.foreign`). These texts widen what it is trained on, without showing any of those
+hardly knows (`data/foreign`). These texts widen what it is trained on, without showing any of those
 kinds: their words are random. Words come in families. Those of one family look alike, because they
 are the same sequence of pieces, each from one small stock of characters or words, so they must be
 read to be told apart. As in other texts, a few words of a family can be much more frequent than the
@@ -41,7 +41,7 @@ KINDS = {"script": 5, "code": 4, "run": 2, "word": 4, "marks": 3}
 # Characters of ASCII without the space.
 PRINTABLE = string.digits + string.ascii_letters + string.punctuation
 
-# Letters and symbols, by their first and last code point. The alphabets of `data.foreign` are not
+# Letters and symbols, by their first and last code point. The alphabets of `data/foreign` are not
 # among them. None of these characters changes under Unicode normalisation.
 SCRIPTS = {
     name: tuple(int(code, 16) for code in codes.split())

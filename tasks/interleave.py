@@ -17,9 +17,8 @@ from itertools import pairwise
 
 from align.needleman import Alignment, nw_align, nw_scores, prefix_scores
 from align.words import normalise, split_words, word_ends
-from data.corpus import Document, fingerprint, load_corpus, load_texts, split_of
+from data.corpus import Document, fingerprint, load_corpus, load_foreign, load_texts, split_of
 from data.errors import UserError
-from data.foreign import foreign_texts
 from tasks.base import SPLITS, Problem, Score, key_of
 from tasks.drafts import Guess
 from tasks.traps import IN_WORDS, TrapNames
@@ -142,10 +141,10 @@ class Interleave:
         A kind without two texts of `level` words is left out.
         """
         tasks = {}
-        for kind, documents in foreign_texts(words=max(1000, 2 * level)).items():
+        for kind, documents in load_foreign().items():
             task = copy.copy(self)
-            task._documents = list(documents)
-            task._by_split = {"train": [], "validation": [], "test": task._documents}
+            task._documents = documents
+            task._by_split = {"train": [], "validation": [], "test": documents}
             if len(task._long_enough("test", level)) >= 2:
                 tasks[kind] = task
         return tasks

@@ -6,7 +6,7 @@ output says so. Problems that the run was trained on are dropped and counted.
 
 A run is evaluated as it was trained: task, level, wording, system turn, examples, variables of the
 chat template, temperature, top-p and completion budget are the run's own unless a flag overrides
-them. --foreign adds kinds of text that no run is trained on (`data/foreign.py`), and reports each.
+them. --foreign adds kinds of text that no run is trained on (`data/foreign`), and reports each.
 """
 
 import argparse

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from small_evaluations import evaluated
 
-from data import foreign
+from data import corpus
 from data.corpus import documents_of, load_texts
 from data.files import read_jsonl_zst
 from grpo.config import load_config
@@ -71,7 +71,7 @@ def words_in(split, folder):
 
 
 def test_foreign_kinds_are_reported_beside_the_test_split(tiny_model, monkeypatch, capsys):
-    monkeypatch.setattr(foreign, "KINDS", {"code": foreign._code, "tables": foreign._table})
+    monkeypatch.setattr(corpus, "KINDS", ("code", "tables"))
     flags = ["--model", str(tiny_model), "--words", "2,3", "--problems", "5", "--greedy"]
     own = evaluated(*flags)
     both = evaluated(*flags, "--foreign")
