@@ -12,7 +12,8 @@ import reasoning_gym
 
 from grpo import train
 from tasks.answers import final_answer
-from tasks.gsm8k import INSTRUCTION
+
+INSTRUCTION = 'Think about it first. Then end with one line: "Answer:" and the final answer.'
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("--task", default="chain_sum", help="the name of a dataset of reasoning-gym")

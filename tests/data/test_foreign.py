@@ -1,4 +1,4 @@
-"""The foreign held-out texts: of the kinds they claim to be, and never part of what is trained on."""
+"""The foreign held-out texts: of the kinds they claim to be, and nothing is trained on them."""
 
 import unicodedata
 from pathlib import Path
