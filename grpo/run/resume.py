@@ -51,7 +51,7 @@ from grpo.model.gguf import is_gguf
 from grpo.model.policy import Policy
 from grpo.model.weights import layers_of
 from grpo.run.checkpoint import find_resume, run_of, seen_keys
-from grpo.run.files import checkpoint_folders, locked, new_folder, new_run, step_of
+from grpo.run.files import checkpoint_folders, locked, new_folder, new_run
 from tasks.base import Task, sources_of
 from tasks.registry import function_digest, programs_of
 
@@ -69,9 +69,6 @@ WEIGHTS = (".safetensors", ".gguf")
 
 # The files of a model that transformers reads. Others, such as a README, may change.
 MODEL_FILES = (*WEIGHTS, ".json", ".model", ".jinja", ".txt")
-
-# Other versions of these may round differently.
-LIBRARIES = ("torch", "transformers", "peft")
 
 
 # --- a new run or a resumed one ---------------------------------------------------------------
@@ -131,13 +128,6 @@ def _open_resumed(
                 f"{shortened(str(saved[name])) or 'none'}; with --resume only "
                 f"{', '.join([*ON_RESUME, *FREE_OPTIONS])} can be changed"
             )
-
-    done = step_of(checkpoint)
-    if given.get("steps", done) < done:
-        raise UserError(
-            f"--steps {given['steps']}: the run in {folder} has made {done} steps; give more, or "
-            "leave the flag out"
-        )
     return OpenedRun(folder, checkpoint, warnings), Config(**merged)
 
 
@@ -394,19 +384,3 @@ def restore_threads(before: Mapping[str, Any], device: torch.device) -> None:
     """
     if device.type == "cpu" and "threads" in before:
         torch.set_num_threads(before["threads"])
-
-
-def facts_after(
-    before: Mapping[str, Any], now: Mapping[str, Any], step: int
-) -> tuple[dict[str, Any], str]:
-    """Return the facts of a run that is resumed after `step`; and a warning if libraries changed,
-    with which it is no longer the same to the last bit.
-    """
-    versions = [
-        f"{name} {before[name]} → {now[name]}"
-        for name in LIBRARIES
-        if before.get(name, now[name]) != now[name]
-    ]
-    said = "the run used other versions until now, which may round differently: "
-    found = {**now, "started": before.get("started"), "resumed": [*before.get("resumed", []), step]}
-    return found, f"{said}{', '.join(versions)}" if versions else ""

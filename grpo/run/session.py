@@ -42,14 +42,7 @@ from grpo.run.files import HOME, resume_hint, step_of
 from grpo.run.heldout import HeldOutEvaluator
 from grpo.run.interrupt import Interrupt
 from grpo.run.logs import NoFiles, RunData, RunFiles, load_run, read_config, rewind
-from grpo.run.resume import (
-    OpenedRun,
-    facts,
-    facts_after,
-    open_run,
-    restore_threads,
-    sources_of_run,
-)
+from grpo.run.resume import OpenedRun, facts, open_run, restore_threads, sources_of_run
 from grpo.run.rollouts import file_of
 from grpo.run.trackers import check_installed
 from grpo.show.console import Console, settings_of
@@ -188,15 +181,14 @@ class Run:
 
         `before` are the facts in the config.yaml of a run that is resumed.
         """
-        about, warning = facts(self.trainer.policy.device, self.ranks, self.config.model), ""
+        about = facts(self.trainer.policy.device, self.ranks, self.config.model)
         done = 0
         if self.opened.checkpoint:
             done = step_of(self.opened.checkpoint)
-            about, warning = facts_after(before, about, done)
+            about["started"] = before.get("started")
+            about["resumed"] = [*before.get("resumed", []), done]
         self.config.save(self.folder / "config.yaml", **about)
         self.files = RunFiles(self.folder, self.config, done, self._warn)
-        if warning:
-            self._warn(warning)
 
     def _warn(self, line: str) -> None:
         self.console.warn(line)
