@@ -14,19 +14,16 @@ for users.
 
 import hashlib
 import random
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import product, takewhile
 from statistics import fmean
 from typing import Any
 
-from data.errors import UserError
 from grpo.config import Config
 from grpo.distributed import SINGLE, Ranks
 from grpo.evaluate import (
-    TOO_MANY_TRUNCATED,
     EvaluationSettings,
     Sampling,
     evaluate,
@@ -85,13 +82,11 @@ class Curriculum(Resumable):
         open_to: int | None = None,
         varied: Mapping[int, float] = {},
     ):
-        assert levels and list(levels) == sorted(set(levels)), levels
         self.levels = list(levels)
         self.position = self.levels.index(open_to) if open_to else 0  # of the hardest open level
-        # The share that varied, of the last groups of each level.
         self.varied = {level: varied.get(level, 1.0) for level in self.levels}
 
-        # Mean scores of the groups of the hardest open level, of the last steps since it opened.
+        # Mean scores of the groups of the hardest open level, by step, since it opened.
         self.recent: deque[list[float]] = deque()
         # The step after which the learning rate falls; None before the goal is nearly reached.
         self.anneal_from: int | None = None
@@ -123,39 +118,42 @@ class Curriculum(Resumable):
         levels = random.Random(digest).choices(list(weights), list(weights.values()), k=count)
         return levels if drawn else [self.level, *levels[1:]]
 
-    def observe(self, step: int, groups: Iterable[Group]) -> list[Decision]:
+    def observe(self, step: int, groups: Sequence[Group]) -> list[Decision]:
         """Take note of the groups of a training step, every try; return its decisions."""
-        groups = list(groups)
-        # Of several tries only the last is marked as shown.
-        shown = {group.index for group in groups if group.action == "demonstrate"}
-        values: dict[int, list[float]] = {}
-        for group in first_tries(groups):
-            level = group.problem.level
-            varies = group.class_name == "varied" or group.index in shown
-            is_solved = group.class_name == "solved"
-            value = 1.0 if is_solved else fmean(score.value for score in group.scores)
-            values.setdefault(level, []).append(value)
-            if level in self.varied:  # a dataset as it comes has more levels
-                self.varied[level] += MEMORY * (varies - self.varied[level])
-
-        self._remember(values.get(self.level, []))
-        if self.is_last:
-            return self._anneal(step)
-        if not (why := self._reached(OPEN_AT)):
+        self._take_note(groups)
+        why = self._reached(ANNEAL_AT if self.is_last else OPEN_AT)
+        if not why or self.anneal_from is not None:
             return []
+
         before = self.level
+        if self.is_last:
+            self.anneal_from = step
+            why += ": the learning rate falls from now on"
+            return [Decision(step, before, before, "anneal", why)]
+
         self.position += 1
         self.recent.clear()
         return [Decision(step, before, self.level, "open", why)]
 
-    def _remember(self, values: list[float]) -> None:
-        """Add a step's groups to the window, and drop the oldest steps that it does not need."""
+    def _take_note(self, groups: Sequence[Group]) -> None:
+        """Move the shares of varied groups, and add the step to the window of the running mean."""
+        # Of several tries only the last is marked as shown.
+        shown = {group.index for group in groups if group.action == "demonstrate"}
+        values = []
+        for group in first_tries(groups):
+            level = group.problem.level
+            if level in self.varied:  # a dataset as it comes has more levels
+                varies = group.class_name == "varied" or group.index in shown
+                self.varied[level] += MEMORY * (varies - self.varied[level])
+            if level == self.level:
+                is_solved = group.class_name == "solved"
+                values.append(1.0 if is_solved else fmean(score.value for score in group.scores))
         if values:
             self.recent.append(values)
+
+        # The oldest steps leave that the interval does not need.
         needed = 2 * problems_needed(OPEN_AT)  # of a perfect policy half as many would do
-        while (
-            len(self.recent) > WINDOW and sum(map(len, self.recent)) - len(self.recent[0]) >= needed
-        ):
+        while len(self.recent) > WINDOW and sum(map(len, list(self.recent)[1:])) >= needed:
             self.recent.popleft()
 
     def _reached(self, mark: float) -> str:
@@ -171,14 +169,6 @@ class Curriculum(Resumable):
             f"{len(self.recent)} steps"
         )
 
-    def _anneal(self, step: int) -> list[Decision]:
-        """Let the learning rate fall from now on, if the goal is nearly reached."""
-        if self.anneal_from is not None or not (why := self._reached(ANNEAL_AT)):
-            return []
-        self.anneal_from = step
-        why += ": the learning rate falls from now on"
-        return [Decision(step, self.level, self.level, "anneal", why)]
-
 
 # --- the pre-flight: surveys of prompts and levels ------------------------------------------------
 
@@ -189,6 +179,7 @@ SURVEY_LEVELS = (1, 2, 3, 5, *LADDER)  # for a task that does not name its own
 PROMPT_PROBLEMS = 8  # of each prompt and level
 PROMPT_SAMPLES = 8
 PROMPT_LEVELS = (2, 10)  # and none above the first level of training
+PROMPT_FIGURES = ("reward", "value", "varied", "truncated")
 SHOTS = (0, 3)
 MOST_FOR_SHOTS = 50  # the hardest level at which examples are tried: they lengthen every prompt
 
@@ -202,21 +193,6 @@ NEARLY_SOLVED = 0.9
 NEAR = 1 / 3
 
 NO_LEVEL = f"at no level do {VARIED:.0%} of the groups vary and {ANY_EXACT:.0%} hold a right answer"
-
-
-@dataclass(frozen=True)
-class PromptSurvey:
-    """What the policy earns by a prompt, e.g. ``PromptSurvey("{a} {b}", 3, 0.2, 0.4, 0.6, 0.0)``.
-
-    The figures are means over all completions; `wording` is "" for the task's own.
-    """
-
-    wording: str
-    shots: int
-    reward: float
-    value: float
-    varied: float  # share of the groups that vary
-    truncated: float
 
 
 def prompts_to_try(
@@ -243,38 +219,26 @@ def prompts_to_try(
 
 def survey_prompts(
     policy: Policy, supply: Supply, configs: Sequence[Config], level: int, ranks: Ranks = SINGLE
-) -> list[PromptSurvey]:
-    """Return a row for each of the `configs`, whose prompts differ.
+) -> list[dict[str, Any]]:
+    """Return the wording, the number of examples and the figures of each of the `configs`.
 
-    A few problems are sampled at each of PROMPT_LEVELS up to `level`. Leaves the last prompt in
-    use.
+    A few problems are sampled at each of PROMPT_LEVELS up to `level`. The last prompt stays in use.
     """
     offered = supply.levels or levels_of(supply.task, level) or PROMPT_LEVELS
     levels = [each for each in PROMPT_LEVELS if each in offered and each <= level] or [level]
     rows = []
     for config in configs:
         use_prompt(policy, supply.task, config)
-        sampling = Sampling.of(config)
-        settings = EvaluationSettings(sampling, SURVEY_SEED, PROMPT_SAMPLES, draft=config.draft)
         problems = [
             problem
             for each in levels
-            for problem in survey_problems(policy, supply, each, sampling, PROMPT_PROBLEMS)
+            for problem in survey_problems(policy, supply, config, each, PROMPT_PROBLEMS)
         ]
-        if not problems:  # with this prompt none fits the context
-            rows.append(PromptSurvey(config.wording, config.shots, 0.0, 0.0, 0.0, 0.0))
-            continue
-        figures = summarise_level(level, _sampled(policy, supply.task, problems, settings, ranks))
-        rows.append(
-            PromptSurvey(
-                config.wording,
-                config.shots,
-                figures.reward,
-                figures.value,
-                figures.varied,
-                figures.truncated,
-            )
-        )
+        groups = sample_survey(policy, supply.task, config, problems, PROMPT_SAMPLES, ranks)
+        # If no problem fits the context, nothing is earned.
+        found = summarise_survey(groups) if groups else dict.fromkeys(PROMPT_FIGURES, 0.0)
+        figures = {name: found[name] for name in PROMPT_FIGURES}
+        rows.append({"wording": config.wording, "shots": config.shots, **figures})
     return rows
 
 
@@ -284,51 +248,12 @@ def use_prompt(policy: Policy, task: Task, config: Config) -> None:
     policy.use(config.prompt_format(task))
 
 
-def best_prompt(rows: Sequence[PromptSurvey]) -> int:
+def best_prompt(rows: Sequence[Mapping[str, Any]]) -> int:
     """Return the number of the row with the highest reward and score together.
 
     The reward says what can be learned from, but of a weak model it is near 0 by every prompt.
     """
-    return max(range(len(rows)), key=lambda number: rows[number].reward + rows[number].value)
-
-
-@dataclass(frozen=True)
-class LevelSurvey:
-    """The results of one level, e.g. ``LevelSurvey(10, 4, 0.46, 0.19, 0.2, 1.0, 0.5, ...)``.
-
-    `value` (score), `reward`, `exact` (right answers) and `truncated` are means over all
-    completions.
-    """
-
-    level: int
-    groups: int
-    value: float
-    reward: float
-    reward_std: float  # mean standard deviation within a group, with divisor n
-    varied: float  # share of the groups that vary
-    any_exact: float  # share of the groups that have a right answer (pass@G)
-    exact: float
-    truncated: float
-    distinct: float  # mean number of different texts in a group
-    tokens: int
-    seconds: float  # levels that were sampled together divide their seconds by tokens
-
-    @property
-    def is_solved(self) -> bool:
-        """Whether nearly all answers are right."""
-        return self.exact >= NEARLY_SOLVED
-
-    @property
-    def is_within_reach(self) -> bool:
-        """Whether training can begin at this level."""
-        return self.varied >= VARIED and self.any_exact >= ANY_EXACT
-
-    @property
-    def finding(self) -> str:
-        """The deciding figures, in words."""
-        if self.is_solved:
-            return f"{self.exact:.0%} of its answers are right"
-        return f"{self.varied:.0%} of its groups vary and {self.any_exact:.0%} hold a right answer"
+    return max(range(len(rows)), key=lambda number: rows[number]["reward"] + rows[number]["value"])
 
 
 def levels_to_survey(supply: Supply, training_levels: Sequence[int]) -> list[int]:
@@ -347,7 +272,7 @@ def survey(
     config: Config,
     training_levels: Sequence[int],
     ranks: Ranks = SINGLE,
-) -> tuple[list[LevelSurvey], list[Group]]:
+) -> tuple[list[dict[str, Any]], list[Group]]:
     """Sample a few problems of each level; return a row for each level, and all groups.
 
     They are sampled exactly as the run will sample them. Their seed is the same in every run, so
@@ -362,41 +287,34 @@ def survey(
     batches = [[level for level in levels if level <= first]]
     batches += [[level] for level in levels if level > first]
 
-    task, sampling = supply.task, Sampling.of(config)
-    settings = EvaluationSettings(sampling, SURVEY_SEED, config.group_size, draft=config.draft)
-    rows: list[LevelSurvey] = []
+    rows: list[dict[str, Any]] = []
     groups: list[Group] = []
     for batch in batches:
-        start = time.perf_counter()
-
-        problems: dict[int, list[Problem]] = {}
+        problems: list[Problem] = []
         for level in batch:
             try:
-                problems[level] = survey_problems(policy, supply, level, sampling, SURVEY_PROBLEMS)
+                problems += survey_problems(policy, supply, config, level, SURVEY_PROBLEMS)
             except Exception:
                 # The task is user code, and need not have easier levels that nobody asked for.
                 if level in training_levels:
                     raise
 
-        every = [problem for found in problems.values() for problem in found]
-        sampled = _sampled(policy, task, every, settings, ranks)
-        for index, group in enumerate(sampled, start=len(groups)):
-            group.index = index
-            group.action = "skip"  # nothing is learned from it
+        sampled = sample_survey(policy, supply.task, config, problems, config.group_size, ranks)
+        for level in batch:
+            if members := [group for group in sampled if group.problem.level == level]:
+                rows.append({"level": level, **summarise_survey(members)})
         groups += sampled
-
-        tokens = sum(group.tokens for group in sampled)
-        seconds_per_token = (time.perf_counter() - start) / max(1, tokens)
-        for level in problems:
-            members = [group for group in sampled if group.problem.level == level]
-            rows += [summarise_level(level, members, seconds_per_token)] if members else []
-        if not rows or not rows[-1].any_exact:
+        if not rows or not rows[-1]["any_exact"]:
             break
+
+    for index, group in enumerate(groups):
+        group.index = index
+        group.action = "skip"  # nothing is learned from it
     return rows, groups
 
 
 def survey_problems(
-    policy: Policy, supply: Supply, level: int, sampling: Sampling, count: int
+    policy: Policy, supply: Supply, config: Config, level: int, count: int
 ) -> list[Problem]:
     """Return `count` distinct problems of a level, or as many as there are."""
     family = supply.family_size(level)
@@ -405,47 +323,66 @@ def survey_problems(
         supply.sample(level, SURVEY_SEED),
         count,
         frozenset(),
-        sampling,
+        Sampling.of(config),
         fruitless=patience(count, family),
         family=family,
     )
     return found.problems
 
 
-def _sampled(
+def sample_survey(
     policy: Policy,
     task: Task,
+    config: Config,
     problems: Sequence[Problem],
-    settings: EvaluationSettings,
+    samples: int,
     ranks: Ranks,
 ) -> list[Group]:
     """Return a scored and classified group for each problem; each of several ranks samples some."""
+    settings = EvaluationSettings(Sampling.of(config), SURVEY_SEED, samples, draft=config.draft)
     groups = ranks.gather(evaluate(policy, task, ranks.share(problems), settings))
     for group in groups:
         group.class_name = group_class(group, range_of(task))
     return groups
 
 
-def summarise_level(
-    level: int, groups: Sequence[Group], seconds_per_token: float = 0.0
-) -> LevelSurvey:
-    """Return the row of a level's scored and classified groups."""
+def summarise_survey(groups: Sequence[Group]) -> dict[str, Any]:
+    """Return the figures of scored and classified groups: means over completions or groups."""
     scores = [score for group in groups for score in group.scores]
-    tokens = sum(group.tokens for group in groups)
-    return LevelSurvey(
-        level=level,
-        groups=len(groups),
-        value=fmean(score.value for score in scores),
-        reward=fmean(score.reward for score in scores),
-        reward_std=fmean(group.reward_std for group in groups),
-        varied=fmean(group.class_name == "varied" for group in groups),
-        any_exact=fmean(any(score.exact for score in group.scores) for group in groups),
-        exact=fmean(score.exact for score in scores),
-        truncated=truncated_share(groups),
-        distinct=fmean(len(set(group.texts)) for group in groups),
-        tokens=tokens,
-        seconds=seconds_per_token * tokens,
-    )
+    return {
+        "groups": len(groups),
+        "value": fmean(score.value for score in scores),
+        "reward": fmean(score.reward for score in scores),
+        "reward_std": fmean(group.reward_std for group in groups),  # within a group
+        # Shares of the groups: those that vary, and those that hold a right answer (pass@G).
+        "varied": fmean(group.class_name == "varied" for group in groups),
+        "any_exact": fmean(any(score.exact for score in group.scores) for group in groups),
+        "exact": fmean(score.exact for score in scores),
+        "truncated": truncated_share(groups),
+        "distinct": fmean(len(set(group.texts)) for group in groups),  # texts in a group
+        "tokens": sum(group.tokens for group in groups),
+    }
+
+
+# A row of the survey: the figures of `summarise_survey`, and the level.
+Row = Mapping[str, Any]
+
+
+def is_solved(row: Row) -> bool:
+    """Return whether nearly all answers are right."""
+    return row["exact"] >= NEARLY_SOLVED
+
+
+def is_within_reach(row: Row) -> bool:
+    """Return whether training can begin at this level, or has nothing left to do there."""
+    return is_solved(row) or (row["varied"] >= VARIED and row["any_exact"] >= ANY_EXACT)
+
+
+def finding(row: Row) -> str:
+    """Return the deciding figures in words."""
+    if is_solved(row):
+        return f"{row['exact']:.0%} of its answers are right"
+    return f"{row['varied']:.0%} of its groups vary and {row['any_exact']:.0%} hold a right answer"
 
 
 @dataclass(frozen=True)
@@ -463,9 +400,7 @@ class Start:
     is_reachable: bool = True
 
 
-def choose_levels(
-    surveys: Sequence[LevelSurvey], asked: Sequence[int], *, mixed: bool = False
-) -> Start:
+def choose_levels(rows: Sequence[Row], asked: Sequence[int], *, mixed: bool = False) -> Start:
     """Return how a run that was asked to train on the levels `asked` starts.
 
     GRPO learns from the differences within a group. So where the first asked level is out of reach,
@@ -473,40 +408,30 @@ def choose_levels(
     Asked levels that are solved are left out. On all levels of a dataset as they come (`mixed`)
     nothing is left out or added.
     """
-    found = {row.level: row for row in surveys}
-    solved = len(list(takewhile(lambda level: level in found and found[level].is_solved, asked)))
-    levels = list(asked[min(solved, len(asked) - 1) :])
-    first = levels[0]
-    row = found.get(first)
-
-    within = [row.level for row in surveys if row.is_within_reach or row.is_solved]
+    found = {row["level"]: row for row in rows}
+    within = [level for level, row in found.items() if is_within_reach(row)]
     if mixed:
         listed = ", ".join(map(str, within))
         why = f"all levels of the dataset are trained on; within reach: {listed or 'none'}"
         return Start(list(asked), asked[-1], why, bool(within), bool(within))
-    if row and (row.is_within_reach or row.is_solved):
-        return Start(levels, first, row.finding, True)
 
-    easier = [row.level for row in surveys if row.level < first and row.level not in asked]
+    solved = len(list(takewhile(lambda level: level in found and is_solved(found[level]), asked)))
+    levels = list(asked[min(solved, len(asked) - 1) :])
+    first = levels[0]
+    if first in within:
+        return Start(levels, first, finding(found[first]), True)
+
+    easier = [level for level in found if level < first and level not in asked]
     reachable = [level for level in within if level < first]
-    added = [level for level in easier if not reachable or level >= reachable[-1]]
-    why = found[reachable[-1]].finding if reachable else NO_LEVEL
-    if reachable and row:
-        why += f" at level {reachable[-1]}; level {first} is out of reach ({row.finding})"
-    is_near = bool(reachable) and reachable[-1] >= NEAR * first
-    return Start(added + levels, first, why, is_near, bool(reachable))
+    if not reachable:
+        return Start(easier + levels, first, NO_LEVEL, False, False)
 
-
-def advice(surveys: Sequence[LevelSurvey]) -> str:
-    """Return what the user can do if no level is within reach."""
-    text = "give a --model that solves some of these problems, or an easier task"
-    truncated = max((row.truncated for row in surveys), default=0.0)
-    if truncated > TOO_MANY_TRUNCATED:
-        text += (
-            f"; up to {truncated:.0%} of a level's completions were truncated: if they need more "
-            "room than the target takes, give a larger --max-new-tokens"
-        )
-    return text
+    nearest = reachable[-1]
+    why = finding(found[nearest])
+    if first in found:
+        why += f" at level {nearest}; level {first} is out of reach ({finding(found[first])})"
+    added = [level for level in easier if level >= nearest]
+    return Start(added + levels, first, why, nearest >= NEAR * first)
 
 
 # --- right answers, shown or imitated -------------------------------------------------------------
@@ -541,17 +466,6 @@ def has_right_targets(stream: ProblemStream, level: int) -> bool:
     turns = turns_of(stream.task, stream.policy.opened(problem), [problem.target])
     (score,) = scores_of(stream.task, problem, turns)
     return score.exact
-
-
-def no_answers(setting: str, task: str, remedy: str) -> UserError:
-    """Return the error of a `setting` that needs right answers, for a task whose targets are not.
-
-    The `remedy` says what is done with them, and what to do instead.
-    """
-    return UserError(
-        f"{setting}: task {task} does not score the target of its problems as right, so there is "
-        f"nothing to {remedy}"
-    )
 
 
 def demonstration(policy: Policy, problem: Problem) -> Completion:
@@ -617,7 +531,7 @@ def draw_answers(stream: ProblemStream, level: int, size: int) -> list[Group]:
     """
     policy = stream.policy
     groups: list[Group] = []
-    while len(groups) < size:
+    for _ in range(size):
         index, problem = stream.at(stream.next_index, level)
         stream.mark_seen([(index, problem)])
         group = Group(
@@ -634,31 +548,6 @@ def draw_answers(stream: ProblemStream, level: int, size: int) -> list[Group]:
         groups.append(group)
     score_groups(stream.task, groups)
     return groups
-
-
-@dataclass
-class WarmStart:
-    """The result of an imitation.
-
-    E.g. ``WarmStart(20, 640, 19_200, [2.9, ...], [[0, 0.02], [2, 0.1], ...], "held-out ...")``.
-    """
-
-    updates: int = 0
-    answers: int = 0
-    tokens: int = 0
-    losses: list[float] = field(default_factory=list)  # of each update, nats per token
-    # Pairs of (updates made, held-out score), beginning before the first update.
-    validation_scores: list[list[float]] = field(default_factory=list)
-    why: str = ""  # a sentence
-
-    @property
-    def score(self) -> float:
-        """The last held-out score."""
-        return self.validation_scores[-1][1]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields as JSON types."""
-        return asdict(self)
 
 
 def most_updates(steps: int, completions: int) -> int:
@@ -679,33 +568,32 @@ def warm_start(
     limit: int,
     memory: UpdateMemory,
     max_grad_norm: float,
-) -> tuple[WarmStart, list[Group]]:
+) -> tuple[dict[str, Any], list[Group]]:
     """Imitate right answers of `level` until the held-out score is ENOUGH, or for `limit` updates.
 
     It is for a policy with no level within reach. `validate` returns the policy's held-out score.
-    Returns the result, which is recorded apart from what reinforcement adds, and the answers.
+    Returns the figures, which are recorded apart from what reinforcement adds, and the answers.
     """
-    result = WarmStart(validation_scores=[[0, validate()]])
-    learned: list[Group] = []
-
-    while result.score < ENOUGH and result.updates < limit:
+    answers: list[Group] = []
+    losses: list[float] = []  # of each update, nats per token
+    scores = [[0, validate()]]  # updates made, held-out score
+    while scores[-1][1] < ENOUGH and len(losses) < limit:
         groups = draw_answers(stream, level, ANSWERS)
-        learned += groups
-        figures = imitate(stream.policy, optimizer, groups, memory, max_grad_norm)
+        answers += groups
+        losses.append(imitate(stream.policy, optimizer, groups, memory, max_grad_norm)["loss"])
+        if len(losses) % VALIDATE_EVERY == 0 or len(losses) == limit:
+            scores.append([len(losses), validate()])
 
-        result.losses.append(figures["loss"])
-        result.updates += 1
-        result.answers += len(groups)
-        result.tokens += sum(len(group.completions[0].tokens) for group in groups)
-
-        if result.updates % VALIDATE_EVERY == 0 or result.updates == limit:
-            result.validation_scores.append([result.updates, validate()])
-
-    before = result.validation_scores[0][1]
+    before, after = scores[0][1], scores[-1][1]
     cause = "its share of the run is spent"
-    if result.score >= ENOUGH:
+    if after >= ENOUGH:
         cause = "the score is enough for reinforcement"
-    result.why = (
-        f"held-out score {before:.3f} → {result.score:.3f} after {result.updates} updates: {cause}"
-    )
-    return result, learned
+    figures = {
+        "updates": len(losses),
+        "answers": len(answers),
+        "tokens": sum(len(group.completions[0].tokens) for group in answers),
+        "losses": losses,
+        "validation_scores": scores,
+        "why": f"held-out score {before:.3f} → {after:.3f} after {len(losses)} updates: {cause}",
+    }
+    return figures, answers

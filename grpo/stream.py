@@ -9,7 +9,7 @@ from data.errors import UserError
 from grpo.config import Config
 from grpo.model.policy import Policy
 from grpo.model.prompts import check_conversations
-from grpo.records import Group
+from grpo.records import Resumable
 from grpo.rollout.budget import budget_for, fitting, room_warning
 from tasks.base import Problem, Task, declared_budget, problems_of
 from tasks.supply import Supply, problem_at, problem_stream
@@ -21,13 +21,14 @@ PROBES = 16
 Indexed = tuple[int, Problem]
 
 
-class ProblemStream:
+class ProblemStream(Resumable):
     """The problems of `supply` that fit the policy's context, in order.
 
     No index of the stream is used twice. `seen` has the keys of all problems that the policy was
-    trained on, in order; an earlier run trained it on the first `inherited` of them. `trained`
-    counts those of this run by level.
+    trained on, `inherited` of them in earlier runs; `trained` counts those of this run by level.
     """
+
+    STATE = ("next_index", "seen", "inherited", "trained")
 
     def __init__(self, config: Config, task: Task, policy: Policy, supply: Supply):
         self.config = config
@@ -36,7 +37,7 @@ class ProblemStream:
         self.supply = supply
 
         self.next_index = 0
-        self.seen: dict[str, None] = {}
+        self.seen: set[str] = set()
         self.inherited = 0
         self.trained: Counter[int] = Counter()
         self._warnings: list[str] = []  # see `take_warnings`
@@ -89,73 +90,58 @@ class ProblemStream:
         declared = declared_budget(self.task, problem.level)
         return budget_for(self.policy, prompt, problem.target, self.config.max_new_tokens, declared)
 
-    def check_conversations(self) -> None:
-        """Raise UserError unless the chat template passes on the problems of a fixed set.
+    def check(self, levels: Sequence[int]) -> None:
+        """Raise UserError if problems do not suit a run at these levels.
 
-        Those of a stream are tried by `check_fit`, as far as it draws them.
+        The chat template must pass on the problems of a fixed set. The first problems of each level
+        must fit the context and the budget, and the task must draw them with nothing but the
+        generator that it is given: otherwise a resumed run would have other problems, and
+        evaluations before and after training could not be compared.
         """
         held_out = (problems_of(self.task, split) for split in ("validation", "test"))
-        problems = chain(self.supply.dataset, *held_out)
-        check_conversations(self.policy, problems)
-
-    def check_fit(self, level: int) -> None:
-        """Raise UserError if problems of a level do not fit the context or the budget.
-
-        Raises it as well if the task does not make them as `_check_repeatable` wants.
-        """
-        self._check_repeatable(level)
-        for problem in self._probes(level):
-            self.budget(self.policy.encode(problem), problem)
+        check_conversations(self.policy, chain(self.supply.dataset, *held_out))
+        for level in levels:
+            once, again = (
+                problem_at(self.task, seed=self.config.seed, split="train", level=level, index=0)
+                for _ in range(2)
+            )
+            if once != again:
+                raise UserError(
+                    f"task {self.task.name}: make({level}, 'train', rng) returned two problems for "
+                    "the same random numbers; draw everything with rng"
+                )
+        self.largest_budget(levels)
 
     def largest_budget(self, levels: Iterable[int]) -> int:
-        """Return the largest completion budget of the first problems of these levels, in tokens."""
-        probes = [problem for level in levels for problem in self._probes(level)]
-        return max(self.budget(self.policy.encode(problem), problem) for problem in probes)
+        """Return the largest completion budget of the first problems of these levels, in tokens.
 
-    def _probes(self, level: int) -> Iterable[Problem]:
-        """Return the first problems of a level that fit the context."""
-        stream = problem_stream(self.task, seed=self.config.seed, split="train", level=level)
-        return islice(fitting(self.policy, stream, []), PROBES)
-
-    def _check_repeatable(self, level: int) -> None:
-        """Raise UserError if the task draws problems with anything but the generator it is given.
-
-        Then a resumed run would have other problems, and evaluations before and after training
-        could not be compared.
+        Raises UserError if one of them does not fit the context or the budget.
         """
-        once, again = (
-            problem_at(self.task, seed=self.config.seed, split="train", level=level, index=0)
-            for _ in range(2)
-        )
-        if once != again:
-            raise UserError(
-                f"task {self.task.name}: make({level}, 'train', rng) returned two problems for the "
-                "same random numbers; draw everything with rng"
-            )
+        budgets = []
+        for level in levels:
+            stream = problem_stream(self.task, seed=self.config.seed, split="train", level=level)
+            for problem in islice(fitting(self.policy, stream, []), PROBES):
+                budgets.append(self.budget(self.policy.encode(problem), problem))
+        return max(budgets)
 
-    def mark_seen(self, problems: Sequence[Indexed]) -> None:
-        """Record that the policy was trained on these problems of the stream."""
+    def mark_seen(self, problems: Sequence[Indexed]) -> float:
+        """Record that the policy was trained on these problems of the stream.
+
+        Returns the share of them that it had seen before.
+        """
         new = {
             problem.key: problem.level for _, problem in problems if problem.key not in self.seen
         }
         self.trained.update(new.values())
-        self.seen.update(dict.fromkeys(new))
+        self.seen.update(new)
         self.next_index = problems[-1][0] + 1
+        return 1 - len(new) / len(problems)
 
-    def metrics(self, first: Sequence[Group], level: int) -> dict[str, Any]:
-        """Return the metrics about new and repeated problems.
-
-        `first` are the first tries of a step that is not marked as seen yet.
-        """
-        problems = [group.problem for group in first]
-        new = {each.key: each.level for each in problems if each.key not in self.seen}
-        metrics = {
-            "problems/seen": len(self.seen) + len(new),
-            "problems/repeated": 1 - len(new) / len(first),
-        }
+    def metrics(self, level: int) -> dict[str, Any]:
+        """Return how many problems were seen, and the share of a finite family at `level`."""
+        metrics: dict[str, Any] = {"problems/seen": len(self.seen)}
         if size := self.supply.family_size(level):
-            of_level = self.trained[level] + sum(each == level for each in new.values())
-            metrics["problems/family_share"] = of_level / size
+            metrics["problems/family_share"] = self.trained[level] / size
         return metrics
 
     def summary(self, level: int, draws: int, imitated: int = 0) -> str:
@@ -168,10 +154,8 @@ class ProblemStream:
         if imitated:
             line += f" and {imitated:,} imitated answers"
         if size := self.supply.family_size(level):
-            of_level = self.trained[level]
-            where = "" if of_level == seen else f" at level {level}"
-            what = "training problems" if self.supply.dataset else "that exist"
-            line += f", {of_level / size:.1%} of the {size:,} {what}{where}"
+            share = self.trained[level] / size
+            line += f", {share:.1%} of the {size:,} that exist at level {level}"
         if self.inherited:
             line += f", after {self.inherited:,} in earlier runs"
         return line
@@ -182,7 +166,7 @@ class ProblemStream:
         The problems that it was trained on count as seen. Fresh problems continue where its stream
         ended, because runs with the same seed, task and level share their stream.
         """
-        self.seen = dict.fromkeys(state["seen"])
+        self.seen = set(state["seen"])
         self.inherited = len(self.seen)
         if self.config.problems == "fresh" and not self.config.dataset:
-            self.next_index = state["drawn"]
+            self.next_index = state["next_index"]

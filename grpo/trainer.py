@@ -7,17 +7,17 @@ otherwise; a curriculum chooses the level of the problems; every update compares
 log-probabilities with the sampler's, which is called parity.
 
 A group whose completions all earn the same has no gradient: it is degenerate, any other group is
-varied (`grpo.variance`). `on_degenerate` says whether degenerate groups are skipped (the default),
-kept, or first sampled again; `dynamic_sampling` draws further problems in their place.
+varied. `Trainer.rollout` asks the variance monitor (`grpo.variance`) what happens to it: by
+`on_degenerate` it is skipped (the default), kept, or first sampled again. `Trainer.collect` draws
+further problems in its place (`dynamic_sampling`).
 """
 
 import ctypes
 import dataclasses
-import inspect
 import random
 import sys
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -27,15 +27,13 @@ from statistics import fmean, stdev
 from typing import Any
 
 from data.errors import UserError
-from data.text import is_encodable, shown
+from data.text import shown
 from grpo.config import Config, resolve_config
 from grpo.curriculum import (
     Curriculum,
-    WarmStart,
     demonstrate,
     has_right_targets,
     most_updates,
-    no_answers,
     warm_start,
 )
 from grpo.distributed import SINGLE, Ranks
@@ -66,6 +64,9 @@ BUILTIN_RATE = 2e-4
 ANNEAL_STEPS = 120
 
 MAX_GRAD_NORM = 1.0  # gradients are clipped to it
+
+# What a checkpoint saves beside the trainer's own numbers and its stream of problems.
+STATIONS = ("curriculum", "monitor", "end", "drafting")
 
 # A function of the user's own that is called after each step. Its result is ignored. Numbers that
 # it adds to the report's metrics are stored with them.
@@ -136,18 +137,22 @@ class Trainer:
         self.tokens = 0  # sampled so far
         self.kept_share = 1.0  # the share of varied groups among the last prompts
         self.end = EndWatch(config)
-        self.imitation: WarmStart | None = None  # the result of the warm start, if there was one
-        self.current: list[Group] = []  # of the step in progress, to be saved if it fails
+        self.imitation: dict[str, Any] | None = None  # figures of the warm start, if there was one
+
+        # The step in progress: its groups, to be saved if it fails, and its clock.
+        self.current: list[Group] = []
+        self.timer = StepTimer()
 
     def check_fit(self) -> None:
         """Raise UserError if a level of the run does not fit the context or the budget, if the chat
         template refuses or drops turns, or if right answers are to be shown and the task has none.
         """
-        self.stream.check_conversations()
-        for level in self._levels:
-            self.stream.check_fit(level)
+        self.stream.check(self._levels)
         if self.config.demonstrate and not self.knows_answers:
-            raise no_answers("--config: demonstrate", self.config.task, "show; leave it out")
+            raise UserError(
+                f"--config: demonstrate: task {self.config.task} does not score the target of its "
+                "problems as right, so there is nothing to show; leave it out"
+            )
 
     @cached_property
     def demonstrates(self) -> bool:
@@ -170,31 +175,36 @@ class Trainer:
     def step(self) -> StepReport:
         """Make one step: sample groups, score them, and learn from those whose action is keep."""
         step = self.done + 1
-        timer = StepTimer()
-        problems, groups = self.collect(step, timer)
+
+        # Draw problems, sample a group of completions for each, and score them.
+        problems, groups = self.collect(step)
+
+        # A group without variance has no gradient: in `rollout` the variance monitor has set its
+        # action to "skip" or "resample", or to "keep" if it is to count in the denominator.
         kept = [group for group in groups if group.action == "keep"]
 
+        # The advantage of a completion is its reward compared with the others of its group.
         by_group: Sequence[Any] = self.compute_advantages(kept)
         for group, values in zip(kept, by_group, strict=True):
             group.advantages = values
 
-        rate = self.learning_rate(step)
-        if self.anneal_steps:
-            rate *= min(1.0, sum(group.teaches for group in kept) / self.prompts)
+        # Follow the gradient of the clipped surrogate, by less if fewer groups have one.
+        rate = self.learning_rate(step, sum(group.teaches for group in kept) / self.prompts)
         learned = self.update_policy(kept, rate)
-        timer.lap("update")
 
-        report = self.observe(step, problems, groups, learned, timer)
+        # Let the curriculum and the alarms look at the result.
+        report = self.observe(step, problems, groups, learned)
         if self.ranks.is_rank0:
             for callback in self.callbacks:
                 run_callback(callback, report)
         return report
 
-    def collect(self, step: int, timer: "StepTimer") -> tuple[list[Indexed], list[Group]]:
+    def collect(self, step: int) -> tuple[list[Indexed], list[Group]]:
         """Sample until enough groups vary (`dynamic_sampling`); return the problems and the groups.
 
         The groups are those of every try, discarded ones included.
         """
+        self.timer = StepTimer()
         self.drafting.begin()
         problems: list[Indexed] = []
         groups = self.current = []
@@ -202,7 +212,7 @@ class Trainer:
         while True:
             more = self.problems(step, problems, self.batches(missing, len(problems)))
             problems += more
-            groups += self.rollout(step, more, timer)
+            groups += self.rollout(step, more)
 
             varied = sum(group.teaches for group in groups)
             self.kept_share = varied / len(problems)
@@ -237,10 +247,9 @@ class Trainer:
         levels = self.curriculum.levels_for(self.config.seed, step, count, len(earlier))
         return self.stream.following(levels, earlier)
 
-    def rollout(self, step: int, problems: Sequence[Indexed], timer: "StepTimer") -> list[Group]:
+    def rollout(self, step: int, problems: Sequence[Indexed]) -> list[Group]:
         """Sample, score and classify these problems; return a group for each attempt at one.
 
-        The monitor decides which degenerate groups are sampled again.
         With `demonstrate`, a group without a right completion gets the action `demonstrate`, and a
         copy follows whose action is `keep` and whose last completion is the right answer.
         """
@@ -248,22 +257,21 @@ class Trainer:
         attempt = 0
 
         while problems:
-            share = self.ranks.share
-            local = self.sample(step, share(problems), attempt)
-            timer.lap("rollout")
+            local = self.sample(step, self.ranks.share(problems), attempt)
+            self.timer.lap("rollout")
 
             score_groups(self.task, local)
-            timer.lap("score")
+            self.timer.lap("score")
 
             tried = self.ranks.gather(local)
             if self.ranks.size > 1:
-                timer.lap("wait")
+                self.timer.lap("wait")
 
             key = f"{self.config.seed}/{step}/{attempt}/{tried[0].index}"
             apply_control(tried, self.config.control, key, self.reward_range)
-            self.monitor.classify(tried)  # sets class and action: keep, skip or resample
-            timer.lap("score")
 
+            # Here it is decided what happens to groups without variance: keep, skip or resample.
+            self.monitor.classify(tried)
             groups += tried
             attempt += 1
             again = [group for group in tried if group.action == "resample"]
@@ -271,7 +279,7 @@ class Trainer:
 
         if self.demonstrates:
             groups += demonstrate(self.policy, self.task, groups, self.ranks)
-            timer.lap("score")
+        self.timer.lap("score")
         return groups
 
     def sample(self, step: int, problems: Sequence[Indexed], attempt: int) -> list[Group]:
@@ -372,15 +380,16 @@ class Trainer:
         reached = self.curriculum.anneal_from if self.anneal_steps else None
         return latest if reached is None else min(reached, latest)
 
-    def learning_rate(self, step: int) -> float:
-        """Return the learning rate at `step` (1, 2, ...) if all groups vary.
+    def learning_rate(self, step: int, share: float = 1.0) -> float:
+        """Return the learning rate at `step` (1, 2, ...), in which a `share` of the groups varies.
 
-        Unless the rate is constant, a step in which fewer vary takes the rate times their share:
-        one varied group of 16 would otherwise move the policy as far as 16. By the root of the
-        share, the entropy of one run of three exploded (runs/decisions.md).
+        Unless the rate is constant, it is multiplied by the share: one varied group of 16 would
+        otherwise move the policy as far as 16. By the root of the share, the entropy of one run of
+        three exploded (runs/decisions.md).
         """
         assert self.config.learning_rate is not None, "the configuration is resolved"
-        return self.config.learning_rate * lr_factor(step, self.anneal_from, self.anneal_steps)
+        rate = self.config.learning_rate * lr_factor(step, self.anneal_from, self.anneal_steps)
+        return rate * min(1.0, share) if self.anneal_steps else rate
 
     def observe(
         self,
@@ -388,16 +397,17 @@ class Trainer:
         problems: Sequence[Indexed],
         groups: list[Group],
         learned: dict[str, Any],
-        timer: "StepTimer",
     ) -> StepReport:
         """Let the monitor, the watch for the end and the curriculum take note; report the step."""
+        self.timer.lap("update")
         self.tokens += sum(group.tokens for group in groups)
-        metrics = self.metrics(step, groups, learned, timer)
+        repeated = self.stream.mark_seen(problems)
+        metrics = self.metrics(step, groups, learned)
+        metrics |= {"problems/repeated": repeated} | self.stream.metrics(self.curriculum.level)
 
-        events = self.policy.take_memory_notes()
         # Alarms and the end look at the hardest open level, or at all groups of mixed levels.
         level = None if self.stream.supply.mixed else self.curriculum.level
-        events += self.monitor.observe(groups, level)
+        events = self.policy.take_memory_notes() + self.monitor.observe(groups, level)
         metrics["events"] = events
 
         self.end.observe(groups, level, is_last=self.curriculum.is_last)
@@ -405,16 +415,13 @@ class Trainer:
         if not self.anneal_steps:  # the rate stays
             decisions = [each for each in decisions if each.kind != "anneal"]
 
-        self.stream.mark_seen(problems)
         self.done = step
         if self.stopped:
             metrics["stopped"] = self.stopped
         lines = events + [decision.line for decision in decisions]
         return StepReport(step, metrics, groups, lines, decisions)
 
-    def metrics(
-        self, step: int, groups: list[Group], learned: dict[str, Any], timer: "StepTimer"
-    ) -> dict[str, Any]:
+    def metrics(self, step: int, groups: list[Group], learned: dict[str, Any]) -> dict[str, Any]:
         """Return the step's line of metrics.jsonl. `groups` has every try; `learned` are the
         metrics of the update.
 
@@ -423,7 +430,7 @@ class Trainer:
         first = first_tries(groups)
         lengths = [len(each.tokens) for group in first for each in group.completions]
         # The same on all ranks.
-        seconds = self.ranks.on_rank0(lambda: time.perf_counter() - timer.start)
+        seconds = self.ranks.on_rank0(lambda: time.perf_counter() - self.timer.start)
 
         return {
             "step": step,
@@ -434,14 +441,13 @@ class Trainer:
             **self.monitor.metrics(groups),
             **learned,
             **self.drafting.metrics(),
-            **self.stream.metrics(first, self.curriculum.level),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "completions/mean_length": fmean(lengths),
             "completions/clipped_ratio": truncated_share(first),
             "num_tokens": self.tokens,
             "tokens_per_second": sum(group.tokens for group in groups) / seconds,
             "step_time": seconds,
-            **timer.parts,
+            **self.timer.parts,
         }
 
     @property
@@ -468,7 +474,7 @@ class Trainer:
     def imitate(self, validate: Callable[[], float]) -> list[Group]:
         """Run the warm start; return the answers that were imitated.
 
-        `validate` returns the held-out score. The result is kept in `imitation`.
+        `validate` returns the held-out score. The figures are kept in `imitation`.
         """
         self.imitation, answers = warm_start(
             self.stream,
@@ -487,17 +493,11 @@ class Trainer:
         """Return the state without tensors, as JSON types."""
         return {
             "done": self.done,
-            "drawn": self.stream.next_index,
             "tokens": self.tokens,
             "kept_share": self.kept_share,
-            "seen": list(self.stream.seen),
-            "inherited": self.stream.inherited,
-            "trained": sorted(self.stream.trained.items()),
-            "curriculum": self.curriculum.state_dict(),
-            "monitor": self.monitor.state_dict(),
-            "end": self.end.state_dict(),
-            "drafting": self.drafting.state_dict(),
-            "imitation": self.imitation.to_json() if self.imitation else None,
+            "imitation": self.imitation,
+            **self.stream.state_dict(),
+            **{name: getattr(self, name).state_dict() for name in STATIONS},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -505,16 +505,10 @@ class Trainer:
         self.done = state["done"]
         self.tokens = state["tokens"]
         self.kept_share = state["kept_share"]
-        self.stream.next_index = state["drawn"]
-        self.stream.seen = dict.fromkeys(state["seen"])
-        self.stream.inherited = state["inherited"]
-        self.stream.trained = Counter(dict(state["trained"]))
-        self.curriculum.load_state_dict(state["curriculum"])
-        self.monitor.load_state_dict(state["monitor"])
-        self.end.load_state_dict(state["end"])
-        self.drafting.load_state_dict(state["drafting"])
-        if state["imitation"]:
-            self.imitation = WarmStart(**state["imitation"])
+        self.imitation = state["imitation"]
+        self.stream.load_state_dict(state)
+        for name in STATIONS:
+            getattr(self, name).load_state_dict(state[name])
 
 
 def load_parts(
@@ -589,36 +583,19 @@ def apply_control(
 def run_callback(callback: Callback, report: StepReport) -> None:
     """Call `callback` with the report of a step.
 
-    Raises UserError if it is a coroutine function, if it raises, if it changes what the run stores,
-    or if it adds a metric that is not a number.
+    Raises UserError if it raises, or if it adds a metric that is not a number.
     """
     where = f"callback {getattr(callback, '__name__', type(callback).__name__)}"
-    if inspect.iscoroutinefunction(callback):
-        raise UserError(f"{where}: is async, and nothing would wait for it; give a plain function")
-
-    metrics, stored = dict(report.metrics), _stored(report)
+    own = set(report.metrics)
     with calling(f"{where}, step {report.step}"):
         callback(report)
 
-    if _stored(report) != stored:
-        raise UserError(f"{where}: it has changed the groups or the events; make a copy")
-    for name, value in metrics.items():
-        if name not in report.metrics or report.metrics[name] is not value:
-            raise UserError(f"{where}: it has changed the metric {name}; add one of another name")
-    for name in report.metrics.keys() - metrics.keys():
+    for name in report.metrics.keys() - own:
         value = report.metrics[name]
         plain = value.tolist() if hasattr(value, "tolist") else value  # of NumPy or PyTorch
-        if type(plain) not in (int, float) or not isinstance(name, str) or not is_encodable(name):
+        if type(plain) not in (int, float):
             raise UserError(f"{where}: its metric {name!a} is {shown(value)}; give a number")
         report.metrics[name] = plain
-
-
-def _stored(report: StepReport) -> list[Any]:
-    """Return what a run stores of a report besides its metrics: copies of lists, not of records."""
-    return [
-        list(report.events),
-        *([*g.completions, *g.scores, *g.advantages, g.action] for g in report.groups),
-    ]
 
 
 class StepTimer:

@@ -124,7 +124,7 @@ class HeldOutEvaluator:
             trainer.policy,
             task,
             HeldOutRequest(level, "validation", seed, size),
-            trainer.stream.seen.keys() | self._dataset,
+            trainer.stream.seen | self._dataset,
             sampling,
         )
         if not found.problems:

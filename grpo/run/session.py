@@ -21,7 +21,6 @@ from grpo.curriculum import (
     SURVEY_PROBLEMS,
     Curriculum,
     Start,
-    advice,
     best_prompt,
     choose_levels,
     levels_to_survey,
@@ -125,14 +124,13 @@ def choose_prompt(
     best = best_prompt(rows)
     use_prompt(policy, parts.task, configs[best])
 
-    table = [dataclasses.asdict(row) for row in rows]
-    console.prompts(table)
+    console.prompts(rows)
     why = (
-        f"prompt {best + 1} of {len(rows)} does best: reward {rows[best].reward:.3f}, score "
-        f"{rows[best].value:.3f}"
+        f"prompt {best + 1} of {len(rows)} does best: reward {rows[best]['reward']:.3f}, score "
+        f"{rows[best]['value']:.3f}"
     )
     console.say(why)
-    return configs[best], Decision(0, level, level, "prompt", why, {"prompts": table})
+    return configs[best], Decision(0, level, level, "prompt", why, {"prompts": rows})
 
 
 class Run:
@@ -296,24 +294,23 @@ class Run:
 
         # Easier levels are added to those asked for, unless a dataset was asked for at one level.
         may_ease = bool(config.curriculum) or not config.dataset
-        eligible = [row for row in rows if may_ease or row.level in levels]
+        eligible = [row for row in rows if may_ease or row["level"] in levels]
         start = choose_levels(eligible, levels, mixed=trainer.stream.supply.mixed)
-        varied = {row.level: row.varied for row in eligible}
+        varied = {row["level"]: row["varied"] for row in eligible}
         trainer.curriculum = Curriculum(start.levels, start.open_to, varied)
         if start.levels != levels:
             trainer.check_fit()
 
-        table = [dataclasses.asdict(row) for row in rows]
         figures = {
             "start": start.open_to if start.is_reachable else None,
             "training_levels": start.levels,
-            "levels": table,
+            "levels": rows,
         }
         decision = Decision(0, levels[0], start.open_to, "preflight", start.why, figures)
         self.files.write_rollouts("preflight", 0, groups)
         self.files.write_decisions([decision])
 
-        self.console.survey(table)
+        self.console.survey(rows)
         listed = ", ".join(map(str, start.levels))
         if len(start.levels) > 1:
             listed = f"levels {listed}, open to {start.open_to}"
@@ -325,7 +322,8 @@ class Run:
             self.console.say(f"the run trains on {listed}: {start.why}")
         else:
             self._warn(
-                f"{start.why}: the run trains on {listed}, and may learn nothing; {advice(rows)}"
+                f"{start.why}: the run trains on {listed}, and may learn nothing; give a "
+                "--model that solves some of these problems, or an easier task"
             )
         return start
 
@@ -347,10 +345,10 @@ class Run:
         assert imitation is not None
 
         self.files.write_imitation(answers)
-        decision = Decision(0, level, level, "imitation", imitation.why, imitation.to_json())
+        decision = Decision(0, level, level, "imitation", imitation["why"], imitation)
         self.files.write_decisions([decision])
         self.console.say(decision.line)
-        if imitation.updates:  # so that the verdict can tell what imitation taught
+        if imitation["updates"]:  # so that the verdict can tell what imitation taught
             self.heldout.evaluate("imitation", self.reported_levels, rollouts="imitated")
 
     # --- during training ----------------------------------------------------------------------
@@ -497,7 +495,7 @@ class Run:
     def _show_summary(self, run: RunData, verdict: Verdict, commands: list[str]) -> None:
         trainer, mark = self.trainer, self.config.mark
         drawn = sum(line.get("groups/count", 0) for line in run.metrics)
-        imitated = trainer.imitation.answers if trainer.imitation else 0
+        imitated = trainer.imitation["answers"] if trainer.imitation else 0
         self.console.say(trainer.stream.summary(self.level, drawn, imitated))
 
         reports = [line for line in run.reports if line["level"] == self.level]

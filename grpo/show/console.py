@@ -175,11 +175,11 @@ class Console:
             self._row(escape_control(name).ljust(width), value)
 
     def survey(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Print the table of the pre-flight: each row has the fields of a `LevelSurvey`."""
+        """Print the table of the pre-flight: each row has the figures of `curriculum.survey`."""
         show_table(self._rich, rows, SURVEY, {})
 
     def prompts(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Print the table of prompts: each row has the fields of a `PromptSurvey`."""
+        """Print the table of prompts: each row has those of `curriculum.survey_prompts`."""
         show_table(self._rich, rows, PROMPTS, {"the wording ends": _end_of_wording})
 
     def prompt(self, title: str, lines: Sequence[str]) -> None:

@@ -136,7 +136,7 @@ damage overlooked | verify | _sha256(_a) != _b | False | tests/grpo/run/test_che
 the best checkpoint removed | prune | _a.name != keep | True | tests/grpo/run/test_checkpoint.py
 random numbers start again | load_rng | random.setstate(_a) | None | \
 tests/grpo/run/test_checkpoint.py
-the curriculum starts again | Trainer.restore | self.curriculum.load_state_dict(_a) | None | \
+the curriculum starts again | Trainer.restore | getattr(self, name).load_state_dict(_a) | None | \
 CORE/test_trainer.py
 masters are rounded | Optimizer.state_dict | weight.dtype != master.dtype | False | \
 LEARN/test_optimizer.py

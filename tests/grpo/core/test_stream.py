@@ -4,7 +4,6 @@ import json
 
 from forced import trainer_for
 
-from grpo.records import Group
 from tasks.base import Problem
 from tasks.supply import Supply
 
@@ -70,13 +69,8 @@ def test_the_share_of_a_family_is_that_of_its_level(tiny_policy):
     other.restore(json.loads(json.dumps(trainer.state())))
     assert other.stream.trained == {1: 3}
 
-    hard = Group(4, Problem("forced", 2, "p", "x", "d"), (1,), 1.0, [])
-    assert stream.metrics([hard], 2) == {
-        "problems/seen": 4,
-        "problems/repeated": 0.0,
-        "problems/family_share": 1 / 2,
-    }
-    stream.mark_seen([(4, hard.problem)])
+    assert stream.mark_seen([(4, Problem("forced", 2, "p", "x", "d"))]) == 0.0
+    assert stream.metrics(2) == {"problems/seen": 4, "problems/family_share": 1 / 2}
     line = stream.summary(2, draws=7)
     assert line == "trained on 4 unique problems in 7 draws, 50.0% of the 2 that exist at level 2"
 

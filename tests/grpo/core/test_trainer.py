@@ -13,7 +13,6 @@ from forced import Forced, trainer_for, weights
 from grpo import trainer as trainer_module
 from grpo.learn.loss import LOSSES
 from grpo.model.load import load_policy
-from grpo.trainer import StepTimer
 from tasks.base import Score
 
 
@@ -93,11 +92,8 @@ def test_state_survives_json(tiny_policy):
     other = trainer_for(tiny_policy)
     other.restore(json.loads(json.dumps(trainer.state())))
     assert other.state() == trainer.state() and other.done == 1
-    assert (
-        list(other.stream.seen)
-        == [problem.key for _, problem in trainer_for(tiny_policy).problems(1)]
-        and other.stream.next_index == 4
-    )
+    assert other.stream.seen == {p.key for _, p in trainer_for(tiny_policy).problems(1)}
+    assert other.stream.next_index == 4
 
 
 def test_groups_without_variance_are_drawn_again_then_skipped(tiny_policy):
@@ -317,7 +313,7 @@ def test_kept_groups_stay_in_the_denominator(tiny_model, monkeypatch):
 def test_shuffled_rewards_are_permuted_over_the_batch_and_the_scores_stay_true(tiny_policy):
     def rollout(control):
         trainer = trainer_for(tiny_policy, control=control)
-        groups = trainer.rollout(1, trainer.problems(1), StepTimer())
+        groups = trainer.rollout(1, trainer.problems(1))
         return sorted(groups, key=lambda group: group.index)
 
     true, paid = rollout("none"), rollout("shuffled-rewards")
@@ -346,8 +342,8 @@ def test_dynamic_sampling_draws_at_once_what_the_last_step_needed(
     trainer = trainer_for(tiny_policy, prompts=2, **{"dynamic_sampling": 2} | options)
     trainer.restore(trainer.state() | {"kept_share": kept_share})
     noted, rollout = [], trainer.rollout
-    trainer.rollout = lambda step, problems, timer: (
-        noted.append((problems[0][0], len(problems))) or rollout(step, problems, timer)
+    trainer.rollout = lambda step, problems: (
+        noted.append((problems[0][0], len(problems))) or rollout(step, problems)
     )
     trainer.step()
     assert noted == drawn

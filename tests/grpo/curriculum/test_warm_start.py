@@ -64,7 +64,7 @@ def test_the_right_answer_is_a_completion_that_ends(one_policy):
     assert shown.text.split() == answer.problem.target.split() and answer.scores[0].exact
     assert shown.tokens[-1] in one_policy.stops and shown.is_demonstration and answer.tokens == 0
     assert len(shown.tokens) == one_policy.target_length(answer.problem.target)
-    assert stream.seen.keys() == {answer.problem.key} and stream.next_index == answer.index + 1
+    assert stream.seen == {answer.problem.key} and stream.next_index == answer.index + 1
 
 
 @pytest.mark.parametrize(
@@ -81,11 +81,12 @@ def test_when_imitation_ends(one_policy, monkeypatch, scores, limit, updates, ca
     checks = iter(scores)
     step = dict(memory=None, max_grad_norm=1.0)
     made, answers = warm_start(stream, 2, None, lambda: next(checks), limit=limit, **step)
-    assert made.updates == len(made.losses) == updates and cause in made.why
-    assert made.answers == len(answers) == len(stream.seen) == updates * ANSWERS
-    assert made.tokens == sum(len(one.completions[0].tokens) for one in answers)
-    assert made.validation_scores[0] == [0, scores[0]]
-    assert made.validation_scores[-1] == [updates, made.score]
+    assert made["updates"] == len(made["losses"]) == updates and cause in made["why"]
+    assert made["answers"] == len(answers) == len(stream.seen) == updates * ANSWERS
+    assert made["tokens"] == sum(len(one.completions[0].tokens) for one in answers)
+    checks = range(0, updates, VALIDATE_EVERY)
+    assert [number for number, _ in made["validation_scores"]] == [*checks, updates]
+    assert [score for _, score in made["validation_scores"]] == scores[: len(checks) + 1]
 
 
 def test_the_share_of_the_run_is_a_twentieth():
@@ -122,7 +123,7 @@ def test_imitated_problems_count_as_trained_on(tiny_policy):
     scores = iter([0.0, 1.0])
     answers = trainer.imitate(lambda: next(scores))
     keys = [one.problem.key for one in answers]
-    assert len(keys) == VALIDATE_EVERY * ANSWERS and set(keys) == trainer.stream.seen.keys()
+    assert len(keys) == VALIDATE_EVERY * ANSWERS and set(keys) == trainer.stream.seen
     assert trainer.problems(1)[0][0] == trainer.stream.next_index > answers[-1].index
 
     state = json.loads(json.dumps(trainer.state()))
