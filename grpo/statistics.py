@@ -11,8 +11,7 @@ been seen yet:
   of 0 and 1 it equals Clopper-Pearson; it is narrower the less the scores vary. Its coverage is a
   conjecture for general distributions; no counterexample is known.
 
-`python tests/tools/statistics_tables.py coverage` prints the coverage and the width of these
-intervals.
+`tests/grpo/core/test_statistics.py` measures their coverage.
 """
 
 import math
