@@ -25,11 +25,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +45,7 @@ from tasks.base import (
     split_of_key,
 )
 from tasks.registry import load_function
-from tasks.scoring import LARGEST, ROUNDING, Range, finite_number, is_within
+from tasks.scoring import LARGEST, ROUNDING, Range, as_range, finite_number
 
 ROLES = ("system", "user", "assistant")
 
@@ -128,12 +125,6 @@ class Rows:
         self.from_python = reward_file is None or not isinstance(data, str | Path)
         functions = [load_function(reward_file)] if reward_file else reward_functions
         self.functions = [_Function(function) for function in functions]
-        names = [function.name for function in self.functions]
-        if len(set(names)) < len(names):
-            raise UserError(
-                f"reward functions {', '.join(names)}: each needs a name of its own; define it "
-                "with def"
-            )
         self.reward_range, self.timeout = _range(reward_range), _seconds(reward_timeout)
         self.compares = any(function.takes_group for function in self.functions)
         self.python_functions = (
@@ -142,8 +133,9 @@ class Rows:
 
         columns = _columns(columns)
         problems = [_problem(row, columns, self.name) for row in read_rows(data)]
-        for problem, function in product(problems, self.functions):
-            function.check(problem.data["row"], problem.data["where"])
+        for problem in problems:
+            for function in self.functions:
+                function.check(problem.data["row"], problem.data["where"])
         self._by_split, self.notes = _divided(problems)
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
@@ -168,19 +160,19 @@ class Rows:
         call fails, takes too long, or returns anything but finite numbers whose sum lies in the
         range. Then the other calls are abandoned.
         """
-        calls = [[function.calls(group) for function in self.functions] for group in groups]
+        calls = [[function.calls(*group) for function in self.functions] for group in groups]
         waiting = _start([call for of_group in calls for some in of_group for call in some])
         found = []
         try:
-            for (problem, _), of_group in zip(groups, calls, strict=True):
-                results = [
+            for (problem, _), of_group in zip(groups, calls):
+                columns = [
                     [result for call in some for result in call.results(self.timeout)]
                     for some in of_group
                 ]
                 found.append(
                     [
-                        self._score(of_one, f"{problem.title}, completion {i + 1}")
-                        for i, of_one in enumerate(zip(*results, strict=True))
+                        self._score(results, f"{problem.title}, completion {number}")
+                        for number, results in enumerate(zip(*columns, strict=True), start=1)
                     ]
                 )
         finally:
@@ -201,13 +193,6 @@ class Rows:
 
         reward = math.fsum(components.values())
         low, high = self.reward_range
-        if not is_within(reward, (low, high)):
-            names = ", ".join(function.name for function in self.functions)
-            raise UserError(
-                f"reward {names}, {place}: is {reward:g}, outside [{low:g}, "
-                f"{high:g}]; give the lowest and the highest reward by --reward-range LOW,HIGH"
-            )
-
         # The plain number of a single function is the reward itself, and no part of it.
         is_plain = len(results) == 1 and not isinstance(results[0], Mapping)
         parts = {f"{COMPONENT}{name}": value for name, value in components.items()}
@@ -357,28 +342,19 @@ def _columns(given: str | Mapping[str, str]) -> dict[str, str]:
 
 def _range(given: str | Iterable[float]) -> Range:
     """Return the lowest and the highest reward, e.g. (0.0, 1.2) of "0,1.2"."""
-    numbers = _numbers(given.split(",") if isinstance(given, str) else given)
-    if len(numbers) != 2 or not numbers[0] < numbers[1]:
+    limits = as_range(given.split(",") if isinstance(given, str) else given)
+    if limits is None:
         raise UserError(
             f"--reward-range {given}: give the lowest and the highest reward, e.g. 0,1.2"
         )
-    return numbers[0], numbers[1]
+    return limits
 
 
 def _seconds(given: str | float) -> float:
-    numbers = _numbers([given])
-    if not numbers or numbers[0] <= 0:
-        raise UserError(f"--reward-timeout {given}: give a number of seconds")
-    return numbers[0]
-
-
-def _numbers(given: Any) -> list[float]:
-    """Return finite numbers; [] if one is none."""
-    try:
-        numbers = list(map(float, given))
-    except (TypeError, ValueError, OverflowError):
-        return []
-    return numbers if all(map(math.isfinite, numbers)) else []
+    with suppress(TypeError, ValueError):
+        if 0 < float(given) < math.inf:
+            return float(given)
+    raise UserError(f"--reward-timeout {given}: give a number of seconds")
 
 
 # ---- reward functions
@@ -408,7 +384,7 @@ class _Function:
 
     - `takes_group`: whether one call scores all completions of a group;
     - `takes_all`: whether it gets all columns (``**row``);
-    - `parameters`, `required`: the names of its parameters, and of those without a default.
+    - `parameters`: the names of its parameters, and whether it needs each.
     """
 
     def __init__(self, function: Callable):
@@ -417,11 +393,13 @@ class _Function:
         self.function = function
         self.name = getattr(function, "__name__", type(function).__name__)
 
-        parameters = inspect.signature(function).parameters.values()
-        self.takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters)
-        named = [one for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
-        self.parameters = [one.name for one in named]
-        self.required = [one.name for one in named if one.default is one.empty]
+        found = inspect.signature(function).parameters.values()
+        self.takes_all = any(one.kind is one.VAR_KEYWORD for one in found)
+        self.parameters = {
+            one.name: one.default is one.empty
+            for one in found
+            if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
+        }
         self.takes_group = "completions" in self.parameters
 
     def check(self, row: Mapping[str, Any], where: str) -> None:
@@ -432,83 +410,80 @@ class _Function:
                 f"reward {self.name}: has no parameter completion (or completions, for a whole "
                 "group)"
             )
-        for name in self.required:
-            if name not in row and name not in own:
+        for name, is_needed in self.parameters.items():
+            if is_needed and name not in row and name not in own:
                 raise UserError(
                     f"reward {self.name}: wants {name!r}, and {where} has only "
                     f"{', '.join([*own, *row])}; add it, or rename a column by --columns "
                     f"{name}=COLUMN"
                 )
 
-    def calls(self, group: Group) -> list["_Call"]:
+    def calls(self, problem: Problem, completions: Sequence[str]) -> list["_Call"]:
         """Return the calls for a group: one, or one for each completion."""
-        problem, completions = group
-        row, whose = problem.data["row"], f"reward {self.name}, {problem.title}"
+        whose = f"reward {self.name}, {problem.title}"
 
         # Each completion has copies, so that a function that changes a list changes no other call.
-        rows = [copy.deepcopy(row) for _ in completions]
+        rows = [copy.deepcopy(problem.data["row"]) for _ in completions]
         if self.takes_group:
-            given = {name: [one[name] for one in rows] for name in row}
-            given |= {
-                "prompts": [problem.prompt] * len(completions),
+            columns = {name: [row[name] for row in rows] for name in problem.data["row"]}
+            columns |= {
+                "prompts": [problem.prompt] * len(rows),
                 "completions": list(completions),
             }
-            return [_Call(self, given, f"{whose}, {len(completions)} completions")]
+            return [_Call(self, columns, f"{whose}, {len(rows)} completions")]
         return [
             _Call(
                 self,
-                one | {"prompt": problem.prompt, "completion": completion},
-                f"{whose}, completion {i + 1}",
+                row | {"prompt": problem.prompt, "completion": completion},
+                f"{whose}, completion {number}",
             )
-            for i, (one, completion) in enumerate(zip(rows, completions, strict=True))
+            for number, (row, completion) in enumerate(zip(rows, completions), start=1)
         ]
 
 
 class _Call:
-    """A call of a function: its future, and when it began to run. Messages begin with `whose`."""
+    """A call of a function, in a thread: its result, and when it began. Messages begin with
+    `whose`.
+    """
 
-    def __init__(self, function: _Function, given: dict[str, Any], whose: str):
+    def __init__(self, function: _Function, columns: dict[str, Any], whose: str):
         self.function, self.whose = function, whose
-        self.size = len(given["completions"]) if function.takes_group else None
+        self.size = len(columns["completions"]) if function.takes_group else None
         if not function.takes_all:
-            given = {name: given[name] for name in function.parameters if name in given}
-        self.given = given
-        self.future: Future = Future()
+            columns = {name: columns[name] for name in function.parameters if name in columns}
+        self.columns = columns
         self.began = math.inf  # while it waits for a free thread
+        self.is_done = threading.Event()
+        self.result: Any = None
+        self.error: BaseException | None = None
 
     def run(self) -> None:
-        """Call the function, in a thread. A coroutine runs in an event loop of its own."""
+        """Call the function. A coroutine runs in an event loop of its own."""
         self.began = time.monotonic()
         try:
-            result = self.function.function(**self.given)
-            self.future.set_result(asyncio.run(result) if inspect.iscoroutine(result) else result)
-        except BaseException as error:  # reported where the result is awaited
-            self.future.set_exception(error)
+            result = self.function.function(**self.columns)
+            self.result = asyncio.run(result) if inspect.iscoroutine(result) else result
+        except BaseException as error:  # even KeyboardInterrupt: reported where it is awaited
+            self.error = error
+        self.is_done.set()
 
     def results(self, timeout: float) -> list[Any]:
         """Wait for what the call returns, for one completion or for each of the group.
 
         Raises UserError if it raises, or takes more than `timeout` seconds from when it began.
         """
-        while True:
-            left = self.began + timeout - time.monotonic()
-            try:
-                # It may have raised anything, even KeyboardInterrupt, so it is not raised here.
-                error = self.future.exception(max(0.01, min(left, 0.5)))
-                break
-            except FutureTimeout as late:
-                if time.monotonic() >= self.began + timeout:
-                    raise UserError(
-                        f"{self.whose}: took more than {timeout:g} s; make it faster, or raise "
-                        "--reward-timeout"
-                    ) from late
-        if error is not None:
-            raise raised(self.whose, error) from error
-
-        result = self.future.result()
+        while not self.is_done.wait(0.05):
+            if time.monotonic() >= self.began + timeout:
+                raise UserError(
+                    f"{self.whose}: took more than {timeout:g} s; make it faster, or raise "
+                    "--reward-timeout"
+                )
+        if self.error is not None:
+            raise raised(self.whose, self.error) from self.error
         if self.size is None:
-            return [result]
-        found = result.tolist() if hasattr(result, "tolist") else result
+            return [self.result]
+
+        found = self.result.tolist() if hasattr(self.result, "tolist") else self.result
         if not isinstance(found, list | tuple) or len(found) != self.size:
             raise UserError(
                 f"{self.whose}: returned {shown(found)}; it must return a list with one result "

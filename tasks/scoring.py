@@ -1,8 +1,10 @@
 """Checks a task's scores: one for each completion, finite, and within the task's range."""
 
+import json
 import math
 import numbers
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -30,22 +32,27 @@ def range_of(task: Task) -> Range | None:
     Raises UserError unless its `reward_range` is None or two finite, rising numbers.
     """
     declared = getattr(task, "reward_range", (0.0, 1.0))
-    if declared is None:
-        return None
-
-    ends = [finite_number(end) for end in declared] if isinstance(declared, Sequence) else []
-    match ends:
-        case [float(low), float(high)] if -LARGEST <= low < high <= LARGEST:
-            return low, high
+    limits = None if declared is None else as_range(declared)
+    if declared is None or limits:
+        return limits
     raise UserError(
         f"task {task.name}: reward_range is {declared!r}; give the lowest and the highest "
         f"reward, e.g. (-1.0, 0.0), or None if they are not known; none is beyond {LARGEST:g}"
     )
 
 
+def as_range(given: Iterable[Any]) -> Range | None:
+    """Return two rising numbers, which may be texts; None for anything else."""
+    with suppress(TypeError, ValueError):
+        low, high = map(float, given)
+        if -LARGEST <= low < high <= LARGEST:
+            return low, high
+    return None
+
+
 def finite_number(given: Any) -> float | None:
     """Return a finite number of Python, NumPy or PyTorch as a float; None for anything else."""
-    plain = given.tolist() if hasattr(given, "tolist") else given
+    plain = _plain(given)
     if not isinstance(plain, numbers.Real):
         return None
     try:
@@ -63,11 +70,10 @@ def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[
     anything but one Score for each completion, with finite numbers within the task's range and
     parts that JSON can represent.
     """
-    where = f"task {task.name}, problem {problem.key}: score()"
+    where = f"task {task.name}, {problem.title}: score()"
     before = repr(problem.data)
     with calling(where):
-        scores = task.score(problem, list(completions))
-        scores = list(scores) if isinstance(scores, Iterable) else scores
+        scores = list(task.score(problem, list(completions)))
 
     # The run stores the data, and the task's other methods read it.
     if before != repr(problem.data):
@@ -111,31 +117,30 @@ def without_end(task: Task, problem: Problem, completion: str, score: Score) -> 
 
 
 def _all_checked(
-    task: Task, problem: Problem, completions: Sequence[str], scores: Any
+    task: Task, problem: Problem, completions: Sequence[str], scores: Sequence[Any]
 ) -> list[Score]:
     """Return the `scores` of the completions, checked as `scores_of` says."""
-    where = f"task {task.name}, problem {problem.key}"
-    if not isinstance(scores, Sequence) or len(scores) != len(completions):
-        what = f"{len(scores)} scores" if isinstance(scores, Sequence) else type(scores).__name__
+    where = f"task {task.name}, {problem.title}"
+    if len(scores) != len(completions):
         raise UserError(
-            f"{where}: score() returned {what} for {len(completions)} completions; it must return "
-            "one Score for each"
+            f"{where}: score() returned {len(scores)} scores for {len(completions)} completions; "
+            "it must return one Score for each"
         )
 
     reward_range = range_of(task)
     checked = []
-    for i, score in enumerate(scores):
+    for number, score in enumerate(scores, start=1):
         try:
             checked.append(_checked(score, reward_range))
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{where}, completion {i}: score() returned {error}") from error
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UserError(f"{where}, completion {number}: score() returned {error}") from error
     return checked
 
 
 def _checked(score: Any, reward_range: Range | None) -> Score:
     """Return `score` with Python's numbers and its value; an answer of value 1 is exact.
 
-    Raises ValueError, which says what is wrong.
+    Raises ValueError or TypeError, which says what is wrong.
     """
     if not isinstance(score, Score):
         raise ValueError(f"{type(score).__name__}; it must return a Score for each")
@@ -149,14 +154,20 @@ def _checked(score: Any, reward_range: Range | None) -> Score:
         low, high = reward_range
         value = (reward - low) / (high - low)
 
-    parts = {str(name): _plain(part, name) for name, part in score.parts.items()}
+    parts = {str(name): _plain(part) for name, part in score.parts.items()}
     for name, part in parts.items():
         if name == "trap" and not isinstance(part, str | None):
             raise ValueError(f"{name!r} {part!r}; give the name of a trap, or None")
         if name.startswith(COMPONENT):
             _within(part, name, None)
+    json.dumps(parts)  # what it cannot hold could not be stored
     is_exact = bool(score.exact) or value >= 1.0
     return replace(score, reward=reward, value=value, exact=is_exact, parts=parts)
+
+
+def _plain(part: Any) -> Any:
+    """Return a number or an array of NumPy or PyTorch as Python's."""
+    return part.tolist() if hasattr(part, "tolist") else part
 
 
 def _within(given: Any, name: str, limits: Range | None) -> float:
@@ -171,30 +182,10 @@ def _within(given: Any, name: str, limits: Range | None) -> float:
         return number
 
     low, high = limits
-    if not is_within(number, limits):
-        declared = ", the task's reward_range" if name == "reward" else ""
-        raise ValueError(f"a {name} of {number:g}; it must lie in [{low:g}, {high:g}]{declared}")
-    return min(max(number, low), high)
-
-
-def is_within(number: float, limits: Range) -> bool:
-    """Return whether `number` lies within `limits`, but for rounding."""
-    low, high = limits
     margin = ROUNDING * (high - low)
-    return low - margin <= number <= high + margin
-
-
-def _plain(part: Any, name: str) -> Any:
-    """Return a part of a score as JSON types; arrays of NumPy and PyTorch become lists.
-
-    Raises ValueError if JSON cannot represent it.
-    """
-    if hasattr(part, "tolist"):
-        part = part.tolist()
-    if part is None or isinstance(part, (bool, int, float, str)):
-        return part
-    if isinstance(part, Mapping):
-        return {str(key): _plain(inner, name) for key, inner in part.items()}
-    if isinstance(part, (list, tuple)):
-        return [_plain(inner, name) for inner in part]
-    raise ValueError(f"a {type(part).__name__} as part {name!r}; give numbers, labels, or lists")
+    if not low - margin <= number <= high + margin:
+        hint = ""
+        if name == "reward":
+            hint = "; a task declares another reward_range, and rows have --reward-range LOW,HIGH"
+        raise ValueError(f"a {name} of {number:g}; it must lie in [{low:g}, {high:g}]{hint}")
+    return min(max(number, low), high)

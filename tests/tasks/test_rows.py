@@ -22,7 +22,7 @@ from grpo.trainer import training_set
 from tasks.base import SPLITS, problems_of
 from tasks.registry import function_digest, load_task
 from tasks.rows import Rows
-from tasks.scoring import scores_of
+from tasks.scoring import scores_of, scores_of_groups
 from tasks.supply import problem_at
 
 ROWS = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(200)]
@@ -482,8 +482,9 @@ def test_a_reward_outside_its_range_is_named_with_the_flag(size):
     def reward(completion):
         return size
 
-    message = f"reward reward, row p, completion 1: is {size:g}, outside [0, 1]; give the lowest"
-    refused(message, lambda: scores(reward, reward_range=(0, 1)))
+    task = small_rewards.rows([reward], reward_range=(0, 1))
+    message = f"row p, completion 1: score() returned a reward of {size:g}; it must lie in [0, 1]; "
+    refused(message, lambda: scores_of_groups(task, [(problem(), ["a"])]))
 
 
 def test_the_highest_reward_is_right_although_rounded():

@@ -26,14 +26,14 @@ from tasks.scoring import scores_of
             r": score\(\) raised ZeroDivisionError: division by zero \(.*line \d",
         ),
         (lambda texts: [Score(0.5)], r": score\(\) returned 1 scores for 3 completions"),
-        (lambda texts: None, r": score\(\) returned NoneType"),
-        (lambda texts: [0.5 for _ in texts], r", completion 0: score\(\) returned .*float"),
+        (lambda texts: None, r": score\(\) raised TypeError"),
+        (lambda texts: [0.5 for _ in texts], r", completion 1: score\(\) returned .*float"),
         (
             lambda texts: [Score(0.5), Score(math.nan), Score(0.5)],
-            ", completion 1: .* reward of nan",
+            ", completion 2: .* reward of nan",
         ),
-        (lambda texts: [Score("1") for _ in texts], ", completion 0: .* reward of '1'"),
-        (lambda texts: [Score(0.5, value=math.nan)] * 3, ", completion 0: .* value of nan"),
+        (lambda texts: [Score("1") for _ in texts], ", completion 1: .* reward of '1'"),
+        (lambda texts: [Score(0.5, value=math.nan)] * 3, ", completion 1: .* value of nan"),
     ],
 )
 def test_a_scorer_that_fails_is_named(answer, fault):
