@@ -17,6 +17,7 @@ import yaml
 import zstandard
 
 from data.errors import UserError
+from data.text import shown
 
 # The largest file that is read at once, and what a compressed one may expand to (bytes). The
 # rollouts of a step of 256 completions with 1,300 tokens each take 10 MB.
@@ -101,17 +102,16 @@ def read_jsonl(path: str | Path, *, is_log: bool = False) -> Iterator[tuple[str,
             yield where, value
 
 
-def read_jsonl_zst(path: str | Path, kind: Any = None) -> list[dict]:
+def read_jsonl_zst(path: str | Path) -> list[dict]:
     """Return the objects in a JSON Lines file under zstandard, one a line.
 
-    With a `kind`, a TypedDict, the keys that it does not name may be missing from the objects, and
-    reading takes a tenth of the time. Raises UserError if the file is not whole, expands to more
-    than MAX_EXPANDED bytes, or holds anything else.
+    Raises UserError if the file is not whole, expands to more than MAX_EXPANDED bytes, or holds
+    anything else.
     """
     content = read_bytes(path)
     try:
         texts = [text for text in _expanded(content).decode().split("\n") if text]
-        lines = [_parsed(text, kind) for text in texts]
+        lines = [json.loads(text) for text in texts]
     except (ValueError, RecursionError, zstandard.ZstdError) as error:
         raise UserError(f"{path}: not a whole rollout file ({error})") from error
 
@@ -122,18 +122,7 @@ def read_jsonl_zst(path: str | Path, kind: Any = None) -> list[dict]:
 
 def _check_object(where: str, value: Any) -> None:
     if not isinstance(value, dict):
-        kinds = {list: "a list", str: "a string", bool: "a boolean", int: "an integer"}
-        kind = kinds.get(type(value), "null" if value is None else "a fraction")
-        raise UserError(f"{where}: is {kind}; each line must be a JSON object")
-
-
-def _parsed(text: str, kind: Any) -> Any:
-    """Return a JSON value, or only the keys of the TypedDict `kind`. Raises ValueError."""
-    if kind is not None:
-        # Values of another type, and lone surrogates, which msgspec refuses, are left to json.
-        with suppress(msgspec.MsgspecError, UnicodeEncodeError):
-            return msgspec.json.decode(text, type=kind)
-    return json.loads(text)
+        raise UserError(f"{where}: is {shown(value)}; each line must be a JSON object")
 
 
 def _expanded(content: bytes) -> bytes:
@@ -213,9 +202,9 @@ def check_links(folder: Path) -> None:
         for name in (*folders, *files):
             path = Path(parent, name)
             if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(home):
-                shown = folder / path.relative_to(home)
+                where = folder / path.relative_to(home)
                 raise UserError(
-                    f"{shown}: is a link out of the run; put the file or the folder itself there"
+                    f"{where}: is a link out of the run; put the file or the folder itself there"
                 )
 
 

@@ -15,7 +15,6 @@ import sys
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypedDict
 
 from data.errors import Parser, UserError, blaming, exit_status
 from data.files import check_links, read_json, read_jsonl, read_jsonl_zst, read_yaml
@@ -29,30 +28,20 @@ _NAME = re.compile(r"(step|eval|promotion|imitation|imitated)-(\d+)\.jsonl\.zst"
 Turns = tuple[tuple[str, str], ...]
 
 
-class StoredGroup(TypedDict, total=False):
-    """What the audit reads of a line in rollouts/. The rest, mostly token ids, takes long."""
-
-    problem: dict[str, Any]
-    shots: list[str]
-
-
 @dataclass
 class StoredProblems:
-    """The problems in the rollouts of a run, by what they were used for.
+    """The problems in the rollouts of a run. Keys are computed again from the problem's data."""
 
-    - `trained`: the file of each problem that was trained on, by its key, and also by its turns;
-    - `evaluated`: the file of each evaluated problem, by key and turns;
-    - `shown`: the file of each example that a prompt shows with its answer, by key;
-    - `by_step`: the stored keys of the problems trained on at each step; step 0 is the imitation;
-    - `wrong_keys`: a line for each problem whose stored key is not that of its data.
-
-    Other keys are those computed again from the problem's data.
-    """
-
+    # The file of each problem that was trained on, by its key and also by its turns; of each that
+    # was evaluated; and of each example that a prompt showed with its answer, by key.
     trained: dict[str | Turns, str] = field(default_factory=dict)
     evaluated: dict[tuple[str, Turns], str] = field(default_factory=dict)
     shown: dict[str, str] = field(default_factory=dict)
+
+    # The stored keys of the problems trained on at each step; step 0 is the imitation.
     by_step: dict[int, set[str]] = field(default_factory=dict)
+
+    # A line for each problem whose stored key is not that of its data.
     wrong_keys: list[str] = field(default_factory=list)
 
 
@@ -75,15 +64,12 @@ def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str]
         *_wrong_lists(folder, listed, before, stored.by_step),
     ]
 
-    # E.g. "20 steps, 320 different problems trained on, 200 evaluated".
     different = set().union(*stored.by_step.values())
-    summary = f"{len(stored.by_step.keys() - {0})} steps, {len(different)} different problems"
-    summary += " trained on"
-    if imitated := len(stored.by_step.get(0, ())):
-        summary += f", {imitated} of them imitated"
-    if before:
-        summary += f" (and {len(before)} before, see {config.get('start')})"
-    return found, f"{summary}, {len(stored.evaluated)} evaluated"
+    earlier = f" (and {len(before)} before, see {config.get('start')})" if before else ""
+    return found, (
+        f"{len(stored.by_step.keys() - {0})} steps, {len(different)} different problems trained "
+        f"on{earlier}, {len(stored.evaluated)} evaluated"
+    )
 
 
 def _read_stored(folder: Path, task: Task) -> StoredProblems:
@@ -95,7 +81,7 @@ def _read_stored(folder: Path, task: Task) -> StoredProblems:
 
     stored = StoredProblems()
     for path, kind, step in files:
-        for line in read_jsonl_zst(path, StoredGroup):
+        for line in read_jsonl_zst(path):
             problem = Problem(**line["problem"])
             key = task.key(problem) if hasattr(task, "key") else problem.key
             if key != problem.key:
@@ -117,7 +103,7 @@ def _read_stored(folder: Path, task: Task) -> StoredProblems:
 
 def _evaluated_again(stored: StoredProblems, before: set[str], start: str | None) -> list[str]:
     """Return the evaluated problems that this run trained on, or showed with their answer, and
-    those that earlier runs trained on (`before`); this one began with `start`.
+    those that the run it began with (`start`) had trained on (`before`).
     """
     found = []
     for (key, turns), name in stored.evaluated.items():

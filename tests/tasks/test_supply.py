@@ -298,7 +298,7 @@ def test_what_is_written_is_read(tmp_path_factory, problems):
     "line, fault",
     [
         ("{", "is not JSON"),
-        ("[]", "is a list; each line must be a JSON object"),
+        ("[]", "is []; each line must be a JSON object"),
         (
             json.dumps({k: v for k, v in GOOD.items() if k != "level"}),
             "is no problem; a problem has task, level,",
