@@ -4,7 +4,6 @@ A document's split is a hash of its words, so it does not move when it is rename
 joined by others.
 """
 
-import codecs
 import hashlib
 from collections import Counter
 from collections.abc import Iterable
@@ -34,10 +33,6 @@ NEAR = 0.8
 
 # The most bytes that `load_texts` reads. To find repeats in them takes about 20 s and 1 GB.
 MAX_TEXT = 20_000_000
-
-# Files with these suffixes must be text. Others are judged by so many bytes at their beginning.
-PLAIN = (".txt", ".md")
-SNIFF = 8192
 
 
 @dataclass(frozen=True)
@@ -70,12 +65,12 @@ def _documents_in(folder: Path) -> list[Document]:
 def load_texts(folder: str | Path) -> list[Document]:
     """Return the documents of a user's own folder (--texts) and its subfolders, sorted by title.
 
-    Each file of UTF-8 text is a document, whatever its suffix, and its title is its path within the
-    folder. Hidden, empty and binary files are skipped, and links to folders are not followed. A
-    document that repeats another one is skipped as well, because it could belong to another split.
+    Each .txt and .md file is a document, and its title is its path within the folder. Hidden and
+    empty files are skipped, and links to folders are not followed. A document that repeats another
+    one is skipped as well, because it could belong to another split.
 
-    Raises UserError if there is no such folder, if a .txt or .md file is not UTF-8, if there is no
-    text, or if there are more than `MAX_TEXT` bytes.
+    Raises UserError if there is no such folder, if a file is not UTF-8, if there is no text, or if
+    there are more than `MAX_TEXT` bytes.
     """
     fix = "give a folder of .txt or .md files"
     if kind_of(folder) != "folder":
@@ -86,9 +81,7 @@ def load_texts(folder: str | Path) -> list[Document]:
     size = 0
     for file in sorted(folder.rglob("*")):
         title = file.relative_to(folder).as_posix()
-        if "/." in f"/{title}" or not file.is_file():
-            continue
-        if file.suffix not in PLAIN and not _is_text(file):
+        if file.suffix not in (".txt", ".md") or "/." in f"/{title}" or not file.is_file():
             continue
 
         size += file.stat().st_size
@@ -97,27 +90,12 @@ def load_texts(folder: str | Path) -> list[Document]:
             raise UserError(f"{folder}: holds more than {most} of text; give a part of it")
 
         document = Document(title, read_text(file))
-        if "\0" in document.text:
-            raise UserError(f"{file}: is binary (it holds a NUL); give plain text in UTF-8")
         if document.words:
             found.append(document)
 
     if not found:
         raise UserError(f"{folder}: the folder holds no text in UTF-8; {fix}")
     return without_repeats(sorted(found, key=lambda document: document.title))
-
-
-def _is_text(file: Path) -> bool:
-    """Return whether the first SNIFF bytes of a file are UTF-8 text without a NUL.
-
-    The last character may be incomplete.
-    """
-    with open(file, "rb") as stream:
-        start = stream.read(SNIFF)
-    try:
-        return "\0" not in codecs.getincrementaldecoder("utf-8")().decode(start)
-    except UnicodeDecodeError:
-        return False
 
 
 def without_repeats(documents: Iterable[Document]) -> list[Document]:

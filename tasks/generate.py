@@ -1,8 +1,7 @@
-"""Write data sets of problems as JSONL files, one per level.
+"""Write data sets of problems as JSONL files, one per level, for --dataset.
 
-python -m tasks.generate --curriculum
-python -m tasks.generate --split validation --levels 10,25 --size 200
-python -m tasks.generate --task arithmetic --family product --levels 32 --split test --size 500
+python -m tasks.generate --levels 10,25 --size 500
+python -m tasks.generate --task arithmetic --family product --levels 32 --split test
 """
 
 import sys
@@ -11,26 +10,17 @@ from pathlib import Path
 
 from data.errors import Parser, UserError, exit_status
 from data.text import escape_control
-from tasks.base import SPLITS, Task
+from tasks.base import SPLITS
 from tasks.registry import load_task, split_options
-from tasks.supply import LADDER, distinct_problems, parse_levels, write_problems
+from tasks.supply import distinct_problems, parse_levels, write_problems
 
 
-def generate(task: Task, split: str, levels: list[int], size: int, seed: int, folder: Path) -> None:
-    """Write ``<task>-<split>-<level>.jsonl``, of `size` problems, for each level.
+def generate(arguments: list[str] | None) -> int:
+    """Write ``<task>-<split>-<level>.jsonl`` for each level that the command line asks for.
 
     Raises UserError if there are too few problems of a level; the files of the levels before it are
     kept.
     """
-    for level in levels:
-        problems = distinct_problems(task, seed=seed, split=split, level=level, size=size)
-        path = folder / f"{task.name}-{split}-{level}.jsonl"
-        write_problems(path, problems)
-        print(f"{escape_control(str(path))}: {size} problems")
-
-
-def write(arguments: list[str] | None) -> int:
-    """Write the data set that the command line asks for."""
     parser = Parser(
         prog="python -m tasks.generate",
         description="Write problems as JSONL files. A task's own flags work as well.",
@@ -40,7 +30,6 @@ def write(arguments: list[str] | None) -> int:
     add("--task", default="interleave", help="name, or path/to/file.py:ClassName")
     add("--split", default="train", choices=SPLITS)
     add("--levels", metavar="L,L,...", help="levels; without them the task's own level")
-    add("--curriculum", action="store_true", help=f"levels {','.join(map(str, LADDER))}")
     add("--size", type=int, default=500, metavar="N", help="problems per level")
     add("--seed", type=int, default=0, help="seed of the problem stream")
     add("--output-dir", type=Path, default=Path("data/generated"), metavar="DIR")
@@ -53,16 +42,22 @@ def write(arguments: list[str] | None) -> int:
         raise UserError(f"--size {options.size}: must be at least 1")
 
     task = load_task(options.task, options=task_options)
-    levels = list(LADDER) if options.curriculum else [task.default_level]
+    split, levels = options.split, [task.default_level]
     if options.levels is not None:
         levels = parse_levels(options.levels, "--levels")
-    generate(task, options.split, levels, options.size, options.seed, options.output_dir)
+    for level in levels:
+        problems = distinct_problems(
+            task, seed=options.seed, split=split, level=level, size=options.size
+        )
+        path = options.output_dir / f"{task.name}-{split}-{level}.jsonl"
+        write_problems(path, problems)
+        print(f"{escape_control(str(path))}: {options.size} problems")
     return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status, 2 for a user's mistake."""
-    return exit_status("tasks.generate", lambda: write(arguments))
+    return exit_status("tasks.generate", lambda: generate(arguments))
 
 
 if __name__ == "__main__":

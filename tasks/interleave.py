@@ -103,9 +103,9 @@ class Interleave:
     }
     explain = staticmethod(explain)
     options = {
-        "texts": "draw the problems from your own texts: a folder of .txt, .md or other UTF-8 "
-        "files, with all folders below; a tenth of them is held out for validation, a tenth for "
-        "the test (default: the embedded corpus)"
+        "texts": "draw the problems from your own texts: the .txt and .md files of a folder and "
+        "of all folders below; a tenth of them is held out for validation, a tenth for the test "
+        "(default: the embedded corpus)"
     }
 
     @staticmethod

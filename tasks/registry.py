@@ -4,10 +4,10 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
-import math
 import string
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -170,12 +170,12 @@ def require_trusted_task(
 
 def is_allowed(program: str, allowed: Collection[str | None]) -> bool:
     """Return whether ``path/to/file.py:Name`` is one of those allowed, whatever path names it."""
-    return _resolved(program) in [_resolved(one) for one in allowed if one]
 
+    def resolved(one: str) -> tuple[Path, str]:
+        path, _, name = one.rpartition(":")
+        return Path(path).resolve(), name
 
-def _resolved(program: str) -> tuple[Path, str]:
-    path, _, name = program.rpartition(":")
-    return Path(path).resolve(), name
+    return resolved(program) in [resolved(one) for one in allowed if one]
 
 
 # ---- how a score is explained
@@ -196,43 +196,15 @@ def explain(
         return f"{score.reward:.3f} = {CUT_OFF}"
     explain_score = getattr(_load_class(spec), "explain", None) if is_of_project(spec) else None
     if explain_score is not None:
-        try:
+        with suppress(LookupError, TypeError, ValueError, AttributeError):
             return str(explain_score(problem, completion, score, reward))
-        except (LookupError, TypeError, ValueError, AttributeError):
-            pass
-    return _explain_parts(score)
 
-
-def _explain_parts(score: Score) -> str:
-    """Return how the components of a reward add up, or only the reward if none are stored.
-
-    The components have enough digits for a reader to repeat the sum.
-
-    >>> _explain_parts(Score(0.5, {"reward/place": 0.75, "reward/length": -0.25}))
-    '0.500 = 0.750 place − 0.250 length'
-    """
-    reward = f"{score.reward:.3f}"
-    components = {
-        name.removeprefix(COMPONENT): number
+    components = [
+        f"{number:.3f} {name.removeprefix(COMPONENT)}"
         for name, value in score.parts.items()
         if name.startswith(COMPONENT) and (number := finite_number(value)) is not None
-    }
-    if not components:
-        return f"{reward}, as the task scored it"
-
-    text = ""
-    for name, number in components.items():
-        is_negative = number < 0
-        sign = (" − " if is_negative else " + ") if text else ("-" if is_negative else "")
-        text += f"{sign}{_exactly(abs(number))} {name}"
-    is_sum = math.isclose(sum(components.values()), score.reward, abs_tol=1e-6)
-    return f"{reward} = {text}" if is_sum else f"{reward}, of which the task stored {text}"
-
-
-def _exactly(number: float) -> str:
-    """Return a number with three digits after the point, or more where it has more, up to six."""
-    text = f"{number:.6f}".rstrip("0")
-    return text if len(text.partition(".")[2]) > 3 else f"{number:.3f}"
+    ]
+    return f"{score.reward:.3f}, {', '.join(components) or 'as the task scored it'}"
 
 
 # ---- wordings and flags
@@ -247,15 +219,15 @@ def check_wording(spec: str, wording: str, where: str) -> None:
     known = ", ".join(f"{{{name}}}" for name in placeholders) or "none"
     hint = f"task {spec} has the placeholders {known}, and a brace that is text is written twice"
     try:
-        found = {
+        fields = {
             name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "")
             for _, name, form, conversion in string.Formatter().parse(wording)
             if name is not None
         }
     except ValueError as error:  # the braces do not match
         raise UserError(f"{where}: {error}; {hint}") from error
-    if found != set(placeholders) or not found:
-        raise UserError(f"{where}: its placeholders are {shown(sorted(found))}; {hint}")
+    if fields != set(placeholders) or not fields:
+        raise UserError(f"{where}: its placeholders are {shown(sorted(fields))}; {hint}")
 
 
 def options_of(spec: str) -> Mapping[str, str]:

@@ -11,8 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.corpus import documents_of, load_corpus
-from data.foreign import ALPHABETS
+from data.corpus import documents_of, load_corpus, load_foreign
 from data.make import __main__ as make
 from data.make import lessons
 from data.make.__main__ import LONG, SHORTEST, SIZES, Batches, make_tokenizer
@@ -134,7 +133,7 @@ def test_arithmetic_is_right_or_hasty():
 
 def test_bytes_are_those_of_the_tokenizer():
     """Words in real alphabets are the tokens that their bytes have, written raw."""
-    alphabets = [word for alphabet in ALPHABETS.values() for word in alphabet.split()]
+    alphabets = {word for document in load_foreign()["alphabets"] for word in document.words}
     for word in alphabets:
         assert batches().encode(raw(word.encode())) == batches().encode(word)
     assert len(alphabets) > 100
