@@ -13,11 +13,10 @@ import argparse
 import sys
 
 from data.errors import Parser, UserError, exit_status
-from data.files import kind_of
-from grpo.config import MAX_NUMBER, MAX_SHOTS, Config
-from grpo.model.prompts import system_text, template_arguments
+from grpo.config import MAX_NUMBER, MAX_SHOTS
+from grpo.model.prompts import system_text
 from grpo.tools.train import let_threads_sleep
-from tasks.registry import flags_of_tasks, implied_task, split_options
+from tasks.registry import flags_of_tasks
 
 # The smallest and the largest value of each number.
 LIMITS = {
@@ -51,21 +50,19 @@ def start(argv: list[str]) -> int:
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     """Return the flags, and the words that may be flags of the task.
 
-    A flag that is None takes the value of the run. Raises UserError for a value out of range, and
-    for an unknown flag if the task is known before a run is read.
+    A flag that is None takes the value of the run. Raises UserError for a value out of range.
     """
-    parser = make_parser()
-    flags, others = parser.parse_known_args(argv)
+    flags, others = make_parser().parse_known_args(argv)
     flags.models = list(dict.fromkeys(flags.models or ["builtin"]))
-    _check(flags)
-
-    spec = implied_task(others) if flags.task is None else flags.task
-    if spec is not None or not any(map(kind_of, flags.models)):
-        _, unknown = split_options(spec or Config.task, others)
-        if unknown:
-            near = parser.nearest(unknown[0].split("=")[0])
-            hint = f"did you mean {near}?" if near else "python eval.py --help lists the flags"
-            raise UserError(f"{unknown[0]}: no such flag; {hint}")
+    for name, (least, most) in LIMITS.items():
+        value = getattr(flags, name)
+        if value is not None and not least <= value <= most:
+            fix = f"give {most:,} or less" if value > most else f"give {least} or more"
+            raise UserError(f"--{name.replace('_', '-')} {value}: {fix}")
+    if flags.top_p is not None and not 0 < flags.top_p <= 1:
+        raise UserError(f"--top-p {flags.top_p}: give a number above 0 and up to 1")
+    if flags.system is not None:
+        flags.system = system_text(flags.system)
     return flags, others
 
 
@@ -90,12 +87,6 @@ def make_parser() -> Parser:
         "id; may be repeated: several models are compared on the same problems",
     )
     add("--device", default="auto", help="auto, cpu or cuda")
-    add(
-        "--endpoint",
-        metavar="URL",
-        help="ask this OpenAI-compatible server for the answers of --model; its key is taken from "
-        "OPENAI_API_KEY",
-    )
     add("--json", default="", metavar="FILE", help="also write figures and answers there")
 
     add("--task", help="a task's name, or path/to/file.py:ClassName (default: interleave)")
@@ -112,8 +103,15 @@ def make_parser() -> Parser:
     add("--split", default="test", choices=["train", "validation", "test"], help="of the problems")
     add("--seed", type=int, default=0, help="of the problems, their examples and the samples")
 
-    add("--temperature", type=float, help="of sampling (default: 1)")
-    add("--greedy", action="store_true", help="take the likeliest token each time (temperature 0)")
+    temperature = parser.add_mutually_exclusive_group()
+    temperature.add_argument("--temperature", type=float, help="of sampling (default: 1)")
+    temperature.add_argument(
+        "--greedy",
+        action="store_const",
+        const=0.0,
+        dest="temperature",
+        help="take the likeliest token each time (temperature 0)",
+    )
     add("--top-p", type=float, help="sample from the likeliest tokens of this mass (default: all)")
     add("--max-new-tokens", type=int, help="budget (default: a quarter more than the target takes)")
 
@@ -122,23 +120,3 @@ def make_parser() -> Parser:
     add("--chat-template-kwargs", metavar="JSON", help="variables of the model's chat template")
     add("--wording", metavar="FILE", help='a text that replaces the task\'s prompt ("": its own)')
     return parser
-
-
-def _check(flags: argparse.Namespace) -> None:
-    """Raise UserError for a wrong value; read the text of --system."""
-    for name, (least, most) in LIMITS.items():
-        value = getattr(flags, name)
-        if value is None or least <= value <= most:
-            continue
-        fix = f"give {least} or more" if not value > most else f"give {most:,} or less"
-        raise UserError(f"--{name.replace('_', '-')} {value}: {fix}")
-
-    if flags.greedy and flags.temperature:
-        raise UserError(f"--greedy: is --temperature 0, not {flags.temperature:g}; leave one out")
-    if flags.top_p is not None and not 0 < flags.top_p <= 1:
-        raise UserError(f"--top-p {flags.top_p}: give a number above 0 and up to 1")
-
-    if flags.chat_template_kwargs is not None:
-        template_arguments(flags.chat_template_kwargs)
-    if flags.system is not None:
-        flags.system = system_text(flags.system)

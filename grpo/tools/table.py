@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import comb
 from statistics import fmean
 from typing import Any
@@ -57,6 +57,31 @@ def repeated_figures(groups: Sequence[Group]) -> dict[str, Any]:
     return {"pass_at": pass_at}
 
 
+def add_differences(results: Sequence[Result]) -> None:
+    """Add to each result how its model differs from the first one, problem by problem.
+
+    Only problems that both were given count. A result of the first model gets nothing, nor does one
+    without such problems.
+    """
+    first = results[0]["model"]
+    of_first: dict[tuple, dict[str, float]] = {}
+    for result in results:
+        place = result["level"], result.get("foreign")
+        values = {
+            group.problem.key: fmean(score.value for score in group.scores)
+            for group in result["groups"]
+        }
+        if result["model"] == first:
+            of_first[place] = values
+            continue
+        others = of_first.get(place, {})
+        differences = [values[key] - others[key] for key in sorted(values.keys() & others.keys())]
+        if differences:
+            low, high = mean_interval(differences, bounds=(-1.0, 1.0))
+            figures = {"mean": fmean(differences), "ci_low": low, "ci_high": high}
+            result["difference"] = {"to": first, "n": len(differences), **figures}
+
+
 def as_json(results: Sequence[Result]) -> bytes:
     """Return the content of --json: the figures of each result, and all answers by problem."""
     lines = []
@@ -77,6 +102,9 @@ def as_json(results: Sequence[Result]) -> bytes:
     return (json.dumps(lines, indent=1) + "\n").encode()
 
 
+# --- what is printed --------------------------------------------------------------------------
+
+
 def show(results: Sequence[Result], metric: str) -> None:
     """Print the results, several samples and differences beside them, and the worst completions.
 
@@ -85,53 +113,56 @@ def show(results: Sequence[Result], metric: str) -> None:
     width = None if sys.stdout.isatty() else WIDTH
     console = Console(width=width, highlight=False, markup=False, emoji=False)
     first = results[0]
-    models = list(dict.fromkeys(result["model"] for result in results))
+    has_several = len({result["model"] for result in results}) > 1
     control = f"CONTROL {first['control']}: " if "control" in first else ""
-    whose = f"{models[0]}: " if len(models) == 1 else ""
+    whose = "" if has_several else f"{first['model']}: "
     texts = f" of {first['texts']}" if "texts" in first else ""
     source = first["dataset"] or f"the {first['split']} split{texts}"
-    tables = {
-        f"{control}{whose}{metric} on {source}": list(map(_row, results)),
-        "several samples of each problem": [
-            {**_head(result), "figure": f"pass@{entry['k']}", **_mean(entry)}
-            for result in results
-            for entry in result.get("pass_at", [])
-        ],
-        f"{metric}, difference to {models[0]}": [
-            {**_head(result), "n": str(found["n"]), **_mean(found, "+")}
-            for result in results
-            if (found := result.get("difference"))
-        ],
-    }
-    for title, rows in tables.items():
-        names = [name for name in rows[0] if name != "model" or len(models) > 1] if rows else []
-        table = Table(title=escape_control(title), title_justify="left")
-        for name in names:
-            table.add_column(name, justify="right", overflow="fold")
-        for row in rows:
-            table.add_row(*(escape_control(row[name]) for name in names))
-        if rows:
-            console.print(table)
 
-    for line in remarks(results):
-        console.print(line, soft_wrap=True)
+    rows: list[dict[str, str]] = []
+    samples: list[dict[str, str]] = []
+    differences: list[dict[str, str]] = []
+    for result in results:
+        kind = f", {result['foreign']}" if "foreign" in result else ""
+        head = {"model": result["model"]} if has_several else {}
+        head["level"] = f"{result['level']}{kind}"
+        rows.append(head | _row(result))
+        for entry in result.get("pass_at", []):
+            samples.append({**head, "figure": f"pass@{entry['k']}", **_mean(entry)})
+        if difference := result.get("difference"):
+            differences.append({**head, "n": str(difference["n"]), **_mean(difference, "+")})
+    _print_table(console, f"{control}{whose}{metric} on {source}", rows)
+    _print_table(console, "several samples of each problem", samples)
+    _print_table(console, f"{metric}, difference to {first['model']}", differences)
+
+    names = [_name(result, has_several) for result in results]
+    for name, result in zip(names, results):
+        for line in _remarks(name, result):
+            console.print(line, soft_wrap=True)
     console.print("\nthe first prompt as it was sent to the model", style="bold")
     for line in middle_left_out(first["sent"]):
         console.print(f"  {line}", soft_wrap=True)
-    for name, result in _named(results):
+    for name, result in zip(names, results):
         _show_worst(console, name, result["groups"])
 
 
-def _head(result: Result) -> dict[str, str]:
-    """Return the first columns of a table: which model, and on what."""
-    kind = f", {result['foreign']}" if "foreign" in result else ""
-    return {"model": result["model"], "level": f"{result['level']}{kind}"}
+def _print_table(console: Console, title: str, rows: Sequence[Mapping[str, str]]) -> None:
+    """Print rows, whose keys are the columns; nothing if there is no row."""
+    if not rows:
+        return
+    table = Table(title=escape_control(title), title_justify="left")
+    for name in rows[0]:
+        table.add_column(name, justify="right", overflow="fold")
+    for row in rows:
+        table.add_row(*map(escape_control, row.values()))
+    console.print(table)
 
 
-def _name(result: Result) -> str:
-    """Return what a result is about: "level 25", "level 25, foreign tables"."""
+def _name(result: Result, has_several: bool) -> str:
+    """Return what a result is about: "level 25", "runs/a, level 25, foreign tables"."""
+    model = f"{escape_control(result['model'])}, " if has_several else ""
     kind = f", foreign {result['foreign']}" if "foreign" in result else ""
-    return f"level {result['level']}{kind}"
+    return f"{model}level {result['level']}{kind}"
 
 
 def _row(result: Result) -> dict[str, str]:
@@ -141,7 +172,6 @@ def _row(result: Result) -> dict[str, str]:
         sampling += f", top-p {result['top_p']:g}"
     samples = f" × {result['samples']}" if result["samples"] > 1 else ""
     return {
-        **_head(result),
         "n": f"{result['n']}{samples}",
         "sampling": sampling,
         "budget": str(result["budget"]),
@@ -157,32 +187,17 @@ def _mean(entry: Result, sign: str = "") -> dict[str, str]:
     return {"mean": f"{entry['mean']:{sign}.4f}", "95 % interval": interval}
 
 
-def remarks(results: Sequence[Result]) -> list[str]:
-    """Return what a reader must know in addition to the figures of the table."""
-    lines = []
-    for name, result in _named(results):
-        if result["n"] < result["asked"]:
-            lines.append(f"{result['n']} distinct problems at {name}; {result['asked']} asked for")
-        if result["too_long"]:
-            lines.append(
-                f"{name}: {result['too_long']} problems do not fit the model's context or the "
-                "budget and were left out"
-            )
-        if warning := truncation_warning(result, name):
-            lines.append(f"warning: {warning}")
-    return lines
-
-
-def _named(results: Sequence[Result]) -> list[tuple[str, Result]]:
-    """Return each result with what it is about, and with its model if there are several."""
-    has_several = len({result["model"] for result in results}) > 1
-    return [
-        (
-            f"{escape_control(result['model'])}, {_name(result)}" if has_several else _name(result),
-            result,
+def _remarks(name: str, result: Result) -> Iterator[str]:
+    """Yield what a reader must know in addition to the figures of a result, which is of `name`."""
+    if result["n"] < result["asked"]:
+        yield f"{result['n']} distinct problems at {name}; {result['asked']} asked for"
+    if result["too_long"]:
+        yield (
+            f"{name}: {result['too_long']} problems do not fit the model's context or the budget "
+            "and were left out"
         )
-        for result in results
-    ]
+    if warning := truncation_warning(result, name):
+        yield f"warning: {warning}"
 
 
 def _show_worst(console: Console, name: str, groups: Sequence[Group]) -> None:
