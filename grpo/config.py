@@ -11,7 +11,7 @@ import dataclasses
 import difflib
 import math
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import yaml
 
-from data.errors import Parser, UserError
+from data.errors import Parser, UserError, blaming
 from data.files import kind_of, load_yaml, read_yaml, write_whole
 from grpo.model.prompts import (
     PromptFormat,
@@ -32,7 +32,6 @@ from grpo.model.prompts import (
 from tasks.base import Task, default_steps_of
 from tasks.registry import (
     REWARD_FILE,
-    check_wording,
     flags_of_tasks,
     implied_task,
     is_allowed,
@@ -65,7 +64,6 @@ SCALES = ("group", "batch", "none")
 TRACKERS = ("tensorboard", "wandb")
 MAX_SHOTS = 64  # examples before a question; more would fill any context, and each is searched for
 MAX_NUMBER = 10**9  # the upper limit of all counts and weights
-MAX_NAME = 255  # bytes: the longest name of a folder that file systems take
 
 # Defaults for models other than the embedded one. A run whose last level is solved ends sooner.
 LORA_RANK = 64
@@ -88,22 +86,12 @@ FOUND = ("start", "mixed")
 # Files that only a run has, and only a checkpoint.
 OF_A_RUN = ("config.yaml", "trainer.json")
 
-# Keys of a run's config.yaml that another run does not take over.
-OF_ONE_RUN = ("facts", "name", "resume")
-
-# Settings whose values may be the words on and off.
-WORDS = ("draft", "preflight")
-
-# What TRL, or the command line, calls a setting that has another name here.
+# Other names of settings: the flag's, and TRL's most common ones.
 ELSEWHERE = {
+    "words": "level",
+    "lr": "learning_rate",
     "num_generations": "group_size",
     "max_completion_length": "max_new_tokens",
-    "max_steps": "steps",
-    "num_iterations": "epochs",
-    "loss_type": "loss",
-    "scale_rewards": "scale",
-    "epsilon": "clip",
-    "words": "level",
 }
 
 EXAMPLES = """examples:
@@ -118,7 +106,7 @@ def setting(default: Any, help: str, *, kind: str = "setting", **limits: Any) ->
     """Declare a setting that only `--config` can change.
 
     `limits`: `choices`, or the numbers `least`, `most`, `above` and `below`. `heading` begins a
-    group of --help-all; the rest is about the flag (see `_add_flag`).
+    group of the help; the rest is about the flag (see `_add_flag`).
     """
     metadata = {"help": help, "kind": kind, **limits}
     if isinstance(default, dict):
@@ -324,57 +312,63 @@ class Config:
     mixed: bool = False
 
     def __post_init__(self) -> None:
-        for name, is_good, fix in self._checks():
-            if not is_good:
-                raise UserError(f"{spelled(name)} {getattr(self, name)}: {fix}")
+        for name, spec in SETTINGS.items():
+            self._check_limits(name, spec.metadata)
         if self.curriculum:
             parse_levels(self.curriculum, "--curriculum", must_rise=True)
         template_arguments(self.chat_template_kwargs)
         fixed_size(self.problems)
 
-    def _checks(self) -> Iterator[tuple[str, bool, str]]:
-        """Yield the name of each checked setting, whether it is valid, and what to do if not."""
-        for name, spec in SETTINGS.items():
-            value = getattr(self, name)
-            for is_good, fix in _limit_checks(value, spec.metadata):
-                yield name, value is None or is_good, fix
-
+        require = self._require
         is_known = set(names_in(self.track)) <= set(TRACKERS)
-        yield "track", is_known, f"give one of {', '.join(TRACKERS)}"
-
+        require("track", is_known, f"give one of {', '.join(TRACKERS)}")
         fix = f"give one of {', '.join(LOSSES)}, or path/to/file.py:function for your own"
-        yield "loss", is_loss(self.loss), fix
+        require("loss", is_loss(self.loss), fix)
         is_device = self.device.split(":")[0] in ("auto", "cpu", "cuda")
-        yield "device", is_device, "give one of auto, cpu, cuda"
-        fix = "give how far below and above 1, both above 0, e.g. [0.2, 0.28]"
+        require("device", is_device, "give one of auto, cpu, cuda")
+        name = "a" if self.name is None else self.name
+        is_name = name.isprintable() and name.strip(".") != "" and not {*name} & {*"/\\"}
+        require("name", is_name, "give the plain name of a folder in runs")
         bounds = self.clip or (1, 1)
         is_clip = len(bounds) == 2 and all(type(b) in (int, float) and b > 0 for b in bounds)
-        yield "clip", is_clip, fix
-        fix = f"give the plain name of a folder in runs, of up to {MAX_NAME} bytes"
-        yield "name", self.name is None or is_folder_name(self.name), fix
+        require("clip", is_clip, "give how far below and above 1, both above 0, e.g. [0.2, 0.28]")
 
-        yield from self._combination_checks()
-
-    def _combination_checks(self) -> Iterator[tuple[str, bool, str]]:
+        # What does not go together.
         is_only_source = self.problems == "fresh" or not self.dataset
-        yield "problems", is_only_source, "leave it out: --dataset says which problems there are"
-
+        require("problems", is_only_source, "leave it out: --dataset says which problems there are")
         weighs_tokens = self.credit == "outcome" or self.loss != "gspo"
-        fix = "gspo weighs whole sequences, not tokens; give another --loss"
-        yield "credit", weighs_tokens, fix
-
+        require("credit", weighs_tokens, "gspo weighs whole sequences, not tokens; give a --loss")
         is_trainable = self.quantise == "none" or self.lora_rank != 0
-        fix = "give --lora-rank 16 too: what is quantised cannot be trained"
-        yield "quantise", is_trainable, fix
+        require(
+            "quantise", is_trainable, "give --lora-rank 16 too: what is quantised stays as it is"
+        )
+        is_alone = self.top_p == 1 and not self.reward_alone and self.control == "none"
+        fix = "right answers are not shown with top_p, --reward-alone or --control; leave one out"
+        require("demonstrate", not self.demonstrate or is_alone, fix)
 
-        is_cut = self.demonstrate and self.top_p < 1
-        fix = "top_p may leave out what a right answer needs; leave out one or the other"
-        yield "demonstrate", not is_cut, fix
-        fix = "--reward-alone shows no right answers; leave out one or the other"
-        yield "demonstrate", not (self.demonstrate and self.reward_alone), fix
-        is_control = self.demonstrate and self.control != "none"
-        fix = "a control experiment must not be shown right answers; leave out one or the other"
-        yield "demonstrate", not is_control, fix
+    def _require(self, name: str, is_good: bool, fix: str) -> None:
+        """Raise UserError for the value of a setting unless it is good."""
+        if not is_good:
+            raise UserError(f"{spelled(name)} {getattr(self, name)}: {fix}")
+
+    def _check_limits(self, name: str, limits: Mapping[str, Any]) -> None:
+        """Raise UserError unless the value of a setting keeps each of its `limits`."""
+        value = getattr(self, name)
+        if choices := limits.get("choices"):
+            is_choice = value is None or value in choices
+            self._require(name, is_choice, f"give one of {', '.join(choices)}")
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return
+
+        least, above = limits.get("least", -math.inf), limits.get("above", -math.inf)
+        is_count = "least" in limits or "above" in limits  # any number may be a seed
+        most = limits.get("most", MAX_NUMBER if is_count else math.inf)
+        below = limits.get("below", math.inf)
+        self._require(name, math.isfinite(value), "give a finite number")
+        self._require(name, value >= least, f"give {least} or more")
+        self._require(name, value > above, f"give a number above {above}")
+        self._require(name, value < below, f"give a number below {below}")
+        self._require(name, value <= most, f"give {most:,} or less")
 
     @property
     def clips(self) -> tuple[float, float]:
@@ -385,24 +379,13 @@ class Config:
     @property
     def loading(self) -> dict[str, Any]:
         """How the policy is loaded, besides its device: keywords of `load_policy`."""
-        return {
-            "dtype": self.dtype,
-            "lora_rank": self.lora_rank,
-            "seed": self.seed,
-            "quantise": self.quantise,
-            "start": self.start,
-            "keep_reference": self.beta > 0,
-        }
+        names = ("dtype", "lora_rank", "seed", "quantise", "start")
+        return {name: getattr(self, name) for name in names} | {"keep_reference": self.beta > 0}
 
     def prompt_format(self, task: Task) -> PromptFormat:
         """Return how the prompts of the `task` are presented."""
-        return format_of(
-            task,
-            system=self.system,
-            shots=self.shots,
-            chat_template_kwargs=self.chat_template_kwargs,
-            seed=self.seed,
-        )
+        names = ("system", "shots", "chat_template_kwargs", "seed")
+        return format_of(task, **{name: getattr(self, name) for name in names})
 
     @property
     def mark(self) -> dict[str, str]:
@@ -428,25 +411,6 @@ SETTINGS = {name: spec for name, spec in Config.__dataclass_fields__.items() if 
 KINDS = get_type_hints(Config)
 
 
-def _limit_checks(value: Any, limits: Mapping[str, Any]) -> Iterator[tuple[bool, str]]:
-    """Yield whether `value` keeps each of the `limits` of its setting, and what to give."""
-    if choices := limits.get("choices"):
-        yield value in choices, f"give one of {', '.join(choices)}"
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return
-
-    yield math.isfinite(value), "give a finite number"
-    if "least" in limits:
-        yield value >= limits["least"], f"give {limits['least']} or more"
-    if "above" in limits:
-        yield value > limits["above"], f"give a number above {limits['above']}"
-    if "below" in limits:
-        yield value < limits["below"], f"give a number below {limits['below']}"
-    elif "least" in limits or "above" in limits:
-        most = limits.get("most", MAX_NUMBER)
-        yield value <= most, f"give {most:,} or less"
-
-
 def names_in(text: str | None) -> list[str]:
     """Return the names of a list such as "wandb,tensorboard"; [] for None."""
     return [part.strip() for part in text.split(",")] if text else []
@@ -465,16 +429,8 @@ def is_loss(spec: str) -> bool:
 
 def program_of(spec: str) -> list[Path]:
     """Return the file of a loss ``path/to/file.py:function``; [] for any other loss."""
-    if spec in LOSSES or spec.startswith(FROM_PYTHON):
-        return []
-    return [Path(spec.rpartition(":")[0])]
-
-
-def is_folder_name(name: str) -> bool:
-    """Return whether a folder may have this name. One that is not UTF-8 is not printable."""
-    is_plain = all(c.isprintable() for c in name)
-    is_short = len(name.encode(errors="replace")) <= MAX_NAME
-    return is_plain and is_short and not {*name} & {*"/\\"} and name.strip(".") != ""
+    is_program = spec not in LOSSES and not spec.startswith(FROM_PYTHON)
+    return [Path(spec.rpartition(":")[0])] if is_program else []
 
 
 def spelled(name: str) -> str:
@@ -484,9 +440,12 @@ def spelled(name: str) -> str:
     ('--group-size', '--words', '--config: top_p')
     """
     info = SETTINGS[name].metadata
-    if info["kind"] == "setting":
-        return f"--config: {name}"
-    return info["flags"][0] if "flags" in info else f"--{name.replace('_', '-')}"
+    return f"--config: {name}" if info["kind"] == "setting" else _flags_of(name)[0]
+
+
+def _flags_of(name: str) -> Sequence[str]:
+    """Return the spellings of a setting's flag."""
+    return SETTINGS[name].metadata.get("flags", [f"--{name.replace('_', '-')}"])
 
 
 # Automatic values
@@ -502,33 +461,36 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
             f"--config: problems {config.problems}: task {config.task} has a set of problems; "
             "leave it out"
         )
-    is_builtin = config.model == "builtin"
-
     level = config.level
     if level is None and config.curriculum:
         level = config.levels_for(task)[-1]
     elif level is None:
         level = max(levels, default=getattr(task, "default_level", 1))
-    is_level_given = bool(config.level or config.curriculum)
 
+    is_builtin = config.model == "builtin"
+    steps = default_steps_of(task, level) if is_builtin else None
     rank = config.lora_rank
     if rank is None:
         rank = 0 if is_builtin else LORA_RANK
 
-    steps = config.steps
-    if steps is None and is_builtin:
-        steps = default_steps_of(task, level)
+    prompts = config.prompts or (BUILTIN_PROMPTS if is_builtin else PROMPTS)
+    least_varied = config.dynamic_sampling
+    if config.control == "constant-reward":  # no group will ever vary
+        least_varied = least_varied or 0
+    elif least_varied is None:
+        least_varied = math.ceil(prompts * VARIED_SHARE[is_builtin])
 
+    is_level_given = bool(config.level or config.curriculum)
     resolved = dataclasses.replace(
         config,
         level=level,
         mixed=config.mixed or (len(levels) > 1 and not is_level_given),
-        prompts=config.prompts or (BUILTIN_PROMPTS if is_builtin else PROMPTS),
-        dynamic_sampling=_least_varied(config),
+        prompts=prompts,
+        dynamic_sampling=least_varied,
         lora_rank=rank,
         schedule=config.schedule or ("constant" if is_builtin else "cosine"),
         reward=config.reward or getattr(task, "reward", None),
-        steps=steps or STEPS,
+        steps=config.steps or steps or STEPS,
         resume=None,
     )
     missing = {*resolved.levels_for(task)} - {*levels} if levels and not resolved.mixed else ()
@@ -539,17 +501,6 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
             f"of level {min(missing)}; it has those of {', '.join(map(str, sorted(levels)))}"
         )
     return resolved
-
-
-def _least_varied(config: Config) -> int:
-    """Return how many groups of a step must vary, or else dynamic sampling draws more prompts."""
-    if config.dynamic_sampling is not None:
-        return config.dynamic_sampling
-    if config.control == "constant-reward":
-        return 0  # no group will ever vary
-    is_builtin = config.model == "builtin"
-    prompts = config.prompts or (BUILTIN_PROMPTS if is_builtin else PROMPTS)
-    return math.ceil(prompts * VARIED_SHARE[is_builtin])
 
 
 # Settings from a file, and from Python
@@ -580,12 +531,13 @@ def checked(
     values = dict(values)
     for name, value in values.items():
         if name not in known:
-            elsewhere = ELSEWHERE.get(str(name))
-            near = [elsewhere] if elsewhere else difflib.get_close_matches(str(name), known, 1)
-            hint = f"did you mean {near[0]}?" if near else "this version has no such setting"
+            near = _nearest(str(name), known)
+            hint = f"did you mean {near}?" if near else "this version has no such setting"
             raise UserError(f"{where}: unknown key {name}; {hint}")
 
-        if name in WORDS and isinstance(value, bool):  # YAML 1.1 reads "off" as False
+        # YAML 1.1 reads the words on and off as True and False.
+        choices = Config.__dataclass_fields__[name].metadata.get("choices", ())
+        if isinstance(value, bool) and "off" in choices:
             value = "on" if value else "off"
         if name == "task_options" and isinstance(value, dict):
             value = {str(option): str(text) for option, text in value.items()}
@@ -596,6 +548,11 @@ def checked(
             kind = getattr(KINDS[name], "__name__", KINDS[name])
             raise UserError(f"{where}: {name} is {value!r}, and should be {kind}") from error
     return values
+
+
+def _nearest(name: str, known: Collection[str]) -> str:
+    """Return the setting that an unknown `name` means; "" if none is like it."""
+    return ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name, known, 1)), "")
 
 
 def is_inline(source: str) -> bool:
@@ -610,23 +567,19 @@ def read_settings(source: str) -> dict[str, Any]:
     the same training starts again. Raises UserError if the file cannot be read, a name is unknown,
     or a value has the wrong type.
     """
-    where = "--config" if is_inline(source) else f"--config {source}"
     if is_inline(source):
-        try:
+        with blaming(f"--config {source}: not YAML; give '{{name: value, ...}}'"):
             values = load_yaml(source)
-        except (yaml.YAMLError, ValueError, RecursionError) as error:
-            why = str(error).splitlines()[0]
-            fix = "give '{name: value, ...}'"
-            raise UserError(f"--config {source}: not YAML ({why}); {fix}") from error
-    else:
-        values = read_yaml(Path(source))
+        return with_texts(checked(values, "--config"))
 
+    where = f"--config {source}"
+    values = read_yaml(Path(source))
     if "facts" not in values:
         return with_texts(checked(values, where))
 
     # The config.yaml of a run, which has the texts themselves.
     start, mixed = values.get("start"), values.get("mixed")
-    left_out = {*OF_ONE_RUN, *FOUND, *(["level"] if mixed else [])}  # all levels again
+    left_out = {"facts", "name", "resume", *FOUND, *(["level"] if mixed else [])}  # all levels
     values = {name: value for name, value in values.items() if name not in left_out}
     return checked(values | ({"model": start} if start else {}), where)
 
@@ -691,18 +644,16 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
 
     parser = make_parser()
     values, unknown = parser.parse_known_args(argv)
-    flags = vars(values)
+    flags = with_texts(vars(values))
 
     # Flags override --config, and a later --config overrides an earlier one.
     sources = flags.pop("config", [])
-    wording_file = flags.get("wording", "--config")
     given: dict[str, Any] = {}
     written: dict[str, Any] = {}  # on the command line itself, and not in a file
     for source in sources:
         settings = read_settings(source)
         given |= settings
         written |= settings if is_inline(source) else {}
-    flags = with_texts(flags)
     given |= flags
     written |= flags
 
@@ -716,15 +667,10 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     if unknown:
         options, unknown = split_options(given.get("task", Config.task), unknown)
         if unknown:
-            raise UserError(_no_such_flag(unknown[0], parser))
-        if options:
-            for settings in (given, written):
-                settings["task_options"] = settings.get("task_options", {}) | options
+            raise UserError(_no_such_flag(unknown[0]))
+        for settings in (given, written):
+            settings["task_options"] = settings.get("task_options", {}) | options
     require_trusted(given, programs_in(written), files)
-
-    # With --resume the task is the run's own, which has not been read yet.
-    if given.get("wording") and "resume" not in given:
-        check_wording(given.get("task", Config.task), given["wording"], wording_file)
     return Config(**given), given
 
 
@@ -735,13 +681,18 @@ def make_parser(lists_all: bool = False) -> Parser:
         prog=program(),
         usage=f"{program()} [flags]",
         description="Train a language model by GRPO.",
-        epilog=examples,
-        allow_abbrev=False,
+        epilog=f"{_settings_text()}\n{flags_of_tasks()}\n\n{examples}" if lists_all else examples,
         add_help=False,
         argument_default=argparse.SUPPRESS,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    first = group = parser.add_argument_group("Run" if lists_all else "basic flags")
+    group: Any = parser
+    for name, spec in SETTINGS.items():
+        if heading := spec.metadata.get("heading"):
+            group = parser.add_argument_group(heading)
+        if spec.metadata["kind"] != "setting":
+            _add_flag(group, name, is_listed=lists_all or spec.metadata["kind"] == "basic flag")
+
+    group = parser.add_argument_group("Help and files")
     group.add_argument(
         "--config",
         metavar="FILE",
@@ -749,54 +700,41 @@ def make_parser(lists_all: bool = False) -> Parser:
         help="a YAML file of settings, a run's own config.yaml, or '{name: value, ...}'; may be "
         "repeated: a later one overrides an earlier one, and flags override both",
     )
-    for spec in SETTINGS.values():
-        heading = spec.metadata.get("heading", "Run")
-        if lists_all and heading != "Run":
-            group = parser.add_argument_group(heading)
-        if spec.metadata["kind"] != "setting":
-            _add_flag(group, spec, is_listed=lists_all or spec.metadata["kind"] == "basic flag")
-
-    first.add_argument("--help", "-h", action="store_true", help="the basic flags")
-    first.add_argument("--help-all", action="store_true", help="all flags and settings")
-    if lists_all:
-        parser.epilog = f"{_settings_text()}\n{flags_of_tasks()}\n\n{examples}"
+    group.add_argument("--help", "-h", action="store_true", help="the basic flags")
+    group.add_argument("--help-all", action="store_true", help="all flags and settings")
     return parser
 
 
-def _add_flag(group: Any, spec: dataclasses.Field, is_listed: bool) -> None:
+def _add_flag(group: Any, name: str, is_listed: bool) -> None:
     """Add the flag of one setting to the argument group.
 
     Its metadata may have `flags` (its spellings), `metavar`, and `const` (its value if it is given
     without one).
     """
-    info = spec.metadata
-    options = info.get("flags", [f"--{spec.name.replace('_', '-')}"])
-    text = _help_of(spec) if is_listed else argparse.SUPPRESS
+    info = SETTINGS[name].metadata
+    text = _help_of(name) if is_listed else argparse.SUPPRESS
 
     # The type of a setting that may be None is the other member of the union.
-    kind = KINDS[spec.name]
+    kind = KINDS[name]
     kind = get_args(kind)[0] if get_args(kind) else kind
-
     if kind is bool:
-        action = "store_false" if spec.default else "store_true"
-        options = [f"--no-{option[2:]}" if spec.default else option for option in options]
-        group.add_argument(*options, dest=spec.name, action=action, help=text)
+        group.add_argument(*_flags_of(name), action="store_true", help=text)
         return
 
     if "choices" in info:
         metavar = "{" + ",".join(info["choices"]) + "}"
     else:
-        metavar = info.get("metavar", {int: "N", float: "X"}.get(kind, spec.name.upper()))
+        metavar = info.get("metavar", {int: "N", float: "X"}.get(kind, name.upper()))
     extra = {"nargs": "?", "const": info["const"]} if "const" in info else {}
-    group.add_argument(*options, dest=spec.name, type=kind, metavar=metavar, help=text, **extra)
+    group.add_argument(*_flags_of(name), dest=name, type=kind, metavar=metavar, help=text, **extra)
 
 
-def _help_of(spec: dataclasses.Field) -> str:
+def _help_of(name: str) -> str:
     """Return the help of a setting, with its default unless the text mentions one."""
-    text = spec.metadata["help"]
-    has_default = not isinstance(spec.default, bool) and spec.default not in (None, "", "{}")
-    if has_default and spec.default is not dataclasses.MISSING and "default" not in text:
-        text += f" (default: {spec.default})"
+    text, default = SETTINGS[name].metadata["help"], SETTINGS[name].default
+    is_said = "default" in text or isinstance(default, bool)
+    if not is_said and default not in (None, "", "{}", dataclasses.MISSING):
+        text += f" (default: {default})"
     return text.replace("%", "%%")
 
 
@@ -805,25 +743,17 @@ def _settings_text() -> str:
     lines = ["settings without a flag, given by --config FILE or --config '{top_p: 0.9}':"]
     for name, spec in SETTINGS.items():
         if spec.metadata["kind"] == "setting":
-            choices = spec.metadata.get("choices", ())
-            lines.append(
-                f"  {name:<24}{', '.join(choices)}{': ' if choices else ''}{_help_of(spec)}"
-            )
+            choices = ", ".join(spec.metadata.get("choices", ()))
+            lines.append(f"  {name:<24}{choices}{': ' if choices else ''}{_help_of(name)}")
     return "\n".join(lines).replace("%%", "%")
 
 
-def _no_such_flag(given: str, parser: Parser) -> str:
+def _no_such_flag(given: str) -> str:
     """Return the message for an unknown flag: the nearest known one, or how to give the setting."""
-    word = given.split("=")[0]
-    name = word.lstrip("-").replace("-", "_")
-    if name in SETTINGS and SETTINGS[name].metadata["kind"] == "setting":
-        return f"{given}: this setting has no flag; give --config '{{{name}: ...}}'"
-
-    known = [option for action in parser._actions for option in action.option_strings]
-    if name in ELSEWHERE:
-        flag = "--" + ELSEWHERE[name].replace("_", "-")
-        near = flag if flag in known else f"--config '{{{ELSEWHERE[name]}: ...}}'"
-    else:
-        near = parser.nearest(word)
-    hint = f"did you mean {near}?" if near else f"{program()} --help-all lists all"
-    return f"{given}: no such flag; {hint}"
+    word = given.split("=")[0].lstrip("-").replace("-", "_")
+    name = _nearest(word, SETTINGS)
+    if not name:
+        return f"{given}: no such flag; {program()} --help-all lists all"
+    is_setting = SETTINGS[name].metadata["kind"] == "setting"
+    near = f"--config '{{{name}: ...}}'" if is_setting else spelled(name)
+    return f"{given}: no such flag; did you mean {near}?"

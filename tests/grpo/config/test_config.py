@@ -1,7 +1,6 @@
 """Settings: their defaults and limits, from a file and from the command line."""
 
 import dataclasses
-import json
 import os
 import subprocess
 import sys
@@ -75,20 +74,9 @@ def test_help_does_not_load_torch(flag, tmp_path):
     assert (done.returncode, done.stderr) == (0, "") and "--group-size N" in done.stdout
 
 
-def test_what_was_given_is_known():
-    config, given = parse(["--words", "7", "--seed=0"])
-    assert given == {"level": 7, "seed": 0}
-    assert config == Config(level=7)
-
-
-def test_curriculum_alone_is_the_whole_ladder():
-    task = Interleave()
-    assert parse(["--curriculum"])[0].levels_for(task) == [10, 25, 50, 100, 200, 500]
-    assert parse(["--curriculum", "6,12"])[0].levels_for(task) == [6, 12]
-
-
 def test_only_a_task_that_climbs_begins_with_easier_levels():
     climbing, other = Interleave(), Arithmetic()
+    assert parse(["--curriculum"])[0].levels_for(climbing) == [10, 25, 50, 100, 200, 500]
     assert Config(level=25).levels_for(climbing) == [10, 25]
     assert Config(level=25, dataset="set.jsonl").levels_for(climbing) == [25]
     assert Config(level=25, task="arithmetic").levels_for(other) == [25]
@@ -123,16 +111,13 @@ def test_what_is_no_configuration(tmp_path, content, line):
     "bad",
     [
         dict(group_size=1),  # a group of one has no variance
-        dict(prompts=0),
         dict(top_p=0.0),
-        dict(top_p=1.1),
         dict(learning_rate=1.0),
         dict(temperature=float("inf")),
         dict(steps=10**10),
         dict(loss="mse"),
         dict(device="tpu"),
         dict(name="a/b"),
-        dict(name=".."),
         dict(track="wandb,mlflow"),
         dict(on_degenerate="ignore"),
         dict(clip=[0.2, -1]),
@@ -149,12 +134,12 @@ def test_bad_values_name_their_flag(bad):
 @pytest.mark.parametrize(
     ("given", "line"),
     [
+        (dict(demonstrate=True, top_p=0.9), "--config: demonstrate True: right answers are not"),
+        (dict(demonstrate=True, control="constant-reward"), "--config: demonstrate True: right"),
         (dict(credit="alignment", loss="gspo"), "--credit alignment: gspo weighs whole sequences"),
         (dict(problems="fixed:5", dataset="set.jsonl"), "--config: problems fixed:5: leave it out"),
         (dict(quantise="nf4", lora_rank=0), "--config: quantise nf4: give --lora-rank 16 too"),
-        (dict(curriculum="25,10"), "--curriculum 25,10: give rising whole numbers"),
         (dict(problems="some"), "--config: problems some: give fresh, or fixed:N"),
-        (dict(chat_template_kwargs="[]"), "--chat-template-kwargs []: give a JSON object"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(given, line):
@@ -168,8 +153,6 @@ def test_what_does_not_go_together_is_one_line(given, line):
     [
         (dict(curriculum="10,25"), 8, 4, "constant", 60),
         (dict(level=25, prompts=7), 7, 4, "constant", 60),
-        (dict(level=25, dynamic_sampling=0), 8, 0, "constant", 60),
-        (dict(level=25, schedule="cosine"), 8, 4, "cosine", 60),
         (dict(level=25, model="some/where"), 32, 8, "cosine", 800),
         (dict(curriculum="10,25", model="some/where", prompts=6), 6, 2, "cosine", 800),
         (dict(level=25, control="constant-reward"), 8, 0, "constant", 60),
@@ -222,21 +205,18 @@ def test_a_run_from_an_earlier_run_starts_from_its_checkpoint_again(tmp_path):
 @pytest.mark.parametrize(
     ("source", "line"),
     [
-        ("{", "--config {: not YAML (while parsing a flow node); give '{name: value, ...}'"),
+        ("{", "--config {: not YAML; give '{name: value, ...}' (ParserError: while parsing"),
         ("{temprature: 1}", "--config: unknown key temprature; did you mean temperature?"),
         ("{num_generations: 8}", "unknown key num_generations; did you mean group_size?"),
         ("{epochs: many}", "--config: epochs is 'many', and should be int"),
-        ("{epochs: 0}", "--config: epochs 0: give 1 or more"),
         ("{learning_rate: fast}", "--config: learning_rate is 'fast', and should be float"),
         ("{temperature: .inf}", "temperature inf: give a finite number"),
         ("{seed: true}", "seed is True, and should be int"),
         ("{seed: 1, seed: 2}", "seed stands twice in a mapping"),
         ("{start: x}", "--config: unknown key start"),
-        ("none.yaml", "none.yaml"),
     ],
 )
-def test_bad_settings_are_named(source, line, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_bad_settings_are_named(source, line):
     with pytest.raises(UserError) as error:
         parse(["--config", source])
     assert line in str(error.value) and "\n" not in str(error.value)
@@ -253,25 +233,14 @@ def test_settings_are_taken_as_they_are_meant():
 @pytest.mark.parametrize(
     ("flag", "line"),
     [
-        ("--top-p", "--top-p: this setting has no flag; give --config '{top_p: ...}'"),
+        ("--top-p", "--top-p: no such flag; did you mean --config '{top_p: ...}'?"),
         ("--lora_rank", "--lora_rank: no such flag; did you mean --lora-rank?"),
         ("--num-generations", "--num-generations: no such flag; did you mean --group-size?"),
-        ("--lr", "--lr: no such flag; did you mean --learning-rate or --lora-rank?"),
+        ("--lr", "--lr: no such flag; did you mean --learning-rate?"),
+        ("--qqqqqq", "--qqqqqq: no such flag; python train.py --help-all lists all"),
     ],
 )
 def test_an_unknown_flag_is_told_what_to_give(flag, line):
     with pytest.raises(UserError) as error:
         parse([flag, "4"])
     assert str(error.value) == line
-
-
-@pytest.mark.parametrize("in_config", [("task",), ("wording",), ("task", "wording"), ()])
-def test_a_wording_is_checked_against_the_task_wherever_both_are_given(in_config, tmp_path):
-    (tmp_path / "wording.txt").write_text("How much is {expression}?")
-    values = {"task": "arithmetic", "wording": str(tmp_path / "wording.txt")}
-    argv = ["--config", json.dumps({name: values[name] for name in in_config})]
-    for name in values.keys() - set(in_config):
-        argv += [f"--{name}", values[name]]
-    assert parse(argv)[0].wording == "How much is {expression}?"
-    with pytest.raises(UserError, match="expression"):
-        parse(["--config", json.dumps({"wording": values["wording"]})])  # of interleave

@@ -321,20 +321,6 @@ def test_a_task_without_right_targets_has_nothing_to_show(tiny_policy):
 
 
 @pytest.mark.parametrize(
-    "options, message",
-    [
-        (dict(top_p=0.9), "top_p may leave out what a right answer needs"),
-        (dict(control="shuffled-rewards"), "a control experiment must not be shown right answers"),
-        (dict(control="constant-reward"), "a control experiment must not be shown right answers"),
-    ],
-)
-def test_what_does_not_go_with_right_answers_is_refused(options, message):
-    Config(**options)
-    with pytest.raises(UserError, match=message):
-        Config(demonstrate=True, **options)
-
-
-@pytest.mark.parametrize(
     "options, expected",
     [
         ({}, True),
