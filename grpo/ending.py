@@ -31,9 +31,9 @@ from grpo.statistics import MARGIN, TAIL, mean_interval, reaches_mark
 from grpo.variance import DEGENERATE, REMEDIES, common_trap
 from tasks.base import Problem, Score
 
-# A level is solved if the mean of a held-out evaluation is at least SOLVED, whatever --promote-at,
-# and nothing more can be learned there from a mean of EXHAUSTED on. That is higher than 0.99,
-# because the mean on other problems may be lower.
+# A level is solved if the mean of a held-out evaluation is at least SOLVED, and nothing more can be
+# learned there from a mean of EXHAUSTED on. That is higher than 0.99, because the mean on other
+# problems may be lower.
 SOLVED = 0.97
 EXHAUSTED = 0.995
 
@@ -65,8 +65,7 @@ TRAPPED = 5
 # A policy has collapsed if this share of its completions is in one trap, or is one wrong text.
 COLLAPSED_SHARE = 0.5
 LAST_STEPS = 5  # of training, whose groups are asked for identical wrong texts
-# Fewer held-out completions prove no collapse unless those of training agree; nor can a run be
-# called "learned" with fewer.
+# Fewer held-out completions prove no collapse unless those of training agree.
 MIN_COMPLETIONS = 6
 
 
@@ -81,19 +80,16 @@ def is_solved(line: Mapping[str, Any]) -> bool:
 
 
 def solved_step(evaluations: Sequence[Mapping[str, Any]], level: int) -> int | None:
-    """Return the first step from which on each held-out evaluation of `level` is solved.
-
-    These are reports and validation checks. Returns None if the last of them is not solved, or if
-    there is none.
+    """Return the first step from which on each held-out evaluation of `level`, a report or a
+    validation check, is solved; None if the last of them is not, or if there is none.
     """
-    of_level = [
-        line
+    solved = [
+        (line["step"], is_solved(line))
         for line in evaluations
         if line["level"] == level and line["purpose"] in ("report", "promotion")
     ]
-    last_unsolved = max((line["step"] for line in of_level if not is_solved(line)), default=-1)
-    later = [line["step"] for line in of_level if line["step"] > last_unsolved]
-    return min(later, default=None)
+    last_unsolved = max((step for step, holds in solved if not holds), default=-1)
+    return min((step for step, _ in solved if step > last_unsolved), default=None)
 
 
 class EndWatch(Resumable):
@@ -107,10 +103,7 @@ class EndWatch(Resumable):
       held-out evaluation confirms it.
     """
 
-    STATE = (
-        *("solved", "recent", "solved_steps", "untrained", "classes", "reward"),
-        *("trapped", "trap"),
-    )
+    STATE = ("solved", "recent", "solved_steps", "untrained", "classes", "trapped", "trap")
 
     def __init__(self, config: Config):
         self.patience = config.patience
@@ -122,10 +115,9 @@ class EndWatch(Resumable):
         self.recent: deque[list[int]] = deque(maxlen=SOLVED_STEPS)
         self.solved_steps = 0  # in a row, at which nearly all recent groups were solved
 
-        # Of the steps in a row that trained on nothing.
+        # The steps in a row that trained on nothing, and the classes of their groups.
         self.untrained = 0
         self.classes: Counter[str] = Counter()
-        self.reward = 0.0  # mean of the last step
 
         # The steps in a row in which the hardest level sat in a trap, and which one.
         self.trapped = 0
@@ -134,7 +126,6 @@ class EndWatch(Resumable):
     def observe(self, groups: Sequence[Group], level: int | None, *, is_last: bool = True) -> None:
         """Count a step whose hardest level is `level` (None: all); `groups` has every try."""
         first = first_tries(groups)
-        self.reward = fmean(reward for group in first for reward in group.rewards)
         if any(group.teaches for group in groups):
             self.untrained = 0
             self.classes.clear()
@@ -155,44 +146,44 @@ class EndWatch(Resumable):
         self.trapped = self.trapped + 1 if trap and trap == self.trap else int(bool(trap))
         self.trap = trap
 
-    @property
-    def _were_solved(self) -> bool:
-        """Whether nearly all groups of the untrained steps were solved."""
-        return self.classes["solved"] > MOSTLY_SOLVED * self.classes.total()
-
-    def stopped(self, levels: Sequence[int], level: int) -> str:
-        """Return why training has failed on the `levels`, of which `level` is the hardest open one;
-        "" if it has not.
-        """
+    def stopped(self, level: int) -> str:
+        """Return why training has failed, whose hardest open level is `level`; "" if it has not."""
         if 0 < TRAPPED * self.patience <= self.trapped:
             return f"for {self.trapped} steps {self.trap} at level {level}; {REMEDIES['identical']}"
-        if not 0 < self.patience <= self.untrained or self._were_solved:
+        if not self._is_idle or self._were_solved:
             return ""
 
         count = self.classes.total()
         ranked = ", ".join(f"{n / count:.0%} {name}" for name, n in self.classes.most_common())
         failures = [name for name in DEGENERATE if name != "solved"]
         cause = max(failures, key=self.classes.__getitem__)
-        where = ""
-        if position := levels.index(level):
-            where = f"level {level} was not learned after level {levels[position - 1]}: "
         return (
-            f"{where}no group could be trained on for {self.untrained} steps ({ranked}; reward "
-            f"{self.reward:.3f}); {REMEDIES[cause]}"
+            f"no group could be trained on for {self.untrained} steps, up to level {level} "
+            f"({ranked}); {REMEDIES[cause]}"
         )
 
-    def ended(self, levels: Sequence[int], level: int) -> str:
+    def ended(self, level: int) -> str:
         """Return why no step follows although steps are left; "" if one does."""
-        if stopped := self.stopped(levels, level):
+        if stopped := self.stopped(level):
             return stopped
-        if self.solved or not 0 < self.patience <= self.untrained:
-            return self.solved
-        return f"every training group was solved for {self.untrained} steps"
+        if self._is_idle and not self.solved:
+            return f"every training group was solved for {self.untrained} steps"
+        return self.solved
 
-    def wants_check(self, levels: Sequence[int], level: int) -> bool:
+    @property
+    def _is_idle(self) -> bool:
+        """Whether `patience` steps in a row trained on nothing."""
+        return 0 < self.patience <= self.untrained
+
+    @property
+    def _were_solved(self) -> bool:
+        """Whether nearly all groups of the untrained steps were solved."""
+        return self.classes["solved"] > MOSTLY_SOLVED * self.classes.total()
+
+    def wants_check(self, level: int) -> bool:
         """Return whether a held-out evaluation may end the run now."""
         is_due = self.solved_steps > 0 and (self.solved_steps - 1) % CHECK_EVERY == 0
-        return is_due and self.may_be_solved and not self.ended(levels, level)
+        return is_due and self.may_be_solved and not self.ended(level)
 
     def take_check(self, step: int, line: Mapping[str, Any]) -> list[Decision]:
         """Take note of the evaluation that `wants_check` asked for; return the decision to end the
@@ -211,14 +202,14 @@ class EndWatch(Resumable):
 
 def trap_of(groups: Sequence[Group]) -> str:
     """Return in words the trap in which the groups of a level sit; "" if they sit in none."""
-    count = len(groups)
-    if sum(group.class_name == "varied" for group in groups) > TRAP_VARIED * count:
+    classes = Counter(group.class_name for group in groups)
+    if classes["varied"] > TRAP_VARIED * len(groups):
         return ""
     trap = common_trap([score for group in groups for score in group.scores])
     if trap is not None:
         return f"most completions were in the trap {trap!r}"
-    identical = sum(group.class_name == "identical" for group in groups)
-    return "most groups wrote one wrong text each" if identical >= COLLAPSED_SHARE * count else ""
+    is_common = classes["identical"] >= COLLAPSED_SHARE * len(groups)
+    return "most groups wrote one wrong text each" if is_common else ""
 
 
 Kind = Literal[
@@ -232,9 +223,6 @@ Kind = Literal[
     "no signal",
 ]
 FAILED: tuple[Kind, ...] = ("not learned", "collapsed", "got worse", "no signal")
-
-# The mean scores of one problem: before training, when reinforcement began, and after it.
-Means = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -278,6 +266,11 @@ class Verdict:
         """0, or UNFINISHED if the run was stopped or has failed."""
         return UNFINISHED if self.stopped or self.kind in FAILED else 0
 
+    def is_expected(self, is_control: bool) -> bool:
+        """Return whether the run ended as it should: it learned; a control experiment did not."""
+        has_learned = self.kind == "learned" or (self.kind == "already solved" and not is_control)
+        return not self.stopped and has_learned != is_control
+
     def lines(self, metric: str, unit: str, control: str = "") -> list[str]:
         """Return the verdict for the console: the conclusion, its cause, what to change, figures.
 
@@ -317,8 +310,7 @@ class Verdict:
     def to_json(self) -> dict[str, Any]:
         """Return the verdict as a line of eval.jsonl."""
         values = asdict(self)
-        kind = values.pop("kind")
-        step = values.pop("steps")
+        kind, step = values.pop("kind"), values.pop("steps")
         return {"step": step, "purpose": "verdict", "verdict": kind, "tier": self.tier, **values}
 
     @classmethod
@@ -328,61 +320,42 @@ class Verdict:
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
 
-def is_expected(verdict: Verdict, mark: Mapping[str, str]) -> bool:
-    """Return whether a run ended as it should.
-
-    A run learns, and a control experiment, which has a `mark`, does not.
-    """
-    if verdict.stopped:
-        return False
-    if mark:
-        return verdict.kind != "learned"
-    return verdict.kind in ("learned", "already solved")
-
-
 @dataclass(frozen=True)
 class HeldOut:
     """Scored answers to held-out problems: those of the untrained policy (`before`), of the trained
     one (`after`), and of the policy after the warm start (`imitated`; None without one).
-
-    The policies are compared at `levels` levels.
     """
 
     before: Sequence[Group] = ()
     after: Sequence[Group] = ()
     imitated: Sequence[Group] | None = None
-    levels: int = 1
 
-    def at(self, level: int) -> tuple[list[Group], ...]:
-        """Return the answers at a level: before training, as reinforcement began, and after it."""
-        begun = self.before if self.imitated is None else self.imitated
-        return tuple(
-            [group for group in groups if group.problem.level == level]
-            for groups in (self.before, begun, self.after)
+    @property
+    def begun(self) -> Sequence[Group]:
+        """The answers when reinforcement began: what imitation taught does not count."""
+        return self.before if self.imitated is None else self.imitated
+
+    def at(self, level: int) -> "HeldOut":
+        """Return the answers at one level."""
+        before, after, imitated = (
+            [group for group in groups or () if group.problem.level == level]
+            for groups in (self.before, self.after, self.imitated)
         )
+        return HeldOut(before, after, None if self.imitated is None else imitated)
 
-    def paired(self, level: int, name: str) -> list[Means]:
-        """Return the means of "value" or "exact" of each problem of `level` that all answered."""
+    def paired(self, name: str) -> list[tuple[float, float, float]]:
+        """Return the mean "value" or "exact" of each problem that all answered: before training,
+        when reinforcement began, and after it.
+        """
         before, begun, after = (
             {
                 group.problem.key: fmean(getattr(score, name) for score in group.scores)
                 for group in groups
             }
-            for groups in self.at(level)
+            for groups in (self.before, self.begun, self.after)
         )
-        return [
-            (before[key], begun[key], after[key]) for key in before if key in begun and key in after
-        ]
-
-    def interval(self, means: Sequence[Means]) -> tuple[float, float]:
-        """Return the interval of what reinforcement added, which may be anything without problems.
-
-        A policy that is called "learned" if it learned at any of several levels has as many chances
-        of being called so by mistake. So the interval misses as many times more rarely
-        (Bonferroni's correction), and the probability of a mistake stays at TAIL.
-        """
-        gains = [now - then for _, then, now in means]
-        return mean_interval(gains, (-1.0, 1.0), TAIL / self.levels) if gains else (-1.0, 1.0)
+        keys = [key for key in before if key in begun and key in after]
+        return [(before[key], begun[key], after[key]) for key in keys]
 
 
 def conclude(
@@ -406,38 +379,29 @@ def conclude(
         if line["purpose"] == "report" and line["step"] == 0
     }
     levels = sorted({*was_solved, level}, reverse=True)
-    answers = replace(answers, levels=len(levels))
-
-    def verdict_at(each: int) -> Verdict:
-        solved = was_solved.get(each, False)
-        return reach_verdict(each, answers, metrics, was_solved=solved, stopped=stopped)
-
-    chosen = verdict_at(level)
+    verdicts = {
+        each: reach_verdict(
+            each,
+            answers.at(each),
+            metrics,
+            was_solved=was_solved.get(each, False),
+            stopped=stopped,
+            chances=len(levels),
+        )
+        for each in levels
+    }
+    chosen = verdicts[level]
     last = metrics[-1].get("levels", {}) if metrics else {}
     has_fallen = chosen.kind in ("collapsed", "got worse") and str(level) in last
-    if chosen.kind != "learned" and not has_fallen:
-        verdicts = map(verdict_at, levels)
-        chosen = next((each for each in verdicts if each.kind == "learned"), chosen)
+    if not has_fallen and chosen.kind != "learned":
+        chosen = next((each for each in verdicts.values() if each.kind == "learned"), chosen)
 
-    before, _, after = answers.at(chosen.level)
+    at_level = answers.at(chosen.level)
     return replace(
         chosen,
         solved_step=solved_step(evaluations, chosen.level),
-        mistake=most_common_mistake(after or before, words),
+        mistake=most_common_mistake(at_level.after or at_level.before, words),
     )
-
-
-# What a verdict says of its cause.
-CAUSES = {
-    "trap": "{share:.0%} of the held-out completions are in the trap {name!r}{since}",
-    "one text": "{share:.0%} of the held-out completions are the same wrong text",
-    "one text each": "{share:.0%} of the last training groups wrote one wrong text each{since}",
-    "score": "the held-out score fell by more than chance explains",
-    "exact": "exact answers fell from {then:.3f} to {now:.3f}, which the score does not show",
-    "no group": "no group was trained on",
-    "degenerate": "{share:.0%} of the groups were {name} ({why})",
-    "endless": "{share:.0%} of the held-out completions did not end within their token budget",
-}
 
 
 def reach_verdict(
@@ -447,44 +411,52 @@ def reach_verdict(
     *,
     was_solved: bool,
     stopped: str = "",
+    chances: int = 1,
 ) -> Verdict:
-    """Return the verdict on a run at one level.
+    """Return the verdict on a run at one level, to whose problems the `answers` are.
 
-    The scores after training are compared with those after the warm start if there was one, so
-    what imitation taught does not count. `metrics` are the lines of metrics.jsonl; `was_solved` is
-    whether the untrained policy passed the validation check.
+    `metrics` are the lines of metrics.jsonl; `was_solved` is whether the untrained policy passed
+    the validation check. A policy that is called "learned" if it learned at any of several levels
+    has as many `chances` of being called so by mistake. So the interval misses as many times more
+    rarely (Bonferroni's correction), and the probability of a mistake stays at TAIL.
     """
-    values, exact = (answers.paired(level, name) for name in ("value", "exact"))
-    low, high = answers.interval(values)
+
+    def gain(name: str) -> tuple[float, float]:
+        """Return the interval of what reinforcement added; it may be anything without problems."""
+        gains = [now - then for _, then, now in answers.paired(name)]
+        return mean_interval(gains, (-1.0, 1.0), TAIL / chances) if gains else (-1.0, 1.0)
+
+    values = answers.paired("value")
+    before, begun, after = map(fmean, zip(*values)) if values else (None, None, None)
+    low, high = gain("value")
     figures = figures_of(metrics)
-    collapse, trap = _collapse(answers, level, metrics)
+    collapse, trap = _collapse(level, answers, metrics)
     no_signal = "" if was_solved else _no_signal(metrics, figures)
 
-    decline = CAUSES["score"] if high < 0 else ""
-    if not decline and answers.interval(exact)[1] < 0:
-        _, then, now = map(fmean, zip(*exact))
-        decline = CAUSES["exact"].format(then=then, now=now)
+    decline = ""
+    if high < 0:
+        decline = "the held-out score fell by more than chance explains"
+    elif gain("exact")[1] < 0:
+        _, then, now = map(fmean, zip(*answers.paired("exact")))
+        decline = f"exact answers fell from {then:.3f} to {now:.3f}, which the score does not show"
 
-    is_short = len(metrics) < MIN_STEPS and not stopped
-    rows: list[tuple[Kind, Any]] = [  # the first that holds
-        ("no signal", no_signal and not figures["updated"]),
-        ("collapsed", collapse),
-        ("got worse", decline),
-        ("not measured", not values),
-        ("learned", low > 0 and figures["updated"] and not trap),
-        ("already solved", was_solved),
-        ("no signal", no_signal),
-        ("too short to tell", is_short),
-        ("not learned", True),
+    rows: list[tuple[Kind, Any, str]] = [  # the first that holds, and its cause
+        ("no signal", no_signal and not figures["updated"], no_signal),
+        ("collapsed", collapse, collapse),
+        ("got worse", decline, decline),
+        ("not measured", not values, ""),
+        ("learned", low > 0 and figures["updated"] and not trap, ""),
+        ("already solved", was_solved, ""),
+        ("no signal", no_signal, no_signal),
+        ("too short to tell", len(metrics) < MIN_STEPS and not stopped, ""),
+        ("not learned", True, ""),
     ]
-    kind = next(kind for kind, holds in rows if holds)
+    kind, _, cause = next(row for row in rows if row[1])
+    endless = truncated_share(answers.after) if answers.after else 0.0
+    if endless >= COLLAPSED_SHARE:
+        said = f"{endless:.0%} of the held-out completions did not end within their token budget"
+        cause = f"{cause}; {said}" if cause else said
 
-    causes = [{"no signal": no_signal, "collapsed": collapse, "got worse": decline}.get(kind, "")]
-    after = answers.at(level)[-1]
-    if after and (share := truncated_share(after)) >= COLLAPSED_SHARE:
-        causes.append(CAUSES["endless"].format(share=share))
-
-    before, begun, trained = map(fmean, zip(*values)) if values else (None, None, None)
     return Verdict(
         kind,
         level=level,
@@ -493,17 +465,17 @@ def reach_verdict(
         stopped=stopped,
         imitated=None if answers.imitated is None else begun,
         before=before,
-        after=trained,
+        after=after,
         difference=fmean(now - then for _, then, now in values) if values else None,
         low=low if values else None,
         high=high if values else None,
-        cause="; ".join(filter(None, causes)),
+        cause=cause,
         trap=trap,
     )
 
 
 def _collapse(
-    answers: HeldOut, level: int, metrics: Sequence[Mapping[str, Any]]
+    level: int, answers: HeldOut, metrics: Sequence[Mapping[str, Any]]
 ) -> tuple[str, str]:
     """Return how the trained policy collapsed, in words, and its trap; "" for what does not apply.
 
@@ -511,9 +483,9 @@ def _collapse(
     evaluations have one completion of each problem, so whether the completions of a group are the
     same wrong text is asked of the last steps of training.
     """
-    _, begun, after = answers.at(level)
     scores, old = (
-        [score for group in groups for score in group.scores] for groups in (after, begun)
+        [score for group in groups for score in group.scores]
+        for groups in (answers.after, answers.begun)
     )
     is_enough = len(scores) >= MIN_COMPLETIONS
 
@@ -524,22 +496,23 @@ def _collapse(
             return "", trap
         if is_enough or since:
             share = fmean(score.parts.get("trap") == trap for score in scores)
-            return CAUSES["trap"].format(share=share, name=trap, since=since), trap
+            return f"{share:.0%} of the held-out completions are in the trap {trap!r}{since}", trap
 
-    texts, old_texts = _wrong_texts(after), _wrong_texts(begun)
+    texts, old_texts = _wrong_texts(answers.after), _wrong_texts(answers.begun)
     text, most = max(texts.items(), key=itemgetter(1), default=("", 0))
     if is_enough and most >= COLLAPSED_SHARE * len(scores):
         share = most / len(scores)
         if old and old_texts[text] / len(old) > share:
             return "", "one wrong text"  # what it came from, and leaves
-        return CAUSES["one text"].format(share=share), ""
+        return f"{share:.0%} of the held-out completions are the same wrong text", ""
 
     # Right answers may be identical too, where the highest reward is not known.
     by_step = [line.get("levels", {}).get(str(level)) for line in metrics]
     shares = [step["class"].get("identical", 0) / step["groups"] if step else 0 for step in by_step]
     last = fmean(shares[-LAST_STEPS:]) if len(shares) >= LAST_STEPS else 0.0
     if last >= COLLAPSED_SHARE and texts.total() >= COLLAPSED_SHARE * len(scores) > 0:
-        return CAUSES["one text each"].format(share=last, since=_since(metrics, shares)), ""
+        since = _since(metrics, shares)
+        return f"{last:.0%} of the last training groups wrote one wrong text each{since}", ""
     return "", ""
 
 
@@ -572,9 +545,9 @@ def _no_signal(metrics: Sequence[Mapping[str, Any]], figures: Mapping[str, Any])
     if updated >= RARE * steps if steps >= MIN_STEPS_FOR_RARE else updated or not steps:
         return ""
     if not name:
-        return CAUSES["no group"]
+        return "no group was trained on"
     share = _total(metrics, f"groups/class/{name}") / max(1, _total(metrics, "groups/count"))
-    return CAUSES["degenerate"].format(share=share, name=name, why=WHY[name])
+    return f"{share:.0%} of the groups were {name} ({WHY[name]})"
 
 
 def _total(metrics: Sequence[Mapping[str, Any]], name: str) -> int:
@@ -598,20 +571,13 @@ def figures_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     idle = (sum(classes.values()) - demonstrated) / sum(groups) if groups else 0.0
     return {
         "steps": len(metrics),
-        "updated": sum(map(has_update, metrics)),
+        # Under `on_degenerate: keep` groups without a gradient are in the loss.
+        "updated": sum("loss" in line and line.get("grad_norm") != 0 for line in metrics),
         "untaught": wasted or idle,
         "truncated": fmean(truncated, groups) if truncated else 0.0,
         "demonstrated": demonstrated / kept if kept else 0.0,
         "degenerate": most_common if classes[most_common] else "",
     }
-
-
-def has_update(metrics: Mapping[str, Any]) -> bool:
-    """Return whether a step updated the weights: it had a gradient.
-
-    Groups without one are in the loss under `on_degenerate: keep`.
-    """
-    return "loss" in metrics and metrics.get("grad_norm") != 0
 
 
 def most_common_mistake(groups: Sequence[Group], words: Mapping[str, str]) -> str:
@@ -625,8 +591,8 @@ def most_common_mistake(groups: Sequence[Group], words: Mapping[str, str]) -> st
         for completion, score in zip(group.completions, group.scores)
         if not score.exact
     )
+    wrong = mistakes.total()
     for name, count in mistakes.most_common(1):
-        wrong = mistakes.total()
         return f"{name} ({count} of {wrong} wrong answer{'s' * (wrong != 1)})"
     return ""
 

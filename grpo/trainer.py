@@ -453,12 +453,12 @@ class Trainer:
     @property
     def stopped(self) -> str:
         """Why training failed and stops after this step; "" if it continues."""
-        return self.end.stopped(self.curriculum.levels, self.curriculum.level)
+        return self.end.stopped(self.curriculum.level)
 
     @property
     def ended(self) -> str:
         """Why no step follows although steps are left; "" if one does."""
-        if ended := self.end.ended(self.curriculum.levels, self.curriculum.level):
+        if ended := self.end.ended(self.curriculum.level):
             return ended
         assert self.config.steps is not None, "the configuration is resolved"
         has_fallen = self.anneal_from + self.anneal_steps <= self.done < self.config.steps

@@ -107,7 +107,7 @@ class HeldOutEvaluator:
     def end_if_solved(self) -> None:
         """End the run if the last level is solved in training and on held-out problems."""
         trainer, level = self.trainer, self.trainer.curriculum.level
-        if not trainer.end.wants_check(trainer.curriculum.levels, level):
+        if not trainer.end.wants_check(level):
             return
         for line in self.evaluate(
             "promotion", [level], seed=PROMOTION_SEED, size=CHECK_PROBLEMS, rollouts="promotion"

@@ -30,7 +30,7 @@ from grpo.curriculum import (
     use_prompt,
 )
 from grpo.distributed import Ranks
-from grpo.ending import HeldOut, Verdict, conclude, is_expected
+from grpo.ending import HeldOut, Verdict, conclude
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import middle_left_out, sent_lines
@@ -511,6 +511,6 @@ class Run:
                     getattr(trainer.task, "level_unit", ""),
                     mark.get("control", ""),
                 ),
-                is_expected=is_expected(verdict, mark),
+                is_expected=verdict.is_expected(bool(mark)),
             )
         )

@@ -59,7 +59,7 @@ def test_a_run_in_which_nothing_teaches_stops_early_with_its_cause(tmp_path, cap
     assert train.main([*options, "--steps", "9"]) == 3
     said = capsys.readouterr().out.splitlines()
     reason = (
-        "no group could be trained on for 3 steps (100% failed; reward 0.000); "
+        "no group could be trained on for 3 steps, up to level 1 (100% failed); "
         + (REMEDIES["failed"])
     )
     assert said[-1].endswith(f"stopped after step 3: {reason}")
