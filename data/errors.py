@@ -45,17 +45,9 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; {self.prog} --help lists the flags")
 
     def nearest(self, word: str) -> str:
-        """Return the flags that an unknown `word` abbreviates by their initials, e.g.
-        "--learning-rate or --lora-rank" for "--lr", or else the one spelled most alike; "" if none.
-        """
-        known = sorted(option for action in self._actions for option in action.option_strings)
-        letters = word.lstrip("-")
-        meant = [
-            option
-            for option in known
-            if "".join(part[:1] for part in option.lstrip("-").split("-")) == letters
-        ]
-        return " or ".join(meant or difflib.get_close_matches(word, known, 1, cutoff=0.7))
+        """Return the flag that is spelled most like an unknown `word`; "" if none is."""
+        known = [option for action in self._actions for option in action.option_strings]
+        return next(iter(difflib.get_close_matches(word, known, 1, cutoff=0.7)), "")
 
 
 @contextmanager
@@ -76,17 +68,13 @@ def blaming(what: str) -> Iterator[None]:
 
 @contextmanager
 def needs(package: str, extra: str, where: str = "") -> Iterator[None]:
-    """Import `package` within this context.
-
-    If it or one of its own requirements is missing, UserError names that and the `extra` that
-    installs it; `where` is the flag that needs it.
+    """Import `package` within this block. If it or what it imports is missing, UserError names the
+    `extra` that installs it; `where` is the flag that needs it.
     """
     try:
         yield
     except ImportError as error:
-        missing = f"{package} is not installed"
-        if error.name and error.name.partition(".")[0] != package:
-            missing = f"{package} cannot be imported, because {error.name} is not installed"
+        missing = f"{error.name or package} is not installed"
         raise UserError(
             f"{where and where + ': '}{missing}; pip install -c constraints.txt -e '.[{extra}]'"
         ) from error
@@ -151,17 +139,17 @@ class Lasting:
 
     def write(self, text: str) -> int:
         """Write `text`, or discard it; return its length."""
-        self._attempt(self.stream.write, text)
+        try:
+            self.stream.write(text)
+        except (OSError, ValueError):  # ValueError: a closed file
+            _discard(self.stream)
         return len(text)
 
     def flush(self) -> None:
         """Flush the stream."""
-        self._attempt(self.stream.flush)
-
-    def _attempt(self, action: Callable, *arguments: Any) -> None:
         try:
-            action(*arguments)
-        except (OSError, ValueError):  # ValueError: a closed file
+            self.stream.flush()
+        except (OSError, ValueError):
             _discard(self.stream)
 
     def __getattr__(self, name: str) -> Any:

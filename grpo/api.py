@@ -1,6 +1,5 @@
 """What the library does without a run directory: a trainer for a loop of your own, and a model."""
 
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -8,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
-from data.text import is_encodable
 from grpo.config import Config, checked, is_run, with_texts
 from grpo.distributed import SIZE
 from grpo.learn.loss import from_python
@@ -49,7 +47,12 @@ def make_trainer(
             raise UserError(
                 f"make_trainer(): {name} applies only to runs; use train(), or leave it out"
             )
-    config, warned = _started(Config(**given), given)
+    config = Config(**given)
+    warned: list[str] = []
+    if is_run(Path(config.model)):  # only an earlier run needs what reads it
+        from grpo.run.resume import start_from
+
+        config, warned = start_from(config, given)
     config, parts = load_parts(config, **values)
     for text in (*warned, *getattr(parts.task, "notes", ())):
         warnings.warn(text, stacklevel=2)
@@ -63,18 +66,6 @@ def make_trainer(
 
     trainer.callbacks.insert(0, warn_of_problems)
     return trainer
-
-
-def _started(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
-    """Return the configuration if its model may be an earlier run, and warnings.
-
-    Only a model that is a run or a checkpoint needs what reads them.
-    """
-    if not is_run(Path(config.model)):
-        return config, []
-    from grpo.run.resume import start_from
-
-    return start_from(config, given)
 
 
 def arguments(
@@ -168,17 +159,22 @@ class Model:
 
         The run's system turn comes first. A `temperature` of 0 always takes the likeliest token.
         The same `seed` gives the same completions. Warns if the end of the model's context cuts a
-        completion off before `max_new_tokens`. Raises UserError if a prompt leaves no room for an
-        answer in the context.
+        completion off before `max_new_tokens`, and raises UserError if it leaves no room at all.
         """
-        _check_generation(prompts, max_new_tokens, temperature, top_p)
+        if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
+            raise UserError("generate: give a list of prompts, which are texts")
+        if max_new_tokens < 1 or temperature < 0 or not 0 < top_p <= 1:
+            raise UserError(
+                f"generate: max_new_tokens is {max_new_tokens}, temperature {temperature} and "
+                f"top_p {top_p}; give 1 or more, 0 or more, and a number above 0 and up to 1"
+            )
         if not prompts:
             return []
 
         context = self._policy.context
         encoded = self._encode(prompts)
-        rooms = [context - len(prompt) for prompt in encoded]
-        if min(rooms) < 1:
+        room = context - max(map(len, encoded))
+        if room < 1:
             raise UserError(
                 f"generate: a prompt is longer than the model's context of {context} tokens"
             )
@@ -187,19 +183,17 @@ class Model:
             encoded,
             keys=[[sample_key("generate", seed, number)] for number in range(len(prompts))],
             temperatures=[temperature] * len(prompts),
-            budgets=[min(max_new_tokens, room) for room in rooms],
+            budgets=[min(max_new_tokens, context - len(prompt)) for prompt in encoded],
             truncate=truncation(0, top_p),
         )
         completions = [group[0] for group in generate(self._policy, request)]
-        for number, (completion, room) in enumerate(zip(completions, rooms, strict=True)):
-            if completion.is_truncated and room < max_new_tokens:
-                warnings.warn(
-                    f"generate: the completion of prompts[{number}] was cut off after {room} "
-                    f"tokens instead of {max_new_tokens}, where the model's context of {context} "
-                    "tokens ends; give shorter prompts, or a model with a longer context",
-                    stacklevel=2,
-                )
-                break
+        if room < max_new_tokens and any(each.is_truncated for each in completions):
+            warnings.warn(
+                f"generate: the model's context of {context} tokens leaves a completion as few as "
+                f"{room} tokens instead of {max_new_tokens}; give shorter prompts, or a model "
+                "with a longer context",
+                stacklevel=2,
+            )
         return [completion.text for completion in completions]
 
     def _encode(self, prompts: Sequence[str]) -> list[tuple[int, ...]]:
@@ -213,22 +207,3 @@ class Model:
             return [self._policy.encode(prompt) for prompt in prompts]
         finally:
             self._policy.use(format)
-
-
-def _check_generation(prompts: Any, max_new_tokens: Any, temperature: Any, top_p: Any) -> None:
-    """Raise UserError for arguments that `Model.generate` does not take."""
-    is_list = isinstance(prompts, Sequence) and not isinstance(prompts, str)
-    if not (is_list and all(isinstance(prompt, str) for prompt in prompts)):
-        raise UserError("generate: give a list of prompts, which are texts")
-    if not all(map(is_encodable, prompts)):
-        raise UserError("generate: a prompt holds half of a surrogate pair, not a character")
-
-    def is_number(value: Any, kinds: Any = int | float) -> bool:
-        return isinstance(value, kinds) and not isinstance(value, bool) and math.isfinite(value)
-
-    if not (is_number(max_new_tokens, int) and max_new_tokens > 0):
-        raise UserError(f"generate: max_new_tokens is {max_new_tokens!r}; give 1 or more")
-    if not (is_number(temperature) and temperature >= 0):
-        raise UserError(f"generate: temperature is {temperature!r}; give a number from 0 up")
-    if not (is_number(top_p) and 0 < top_p <= 1):
-        raise UserError(f"generate: top_p is {top_p!r}; give a number above 0 and up to 1")

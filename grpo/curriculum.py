@@ -25,7 +25,6 @@ from grpo.config import Config
 from grpo.distributed import SINGLE, Ranks
 from grpo.evaluate import (
     EvaluationSettings,
-    Sampling,
     evaluate,
     score_groups,
     select,
@@ -323,7 +322,7 @@ def survey_problems(
         supply.sample(level, SURVEY_SEED),
         count,
         frozenset(),
-        Sampling.of(config),
+        config.max_new_tokens,
         fruitless=patience(count, family),
         family=family,
     )
@@ -339,7 +338,7 @@ def sample_survey(
     ranks: Ranks,
 ) -> list[Group]:
     """Return a scored and classified group for each problem; each of several ranks samples some."""
-    settings = EvaluationSettings(Sampling.of(config), SURVEY_SEED, samples, draft=config.draft)
+    settings = EvaluationSettings.of(config, SURVEY_SEED, samples)
     groups = ranks.gather(evaluate(policy, task, ranks.share(problems), settings))
     for group in groups:
         group.class_name = group_class(group, range_of(task))

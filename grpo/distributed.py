@@ -119,14 +119,18 @@ def join_ranks(device: str) -> Ranks:
     """Join the ranks that torchrun started, until the process ends; return this one.
 
     Each rank has a GPU of its own if there are any and `device` is not "cpu". Raises UserError if
-    the environment is not one that torchrun has made, or if the ranks do not find each other.
+    there are too few, or if the ranks do not find each other.
     """
-    uses_gpu = device != "cpu" and torch.cuda.is_available()
-    _check_environment(uses_gpu)
     if SIZE <= 1:
         return SINGLE
-    if uses_gpu:
-        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+    if device != "cpu" and torch.cuda.is_available():
+        local, count = int(os.environ.get("LOCAL_RANK", RANK)), torch.cuda.device_count()
+        if local >= count:
+            raise UserError(
+                f"rank {RANK} has no GPU of its own, because there are {count} here; give torchrun "
+                f"--nproc-per-node {count}, or give --device cpu"
+            )
+        torch.cuda.set_device(local)
 
     # Once in a process: a second rendezvous can find addresses of the first.
     if not dist.is_initialized():
@@ -136,34 +140,10 @@ def join_ranks(device: str) -> Ranks:
     return Ranks(dist.get_rank(), dist.get_world_size())
 
 
-def _check_environment(uses_gpu: bool) -> None:
-    """Raise UserError unless the variables of torchrun are complete, or say that there is none."""
-    fix = "start with torchrun, or unset WORLD_SIZE, which another job may have left"
-    size = os.environ.get("WORLD_SIZE", "")
-    if size and not size.isdecimal():
-        raise UserError(f"WORLD_SIZE is {size!r}, not a number of processes; {fix}")
-    if SIZE <= 1:
-        return
-
-    for name in ("RANK", "MASTER_PORT", *(["LOCAL_RANK"] if uses_gpu else [])):
-        value = os.environ.get(name)
-        if not (value or "").isdecimal():
-            found = "is not set" if value is None else f"is {value!r}"
-            raise UserError(f"WORLD_SIZE is {SIZE}, but {name} {found}; {fix}")
-    if RANK >= SIZE:
-        raise UserError(f"WORLD_SIZE is {SIZE}, but RANK is {RANK}; {fix}")
-
-    if uses_gpu and int(os.environ["LOCAL_RANK"]) >= (count := torch.cuda.device_count()):
-        raise UserError(
-            f"rank {RANK} has no GPU of its own, because there are {count} here; give torchrun "
-            f"--nproc-per-node {count}, or give --device cpu"
-        )
-
-
 @contextmanager
 def _rendezvous() -> Iterator[None]:
     """Within this block the ranks wait for each other. Say so if that takes long, or fails."""
-    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ['MASTER_PORT']}"
+    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
     line = f"train.py, rank {RANK}: waits at {where} for the other ranks (WORLD_SIZE is {SIZE})"
     timer = threading.Timer(PATIENCE, lambda: print(line, file=sys.stderr, flush=True))
     timer.daemon = True

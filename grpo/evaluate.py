@@ -14,7 +14,7 @@ from grpo.records import Group
 from grpo.rollout.budget import budget_for, fitting, room_warning
 from grpo.rollout.generate import Drafting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
-from grpo.statistics import mean_interval, rate_interval
+from grpo.statistics import mean_interval
 from tasks.base import Problem, Task, declared_budget, family_size
 from tasks.scoring import scores_of_groups, without_end
 from tasks.supply import DistinctProblems, first_distinct, patience, problem_stream
@@ -22,69 +22,51 @@ from tasks.supply import DistinctProblems, first_distinct, patience, problem_str
 # Says how far an evaluation is: ``progress("scoring", 64, 200)``.
 ShowProgress = Callable[[str, int, int], None]
 
+BATCH = 64  # problems that are answered at once
+
 # A warning is shown if a larger share of the completions is truncated.
 TOO_MANY_TRUNCATED = 0.5
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How completions are sampled, under the names of the flags.
-
-    The evaluations of a run sample as the run does.
-    """
+class EvaluationSettings:
+    """How problems are answered, e.g. ``EvaluationSettings(temperature=0.7, samples=8)``."""
 
     temperature: float = 1.0  # 0: greedy
-    top_k: int = 0  # 0: all tokens
     top_p: float = 1.0  # 1: all tokens
-    max_new_tokens: int = 0  # 0: chosen by the target and the task, see `budget_for`
+    max_new_tokens: int | None = None  # chosen by the target and the task, see `budget_for`
+    seed: int = 0
+    samples: int = 1  # of each problem
+    draft: str = "auto"  # the mode of speculative decoding, as in the configuration
 
     @classmethod
-    def of(cls, config: Config) -> "Sampling":
-        """Return the sampling settings of a run."""
-        return cls(config.temperature, 0, config.top_p, config.max_new_tokens or 0)
-
-
-@dataclass(frozen=True)
-class HeldOutRequest:
-    """Which problems to evaluate on, e.g. ``HeldOutRequest(10, "validation", seed=7, size=200)``.
-
-    `seed` is that of the problem stream, and `size` the number of distinct problems.
-    """
-
-    level: int
-    split: str
-    seed: int
-    size: int
-
-
-@dataclass(frozen=True)
-class EvaluationSettings:
-    """How problems are answered, e.g. ``EvaluationSettings(Sampling(0.7), seed=1, samples=8)``.
-
-    There are `samples` completions of each problem, and `batch` problems are answered at once.
-    `draft` is the mode of speculative decoding, as in the configuration.
-    """
-
-    sampling: Sampling = Sampling()
-    seed: int = 0
-    samples: int = 1
-    batch: int = 64
-    draft: str = "auto"
+    def of(cls, config: Config, seed: int, samples: int) -> "EvaluationSettings":
+        """Return the settings of an evaluation that samples as the run does."""
+        names = ("temperature", "top_p", "max_new_tokens", "draft")
+        own = {name: getattr(config, name) for name in names}
+        return cls(**own, seed=seed, samples=samples)
 
 
 def find_problems(
-    policy: Policy, task: Task, request: HeldOutRequest, seen: Set[str], sampling: Sampling
+    policy: Policy,
+    task: Task,
+    level: int,
+    split: str,
+    *,
+    seed: int,
+    size: int,
+    seen: Set[str] = frozenset(),
+    budget: int | None = None,
 ) -> DistinctProblems:
-    """Return the problems of the task's stream that are asked for and that training has not `seen`.
+    """Return `size` distinct problems of the task's stream that training has not `seen`.
 
-    If there are fewer, all of them are returned.
+    If there are fewer, all of them are returned. `seed` is that of the stream, `budget` that of
+    --max-new-tokens.
     """
-    size = request.size
-    family = family_size(task, request.level)
-    stream = problem_stream(task, seed=request.seed, split=request.split, level=request.level)
-    return select(
-        policy, stream, size, seen, sampling, fruitless=patience(size, family), family=family
-    )
+    family = family_size(task, level)
+    stream = problem_stream(task, seed=seed, split=split, level=level)
+    limits = {"fruitless": patience(size, family), "family": family}
+    return select(policy, stream, size, seen, budget, **limits)
 
 
 def select(
@@ -92,7 +74,7 @@ def select(
     problems: Iterable[Problem],
     size: int,
     seen: Set[str],
-    sampling: Sampling,
+    budget: int | None,
     **limits: int | None,
 ) -> DistinctProblems:
     """Return `first_distinct` of the `problems` that fit the model's context and the budget.
@@ -100,8 +82,7 @@ def select(
     `limits` are passed on to `first_distinct`.
     """
     too_long: list[Problem] = []
-    fit = fitting(policy, problems, too_long, sampling.max_new_tokens)
-    found = first_distinct(fit, size, seen, **limits)
+    found = first_distinct(fitting(policy, problems, too_long, budget), size, seen, **limits)
     return replace(found, too_long=len({problem.key for problem in too_long}))
 
 
@@ -117,12 +98,10 @@ def evaluate(
     Each completion is an independent draw. `progress` is called when a batch is about to be sampled
     or scored, with the number of problems that are done.
     """
-    sampling = settings.sampling
     groups: list[Group] = []
     drafting = Drafting(settings.draft)
-
-    for start in range(0, len(problems), settings.batch):
-        part = problems[start : start + settings.batch]
+    for start in range(0, len(problems), BATCH):
+        part = problems[start : start + BATCH]
         progress("sampling", start, len(problems))
         found = sample_groups(
             policy,
@@ -130,9 +109,9 @@ def evaluate(
             part,
             indices=range(start, start + len(part)),
             keys=[_keys(settings.seed, problem, settings.samples) for problem in part],
-            temperatures=[sampling.temperature] * len(part),
-            budgets=budgets(policy, task, part, sampling),
-            truncate=truncation(sampling.top_k, sampling.top_p),
+            temperatures=[settings.temperature] * len(part),
+            budgets=budgets(policy, task, part, settings.max_new_tokens),
+            truncate=truncation(0, settings.top_p),
             drafting=drafting,
         )
         progress("scoring", start, len(problems))
@@ -171,7 +150,7 @@ def _keys(seed: int, problem: Problem, samples: int) -> list[int]:
 
 
 def budgets(
-    policy: Policy, task: Task, problems: Sequence[Problem], sampling: Sampling
+    policy: Policy, task: Task, problems: Sequence[Problem], asked: int | None
 ) -> list[int]:
     """Return the most new tokens that a completion of each problem may take."""
     return [
@@ -179,7 +158,7 @@ def budgets(
             policy,
             policy.encode(problem),
             problem.target,
-            sampling.max_new_tokens,
+            asked,
             declared_budget(task, problem.level),
         )
         for problem in problems
@@ -187,15 +166,13 @@ def budgets(
 
 
 def first_room_warning(
-    policy: Policy, task: Task, problems: Sequence[Problem], sampling: Sampling
+    policy: Policy, task: Task, problems: Sequence[Problem], asked: int | None
 ) -> str:
     """Return a warning about the first problem whose prompt leaves too little room, else ""."""
-    asked = sampling.max_new_tokens
-    warnings = (
-        room_warning(policy, problem, asked, declared_budget(task, problem.level))
-        for problem in problems
-    )
-    return next(filter(None, warnings), "")
+    for problem in problems:
+        if warning := room_warning(policy, problem, asked, declared_budget(task, problem.level)):
+            return warning
+    return ""
 
 
 def truncation_warning(line: dict[str, Any], where: str) -> str:
@@ -220,13 +197,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     values = [fmean(score.value for score in group.scores) for group in groups]
     exact = [fmean(score.exact for score in group.scores) for group in groups]
     low, high = mean_interval(values)
-
-    # With one sample of each problem the exact answers are a binomial count.
-    if all(len(group.scores) == 1 for group in groups):
-        exact_low, exact_high = rate_interval(round(sum(exact)), len(exact))
-    else:
-        exact_low, exact_high = mean_interval(exact)
-
+    exact_low, exact_high = mean_interval(exact)  # of one sample each: of a binomial count
     return {
         "n": len(values),
         "mean": fmean(values),

@@ -9,10 +9,7 @@ from contextlib import contextmanager, redirect_stdout
 
 
 def _from_environment(name: str, default: int) -> int:
-    """Return a number that torchrun sets.
-
-    Whatever else the variable holds, `grpo.distributed.join_ranks` names.
-    """
+    """Return a number that torchrun sets."""
     text = os.environ.get(name, "")
     return int(text) if text.isdecimal() else default
 

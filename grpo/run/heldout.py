@@ -9,8 +9,6 @@ from typing import Any
 from grpo.ending import CHECK_PROBLEMS
 from grpo.evaluate import (
     EvaluationSettings,
-    HeldOutRequest,
-    Sampling,
     budgets,
     evaluate,
     find_problems,
@@ -119,27 +117,29 @@ class HeldOutEvaluator:
     ) -> tuple[dict[str, Any] | None, list[Group]]:
         """Return the line of eval.jsonl of a level, and the groups; (None, []) without problems."""
         config, trainer, task = self.config, self.trainer, self.trainer.task
-        sampling = Sampling.of(config)
+        asked = config.max_new_tokens
         found = find_problems(
             trainer.policy,
             task,
-            HeldOutRequest(level, "validation", seed, size),
-            trainer.stream.seen | self._dataset,
-            sampling,
+            level,
+            "validation",
+            seed=seed,
+            size=size,
+            seen=trainer.stream.seen | self._dataset,
+            budget=asked,
         )
         if not found.problems:
             self._warn_once(f"no {purpose} evaluation at level {level}: {found.why_none}")
             return None, []
-        self._warn_once(first_room_warning(trainer.policy, task, found.problems, sampling), "room")
+        self._warn_once(first_room_warning(trainer.policy, task, found.problems, asked), "room")
 
         # In a small family of problems a report and a validation check may share a problem. With
         # different seeds they do not share its completion.
         unit = getattr(task, "level_unit", "")
-        settings = EvaluationSettings(
-            sampling,
+        settings = EvaluationSettings.of(
+            config,
             seed=0 if seed == EVAL_SEED else seed,
             samples=config.group_size if compares(task) else 1,
-            draft=config.draft,
         )
         with self.console.working(f"evaluating at {level_name(level, unit)}") as progress:
             local = evaluate(
@@ -158,9 +158,9 @@ class HeldOutEvaluator:
             "unit": unit,
             "split": "validation",
             "temperature": config.temperature,
-            "top_k": sampling.top_k,
+            "top_k": 0,
             "top_p": config.top_p,
-            "budget": max(budgets(trainer.policy, task, found.problems, sampling)),
+            "budget": max(budgets(trainer.policy, task, found.problems, asked)),
             "asked": found.asked,
             "dropped": found.dropped,
             "too_long": found.too_long,

@@ -4,7 +4,7 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +14,6 @@ from data.text import escape_control
 from grpo.config import Config
 from grpo.evaluate import (
     EvaluationSettings,
-    HeldOutRequest,
-    Sampling,
     budgets,
     evaluate,
     find_problems,
@@ -129,8 +127,8 @@ def make_request(flags: argparse.Namespace, model: str, others: list[str]) -> Re
             "group, or leave it out"
         )
     samples = flags.samples or (config.group_size if compares(task) else 1)
-    sampling = Sampling(**{name: getattr(settings, name) for name in SAMPLING})
-    answering = EvaluationSettings(sampling, flags.seed, samples)
+    sampling = {name: getattr(settings, name) for name in SAMPLING}
+    answering = EvaluationSettings(**sampling, seed=flags.seed, samples=samples)
     return Request(flags, model, checkpoint, config, settings, task, levels, answering)
 
 
@@ -176,8 +174,8 @@ class Evaluation:
         flags, task = self.flags, self.request.task
         if flags.dataset:
             problems = [worded(task, one) for one in dataset if one.level == level]
-            sampling = self.request.answering.sampling
-            found = select(self.policy, problems, flags.problems, self.seen, sampling)
+            budget = self.request.answering.max_new_tokens
+            found = select(self.policy, problems, flags.problems, self.seen, budget)
             where = f"{flags.dataset}, level {level}"
         else:
             found = self._find(task, level, flags.problems, flags.split)
@@ -214,16 +212,23 @@ class Evaluation:
 
     def _find(self, task: Task, level: int, size: int, split: str) -> DistinctProblems:
         """Return `size` distinct problems that the model may be evaluated on, or all there are."""
-        asked = HeldOutRequest(level, split, self.flags.seed, size)
-        sampling = self.request.answering.sampling
-        return find_problems(self.policy, task, asked, self.seen, sampling)
+        return find_problems(
+            self.policy,
+            task,
+            level,
+            split,
+            seed=self.flags.seed,
+            size=size,
+            seen=self.seen,
+            budget=self.request.answering.max_new_tokens,
+        )
 
     def _answer(
         self, task: Task, level: int, found: DistinctProblems, kind: str = ""
     ) -> list[Group]:
         """Return the model's scored completions, and show how far it is."""
         settings = self.request.answering
-        warning = first_room_warning(self.policy, task, found.problems, settings.sampling)
+        warning = first_room_warning(self.policy, task, found.problems, settings.max_new_tokens)
         if warning:
             _say(f"warning: {warning}")
         where = f"level {level}{kind and f', foreign {kind}'}"
@@ -253,13 +258,13 @@ class Evaluation:
             **source,
             "seed": flags.seed,
             **{name: getattr(settings, name) for name in PROMPT},
-            **asdict(answering.sampling),
+            **{name: getattr(answering, name) for name in SAMPLING},
             **{name: getattr(found, name) for name in COUNTS},
             "samples": answering.samples,
             **summarise(groups),
             **repeated_figures(groups),
             "truncated": truncated_share(groups),
-            "budget": max(budgets(self.policy, task, found.problems, answering.sampling)),
+            "budget": max(budgets(self.policy, task, found.problems, answering.max_new_tokens)),
             "sent": sent_lines(self.policy, found.problems[0]),
             "groups": groups,
         }

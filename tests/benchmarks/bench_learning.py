@@ -48,8 +48,6 @@ from bench_model import device_name, memory_used, now, trained_by, trl_config
 from grpo.config import CLIP, Config, resolve_config
 from grpo.evaluate import (
     EvaluationSettings,
-    HeldOutRequest,
-    Sampling,
     budgets,
     evaluate,
     find_problems,
@@ -111,12 +109,14 @@ class Course:
         # Our loader turns this kind of attention off for the whole process; TRL's model keeps it.
         torch.backends.cuda.enable_cudnn_sdp(cudnn and options.child[0] == "trl")
 
-        request = HeldOutRequest(options.level, "validation", EVAL_SEED, options.eval_problems)
-        found = find_problems(self.policy, self.task, request, frozenset(), Sampling())
+        size = options.eval_problems
+        found = find_problems(
+            self.policy, self.task, options.level, "validation", seed=EVAL_SEED, size=size
+        )
         self.heldout = found.problems
         supply = Supply(self.task, seed=0)
         known = [supply.at(index, options.level) for index in range(BUDGET_PROBLEMS)]
-        self.budget = max(budgets(self.policy, self.task, known + self.heldout, Sampling()))
+        self.budget = max(budgets(self.policy, self.task, known + self.heldout, None))
         self.step_number = self.tokens = 0
         self.seconds = 0.0
         self.prompts = hashlib.sha256()
@@ -181,7 +181,7 @@ class Course:
     def evaluate(self) -> dict[str, float]:
         """Return mean score and share of exact answers on held-out problems."""
         self.take_over()
-        settings = EvaluationSettings(sampling=Sampling(max_new_tokens=self.budget))
+        settings = EvaluationSettings(max_new_tokens=self.budget)
         found = summarise(evaluate(self.policy, self.task, self.heldout, settings))
         return {"score": found["mean"], "exact": found["exact"]}
 

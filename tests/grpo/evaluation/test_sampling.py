@@ -8,8 +8,6 @@ from small_evaluations import CLIMB, evaluated
 
 from grpo.evaluate import (
     EvaluationSettings,
-    HeldOutRequest,
-    Sampling,
     evaluate,
     find_problems,
 )
@@ -97,9 +95,7 @@ def test_a_runs_task_file_is_not_executed_unless_it_is_named(run, capsys):
 
 def test_samples_of_a_problem_are_independent_draws(tiny_policy):
     task = load_task("ponder.py:Ponder")
-    found = find_problems(
-        tiny_policy, task, HeldOutRequest(1, "test", seed=0, size=5), set(), Sampling()
-    )
+    found = find_problems(tiny_policy, task, 1, "test", seed=0, size=5)
     one = evaluate(tiny_policy, task, found.problems)
     many = evaluate(tiny_policy, task, found.problems, EvaluationSettings(samples=8))
     assert [group.texts[0] for group in many] == [group.texts[0] for group in one]
