@@ -69,7 +69,7 @@ LAST_STEPS = 5  # of training, whose groups are asked for identical wrong texts
 MIN_COMPLETIONS = 6
 
 
-def is_solved(line: Mapping[str, Any]) -> bool:
+def solves_level(line: Mapping[str, Any]) -> bool:
     """Return whether a held-out evaluation, a line of eval.jsonl, solves its level.
 
     The interval must begin at most MARGIN below SOLVED, and the budget may cut off one completion
@@ -84,7 +84,7 @@ def solved_step(evaluations: Sequence[Mapping[str, Any]], level: int) -> int | N
     validation check, is solved; None if the last of them is not, or if there is none.
     """
     solved = [
-        (line["step"], is_solved(line))
+        (line["step"], solves_level(line))
         for line in evaluations
         if line["level"] == level and line["purpose"] in ("report", "promotion")
     ]
@@ -189,7 +189,7 @@ class EndWatch(Resumable):
         """Take note of the evaluation that `wants_check` asked for; return the decision to end the
         run, if it is one.
         """
-        if not is_solved(line) or line["mean"] < EXHAUSTED:
+        if not solves_level(line) or line["mean"] < EXHAUSTED:
             return []
         self.solved = (
             f"at least {SOLVED_SHARE:.0%} of the groups of the last {SOLVED_STEPS} steps were "
@@ -374,7 +374,7 @@ def conclude(
     the lines of eval.jsonl; `words` says what the task's labels of mistakes mean.
     """
     was_solved = {
-        line["level"]: is_solved(line)
+        line["level"]: solves_level(line)
         for line in evaluations
         if line["purpose"] == "report" and line["step"] == 0
     }

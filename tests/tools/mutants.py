@@ -126,7 +126,7 @@ a level is forgotten | Curriculum.weights | max(FLOOR, _a) | _a | \
 tests/grpo/curriculum/test_curriculum.py
 a worse answer is shown | demonstrate | earned.reward <= _a | False | \
 tests/grpo/curriculum/test_demonstrations.py
-solved without an end | is_solved | _a and _b | _a | CORE/test_ending.py
+solved without an end | solves_level | _a and _b | _a | CORE/test_ending.py
 no step is untrained | EndWatch.observe | _a.teaches | True | CORE/test_ending.py
 
 # state

@@ -16,9 +16,9 @@ from grpo.ending import (
     HeldOut,
     Verdict,
     conclude,
-    is_solved,
     mistake_of,
     most_common_mistake,
+    solves_level,
 )
 from grpo.records import Completion, Group
 from grpo.variance import REMEDIES
@@ -558,9 +558,9 @@ def test_the_verdict_is_on_the_hardest_level_that_was_learned():
 
 def test_solved_is_a_high_mean_with_evidence_and_an_end():
     line = report(0, 10, 0.97, ci_low=0.92, truncated=0.05)
-    assert is_solved(line)
+    assert solves_level(line)
     for less in ({"mean": 0.969}, {"ci_low": 0.919}, {"truncated": 0.06}):
-        assert not is_solved(line | less)
+        assert not solves_level(line | less)
 
 
 WORDS = {"copies A": "only text A is copied"}

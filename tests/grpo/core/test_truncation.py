@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from grpo.config import Config
 from grpo.curriculum import is_within_reach, survey
-from grpo.ending import is_solved
+from grpo.ending import solves_level
 from grpo.evaluate import score_groups, summarise
 from grpo.model.prompts import text_of
 from grpo.records import Completion, Group, truncated_share
@@ -113,7 +113,7 @@ def test_a_policy_that_writes_newlines_to_the_budget_solves_nothing(tiny_policy,
     assert summarise(groups)["exact"] == 0
     assert repeated_figures(groups)["pass_at"][-1]["mean"] == 0
     line = {"mean": 0.98, "ci_low": 0.97, "truncated": 1.0}
-    assert not is_solved(line) and is_solved(line | {"truncated": 0.0})
+    assert not solves_level(line) and solves_level(line | {"truncated": 0.0})
 
 
 @pytest.mark.parametrize("reward", Interleave.rewards)
