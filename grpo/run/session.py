@@ -46,7 +46,6 @@ from grpo.run.rollouts import file_of
 from grpo.run.trackers import check_installed
 from grpo.show.console import Console, settings_of
 from grpo.trainer import Parts, Trainer, load_parts, with_learning_rate
-from tasks.scoring import range_of
 
 
 class RunResult(NamedTuple):
@@ -73,9 +72,9 @@ def start_run(config: Config, given: dict, ranks: Ranks, **values: Any) -> RunRe
         assert config.steps is not None, "the configuration is resolved"
 
         metric = getattr(parts.task, "metric", "score")
-        console = Console(config.steps, metric, range_of(parts.task))
+        console = Console(config.steps, metric)
         try:
-            with Interrupt() as interrupt, console:
+            with Interrupt() as interrupt:
                 with console.loading(config.model):
                     policy = load_policy(
                         config.model,

@@ -12,8 +12,8 @@ from rich.text import Text
 from data.text import escape_control
 from grpo.records import StepReport, level_name
 
-# The format of each metric. Widths are fixed, so that the lines of a run form columns. "{name}" is
-# the name of the score.
+# The metrics in the line of a step, and their formats. Widths are fixed, so that the lines of a run
+# form columns. "{name}" is the name of the score.
 FIGURES = {
     "level": "  level {:>3g}",
     "reward": "  reward {:.3f}",
@@ -28,19 +28,7 @@ FIGURES = {
     "tokens_per_second": "  {:>7,.0f} tok/s",
     "step_time": "  {:>5.1f} s",
     "memory_gb": "  {:>5.1f} GB",
-    "time/rollout": "  rollout {:.1f}",
-    "time/update": "  update {:.1f}",
-    "loss": "  loss {:>7.4f}",
-    "kl": "  KL {:.4f}",
-    "entropy": "  entropy {:.3f}",
-    "grad_norm": "  gradient {:.3f}",
-    "clip_ratio/low_mean": "  clipped {:.1%}",
-    "clip_ratio/high_mean": " below, {:.1%} above",
-    "sampling/sampling_logp_difference/max": "  parity {:.0e}",
 }
-
-# The metrics in the line of a step: the first ones.
-LINE = tuple(FIGURES)[: tuple(FIGURES).index("time/rollout")]
 
 # What precedes an evaluation that is no report, by its purpose.
 OCCASIONS = {
@@ -62,14 +50,14 @@ def step_line(
     """Return a step as one line of aligned figures. `metric` is the name of the score."""
     width = len(str(total_steps))
     head = f"{control_mark(report.metrics)}step {report.step:>{width}}/{total_steps}"
+    metrics = report.metrics
+    figures = "".join(
+        style.format(metrics[key], name=metric)
+        for key, style in FIGURES.items()
+        if metrics.get(key) is not None
+    )
     eta = "" if seconds_left is None else f"ETA {clock_time(seconds_left):>8}"
-    return "  ".join(filter(None, (head, figures(report.metrics, LINE, metric), eta)))
-
-
-def figures(metrics: Mapping[str, Any], names: Sequence[str], metric: str = "score") -> str:
-    """Return the metrics `names` as text, in that order, without those that the step lacks."""
-    present = [name for name in names if metrics.get(name) is not None]
-    return "".join(FIGURES[name].format(metrics[name], name=metric) for name in present).lstrip()
+    return "  ".join(filter(None, (head, figures.lstrip(), eta)))
 
 
 def control_mark(line: Mapping[str, Any]) -> str:
@@ -82,17 +70,6 @@ def clock_time(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
-
-
-def sparkline(values: Sequence[float], limits: tuple[float, float] | None = (0.0, 1.0)) -> str:
-    """Return a bar of one of eight heights for each value.
-
-    `limits` are the values of the lowest and the highest bar; None means the range of `values`.
-    Values outside the limits get the lowest or the highest bar.
-    """
-    low, high = limits or (min(values, default=0.0), max(values, default=1.0))
-    shares = [min(1.0, max(0.0, (value - low) / ((high - low) or 1.0))) for value in values]
-    return "".join("▁▂▃▄▅▆▇█"[min(7, int(8 * share))] for share in shares)
 
 
 # --- evaluations ------------------------------------------------------------------------------

@@ -3,8 +3,6 @@
 import io
 import re
 
-from rich.console import Console as RichConsole
-
 from grpo.records import Completion, Group, StepReport
 from grpo.show.console import Console
 from tasks.base import Problem, Score
@@ -59,11 +57,17 @@ def evaluation(level=25, mean=0.4123, temperature=1.0, **changes):
     }
 
 
-def written(use, total_steps=300, metric="score", **options):
+class Terminal(io.StringIO):
+    encoding = "utf-8"
+
+    def isatty(self):
+        return True
+
+
+def written(use, total_steps=300, metric="score", file=None):
     """Return all that `use(console)` writes, escape codes included."""
-    file = io.StringIO()
-    with Console(total_steps, metric, file=file, **options) as console:
-        use(console)
+    file = file or io.StringIO()
+    use(Console(total_steps, metric, file=file))
     return file.getvalue()
 
 
@@ -73,14 +77,3 @@ def plain(use, total_steps=300, **options):
         re.sub(r"^\d\d:\d\d:\d\d  ", "", line)
         for line in written(use, total_steps, **options).splitlines()
     ]
-
-
-def steps(*reports):
-    return lambda console: [console.step(report) for report in reports]
-
-
-def rendered(renderable, width=80):
-    """Return what a terminal of `width` columns shows of `renderable`, as text."""
-    screen = RichConsole(width=width, force_terminal=True, record=True, file=io.StringIO())
-    screen.print(renderable)
-    return screen.export_text()

@@ -10,7 +10,6 @@ from grpo.show.lines import (
     clock_time,
     evaluation_line,
     show_table,
-    sparkline,
     step_line,
     summary_table,
 )
@@ -30,18 +29,6 @@ from grpo.show.lines import (
 )
 def test_clock_time(seconds, text):  # 93784 = 26 * 3600 + 3 * 60 + 4
     assert clock_time(seconds) == text
-
-
-def test_sparkline_has_eight_heights_over_the_unit_interval():
-    # height = floor(8 r): 0.12 -> 0, 0.13 -> 1, 0.5 -> 4, 0.99 -> 7
-    assert sparkline([0, 0.12, 0.13, 0.5, 0.99, 1]) == "▁▁▂▅██"
-    assert sparkline([-3, 7, float("inf"), float("nan")]) == "▁██▁"
-
-
-def test_sparkline_over_another_range():
-    assert sparkline([-1, -0.5, 0], (-1.0, 0.0)) == sparkline([0, 50, 100], (0, 100)) == "▁▅█"
-    assert sparkline([3, 5, 7], None) == "▁▅█" and sparkline([3, 3], None) == "▁▁"
-    assert sparkline([], None) == ""
 
 
 def test_step_line_shows_every_figure():
