@@ -117,10 +117,9 @@ def _rows(
         if settings.get(name):
             raise UserError(f"{where}: {name} and data; give one of them")
     if settings.get("resume"):  # what is left out stays as it is
-        from grpo.run.files import HOME
         from grpo.run.resume import saved_options
 
-        saved = saved_options(str(settings["resume"]), HOME)
+        saved = saved_options(str(settings["resume"]))
         flags = {name: name.replace("_", "-") for name in ROW_OPTIONS}
         of_rows = {name: saved[flag] for name, flag in flags.items() if flag in saved} | of_rows
 

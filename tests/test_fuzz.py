@@ -67,7 +67,6 @@ GROUP = {
 }
 MANIFEST = {
     "step": 1,
-    "reason": "",
     "files": {"a.json": "0" * 64},
 }
 

@@ -78,9 +78,9 @@ class Saver:
         every = self.trainer.config.save_every
         if step % every == 0 or is_last:
             self.best = max(self.best, (level, reward, f"step-{step:06d}"))
-            self.save(f"every {every} steps" if step % every == 0 else "the last step")
+            self.save()
 
-    def save(self, reason: str) -> None:
+    def save(self) -> None:
         """Copy the state after this step, and write the copy while training continues.
 
         A state that is too large to be copied is written while training waits.
@@ -103,17 +103,13 @@ class Saver:
             "trainer.json": json.dumps({"trainer": trainer.state(), "best": self.best}),
             "sources.json": json.dumps(self.sources, indent=1) + "\n",
         }
-        self.writing = self.writer.submit(
-            self._write, self.saved, reason, tensors, texts, self.best[2]
-        )
+        self.writing = self.writer.submit(self._write, self.saved, tensors, texts, self.best[2])
         if not is_copied:
             self.collect(wait=True)
 
-    def _write(
-        self, step: int, reason: str, tensors: dict[str, Any], texts: dict[str, str], best: str
-    ) -> str:
+    def _write(self, step: int, tensors: dict[str, Any], texts: dict[str, str], best: str) -> str:
         """Write a checkpoint, and return a line for the console. Called in the thread."""
-        with new_checkpoint(self.folder, step, reason) as folder:
+        with new_checkpoint(self.folder, step) as folder:
             self.trainer.policy.save(folder, tensors["weights"])
             save_optimizer(folder, tensors["optimizer"])
             for name, text in texts.items():
@@ -121,7 +117,7 @@ class Saver:
 
         # Only now, so that older ones remain if this one cannot be written.
         prune(self.folder, keep=best)
-        return f"checkpoint step-{step:06d}: {reason}"
+        return f"checkpoint step-{step:06d} is saved"
 
     def collect(self, *, wait: bool = False) -> None:
         """Report the checkpoint that is being written if it is complete, or raise its error.
@@ -131,10 +127,6 @@ class Saver:
         if self.writing is not None and (wait or self.writing.done()):
             written, self.writing = self.writing, None
             self.say(written.result())
-
-    def close(self) -> None:
-        """Wait for the checkpoint that is being written, whatever comes of it."""
-        self.writer.shutdown()
 
     def restore(self, checkpoint: Path) -> None:
         """Restore the trainer, its optimizer and the random generators from a checkpoint.
@@ -204,7 +196,7 @@ def host_memory() -> int:
 
 
 @contextmanager
-def new_checkpoint(run: Path, step: int, reason: str = "") -> Iterator[Path]:
+def new_checkpoint(run: Path, step: int) -> Iterator[Path]:
     """Yield a folder that becomes checkpoints/step-NNNNNN when the block ends, and vanishes if it
     fails.
 
@@ -222,7 +214,7 @@ def new_checkpoint(run: Path, step: int, reason: str = "") -> Iterator[Path]:
             for path in sorted(temporary.rglob("*"))
             if path.is_file()
         }
-        manifest = {"step": step, "reason": reason, "files": files}
+        manifest = {"step": step, "files": files}
         (temporary / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n", "utf-8")
         for path in (*temporary.rglob("*"), temporary):
             sync(path)

@@ -22,7 +22,7 @@ BEGINNING = {".lock", "config.yaml", "prompt.txt", "warnings.log"}
 CHECKPOINT = re.compile(r"step-(\d{6,})")
 
 
-def new_folder(home: Path, config: Config) -> Path:
+def new_folder(config: Config) -> Path:
     """Return a directory that does not exist yet, named after task, level and seed."""
     parts = [config.task.rpartition(":")[2]]
     for value in config.task_options.values():
@@ -33,7 +33,7 @@ def new_folder(home: Path, config: Config) -> Path:
 
     base = "-".join(filter(None, (re.sub(r"[^a-z0-9-]+", "-", part.lower()) for part in parts)))
     names = [base, *(f"{base}-{number}" for number in range(2, 10_000))]
-    return next(home / name for name in names if not (home / name).exists())
+    return next(HOME / name for name in names if not (HOME / name).exists())
 
 
 def step_of(checkpoint: Path) -> int:

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from operator import index
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 
@@ -48,14 +48,6 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "groups.jsonl": {"groups": list[dict[str, Any]]},
 }
 REPORT = {"level": int, **dict.fromkeys(("mean", "ci_low", "ci_high", "exact"), Number)}
-
-
-class Facts(TypedDict, total=False):
-    """The "facts" in config.yaml that are read again."""
-
-    started: str
-    threads: int
-    resumed: list[int]  # after these steps
 
 
 # --- logs -------------------------------------------------------------------------------------
@@ -322,8 +314,6 @@ def read_config(run: Path) -> dict[str, Any]:
     path = run / "config.yaml"
     values = read_yaml(path)
     facts = values.pop("facts", {})
-    with blaming(f"{path}, facts: is not what a run writes"):
-        msgspec.convert(facts, Facts)
     return checked(values, str(path), known=SETTING_KINDS) | {"facts": facts}
 
 

@@ -44,14 +44,15 @@ from grpo.config import (
     require_trusted,
     spelled,
 )
-from grpo.distributed import SINGLE, Ranks
+from grpo.distributed import Ranks
 from grpo.learn.loss import OwnLoss
 from grpo.model import load
 from grpo.model.gguf import is_gguf
 from grpo.model.policy import Policy
 from grpo.model.weights import layers_of
 from grpo.run.checkpoint import find_resume, run_of, seen_keys
-from grpo.run.files import checkpoint_folders, locked, new_folder, new_run
+from grpo.run.files import HOME, checkpoint_folders, locked, new_folder, new_run, step_of
+from grpo.run.logs import read_config
 from tasks.base import Task, sources_of
 from tasks.registry import function_digest, programs_of
 
@@ -85,20 +86,20 @@ class OpenedRun(NamedTuple):
 
 
 def open_run(
-    config: Config, given: dict[str, Any], *, home: Path, locks: ExitStack, ranks: Ranks = SINGLE
+    config: Config, given: dict[str, Any], locks: ExitStack, ranks: Ranks
 ) -> tuple[OpenedRun, Config]:
-    """Return the run and its configuration: a new one below `home`, or the one of --resume.
+    """Return the run and its configuration: a new one, or the one of --resume.
 
     `given` are the settings on the command line. The run is locked until `locks` is closed. Raises
     UserError if a flag differs from a setting that a resumed run cannot change.
     """
     if config.resume is not None:
-        return _open_resumed(config.resume, given, home, locks, ranks)
+        return _open_resumed(config.resume, given, locks, ranks)
 
     config, warnings = start_from(config, given)
 
     def begin() -> Path:
-        folder = home / config.name if config.name else new_folder(home, config)
+        folder = HOME / config.name if config.name else new_folder(config)
         locks.enter_context(new_run(folder))
         locks.enter_context(locked(folder))
         return folder
@@ -107,10 +108,10 @@ def open_run(
 
 
 def _open_resumed(
-    resume: str, given: dict[str, Any], home: Path, locks: ExitStack, ranks: Ranks
+    resume: str, given: dict[str, Any], locks: ExitStack, ranks: Ranks
 ) -> tuple[OpenedRun, Config]:
     """Return the run that --resume names, with the settings that it may change."""
-    path = _resumed_path(resume, home)
+    path = _resumed_path(resume)
     folder = run_of(path)
     # Before the latest checkpoint is looked for: another process may be about to write one.
     ranks.on_rank0(lambda: locks.enter_context(locked(folder)))
@@ -131,23 +132,23 @@ def _open_resumed(
     return OpenedRun(folder, checkpoint, warnings), Config(**merged)
 
 
-def _resumed_path(resume: str, home: Path) -> Path:
-    """Return the path `resume`, or the run below `home` that was written last ("latest")."""
+def _resumed_path(resume: str) -> Path:
+    """Return the path `resume`, or the run that was written last ("latest")."""
     if resume != "latest":
         return Path(resume)
-    configs = [path for path in home.glob("*/config.yaml") if checkpoint_folders(path.parent)]
+    configs = [path for path in HOME.glob("*/config.yaml") if checkpoint_folders(path.parent)]
     if not configs:
         raise UserError(
-            f"--resume: no run in {home}{os.sep} has a checkpoint to continue from; start one "
+            f"--resume: no run in {HOME}{os.sep} has a checkpoint to continue from; start one "
             "without --resume"
         )
     # config.yaml is written when a run is started or resumed.
     return max(configs, key=lambda path: path.stat().st_mtime_ns).parent
 
 
-def saved_options(resume: str, home: Path) -> dict[str, str]:
+def saved_options(resume: str) -> dict[str, str]:
     """Return the task's options in the run that `resume` names."""
-    return load_config(run_of(_resumed_path(resume, home)) / "config.yaml").task_options
+    return load_config(run_of(_resumed_path(resume)) / "config.yaml").task_options
 
 
 # --- from the policy of an earlier run --------------------------------------------------------
@@ -350,11 +351,19 @@ def load_run_policy(checkpoint: Path, config: Config, device: str) -> tuple[Poli
 # --- facts ------------------------------------------------------------------------------------
 
 
-def facts(device: torch.device, ranks: Ranks, model: str) -> dict[str, Any]:
-    """Return time, versions, device, commit and where the model comes from, for config.yaml."""
+def facts(opened: OpenedRun, device: torch.device, ranks: Ranks, model: str) -> dict[str, Any]:
+    """Return time, versions, device, commit and where the model comes from, for config.yaml.
+
+    On a CPU, a resumed run gets the number of threads back that it has used until now: it decides
+    in which order sums are added, and so whether the run stays the same to the last bit.
+    """
     is_cuda = device.type == "cuda"
-    return {
-        "started": datetime.now(UTC).isoformat(),
+    before = read_config(opened.folder)["facts"] if opened.checkpoint else {}
+    if not is_cuda and "threads" in before:
+        torch.set_num_threads(before["threads"])
+
+    found = {
+        "started": before.get("started", datetime.now(UTC).isoformat()),
         "python": platform.python_version(),
         "torch": str(torch.__version__),
         "transformers": transformers.__version__,
@@ -365,6 +374,9 @@ def facts(device: torch.device, ranks: Ranks, model: str) -> dict[str, Any]:
         "commit": commit(),
         "is_local_model": bool(kind_of(model)),
     }
+    if opened.checkpoint:
+        found["resumed"] = [*before.get("resumed", []), step_of(opened.checkpoint)]
+    return found
 
 
 def commit(top: Path = Path(__file__).parents[2]) -> str | None:
@@ -374,13 +386,3 @@ def commit(top: Path = Path(__file__).parents[2]) -> str | None:
     command = ["git", "rev-parse", "--verify", "--quiet", "HEAD"]
     done = subprocess.run(command, cwd=top, capture_output=True, text=True, check=False)
     return done.stdout.strip() or None
-
-
-def restore_threads(before: Mapping[str, Any], device: torch.device) -> None:
-    """Compute on a CPU with as many threads as the run has used until now.
-
-    Their number decides in which order sums are added, so with another one a resumed run is no
-    longer the same to the last bit. `before` are the facts in its config.yaml.
-    """
-    if device.type == "cpu" and "threads" in before:
-        torch.set_num_threads(before["threads"])

@@ -119,13 +119,6 @@ def _from_json(line: dict[str, Any]) -> Group:
     advantages = msgspec.convert(
         [row["advantage"] for row in rows], list[float | list[float] | None]
     )
-    for completion, advantage in zip(completions, advantages, strict=True):
-        per_token = [advantage] if isinstance(advantage, list) else []
-        if completion.logprobs or not completion.is_demonstration:
-            per_token.append(list(completion.logprobs))
-        if any(len(values) != len(completion.tokens) for values in per_token):
-            raise ValueError("a completion has another number of tokens than of their numbers")
-
     return Group(
         index=msgspec.convert(line["index"], int),
         problem=msgspec.convert(line["problem"], Problem),

@@ -37,11 +37,11 @@ from grpo.model.prompts import middle_left_out, sent_lines
 from grpo.next_command import EndedRun, next_command, next_commands, remedy
 from grpo.records import Decision, Ending, Group, StepReport
 from grpo.run.checkpoint import Saver, remove_checkpoints_after, seen_keys
-from grpo.run.files import HOME, resume_hint, step_of
+from grpo.run.files import resume_hint, step_of
 from grpo.run.heldout import HeldOutEvaluator
 from grpo.run.interrupt import Interrupt
-from grpo.run.logs import NoFiles, RunData, RunFiles, load_run, read_config, rewind
-from grpo.run.resume import OpenedRun, facts, open_run, restore_threads, sources_of_run
+from grpo.run.logs import NoFiles, RunData, RunFiles, load_run, rewind
+from grpo.run.resume import OpenedRun, facts, open_run, sources_of_run
 from grpo.run.rollouts import file_of
 from grpo.run.trackers import check_installed
 from grpo.show.console import Console, settings_of
@@ -66,7 +66,7 @@ def start_run(config: Config, given: dict, ranks: Ranks, **values: Any) -> RunRe
     `grpo.trainer.load_parts`.
     """
     with ExitStack() as locks:
-        opened, config = open_run(config, given, home=HOME, locks=locks, ranks=ranks)
+        opened, config = open_run(config, given, locks, ranks)
         config, parts = load_parts(config, **values)
         check_installed(config.track)
         assert config.steps is not None, "the configuration is resolved"
@@ -152,11 +152,12 @@ class Run:
         )
         self.saver = Saver(self.folder, trainer, sources, console.say)
 
-        before = read_config(self.folder)["facts"] if opened.checkpoint else {}
-        restore_threads(before, trainer.policy.device)
+        about = facts(opened, trainer.policy.device, self.ranks, self.config.model)
         self.files: RunFiles | NoFiles = NoFiles()
         if self.ranks.is_rank0:
-            self._make_files(before)
+            self.config.save(self.folder / "config.yaml", **about)
+            done = step_of(opened.checkpoint) if opened.checkpoint else 0
+            self.files = RunFiles(self.folder, self.config, done, self._warn)
         self.heldout = HeldOutEvaluator(trainer, self.files, console, self._warn)
 
     @property
@@ -173,20 +174,6 @@ class Run:
         current = {self.trainer.curriculum.level} if self.config.curriculum else set()
         return {self.level} | current
 
-    def _make_files(self, before: dict[str, Any]) -> None:
-        """Write config.yaml, and open the logs.
-
-        `before` are the facts in the config.yaml of a run that is resumed.
-        """
-        about = facts(self.trainer.policy.device, self.ranks, self.config.model)
-        done = 0
-        if self.opened.checkpoint:
-            done = step_of(self.opened.checkpoint)
-            about["started"] = before.get("started")
-            about["resumed"] = [*before.get("resumed", []), done]
-        self.config.save(self.folder / "config.yaml", **about)
-        self.files = RunFiles(self.folder, self.config, done, self._warn)
-
     def _warn(self, line: str) -> None:
         self.console.warn(line)
         self.files.write_warning(line)
@@ -201,14 +188,17 @@ class Run:
             self.console.settings(settings_of(self.folder, self.config, self.trainer))
             start = self.begin()
             if self.config.preflight == "only":
-                self.leave_untrained()
+                self.console.say(
+                    "--preflight only: nothing was trained; to train, repeat the command without it"
+                )
+                self.files.finish()
                 return 0
 
             if not self.opened.checkpoint:
                 self.evaluate()
             if start and self.wants_imitation(start):
                 self._imitate_answers()
-                self.saver.save("after imitation")
+                self.saver.save()
             self.take_steps(interrupt)
             if number := self.ranks.max(interrupt.wanted or 0):
                 self.save_and_exit(signal.Signals(number).name)
@@ -216,7 +206,7 @@ class Run:
             return self.finish()
         finally:
             gc.unfreeze()
-            self.saver.close()
+            self.saver.writer.shutdown()  # waits for a checkpoint that is being written
 
     # --- before the first step ----------------------------------------------------------------
 
@@ -269,15 +259,6 @@ class Run:
             f"started from {start}: the {len(seen):,} problems that it was trained on are excluded "
             "from evaluations"
         )
-
-    def leave_untrained(self) -> None:
-        """End a run with --preflight only; say where its result is and what to do next."""
-        self.console.say(
-            "--preflight only: nothing was trained; the pre-flight is in "
-            f"{self.folder / 'curriculum.jsonl'}. To train, repeat the command without --preflight "
-            "only (and with another --name, if it has one)"
-        )
-        self.files.finish()
 
     def _make_preflight(self) -> Start:
         """Sample a few problems of each level, and choose the level where the run starts."""
@@ -410,8 +391,6 @@ class Run:
         """Write the batch of a failed step, for inspection; return a phrase that says where."""
         step = self.trainer.done + 1
         self.files.write_rollouts("failed", step, self.trainer.current)
-        if not self.ranks.is_rank0:
-            return ""
         return f"; its batch is saved in {file_of(self.folder, 'failed', step)}"
 
     # --- after the last step ------------------------------------------------------------------
@@ -419,7 +398,7 @@ class Run:
     def save_and_exit(self, signal: str) -> None:
         """Save the last step, unless it is saved already, because a signal ends the run."""
         if self.saver.saved != self.trainer.done:
-            self.saver.save(signal)
+            self.saver.save()
         self.saver.collect(wait=True)
         self.console.say(
             f"{signal}: stopped after step {self.trainer.done}, which is saved; "

@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+from small_runs import BY_PLACE
 from small_train import SMALL
 
 from grpo.run.logs import read_metrics
@@ -9,23 +10,22 @@ from grpo.tools import train
 from grpo.variance import REMEDIES
 
 
-def test_a_curriculum_opens_its_levels_and_reports_them(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("grpo.curriculum.OPEN_AT", 0.01)
+def test_a_curriculum_opens_its_levels_and_reports_them(tmp_path, monkeypatch, capsys, quick_flags):
+    monkeypatch.setattr("grpo.curriculum.OPEN_AT", 0.0)
     small = [part for part in SMALL if part not in ("--words", "6")]
-    arguments = [*small, "--name", "a", *"--curriculum 4,6 --save-every 9 --steps 30".split()]
-    arguments += ["--config", "{patience: 0}"]  # it makes all steps
-    assert train.main(arguments) in (0, 3)
+    arguments = [*small, *quick_flags, *"--name a --curriculum 4,6 --steps 8".split()]
+    assert train.main([*arguments, "--config", "{patience: 0}"]) in (0, 3)  # it makes all steps
     said, folder = capsys.readouterr().out, tmp_path / "runs" / "a"
     # the last level, not the task's 25
     assert yaml.safe_load((folder / "config.yaml").read_text())["level"] == 6
-    assert "level 4 → 6, running mean" in said and "eval.py --model runs/a\n" in said
+    assert "level 4 → 6, running mean" in said and "eval.py --model runs/a --task" in said
     decisions = read_metrics(folder / "curriculum.jsonl")
     assert [(line["from"], line["to"], line["kind"]) for line in decisions] == [(4, 6, "open")]
     lines = read_metrics(folder / "eval.jsonl")
     places = [(line["step"], line["level"], line["purpose"]) for line in lines]
     assert places[:2] == [(0, 4, "report"), (0, 6, "report")]
-    assert places[-3:] == [(30, 4, "report"), (30, 6, "report"), (30, 6, "verdict")]
-    assert train.main(["--resume", "runs/a"]) in (0, 3)  # there is nothing left to do
+    assert places[-3:] == [(8, 4, "report"), (8, 6, "report"), (8, 6, "verdict")]
+    assert train.main(["--resume", "runs/a", *BY_PLACE]) in (0, 3)  # there is nothing left to do
     assert read_metrics(folder / "eval.jsonl") == lines
 
 
@@ -78,13 +78,8 @@ def test_a_run_in_which_nothing_teaches_stops_early_with_its_cause(tmp_path, cap
     )
     assert (folder / "checkpoints/step-000003").is_dir()
     trust = ["--task", "paid.py:Paid"]
-    assert train.main(["--resume", "runs/a", *trust]) == 3  # still out of patience
-    assert len(read_metrics(folder / "metrics.jsonl")) == 3
     assert train.main(["--resume", "runs/a", *trust, "--config", "{patience: 5}"]) == 3
     assert len(read_metrics(folder / "metrics.jsonl")) == 5
-
-    control = ["--control", "shuffled-rewards", "--name", "c"]
-    assert train.main([*options, "--steps", "9", *control]) == 3  # a control ends like any run
 
 
 @pytest.mark.slow
@@ -104,8 +99,3 @@ def test_a_solved_run_ends_early_after_a_held_out_check(all_end, tmp_path, capsy
     assert train.main(["--resume", "runs/a", "--task", "paid.py:Always"]) == 0
     assert "where it had ended: at least 95% of the groups of the last" in capsys.readouterr().out
     assert len(read_metrics(folder / "metrics.jsonl")) == 10
-
-    assert (
-        train.main([*options, "--name", "b", "--config", "{patience: 0, schedule: constant}"]) == 0
-    )
-    assert len(read_metrics(tmp_path / "runs/b/metrics.jsonl")) == 12

@@ -97,14 +97,13 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(checkpoints(run)[0][-1] / "model.safetensors")
 
 
-@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
-def test_ranks_make_the_run_of_one(alone, flags, tmp_path, monkeypatch, ranks):
+def test_ranks_make_the_run_of_one(alone, flags, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = with_ranks(ranks, *flags, *PREFLIGHT, "--name", "ranks")
+    done = with_ranks(2, *flags, *PREFLIGHT, "--name", "ranks")
     run = Path("runs/ranks")
     assert_alike(alone, run)
     assert (
-        f"{ranks} ranks" in done.stdout and done.stdout.count("step 4/4") == 1
+        "2 ranks" in done.stdout and done.stdout.count("step 4/4") == 1
     )  # the first rank speaks for all
     before = load_file(checkpoints(alone)[0][0] / "model.safetensors")
     after = weights(run)
@@ -120,35 +119,13 @@ def test_ranks_make_the_run_of_one(alone, flags, tmp_path, monkeypatch, ranks):
 
 
 @pytest.mark.slow
-def test_two_ranks_give_each_token_the_advantage_that_one_gives(flags, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    flags = [*flags, "--credit", "alignment", "--steps", "1"]
-    assert train.main([*flags, "--name", "one"]) == 0
-    with_ranks(2, *flags, "--name", "two")
-
-    one, two = (
-        [
-            (answer["tokens"], answer["advantage"], answer["credits"])
-            for record in read_jsonl_zst(Path(f"runs/{name}/rollouts/step-000001.jsonl.zst"))
-            for answer in record["completions"]
-        ]
-        for name in ("one", "two")
-    )
-    assert one == two and len(one) >= 16
-    assert any(advantage != 0 for _, advantages, _ in one for advantage in advantages)
-
-
-@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_ranks(alone, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     resume = ["--resume", shutil.copytree(alone, "runs/run"), *BY_PLACE]
     for step in (3, 4):
         shutil.rmtree(f"runs/run/checkpoints/step-00000{step}")
-    with_ranks(2, *resume)
-    assert_alike(alone, Path("runs/run"))
-
-    shutil.rmtree("runs/run/checkpoints/step-000004")
-    assert train.main(resume) == 0
+    with_ranks(2, *resume, "--steps", "3")
+    assert train.main([*resume, "--steps", "4"]) == 0
     assert_alike(alone, Path("runs/run"))
 
 
@@ -156,12 +133,12 @@ def test_a_run_goes_on_with_another_number_of_ranks(alone, tmp_path, monkeypatch
 def test_two_ranks_go_on_to_the_bit(tmp_path, monkeypatch):
     """Their drafts have one length, which decides how sums are rounded."""
     monkeypatch.chdir(tmp_path)
-    sizes = "--words 4 --steps 4 --prompts 3 --group-size 3 --save-every 1".split()
+    sizes = "--words 4 --steps 3 --prompts 3 --group-size 3 --save-every 1".split()
     quiet = "--preflight off --eval-problems 3 --device cpu --dtype float32".split()
     with_ranks(2, *sizes, *quiet, "--learning-rate", "3e-4", "--name", "run")
     whole = weights(Path("runs/run"))
 
-    for step in (2, 3, 4):
+    for step in (2, 3):
         shutil.rmtree(f"runs/run/checkpoints/step-00000{step}", ignore_errors=True)
     with_ranks(2, "--resume", "runs/run")
     assert all(

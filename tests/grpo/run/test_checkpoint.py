@@ -40,7 +40,7 @@ def write(folder):
 
 def save(run, step, write=write):
     (run / "config.yaml").touch()
-    with new_checkpoint(run, step, "every 20 steps") as folder:
+    with new_checkpoint(run, step) as folder:
         write(folder)
     return run / "checkpoints" / f"step-{step:06d}"
 
@@ -231,7 +231,7 @@ def test_a_checkpoint_belongs_to_its_step_and_training_goes_on(
     request.getfixturevalue("slow_disk")
     assert train.main([*options, "--name", "goes-on"]) == 0
     said = capsys.readouterr().out
-    assert said.index("  step 3/4") < said.index("checkpoint step-000002: every 2 steps")
+    assert said.index("  step 3/4") < said.index("checkpoint step-000002 is saved")
     files = files_of("waits")
     assert files == files_of("goes-on") and len(files) >= 16
     weights = [files[f"step-00000{step}/model.safetensors"] for step in (2, 4)]
@@ -273,7 +273,7 @@ def test_a_run_that_fails_finishes_the_checkpoint_under_way(
 def test_the_best_checkpoint_is_of_the_hardest_level(tmp_path):
     trainer = SimpleNamespace(config=SimpleNamespace(save_every=10))
     saver = Saver(tmp_path, trainer, {}, print)
-    saver.save = lambda reason: None
+    saver.save = lambda: None
     for step, level, reward in ((5, 10, 1.0), (10, 10, 0.9), (20, 25, 0.2), (30, 25, 0.1)):
         saver.save_if_due(step, level, reward, is_last=False)
     assert saver.best == (25, 0.2, "step-000020")
