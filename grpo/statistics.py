@@ -16,7 +16,6 @@ been seen yet:
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -31,28 +30,19 @@ BLOCKS = 10  # of draws, made one after the other to limit memory
 MARGIN = 0.05
 
 
-class Interval(NamedTuple):
-    """A 95 % confidence interval, e.g. ``Interval(0.944, 1.0)`` for 64 right answers of 64."""
-
-    low: float
-    high: float
-
-
-def rate_interval(right: int, n: int, tail: float = TAIL) -> Interval:
+def rate_interval(right: int, n: int, tail: float = TAIL) -> tuple[float, float]:
     """Return the Clopper-Pearson interval of a rate after `right` successes in `n` trials.
 
     It misses on either side with probability `tail`.
     """
-    assert 0 <= right <= n and n > 0
-
-    return Interval(_lowest_rate(right, n, tail), 1.0 - _lowest_rate(n - right, n, tail))
+    return _lowest_rate(right, n, tail), 1.0 - _lowest_rate(n - right, n, tail)
 
 
 def mean_interval(
     values: Sequence[float] | np.ndarray,
     bounds: tuple[float, float] = (0.0, 1.0),
     tail: float = TAIL,
-) -> Interval:
+) -> tuple[float, float]:
     """Return the interval of the mean of the distribution that `values` (n,) were drawn from.
 
     `bounds` are the smallest and the largest possible value; a value outside widens them. For
@@ -68,9 +58,8 @@ def mean_interval(
     else:
         (low,), (high,) = mean_bounds(scaled_n[None], tail)
 
-    low, high = (float(least + (largest - least) * end) for end in (low, high))
-
-    return Interval(low, high)
+    width = largest - least
+    return float(least + width * low), float(least + width * high)
 
 
 def mean_bounds(values_Sn: np.ndarray, tail: float = TAIL) -> tuple[np.ndarray, np.ndarray]:
@@ -92,18 +81,7 @@ def mean_bounds(values_Sn: np.ndarray, tail: float = TAIL) -> tuple[np.ndarray, 
 
     low_S = np.quantile(np.hstack(lower), tail, axis=1)
     high_S = np.quantile(np.hstack(upper), 1 - tail, axis=1)
-
     return low_S, high_S
-
-
-def least_n(floor: float) -> int:
-    """Return the smallest number of values whose interval can begin at `floor` or above.
-
-    The best case is n values of 1, whose interval begins at TAIL ** (1 / n).
-    """
-    assert floor < 1
-
-    return 1 if floor <= TAIL else math.ceil(math.log(TAIL) / math.log(floor))
 
 
 def reaches_mark(mean: float, low: float, mark: float) -> bool:
@@ -112,8 +90,11 @@ def reaches_mark(mean: float, low: float, mark: float) -> bool:
 
 
 def problems_needed(mark: float) -> int:
-    """Return how many problems it takes to show that `mark` is met, if all of them are solved."""
-    return least_n(mark - MARGIN)
+    """Return how many problems it takes to show that `mark` is met, if all of them are solved.
+
+    The interval of n values of 1 begins at TAIL ** (1 / n).
+    """
+    return math.ceil(math.log(TAIL) / math.log(mark - MARGIN))
 
 
 def _lowest_rate(right: int, n: int, tail: float) -> float:
@@ -130,5 +111,4 @@ def _lowest_rate(right: int, n: int, tail: float) -> float:
         rate = (low + high) / 2
         probability = np.exp(log_choose + k * np.log(rate) + (n - k) * np.log1p(-rate)).sum()
         low, high = (rate, high) if probability < tail else (low, rate)
-
     return low

@@ -5,7 +5,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.statistics import DRAWS, Interval, least_n, mean_bounds, mean_interval, rate_interval
+from grpo.statistics import (
+    DRAWS,
+    MARGIN,
+    mean_bounds,
+    mean_interval,
+    problems_needed,
+    rate_interval,
+)
 
 
 def slips(rng, shape, mean):
@@ -73,7 +80,7 @@ def test_both_methods_agree_on_zeros_and_ones(wrong, n):
     # An end is the quantile of DRAWS means: its level, 0.025, has a standard deviation of 0.0016,
     # or 1.4 % of the width.
     assert DRAWS == 10_000
-    assert (low, high) == pytest.approx(exact, abs=0.06 * (exact.high - exact.low))
+    assert (low, high) == pytest.approx(exact, abs=0.06 * (exact[1] - exact[0]))
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=60), st.randoms(use_true_random=False))
@@ -86,7 +93,7 @@ def test_the_interval_holds_the_mean_and_ignores_the_order(values, rng):
 
 def test_scores_that_vary_less_have_a_narrower_interval():
     rate, scores = mean_interval([1.0] * 32 + [0.0] * 32), mean_interval([0.6] * 32 + [0.4] * 32)
-    assert scores.high - scores.low < 0.6 * (rate.high - rate.low)
+    assert scores[1] - scores[0] < 0.6 * (rate[1] - rate[0])
 
 
 def test_bounds_are_scaled_and_widened_by_what_lies_outside():
@@ -94,7 +101,6 @@ def test_bounds_are_scaled_and_widened_by_what_lies_outside():
         [2 * end - 1 for end in rate_interval(2, 3)]
     )
     assert mean_interval([0, 50, 50]) == pytest.approx([50 * end for end in rate_interval(2, 3)])
-    assert isinstance(mean_interval([0.3, 0.4]), Interval)
 
 
 def test_differences_of_equal_scores_have_an_interval_around_zero():
@@ -102,12 +108,8 @@ def test_differences_of_equal_scores_have_an_interval_around_zero():
     assert low < 0 < high and high == pytest.approx(-low, abs=0.003)
 
 
-@given(st.floats(0.03, 0.99))
-def test_the_least_number_of_values(floor):
-    n = least_n(floor)
-    assert rate_interval(n, n).low >= floor - 1e-9
-    assert n == 1 or rate_interval(n - 1, n - 1).low < floor + 1e-9
-
-
-def test_any_value_reaches_a_floor_of_zero():
-    assert least_n(-0.04) == least_n(0.0) == 1
+@given(st.floats(0.1, 0.99))
+def test_the_least_number_of_problems_that_shows_a_mark(mark):
+    n = problems_needed(mark)
+    assert rate_interval(n, n)[0] >= mark - MARGIN - 1e-9
+    assert n == 1 or rate_interval(n - 1, n - 1)[0] < mark - MARGIN + 1e-9
