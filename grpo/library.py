@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
 from grpo.api import Model, arguments
 from grpo.config import Config
 from grpo.distributed import join_ranks
@@ -94,8 +93,6 @@ def load_model(model: str | Path, device: str = "auto") -> Model:
 
     Raises UserError if the model cannot be loaded.
     """
-    if not isinstance(model, str | Path):
-        raise UserError(f"load_model: the model is {model!r}; give a path or a name")
     checkpoint, _ = checkpoint_of(str(model))
     if checkpoint is None:
         return Model(load_policy(str(model), device=device))

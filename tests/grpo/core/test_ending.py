@@ -229,13 +229,11 @@ def verdict_on(before, after, steps=MIN_STEPS, was_solved=False, stopped=""):
     "before, after, options, kind, exit_status",
     [
         ([0.2] * 64, [0.9] * 64, {}, "learned", 0),
-        ([0.2] * 64, [0.9] * 64, {"steps": 2}, "learned", 0),
         ([0.2] * 64, [0.9] * 64, {"stopped": "no group"}, "learned", 3),
         ([1.0] * 64, [1.0] * 64, {"was_solved": True}, "already solved", 0),
         ([1.0] * 64, [0.1] * 64, {"was_solved": True}, "got worse", 3),
         ([0.2] * 64, [0.2] * 64, {}, "not learned", 3),
         ([0.9] * 64, [0.2] * 64, {}, "got worse", 3),
-        ([0.2] * 64, [0.2] * 64, {"steps": 2}, "too short to tell", 0),
         ([0.2] * 64, [0.2] * 64, {"steps": MIN_STEPS - 1}, "too short to tell", 0),
         ([0.2] * 64, [0.2] * 64, {"steps": 20, "stopped": "no group"}, "not learned", 3),
         ([0.0] * 3, [1.0] * 3, {}, "not learned", 3),  # three problems prove nothing
@@ -279,26 +277,14 @@ def test_the_figures_of_a_verdict_and_how_they_read():
     shown = replace(verdict, demonstrated=0.25).lines("similarity", "words")[1]
     assert shown.endswith("; 25% of the groups trained on showed the right answer")
 
-    written = json.loads(json.dumps(verdict.to_json()))
-    assert written["verdict"] == "learned" and written["purpose"] == "verdict"
-    assert (written["step"], written["level"], written["n"]) == (60, 25, 100)
-
-
-def test_a_verdict_is_read_back():
-    verdict = replace(
-        verdict_on([0.2] * 64, [0.9] * 64),
-        solved_step=40,
-        mistake="a wrong word (2 of 3 wrong answers)",
-        next_command="python eval.py",
-    )
-    line = json.loads(json.dumps(verdict.to_json()))
-    assert Verdict.from_json(line) == verdict
-
-    said = verdict.lines("similarity", "words")
-    assert said[2:] == [
+    more = replace(verdict, solved_step=40, mistake="a wrong word (2 of 3 wrong answers)")
+    assert more.lines("similarity", "words")[2:] == [
         "solved in every held-out evaluation from step 40 on",
         "most common mistake: a wrong word (2 of 3 wrong answers)",
     ]
+    line = json.loads(json.dumps(more.to_json()))
+    assert (line["verdict"], line["purpose"], line["step"]) == ("learned", "verdict", 60)
+    assert Verdict.from_json(line) == more
 
 
 def test_a_run_is_expected_to_learn_and_a_control_experiment_is_not():
@@ -421,26 +407,12 @@ def identical_from_step_11():
             "collapsed",
             "50% of the held-out completions are in the trap 'copies A', since step 4",
         ),
-        (
-            answers(BEFORE),
-            copier(40),
-            trained_by([0.5, 0.9]),
-            "collapsed",
-            "100% of the held-out completions are in the trap 'copies A', from the first step on",
-        ),
         (answers(BEFORE), copier(19), trained_by([1.0, 0.6, 0.4]), "learned", ""),
         # At a level that was not trained it is no collapse, and no learning either.
         (answers(BEFORE, **TRAPPED), copier(), trained_by([0.0] * 60), "not learned", ""),
-        # One wrong text, also where the policy before training answered nothing at this level.
+        # One wrong text.
         (
             answers(BEFORE),
-            partly(20, "the owl"),
-            metrics(60),
-            "collapsed",
-            "50% of the held-out completions are the same wrong text",
-        ),
-        (
-            [],
             partly(20, "the owl"),
             metrics(60),
             "collapsed",
@@ -474,17 +446,10 @@ def identical_from_step_11():
             "learned",
             "100% of the held-out completions did not end within their token budget",
         ),
-        # No signal, by the luck of the draws or without an evaluation.
+        # No signal, by the luck of the draws.
         (
             answers(BEFORE),
             answers(RISEN),
-            of_classes(60, 0, identical=4),
-            "no signal",
-            "100% of the groups were identical (all completions identical)",
-        ),
-        (
-            [],
-            [],
             of_classes(60, 0, identical=4),
             "no signal",
             "100% of the groups were identical (all completions identical)",
@@ -519,7 +484,6 @@ def test_a_solved_level_without_a_gradient_is_no_failure():
 
 @pytest.mark.parametrize("steps, updated, kind", [
     (1, 0, "no signal"),
-    (60, 0, "no signal"),
     (19, 1, "too short to tell"),
     (40, 1, "no signal"),
     (40, 2, "too short to tell"),
@@ -576,16 +540,14 @@ def mistake(text, target="a b c", parts=None, finish="stop"):
     "case, words",
     [
         (mistake("a", parts={"trap": "copies A"}), "only text A is copied"),
-        (mistake("a", parts={"trap": "of my own"}), "of my own"),
         (mistake("12 13", parts={"trap": None, "reason": "several answers"}), "several answers"),
         (mistake(" "), "nothing is written"),
         (mistake("a b", finish="length"), "truncated at the token budget"),
         (mistake("x y " * 4), "the text repeats itself"),
-        (mistake("x y " * 3), "words are added"),
+        (mistake("a b c d"), "words are added"),
         (mistake("a b"), "words are missing"),
         (mistake("a b x"), "a wrong word"),
         (mistake("12", target="13"), "a wrong answer"),
-        (mistake("12 or 13", target="13"), "a wrong answer"),
     ],
 )
 def test_mistakes_by_hand(case, words):
