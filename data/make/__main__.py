@@ -26,8 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from data.corpus import documents_of, load_corpus
-from data.make.lessons import RAW, SHARES, Lesson, Words, lesson
-from data.strange import log_uniform
+from data.make.lessons import RAW, SHARES, Lesson, Words, lesson, log_uniform
 
 # The size of the model, by the names of `LlamaConfig`.
 SHAPE: dict[str, Any] = dict(

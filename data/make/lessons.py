@@ -2,8 +2,13 @@
 
 All texts come from the *training* split of the corpus, or are invented. Many are made hard to
 guess, so that the model must read them and keep its place: few different words, words that are
-almost alike, words and phrases that come back. Strange texts (see `data.strange`) have made-up
-scripts, words of random bytes, so every byte token is learned and no alphabet is shown.
+almost alike, words and phrases that come back.
+
+Strange texts widen what the model can copy, without any kind of text that is held out. Their words
+come in families. Those of one family look alike, because they are the same sequence of pieces, each
+from one small stock of characters or words, so they must be read to be told apart. Letters are of
+made-up scripts, of random bytes, so every byte token is learned and no alphabet is shown.
+
 Interleaving is shown by a careless demonstrator, whose mistakes become habits of the model, which
 reinforcement learning then has to correct.
 
@@ -17,7 +22,6 @@ import string
 from collections.abc import Callable, Sequence
 
 from data.corpus import documents_of, load_corpus
-from data.strange import family, log_uniform, mingled
 from tasks.arithmetic import Arithmetic
 from tasks.interleave import PROMPT
 
@@ -27,6 +31,20 @@ SHARES = {"interleave": 0.30, "copy": 0.08, "lists": 0.18, "turns": 0.39, "langu
 # Share of texts that contain altered words, and the share of their places that do.
 ALTERED = 0.5
 ALTER = 0.15
+
+# The words of a family, and the most families that one text is made of.
+FAMILY = 24
+MAX_FAMILIES = 8
+
+# The share of strange words in a strange text lies between these two.
+SHARE = (0.2, 1.0)
+
+# How many pieces the words of a family have, and how often the pieces are of each kind.
+PIECES = {1: 8, 2: 3, 3: 3, 4: 1, 5: 1}
+KINDS = {"script": 5, "code": 4, "run": 2, "word": 4, "marks": 3}
+
+# Characters of ASCII without the space.
+PRINTABLE = string.digits + string.ascii_letters + string.punctuation
 
 # Share of texts in which one to five words come back at many places, and the share of places.
 SALTED = 0.4
@@ -139,7 +157,7 @@ class Words:
 
         self.is_strange = False
         parts = [*self.vocabulary, *self.odd[: len(self.vocabulary)]]
-        self.families = [family(parts, rng, raw_letters) for _ in range(FAMILIES)]
+        self.families = [family(parts, rng) for _ in range(FAMILIES)]
 
     def _odd_word(self, pieces: Sequence[str]) -> str:
         """Return an invented word: symbols, some `pieces`, or random letters."""
@@ -213,6 +231,57 @@ class Words:
         if rng.random() < ECHOED:
             texts = [_echoing(text, rng) for text in texts]
         return texts
+
+
+def log_uniform(low: int, high: int, rng: random.Random) -> int:
+    """Return an integer from `low` to `high`; every order of magnitude is equally likely."""
+    return round(math.exp(rng.uniform(math.log(low), math.log(high))))
+
+
+def family(parts: Sequence[str], rng: random.Random) -> list[str]:
+    """Return `FAMILY` words that look alike: sequences of the same kinds of pieces.
+
+    `parts` are the words that some pieces are.
+    """
+    (count,) = rng.choices(list(PIECES), list(PIECES.values()))
+    pieces = [_piece(parts, rng) for _ in range(count)]
+    return ["".join(make() for make in pieces) for _ in range(FAMILY)]
+
+
+def _piece(parts: Sequence[str], rng: random.Random) -> Callable[[], str]:
+    """Return a function that draws a piece of a word, each time from the same stock."""
+    (kind,) = rng.choices(list(KINDS), list(KINDS.values()))
+    if kind == "word":
+        cases: list[Callable[[str], str]] = [str, str, str.upper, str.upper, str.title]
+        change = rng.choice(cases)
+        return lambda: change(rng.choice(parts))
+
+    if kind == "run":  # one or two characters by turns, up to 32 times
+        unit = "".join(rng.choices(string.punctuation, k=rng.choice([1, 1, 2])))
+        return lambda: unit * log_uniform(1, 32, rng)
+
+    if kind == "marks":  # often always the same
+        stock = [
+            "".join(rng.choices(string.punctuation, k=rng.choice([1, 1, 2, 3])))
+            for _ in range(rng.choice([1, 1, 2, 6]))
+        ]
+        return lambda: rng.choice(stock)
+
+    alphabets = [string.digits, string.digits, string.hexdigits, PRINTABLE, PRINTABLE]
+    alphabet = raw_letters(rng) if kind == "script" else rng.choice(alphabets)
+    stock = rng.sample(alphabet, log_uniform(2, min(60, len(alphabet)), rng))
+    longest = log_uniform(2, 10 if kind == "script" else 24, rng)
+    return lambda: "".join(rng.choices(stock, k=log_uniform(1, longest, rng)))
+
+
+def mingled(
+    plain: Sequence[str], families: Sequence[Sequence[str]], rng: random.Random
+) -> list[str]:
+    """Return the words `plain`, a share of them replaced by words of a few `families`."""
+    chosen = rng.choices(families, k=log_uniform(1, MAX_FAMILIES, rng))
+    stock = [word for words in chosen for word in words]
+    replaced = rng.uniform(*SHARE)
+    return [rng.choice(stock) if rng.random() < replaced else word for word in plain]
 
 
 def raw_letters(rng: random.Random) -> list[str]:

@@ -7,12 +7,13 @@ import pytest
 
 from align.words import normalise
 from data import make
-from data.corpus import KINDS, Document, documents_of, load_corpus, load_foreign
+from data.corpus import FOREIGN, KINDS, Document, documents_of, load_corpus, load_foreign
 from data.errors import UserError
 from tasks.base import foreign_of
 from tasks.registry import load_task
 from tasks.supply import problem_at
 
+STRANGE = FOREIGN.parent / "strange"
 SCRIPTS = ("CYRILLIC", "GREEK", "ARABIC", "DEVANAGARI", "CJK")
 
 
@@ -41,8 +42,25 @@ def test_no_foreign_text_is_in_what_is_trained_on():
         assert "foreign" not in module.read_text(encoding="utf-8")
 
 
-def runs_of(document: Document) -> set[tuple[str, ...]]:
-    return set(zip(*(document.words[i:] for i in range(5))))
+def test_no_strange_text_holds_a_foreign_letter_or_three_foreign_words():
+    """Unless they are prose or marks alone. Users train on strange texts (`data/strange`)."""
+    strange = [Document(file.name, file.read_text("utf-8")) for file in STRANGE.glob("*.txt")]
+    letters = {mark for document in strange for mark in document.text if mark.isalpha()}
+    held_out = load_foreign()
+    of_scripts = {mark for document in held_out["alphabets"] for mark in document.text}
+    assert len(strange) == 100
+    assert not any(letter in of_scripts for letter in letters if not letter.isascii())
+
+    prose = {word for document in documents_of("train", load_corpus()) for word in document.words}
+    shown = set().union(*(runs_of(document, 3) for document in strange))
+    for kind, documents in held_out.items():
+        for document in documents:
+            runs = {run for run in runs_of(document, 3) if not set(run) <= prose}
+            assert not runs & shown, kind
+
+
+def runs_of(document: Document, length: int = 5) -> set[tuple[str, ...]]:
+    return set(zip(*(document.words[i:] for i in range(length))))
 
 
 def test_the_task_asks_for_problems_of_each_kind():
