@@ -56,8 +56,6 @@ def _read_named(name: str) -> list[Row]:
 
 def _read_json(path: Path) -> list[Row]:
     """Return the rows of a list of objects, or of an object a line."""
-    if path.suffix in (".csv", ".tsv", ".xlsx"):
-        raise UserError(f"{path}: is a table of another format; give a .jsonl or .parquet file")
     if read_bytes(path).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
         return _numbered(str(path), read_json(path))
     return [(where, _columns(row, where)) for where, row in read_jsonl(path)]
@@ -91,15 +89,8 @@ def _given_rows(source: Any, name: str) -> list[Row]:
     if hasattr(source, "to_dict") and hasattr(source, "iterrows"):  # of pandas
         filled = source.astype(object).where(source.notna(), None)  # NaN, NaT and NA alike
         source = filled.to_dict("records")
-    if isinstance(source, Mapping) and source:
-        # A dataset of the hub that was loaded without a split is a mapping of its splits.
-        keys = list(map(repr, source))
-        raise UserError(
-            f"{name}: is a mapping of {', '.join(keys)}; give a list of rows, e.g. data[{keys[0]}] "
-            "if that is one"
-        )
     if not isinstance(source, Iterable) or isinstance(source, Mapping | bytes):
-        raise UserError(f"{name}: give a file, a dataset, or a list of mappings")
+        raise UserError(f"{name}: give a file, a dataset (one split of it), or a list of mappings")
     return _numbered(name, source)
 
 

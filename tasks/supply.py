@@ -32,7 +32,6 @@ from tasks.base import (
     key_of,
     worded,
 )
-from tasks.registry import is_of_project
 
 LADDER = (10, 25, 50, 100, 200, 500)  # words of each text
 
@@ -333,13 +332,6 @@ def read_problems(path: str | Path, task: Task | None = None) -> list[Problem]:
         problem = Problem(**value)
         check_problem(problem, where)
 
-        # A user's own problems may name another task than the user's.
-        of_project = task is not None and is_of_project(problem.task) and is_of_project(task.name)
-        if task is not None and of_project and problem.task != task.name:
-            raise UserError(
-                f"{where}: is a problem of task {problem.task}, not of {task.name}; give --task "
-                f"{problem.task}"
-            )
         if task is not None and problem.task == task.name and hasattr(task, "key"):
             with calling(f"{where}: its data is not that of task {task.name}: key()"):
                 key = task.key(problem)

@@ -52,13 +52,6 @@ def test_problems_in_the_form_of_gsm8k(tmp_path):
     assert [score.reward for score in scores] == [1, 0.1, 0]
 
 
-@pytest.mark.slow
-def test_a_task_of_reasoning_gym():
-    pytest.importorskip("reasoning_gym")
-    printed = python(EXAMPLES / "reasoning_gym_task.py", "--steps", "2")
-    assert "step 2: held-out score" in printed
-
-
 def test_the_notebook_is_stored_without_outputs():
     notebook = json.loads(NOTEBOOK.read_text())
     assert notebook["nbformat"] == 4

@@ -322,19 +322,6 @@ def test_a_damaged_line_is_named_by_number(tmp_path, line, fault):
     assert str(error.value).startswith(f"{path}, line 3: {fault}")
 
 
-def test_a_problem_of_another_task_of_the_project_is_refused(tmp_path):
-    path = tmp_path / "a.jsonl"
-    problem = problem_at(load_task("arithmetic"), seed=0, split="train", level=2, index=0)
-    write_problems(path, [problem])
-    assert read_problems(path, load_task("arithmetic")) == [problem]
-    with pytest.raises(UserError, match="line 1: is a problem of task arithmetic, not of inter"):
-        read_problems(path, load_task("interleave"))
-
-    own = replace(problem, task="my own")  # who knows what that is
-    write_problems(path, [own])
-    assert read_problems(path, load_task("interleave")) == [own]
-
-
 def test_a_file_without_problems_is_named(tmp_path):
     (tmp_path / "a.jsonl").write_text("\n")
     with pytest.raises(UserError, match="a.jsonl: holds no problem"):
