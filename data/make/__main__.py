@@ -5,7 +5,7 @@ and from generated texts (`data.make.lessons`), in minutes on one GPU. A row of 
 lesson, so no lesson sees another. All rows of a batch have the same length, and all batches about
 the same number of tokens.
 
-Shapes: R rows, T tokens of a row, E hidden size.
+Shapes: R rows, T tokens of a row.
 """
 
 import argparse
@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
@@ -206,26 +205,6 @@ def serve(batches: Batches, queue: Any) -> None:
         queue.put(batches.batch())
 
 
-def loss_of(model: Any, tokens_RT: Tensor, learned_RT: Tensor) -> Tensor:
-    """Return the mean cross-entropy of the `learned` tokens, given all tokens before them.
-
-    The layers are called one by one, so that all of them share one compiled layer.
-    """
-    hidden_RTE = model.model.embed_tokens(tokens_RT)
-    positions = torch.arange(tokens_RT.shape[1], device=tokens_RT.device)[None]
-    rotary = model.model.rotary_emb(hidden_RTE, positions)
-    for layer in model.model.layers:
-        # Attention without a mask is causal.
-        hidden_RTE = layer(
-            hidden_RTE, attention_mask=None, position_ids=positions, position_embeddings=rotary
-        )
-    logits = model.lm_head(model.model.norm(hidden_RTE))[:, :-1]
-    targets_RT = tokens_RT[:, 1:].masked_fill(~learned_RT[:, 1:], -100)
-    return torch.nn.functional.cross_entropy(
-        logits.reshape(-1, logits.shape[-1]).float(), targets_RT.reshape(-1)
-    )
-
-
 def build(vocabulary: int) -> LlamaForCausalLM:
     """Return a new model of `SHAPE` with random weights."""
     config = LlamaConfig(
@@ -282,7 +261,9 @@ def train(output: Path, steps: int, workers: int, seed: int) -> None:
         tokens_RT, learned_RT = (torch.from_numpy(each).to(device) for each in queue.get())
         model.zero_grad()
         with torch.autocast(device, torch.bfloat16):
-            loss = loss_of(model, tokens_RT.long(), learned_RT)
+            # The tokens that are not learned are context: -100 leaves them out of the loss.
+            targets_RT = tokens_RT.long().masked_fill(~learned_RT, -100)
+            loss = model(tokens_RT.long(), labels=targets_RT, use_cache=False).loss
         loss.backward()
 
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRAD_NORM)
