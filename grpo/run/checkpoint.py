@@ -70,10 +70,7 @@ class Saver:
         self.writing: Future[str] | None = None
 
     def save_if_due(self, step: int, level: int, reward: float, *, is_last: bool) -> None:
-        """Save the state after `step` if that is due; report the previous save if it is complete.
-
-        `reward` is the step's mean reward.
-        """
+        """Save the state after `step`, which had this mean `reward`, if that is due."""
         self.collect()
         every = self.trainer.config.save_every
         if step % every == 0 or is_last:
@@ -120,19 +117,13 @@ class Saver:
         return f"checkpoint step-{step:06d} is saved"
 
     def collect(self, *, wait: bool = False) -> None:
-        """Report the checkpoint that is being written if it is complete, or raise its error.
-
-        With `wait`, waits until it is complete.
-        """
+        """Report the checkpoint that is being written once it is complete, or raise its error."""
         if self.writing is not None and (wait or self.writing.done()):
             written, self.writing = self.writing, None
             self.say(written.result())
 
     def restore(self, checkpoint: Path) -> None:
-        """Restore the trainer, its optimizer and the random generators from a checkpoint.
-
-        Raises UserError, which names the file, if one of them is not of this run.
-        """
+        """Restore the trainer, its optimizer and the random generators from a checkpoint."""
         path = checkpoint / "trainer.json"
         state = read_json(path)
         with blaming(f"{path}: is not the state of this run"):
@@ -158,10 +149,7 @@ class HostCopies:
 
     @torch.no_grad()
     def take(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """Return nested dictionaries with a copy of each tensor, and everything else unchanged.
-
-        Tensors that share memory (tied weights) share one copy.
-        """
+        """Return nested dictionaries with a copy of each tensor; tied weights share theirs."""
         copied = {key: self._copied(item) for key, item in tree.items()}
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
@@ -198,9 +186,7 @@ def host_memory() -> int:
 @contextmanager
 def new_checkpoint(run: Path, step: int) -> Iterator[Path]:
     """Yield a folder that becomes checkpoints/step-NNNNNN when the block ends, and vanishes if it
-    fails.
-
-    Raises UserError if the files cannot be written.
+    fails. Raises UserError if the disk refuses a file.
     """
     final = Path(run) / "checkpoints" / f"step-{step:06d}"
     temporary = final.with_name(f".tmp-{final.name}")
@@ -270,10 +256,7 @@ def checkpoints(run: Path) -> tuple[list[Path], list[str]]:
 
 
 def run_of(path: Path, flag: str = "--resume") -> Path:
-    """Return the run that `path` is, or that a checkpoint `path` is of.
-
-    Raises UserError, which names the `flag` ("" if the path stands alone), if there is none.
-    """
+    """Return the run that `path` is, or that a checkpoint `path` is of. `flag` gave the path."""
     run = path.parent.parent if CHECKPOINT.fullmatch(path.name) else path
     if kind_of(run / "config.yaml") != "file":
         raise UserError(
@@ -285,10 +268,8 @@ def run_of(path: Path, flag: str = "--resume") -> Path:
 
 
 def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
-    """Return the checkpoint to continue from, and a warning for each damaged one that was skipped.
-
-    It is `path` itself, or the latest valid checkpoint of the run `path`. Raises UserError, which
-    names the `flag`, if there is none.
+    """Return the checkpoint `path`, or the latest valid one of the run `path`; and a warning for
+    each damaged one that was skipped.
     """
     run = run_of(path, flag)
     candidates = [path] if run != path else checkpoint_folders(run)
@@ -337,10 +318,7 @@ def _remove(paths: list[Path]) -> None:
 
 
 def save_optimizer(folder: Path, state: dict[str, Any]) -> None:
-    """Write an optimizer's `state_dict()`: tensors to safetensors, the rest to optimizer.json.
-
-    What the configuration decides is not written.
-    """
+    """Write an optimizer's `state_dict()`: tensors to safetensors, the rest to optimizer.json."""
     tensors = {
         f"{number}/{name}": tensor.contiguous()
         for number, entry in state["state"].items()
@@ -352,10 +330,7 @@ def save_optimizer(folder: Path, state: dict[str, Any]) -> None:
 
 
 def load_optimizer(folder: Path, optimizer: Optimizer) -> None:
-    """Load the state that `save_optimizer` wrote, bit for bit.
-
-    Raises UserError, which names the file, if it is of another optimizer.
-    """
+    """Load the state that `save_optimizer` wrote, bit for bit."""
     path = folder / "optimizer.safetensors"
     with blaming(f"{path}: does not fit the optimizer of this run"):
         state: dict[int, dict[str, Tensor]] = {}
@@ -372,10 +347,7 @@ def load_optimizer(folder: Path, optimizer: Optimizer) -> None:
 
 
 def rng_state() -> dict[str, Any]:
-    """Return the state of the random generators that a reward may use, for rng.json.
-
-    Sampling does not depend on them.
-    """
+    """Return the state of the random generators that a reward may use; sampling uses none."""
     kind, keys, *numbers = np.random.get_state(legacy=True)
     assert isinstance(keys, np.ndarray)
     return {

@@ -64,10 +64,7 @@ def _is_empty(folder: Path) -> bool:
 
 
 def check_output(path: str, flag: str) -> None:
-    """Raise UserError if `flag` names a file that cannot be written.
-
-    Called before a long computation whose result goes there.
-    """
+    """Raise UserError, before a long computation, if `flag` names a file that cannot be written."""
     target = Path(path).absolute()
     if kind_of(target) == "folder":
         raise UserError(f"{flag} {path}: is a directory; give the path of a file")
@@ -79,10 +76,7 @@ def check_output(path: str, flag: str) -> None:
 
 @contextmanager
 def new_run(folder: Path) -> Iterator[None]:
-    """Make the folder of a run, and remove it at the end of the block if it has no result.
-
-    Raises UserError if it exists.
-    """
+    """Make the folder of a run, and remove it at the end of the block if it has no result."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError as error:
@@ -105,10 +99,9 @@ def new_run(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Lock `folder` until the block or the process ends.
+    """Lock `folder` until the block or the process ends; UserError if another process has.
 
-    Raises UserError if another process has locked it. Some network file systems have no locks
-    (Lustre without the option `flock`); there the block runs without one.
+    Some network file systems have no locks (Lustre without the option `flock`).
     """
     import fcntl  # not on Windows, which `exit_status` refuses
 

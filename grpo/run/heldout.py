@@ -3,6 +3,7 @@ is solved. Each evaluation is a line of eval.jsonl and a line on the console.
 """
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -33,25 +34,15 @@ WARM_START_SEED = 3_000_017
 WARM_START_PROBLEMS = 32
 
 
+@dataclass
 class HeldOutEvaluator:
-    """Scores the policy of a run on problems that it was not trained on.
+    """Scores the policy of a run on problems that it was not trained on."""
 
-    `warn` shows a warning and keeps it in warnings.log.
-    """
-
-    def __init__(
-        self,
-        trainer: Trainer,
-        files: RunFiles | NoFiles,
-        console: Console,
-        warn: Callable[[str], None],
-    ):
-        self.config = trainer.config
-        self.trainer = trainer
-        self.files = files
-        self.console = console
-        self.warn = warn
-        self.warned: set[str] = set()  # keys of the warnings that have been shown
+    trainer: Trainer
+    files: RunFiles | NoFiles
+    console: Console
+    warn: Callable[[str], None]  # shows a warning and keeps it in warnings.log
+    warned: set[str] = field(default_factory=set)  # keys of the warnings that have been shown
 
     @cached_property
     def _dataset(self) -> set[str]:
@@ -77,7 +68,9 @@ class HeldOutEvaluator:
         """
         lines, groups = [], []
         for level in sorted(levels):
-            line, answers = self._measure(level, seed, size or self.config.eval_problems, purpose)
+            line, answers = self._measure(
+                level, seed, size or self.trainer.config.eval_problems, purpose
+            )
             lines += [line] if line else []
             groups += answers
 
@@ -116,7 +109,7 @@ class HeldOutEvaluator:
         self, level: int, seed: int, size: int, purpose: str
     ) -> tuple[dict[str, Any] | None, list[Group]]:
         """Return the line of eval.jsonl of a level, and the groups; (None, []) without problems."""
-        config, trainer, task = self.config, self.trainer, self.trainer.task
+        trainer, config, task = self.trainer, self.trainer.config, self.trainer.task
         asked = config.max_new_tokens
         found = find_problems(
             trainer.policy,

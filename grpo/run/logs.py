@@ -67,10 +67,7 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a log, without an incomplete last one.
-
-    Raises UserError, which names the line, if the log is damaged in any other way.
-    """
+    """Return the lines of a log, without an incomplete last one. Other damage is a UserError."""
     path = Path(path)
     if not path.exists():
         return []
@@ -87,10 +84,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def append(path: Path, text: str) -> None:
-    """Append `text` to a file. It is on the disk when this function returns.
-
-    Raises UserError if it cannot be written.
-    """
+    """Append `text` to a file. It is on the disk when this function returns."""
     try:
         with open_own(path, "a") as file:
             file.write(text)
@@ -198,10 +192,7 @@ class NoFiles:
 
 
 class RunData:
-    """The stored data of a run.
-
-    Raises UserError if a file is damaged, or if there is no such step or group.
-    """
+    """The stored data of a run. UserError names a damaged file, and what is not there."""
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
@@ -307,10 +298,7 @@ class RunData:
 
 
 def read_config(run: Path) -> dict[str, Any]:
-    """Return what a run's config.yaml holds: the settings, and the "facts".
-
-    Raises UserError if it is damaged.
-    """
+    """Return what a run's config.yaml holds: the settings, and the "facts"."""
     path = run / "config.yaml"
     values = read_yaml(path)
     facts = values.pop("facts", {})
@@ -329,10 +317,7 @@ def tokenizer_of(run: Path) -> Any | None:
 
 
 def load_run(path: str | Path) -> RunData:
-    """Return the stored data of the run in directory `path`. Files are read when they are needed.
-
-    Raises UserError if the directory is not that of a run.
-    """
+    """Return the stored data of the run in directory `path`, read when it is needed."""
     if not isinstance(path, str | Path):
         raise UserError(f"load_run: the run is {path!r}; give the path of its directory")
     return RunData(path)

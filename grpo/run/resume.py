@@ -47,7 +47,6 @@ from grpo.config import (
 from grpo.distributed import Ranks
 from grpo.learn.loss import OwnLoss
 from grpo.model import load
-from grpo.model.gguf import is_gguf
 from grpo.model.policy import Policy
 from grpo.model.weights import layers_of
 from grpo.run.checkpoint import find_resume, run_of, seen_keys
@@ -157,30 +156,23 @@ def saved_options(resume: str) -> dict[str, str]:
 def checkpoint_of(model: str) -> tuple[Path | None, list[str]]:
     """Return the checkpoint `model`, or the latest valid one of the run `model`; and warnings.
 
-    Returns (None, []) if `model` is neither. Raises UserError if a run has no valid checkpoint.
+    Returns (None, []) if `model` is neither.
     """
     path = Path(model)
     return find_resume(path, flag="--model") if is_run(path) else (None, [])
 
 
 def config_of(checkpoint: Path) -> Config:
-    """Return the configuration of the run that wrote the `checkpoint`.
-
-    Raises UserError if it cannot be read.
-    """
+    """Return the configuration of the run that wrote the `checkpoint`."""
     return load_config(checkpoint.parent.parent / "config.yaml")
 
 
 def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
     """Return the configuration of a new run whose --model may be an earlier run; and warnings.
 
-    A checkpoint of full fine-tuning is a model, which becomes the base model of the new run. A
-    checkpoint of LoRA is an adapter: the new run trains it further on the adapter's base model. So
-    the new run's checkpoints do not depend on the earlier run.
-
-    The new run takes over the earlier run's settings of model and prompt, and its wording if the
-    task is the same, unless a flag (`given`) overrides them. Raises UserError if the flags ask for
-    a different adapter.
+    A checkpoint of full fine-tuning becomes the base model of the new run. A checkpoint of LoRA is
+    an adapter, which is trained further on its own base model. The earlier run's settings of model
+    and prompt are taken over unless a flag (`given`) overrides them.
     """
     checkpoint, warnings = checkpoint_of(config.model)
     if checkpoint is None:
@@ -223,7 +215,6 @@ def sources_of_run(
     for name in FREE_OPTIONS:
         settings["task_options"].pop(name, None)
 
-    start = config.start
     files = [*programs_of(config.task, task), *program_of(config.loss)]
     files += [Path(config.dataset)] if config.dataset else []
     functions = dict(getattr(task, "python_functions", {}))
@@ -232,9 +223,7 @@ def sources_of_run(
 
     sources = {
         "base": base_sources(config.model),
-        # The adapter that a LoRA run started from. It may be gone: only the reference of --beta
-        # still depends on it.
-        "start": _digests(Path(start)) if start and start != config.model else {},
+        "start": _start_sources(config),
         "corpus": sources_of(task),
         "files": {str(file): digest_of(file) for file in files},
         "functions": {name: function_digest(each) for name, each in functions.items()},
@@ -252,30 +241,36 @@ def base_sources(model: str) -> dict[str, str] | None:
     Returns None for a model of the hub that is not on the disk.
     """
     whole, adapters = layers_of(model)
-    if is_gguf(whole):
-        found = {Path(whole).name: digest_of(Path(whole))}
-    elif whole == "builtin" or kind_of(whole):
-        found = _digests(load.BUILTIN if whole == "builtin" else Path(whole)) or {}
-    else:
+    place = load.BUILTIN if whole == "builtin" else Path(whole)
+    if not kind_of(place):
         try:
-            found = _digests(Path(snapshot_download(whole, local_files_only=True))) or {}
+            place = Path(snapshot_download(whole, local_files_only=True))
         except (OSError, ValueError):
             return None
+
+    found = _digests(place)
     for each in adapters:
-        found |= {f"{each.name}/{name}": value for name, value in (_digests(each) or {}).items()}
+        found |= {f"{each.name}/{name}": value for name, value in _digests(each).items()}
     return found
 
 
-def _digests(folder: Path) -> dict[str, str] | None:
-    """Return the fingerprints of the model's files in `folder`; None if there is no folder.
+def _start_sources(config: Config) -> dict[str, str] | None:
+    """Return the fingerprints of the adapter that a LoRA run started from.
 
-    A checkpoint may be a base. Its optimizer state is not read.
+    None if it is gone: only the reference of --beta still depends on it.
     """
-    if kind_of(folder) != "folder":
-        return None
+    if not config.start or config.start == config.model:
+        return {}
+    return _digests(Path(config.start)) if kind_of(config.start) else None
+
+
+def _digests(place: Path) -> dict[str, str]:
+    """Return the fingerprints of a model's files: of a GGUF file, or of those in a folder."""
+    files = [place] if kind_of(place) == "file" else sorted(place.iterdir())
     return {
         path.name: digest_of(path)
-        for path in sorted(folder.iterdir())
+        for path in files
+        # A checkpoint may be a base.
         if path.suffix in MODEL_FILES and not path.name.startswith("optimizer")
     }
 
@@ -323,19 +318,13 @@ def require_same(checkpoint: Path, now: Mapping[str, Any], advice: str = "") -> 
 
 
 def check_base(checkpoint: Path, model: str) -> None:
-    """Raise UserError if the base model under the adapter of `checkpoint` has changed.
-
-    A checkpoint that is a whole model does not depend on its base.
-    """
+    """Raise UserError if the base model under the adapter of `checkpoint`, if any, has changed."""
     if (checkpoint / "adapter_config.json").exists():
         require_same(checkpoint, {"base": base_sources(model)})
 
 
 def load_run_policy(checkpoint: Path, config: Config, device: str) -> tuple[Policy, set[str]]:
-    """Return the policy of a checkpoint, and the keys of the problems that it was trained on.
-
-    Raises UserError if its base model has changed since the checkpoint.
-    """
+    """Return the policy of a checkpoint, and the keys of the problems that it was trained on."""
     seen = seen_keys(checkpoint)
     policy = load.load_policy(
         config.model,

@@ -39,10 +39,7 @@ def steps_of(run: Path, kind: str = "step") -> list[int]:
 
 
 def write_rollouts(path: Path, groups: Sequence[Group], *, step: int) -> None:
-    """Write the groups of one step with a checksum, completely or not at all.
-
-    Raises UserError if they cannot be written.
-    """
+    """Write the groups of one step with a checksum, completely or not at all."""
     write_jsonl_zst(path, (_to_json(number, group, step) for number, group in enumerate(groups)))
 
 
