@@ -9,7 +9,6 @@ RUN may also be a folder that holds a LoRA adapter; no model card is written the
 The hub takes the folder as it is: `hf upload OWNER/NAME FOLDER`.
 """
 
-import argparse
 import os
 import sys
 import tempfile
@@ -42,11 +41,11 @@ FACTS = "torch transformers device commit started"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program with these arguments; return the exit status."""
-    return exit_status("grpo.export", lambda: write(parse(argv)))
+    return exit_status("grpo.export", lambda: start(argv))
 
 
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the flags."""
+def start(argv: Sequence[str] | None) -> int:
+    """Read the flags, write the folder, and print what is in it; return the exit status."""
     parser = Parser(prog="python -m grpo.export", description=__doc__)
     add = parser.add_argument
     add("run", type=Path, help="the folder of a run, one of its checkpoints, or any LoRA adapter")
@@ -57,14 +56,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         choices=["float32", "bfloat16", "float16"],
         help="data type of the weights (default: as trained)",
     )
-    return parser.parse_intermixed_args(argv)  # FOLDER may follow a flag
-
-
-def write(arguments: argparse.Namespace) -> int:
-    """Write the folder, and print what is in it; return the exit status."""
-    folder = arguments.folder
-    content = export(arguments.run, folder, adapter=arguments.adapter, dtype=arguments.dtype)
-    print(printable(f"{folder}: {content}"))
+    flags = parser.parse_intermixed_args(argv)  # FOLDER may follow a flag
+    content = export(flags.run, flags.folder, adapter=flags.adapter, dtype=flags.dtype)
+    print(printable(f"{flags.folder}: {content}"))
     return 0
 
 
@@ -143,38 +137,51 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
     """
     config: Mapping[str, Any] = {**asdict(Config()), **run.config}
     facts = config.get("facts", {})
-    model = config["model"]
-    is_hub_id = model != "builtin" and not facts.get("is_local_model", True)
-    if not is_hub_id:  # of a checkpoint, the name of its run
-        path = Path(model)
+    base, model = "", config["model"]
+    if model != "builtin" and not facts.get("is_local_model", True):
+        base = f"base_model: {model}\n"
+    else:
+        path = Path(model)  # of a checkpoint, the name of its run
         model = path.parent.parent.name if path.name.startswith("step-") else path.name
     task = ":".join(Path(part).name for part in config["task"].split(":"))
     climb = f" (curriculum {config['curriculum']})" if config.get("curriculum") else ""
     reward = f"the reward `{config['reward']}`" if config.get("reward") else "the task's reward"
-
-    control = config.get("control", "none").replace("none", "")
-    reports = [line for line in run.reports if line["step"] <= step]
-    metric, unit = (reports[0][name] for name in ("metric", "unit")) if reports else ("score", "")
-    verdict: list[str] = []
-    if run.verdict and run.verdict["step"] <= step:
-        verdict = Verdict.from_json(run.verdict).lines(metric, unit, control)
-    before, after = ([line for line in reports if bool(line["step"]) == x] for x in (False, True))
-    table = ["```", *summary_table(before, after, metric), "```\n"] if reports else []
     settings = ", ".join(f"{name} {config[name]}" for name in SETTINGS.split())
     made_with = ", ".join(f"{name} {facts.get(name)}" for name in FACTS.split())
-    lines = [
-        f"---\nlibrary_name: {'peft' if adapter else 'transformers'}",
-        "pipeline_tag: text-generation\ntags: [grpo, reinforcement-learning]",
-        *([f"base_model: {model}"] if is_hub_id else []),
-        f"---\n\n# {run.path.name}\n",
-        f"`{model}` trained by GRPO for {step} steps on the task "
-        f"`{task}`, level {config['level']}{climb}, with {reward}.\n",
-        *(f"{line}.\n" for line in verdict),
-        *table,
-        f"Settings: {settings}.\n\nMade with {made_with}.\n",
-        "The model was trained for this one task. Its other abilities were not evaluated.\n",
-    ]
-    return "\n".join(lines)
+    return f"""---
+library_name: {"peft" if adapter else "transformers"}
+pipeline_tag: text-generation
+tags: [grpo, reinforcement-learning]
+{base}---
+
+# {run.path.name}
+
+`{model}` trained by GRPO for {step} steps on the task `{task}`, level {config["level"]}{climb}, \
+with {reward}.
+
+{_results(run, step, config.get("control", "none"))}Settings: {settings}.
+
+Made with {made_with}.
+
+The model was trained for this one task. Its other abilities were not evaluated.
+"""
+
+
+def _results(run: RunData, step: int, control: str) -> str:
+    """Return the verdict and the table of evaluations, as far as they are not later than `step`."""
+    reports = [line for line in run.reports if line["step"] <= step]
+    metric, unit = (reports[0][name] for name in ("metric", "unit")) if reports else ("score", "")
+    lines = []
+    if run.verdict and run.verdict["step"] <= step:
+        verdict = Verdict.from_json(run.verdict)
+        lines += [f"{line}.\n" for line in verdict.lines(metric, unit, control.replace("none", ""))]
+    if reports:
+        before, after = (
+            [line for line in reports if bool(line["step"]) == is_later]
+            for is_later in (False, True)
+        )
+        lines += ["```", *summary_table(before, after, metric), "```\n"]
+    return "".join(f"{line}\n" for line in lines)
 
 
 if __name__ == "__main__":

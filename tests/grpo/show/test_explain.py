@@ -1,6 +1,5 @@
 """The sentences of `grpo.inspect why`, which have the numbers of the update."""
 
-import json
 import re
 from decimal import Decimal
 
@@ -9,13 +8,13 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grpo import inspect
+from grpo import inspect, load_run
 from grpo.config import LOSSES, SCALES
 from grpo.learn.advantages import advantages
 from grpo.learn.loss import token_weights
 from grpo.records import Completion, Group
 from grpo.run.rollouts import file_of, write_rollouts
-from grpo.show.group import advantage_in_words
+from grpo.show import group as show
 from tasks.base import Problem, Score
 
 REWARDS = [[1.0, 0.25, 0.5, 0.25], [0.0, 0.5, 0.5, 0.0]]
@@ -49,11 +48,10 @@ def write(folder, **settings):
     return folder
 
 
-def why(capsys, run, *place):
-    """Return the record of `why --json`."""
-    assert inspect.main([str(run), "why", *map(str, place), "--json"]) == 0
-    (record,) = json.loads(capsys.readouterr().out)
-    return record
+def why(run, step, number, sample, kind="step"):
+    """Return the sentences on a completion of a stored step."""
+    data = load_run(run)
+    return show.why(data.config, data.groups(step, kind), number, sample, kind)
 
 
 @pytest.mark.parametrize(
@@ -66,9 +64,9 @@ def why(capsys, run, *place):
         ("batch", "+1.527 = (1.000 - 0.500) / 0.3274: "),
     ],
 )
-def test_an_advantage_in_words(tmp_path, capsys, scale, words):
+def test_an_advantage_in_words(tmp_path, scale, words):
     run = write(tmp_path / "r", scale=scale)
-    assert why(capsys, run, 1, 0, 0)["advantage"].startswith(words)
+    assert why(run, 1, 0, 0)["advantage"].startswith(words)
 
 
 @given(
@@ -83,7 +81,7 @@ def test_an_advantage_comes_out_again_from_the_numbers_that_are_printed(rewards,
     """In nearly tied groups three digits are not enough: 0.002 / 0.0046 is not 0.489."""
     one = group(rewards, advantages([rewards], scale=scale)[0])
     for sample in range(len(rewards)):
-        words = advantage_in_words({"scale": scale}, [one], one, sample)
+        words = show.advantage_in_words({"scale": scale}, [one], one, sample)
         said, reward, mean, over = re.match(
             r"(\S+) = \((\S+) - (\S+)\)(?: / (\S+))?:", words
         ).groups(default="1")
@@ -92,9 +90,9 @@ def test_an_advantage_comes_out_again_from_the_numbers_that_are_printed(rewards,
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_weight_is_that_of_the_loss(tmp_path, capsys, loss):
+def test_a_weight_is_that_of_the_loss(tmp_path, loss):
     run = write(tmp_path / "r", loss=loss)
-    line = why(capsys, run, 1, 0, 1)["training"]
+    line = why(run, 1, 0, 1)["training"]
     words = re.fullmatch(
         r"yes, on its 2 tokens, each with weight 1 / (.+?)(, the tokens that the step trained on)?"
         "; its advantage is negative, so the update lowers its probability",
@@ -111,24 +109,24 @@ def test_a_weight_is_that_of_the_loss(tmp_path, capsys, loss):
     assert weights[1].item() == pytest.approx(1 / eval(number)), loss
 
 
-def test_a_loss_of_ones_own_has_no_weight_that_is_known(tmp_path, capsys):
+def test_a_loss_of_ones_own_has_no_weight_that_is_known(tmp_path):
     run = write(tmp_path / "r", loss="my.py:loss")
-    assert ", weighted by the run's own loss; " in why(capsys, run, 1, 0, 1)["training"]
+    assert ", weighted by the run's own loss; " in why(run, 1, 0, 1)["training"]
 
 
-def test_what_was_not_trained_on(tmp_path, capsys):
+def test_what_was_not_trained_on(tmp_path):
     run = write(tmp_path / "r")
-    skipped = why(capsys, run, 1, 2, 0)
+    skipped = why(run, 1, 2, 0)
     assert skipped["advantage"].startswith("none: the group was skipped (solved: all right)")
     assert skipped["training"] == "no: the group taught nothing"
-    assert "not sampled for training" in why(capsys, run, 1, 0, 0, "--kind", "eval")["training"]
+    assert "not sampled for training" in why(run, 1, 0, 0, "eval")["training"]
 
 
-def test_the_reward_of_a_control_experiment_was_not_earned(tmp_path, capsys):
+def test_the_reward_of_a_control_experiment_was_not_earned(tmp_path):
     run = write(tmp_path / "r", control="shuffled-rewards")
-    assert "not earned" in why(capsys, run, 1, 0, 0)["reward"]
+    assert "not earned" in why(run, 1, 0, 0)["reward"]
     earned = write(tmp_path / "earned")
-    assert why(capsys, earned, 1, 0, 0)["reward"] == "1.000, as the task scored it"
+    assert why(earned, 1, 0, 0)["reward"] == "1.000, as the task scored it"
 
 
 def test_why_as_text_leads_on_to_the_tokens(tmp_path, capsys):

@@ -75,10 +75,6 @@ def said(capsys, *argv, status=0):
     return capsys.readouterr()
 
 
-def records(capsys, *argv):
-    return json.loads(said(capsys, *argv, "--json").out)
-
-
 def test_what_a_run_holds(run):
     data = load_run(run)
     assert data.metrics == read_metrics(run / "metrics.jsonl") and len(data.metrics) == STEPS
@@ -113,21 +109,16 @@ def test_steps(run, capsys):
     assert len(lines) == STEPS + 2 and "reward" in lines[0]
     assert lines[-1] == f"next: python -m grpo.inspect {run} step {STEPS}"
     assert f"{load_run(run).metrics[0]['reward']:.3f}" in lines[1]
-    chosen = records(capsys, run, "steps", "--from", 2, "--to", 2)
-    assert [line["step"] for line in chosen] == [2]
+    _, chosen, _ = said(capsys, run, "steps", "--from", 2, "--to", 2).out.strip().split("\n")
+    assert chosen.split() == lines[2].split()
     assert "no such steps" in said(capsys, run, "steps", "--from", 99, status=2).err
 
 
 def test_step(made, run, capsys):
     text = said(capsys, made, "step", 1).out
-    for words in ("-1.00 to +0.50", "varied  kept", "solved  skipped"):
+    for words in ("0.750", "-1.00 to +0.50", "varied  kept", "solved  skipped"):
         assert words in text
     assert text.strip().endswith("group 1 0")
-    lines = records(capsys, made, "step", 1)
-    assert [(line["class"], line["distinct"], line["reward"]) for line in lines] == [
-        ("varied", 2, 0.75),
-        ("solved", 1, 1.0),
-    ]
     # Only groups of training have a class.
     assert "kept" not in said(capsys, run, "step", 0, "--kind", "eval").out
 
@@ -143,19 +134,15 @@ def test_group_says_why_a_completion_was_paid(made, capsys):
     ):
         assert words in text
     assert text.index("completions 0, 2") < text.index("completion 1 ") and "\x1b" not in text
-    lines = records(capsys, made, "group", 1, 0)
-    assert [line["sample"] for line in lines] == [0, 2, 1]
-    assert lines[2]["first_divergence"] == "word 2: wrote 'x' for 'b'"
     assert "advantage none" in said(capsys, made, "group", 2, 0).out
 
 
 def test_tokens(run, made, capsys):
     completion = load_run(run).group(1, 0).completions[2]
-    lines = records(capsys, run, "tokens", 1, 0, 2)
-    assert [line["token"] for line in lines] == list(completion.tokens)
-    assert lines[0]["logprob"] == completion.logprobs[0]
-    text = "".join(line["text"] for line in lines)
-    assert text.startswith(completion.text.split(" ")[0])
+    _, *lines = said(capsys, run, "tokens", 1, 0, 2).out.rstrip("\n").split("\n")
+    assert [int(line.split()[1]) for line in lines] == list(completion.tokens)
+    assert f"{completion.logprobs[0]:.4f}" in lines[0]
+    assert completion.text.split()[0].startswith(lines[0].split()[-1])
     # A run without a checkpoint has no tokenizer.
     assert "-2.5000" in said(capsys, made, "tokens", 1, 0, 1).out
 
@@ -163,8 +150,8 @@ def test_tokens(run, made, capsys):
 def test_credits_of_tokens_are_shown(made, capsys):
     by_token = group(("a b", 0.5), ("b", 0.0), advantages=[[0.1, 0.2, 0.3], [0.05, 0.2, 0.2]])
     write_rollouts(made / "rollouts" / "step-000003.jsonl.zst", [by_token], step=3)
-    lines = records(capsys, made, "tokens", 3, 0, 0)
-    assert [line["advantage"] for line in lines] == [0.1, 0.2, 0.3]
+    _, *lines = said(capsys, made, "tokens", 3, 0, 0).out.splitlines()
+    assert [line.split()[-1] for line in lines] == ["+0.100", "+0.200", "+0.300"]
     assert "advantage +0.100 to +0.300 by token" in said(capsys, made, "group", 3, 0).out
     assert "+0.05 to +0.30" in said(capsys, made, "step", 3).out
 
@@ -181,7 +168,6 @@ def test_degenerate(made, capsys):
         assert words in text
     assert "varied" not in text
     assert "1 of 1 groups" in said(capsys, made, "degenerate", "--from", 2).out
-    assert [line["class"] for line in records(capsys, made, "degenerate")] == ["solved", "tied"]
     assert "no such group" in said(capsys, made, "degenerate", "--from", 3).out
 
 
@@ -189,12 +175,7 @@ def test_degenerate(made, capsys):
 def test_replay_makes_a_step_again_to_the_bit(run, step, capsys):
     text = said(capsys, run, "replay", step).out
     assert "identical to the last bit" in text and "no" not in text.split()
-    (found,) = records(capsys, run, "replay", step)
-    assert found["same"] and {line["figure"] for line in found["figures"]} >= {
-        "loss",
-        "grad_norm",
-        "advantages",
-    }
+    assert {"loss", "grad_norm", "advantages"} <= set(text.split())
 
 
 def test_a_run_without_steps_is_one_line(copied, capsys):
