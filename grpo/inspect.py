@@ -33,7 +33,6 @@ from grpo.run.rollouts import KINDS
 from grpo.show.group import (
     advantage_range,
     by_reward,
-    class_of,
     classes_of,
     done_to,
     group_lines,
@@ -90,7 +89,7 @@ TOKEN_FIGURES = {
 # The columns of text of `step` and `degenerate`. Only groups that were sampled for training have a
 # class, and something done with them.
 TRAINING: dict[str, Callable[[Record], Any]] = {
-    "class": class_of,
+    "class": itemgetter("class"),
     "done": done_to,
     "advantages": itemgetter("advantages"),
 }

@@ -9,7 +9,7 @@ scored as the reward is (match 1, mismatch -1, gap -1). Nothing depends on colou
 text has the marks of wdiff: `[-missing-]`, `{+added+}`, and both for a word that replaces another.
 """
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from statistics import fmean
@@ -21,19 +21,10 @@ from align.needleman import nw_align
 from align.words import split_words
 from data.text import escape_control
 from grpo.config import WEIGHT_WORDS, WEIGHTED_BY
-from grpo.records import WHY, Group
+from grpo.records import CLASSES, WHY, Group
 from tasks.registry import explain
 
 Record = Mapping[str, Any]
-
-# The classes of groups, and the colour of those that show that training is stuck.
-CLASS_STYLES = {
-    "varied": "",
-    "solved": "",
-    "failed": "red",
-    "identical": "bold red",
-    "tied": "yellow",
-}
 
 # What was done with a group, by its action.
 DONE_TO = {
@@ -43,8 +34,8 @@ DONE_TO = {
     "demonstrate": "shown the right answer",
 }
 
+# The colours of words that are not right.
 STYLES = {"substitute": "bold magenta", "delete": "bold red", "insert": "bold blue"}
-NAMES = {"match": "right", "substitute": "substituted", "delete": "missing", "insert": "added"}
 
 # In a long run of right words, this many are shown at each end.
 CONTEXT = 6
@@ -135,18 +126,6 @@ def aligned(target: str, text: str) -> list[Column]:
     ]
 
 
-def counts(columns: Sequence[Column]) -> str:
-    """Return the number of words of each kind, e.g. "3 right, 1 missing"."""
-    if not columns or columns[0].kind == "plain":  # an empty text without a target has none
-        return f"{len(columns)} word{'s' * (len(columns) != 1)}"
-    numbers = Counter(column.kind for column in columns)
-    return ", ".join(
-        f"{numbers[kind]} {name}"
-        for kind, name in NAMES.items()
-        if numbers[kind] or kind == "match"
-    )
-
-
 def first_divergence(target: str, text: str) -> str:
     """Return where the text first differs from its target; "" if it does not, or there is none.
 
@@ -203,7 +182,7 @@ def group_lines(group: Group, reward_name: str = "") -> Iterator[Text]:
         f"{line['distinct']} distinct texts in {len(group.texts)} completions, temperature "
         f"{group.temperature:g}"
     )
-    yield Text.assemble(("group   ", "bold"), class_of(line), figures)
+    yield Text.assemble(("group   ", "bold"), line["class"], figures)
 
     same_text = defaultdict(list)
     for sample in by_reward(group):
@@ -235,32 +214,22 @@ def _completion_lines(group: Group, samples: Sequence[int], reward_name: str) ->
         f"{advantage_of(group, first)}, {len(completion.tokens)} tokens, {end}",
     )
 
-    columns = aligned(target, completion.text)
-    said = counts(columns)
+    said = []
     if target.strip():
-        said += f"; {first_divergence(target, completion.text) or 'right to the end'}"
-    parts = [
-        f"{name} {value:.3g}"
-        if isinstance(value, float)
-        else f"{name} {escape_control(str(value))}"
-        for name, value in score.parts.items()
-        if value is not None
-    ]
-    yield Text("; ".join(filter(None, (said, ", ".join(parts)))), "dim")
-    yield rendered(columns)
+        said.append(first_divergence(target, completion.text) or "right to the end")
+    for name, value in score.parts.items():
+        if value is not None:
+            text = f"{value:.3g}" if isinstance(value, float) else escape_control(str(value))
+            said.append(f"{name} {text}")
+    if said:
+        yield Text(", ".join(said), "dim")
+    yield rendered(aligned(target, completion.text))
 
 
-def classes_of(line: Record) -> Text:
-    """Return the number of groups of each class in a step, the degenerate ones in colour."""
-    numbers = {name: line.get(f"groups/class/{name}") for name in CLASS_STYLES}
-    return Text(", ").join(
-        Text(f"{number:g} {name}", CLASS_STYLES[name]) for name, number in numbers.items() if number
-    )
-
-
-def class_of(line: Record) -> Text:
-    """Return the class of a group, in its colour."""
-    return Text(line["class"], CLASS_STYLES.get(line["class"], ""))
+def classes_of(line: Record) -> str:
+    """Return the number of groups of each class in a step, e.g. "5 varied, 2 solved"."""
+    numbers = {name: line.get(f"groups/class/{name}") for name in CLASSES}
+    return ", ".join(f"{number:g} {name}" for name, number in numbers.items() if number)
 
 
 def done_to(line: Record) -> str:
@@ -271,10 +240,8 @@ def done_to(line: Record) -> str:
 
 def advantage_range(group: Group) -> str:
     """Return the range of a group's advantages; "" if the group was not trained on."""
-    numbers = list(
-        chain.from_iterable(row if isinstance(row, list) else [row] for row in group.advantages)
-    )
-    return f"{min(numbers):+.2f} to {max(numbers):+.2f}" if numbers else ""
+    rows = [row if isinstance(row, list) else [row] for row in group.advantages]
+    return f"{min(map(min, rows)):+.2f} to {max(map(max, rows)):+.2f}" if rows else ""
 
 
 def advantage_of(group: Group, sample: int) -> str:

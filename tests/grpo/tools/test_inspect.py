@@ -129,7 +129,7 @@ def test_group_says_why_a_completion_was_paid(made, capsys):
         "completions 0, 2  reward 1.000 (prefix), score 1.000, advantage +0.500",
         "right to the end",
         "completion 1  reward 0.250 (prefix)",
-        "word 2: wrote 'x' for 'b'; matches 4\n",
+        "word 2: wrote 'x' for 'b', matches 4\n",
         "a [-b-]{+x+} c d",
     ):
         assert words in text
