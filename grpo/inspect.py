@@ -8,9 +8,8 @@
     python -m grpo.inspect runs/NAME degenerate            the groups without gradient, and why
     python -m grpo.inspect runs/NAME replay 12             repeat the step's update and compare
 
-Steps are counted from 1, groups and completions from 0, as in the run's files. `steps` and
-`degenerate` take --from and --to. The exit status is 1 if a replayed step differs, and 2 if there
-is no such run, step or group, or if a file is damaged.
+Steps are counted from 1, groups and completions from 0, as in the run's files. The exit status is 1
+if a replayed step differs, and 2 if there is no such run, step or group, or if a file is damaged.
 Several runs side by side are in the report (`python -m grpo.report`); `grpo.load_run` gives every
 record to Python and pandas.
 """
@@ -137,18 +136,13 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for flag, name in (("--task", "CLASS"), ("--reward-file", "FUNCTION"), ("--loss", "FUNCTION")):
         help = "the same as for train.py: allows this program of yours to be executed"
         parts["replay"].add_argument(flag, metavar=f"FILE:{name}", help=help)
-    for name in ("steps", "degenerate"):
-        add = parts[name].add_argument
-        add("--from", dest="first", type=int, default=0, metavar="STEP", help="from this step on")
-        add("--to", dest="last", type=int, default=10**9, metavar="STEP", help="up to this step")
     return parser.parse_args(argv)
 
 
-def chosen(run: RunData, lines: Sequence[Record], arguments: argparse.Namespace) -> list[Record]:
-    """Return the lines that --from and --to leave. Raises UserError if the run has no step."""
+def require_steps(run: RunData, lines: Sequence[Record]) -> None:
+    """Raise UserError if the run has no step, and hence no `lines`."""
     if not lines:
         raise UserError(f"{run.path}: the run has made no step yet")
-    return [line for line in lines if arguments.first <= line["step"] <= arguments.last]
 
 
 def group_of(run: RunData, arguments: argparse.Namespace) -> Group:
@@ -177,11 +171,9 @@ def show_next(
 
 def show_steps(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     """Show a line for each step."""
-    lines = chosen(run, run.metrics, arguments)
-    if not lines:
-        raise UserError(f"{run.path}: no such steps; it has {len(run.metrics)}")
-    show_table(console, lines, STEP_FIGURES, {"classes": classes_of})
-    show_next(run, f"step {lines[-1]['step']}", arguments, console)
+    require_steps(run, run.metrics)
+    show_table(console, run.metrics, STEP_FIGURES, {"classes": classes_of})
+    show_next(run, f"step {run.metrics[-1]['step']}", arguments, console)
 
 
 def show_step(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
@@ -199,15 +191,15 @@ def show_step(run: RunData, arguments: argparse.Namespace, console: Console) -> 
 
 def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     """Show the groups without gradient."""
-    everything = chosen(run, run.group_index, arguments)
-    lines = [line for line in everything if line["class"] in WHY]
+    require_steps(run, run.group_index)
+    lines = [line for line in run.group_index if line["class"] in WHY]
     if not lines:
         console.print("no such group: every group carried a gradient")
         return
     words = {"why": lambda line: WHY[line["class"]], "done": done_to, **TRAP}
     show_table(console, lines, {"step": ("step", "d"), **GROUP_FIGURES}, words)
     last = f"group {lines[-1]['step']} {lines[-1]['group']}"
-    count = f"{len(lines)} of {len(everything)} groups; "
+    count = f"{len(lines)} of {len(run.group_index)} groups; "
     show_next(run, last, arguments, console, before=count)
 
 

@@ -104,7 +104,6 @@ def test_a_hostile_name_reaches_no_terminal(run, capsys):
     for main, argv in (
         (inspect.main, ["steps"]),
         (inspect.main, ["step", "2"]),
-        (inspect.main, ["step", "2", "--json"]),
         (inspect.main, ["degenerate"]),
         (report_program.main, ["-o", "report.html"]),
         (audit.main, BY_PLACE),

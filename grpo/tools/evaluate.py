@@ -4,7 +4,6 @@ import argparse
 import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,126 +54,119 @@ def report(flags: argparse.Namespace, others: list[str]) -> int:
     """
     if flags.json:
         check_output(flags.json, "--json")
-    requests = [make_request(flags, model, others) for model in flags.models]
-    results = [result for request in requests for result in evaluate_model(request)]
+    evaluations = [Evaluation(flags, model, others) for model in flags.models]
+    results = [result for each in evaluations for result in each.results()]
     add_differences(results)
 
     # The file is written first, because the table may go to a pipe that is closed early.
     if flags.json:
         write_whole(flags.json, as_json(results))
-    show(results, getattr(requests[0].task, "metric", "score"))
+    show(results, getattr(evaluations[0].task, "metric", "score"))
     return 0
 
 
-# --- the request: what to evaluate, and how
-
-
-@dataclass(frozen=True)
-class Request:
+class Evaluation:
     """The evaluation of one model: the flags, completed by the settings of the run, if it is one.
 
     `settings` are the task, its options, and those of SAMPLING and PROMPT. A run has a
     `checkpoint`, and a `config` of its own; the `config` of any other model is the default one.
     """
 
-    flags: argparse.Namespace
-    model: str
-    checkpoint: Path | None
-    config: Config
-    settings: argparse.Namespace
-    task: Task
-    levels: Sequence[int]
-    answering: EvaluationSettings
+    def __init__(self, flags: argparse.Namespace, model: str, others: list[str]):
+        """Prepare everything but the model, which takes longer to load.
 
-
-def make_request(flags: argparse.Namespace, model: str, others: list[str]) -> Request:
-    """Return what to evaluate of a model, which is not loaded yet.
-
-    `others` are the words of the command line that may be flags of the task. Raises UserError for
-    an unknown flag, and if a run's task is a program that the flags do not name.
-    """
-    checkpoint, warnings = checkpoint_of(model)
-    for warning in warnings:
-        _say(warning)
-    config = config_of(checkpoint) if checkpoint else Config()
-
-    spec = flags.task
-    if spec is None:  # an empty one is a mistake
-        spec = implied_task(others) or config.task
-    is_runs_task = spec == config.task
-    require_trusted_task(spec, {}, (flags.task,), Path(model))  # its options are in the program
-    given, unknown = split_options(spec, others)
-    if unknown:
-        raise UserError(f"{unknown[0]}: no such flag; python eval.py --help lists the flags")
-    options = {**(config.task_options if is_runs_task else {}), **given}
-    require_trusted_task(spec, options, (spec, given.get(REWARD_FILE)), Path(model))
-
-    settings = argparse.Namespace(task=spec, task_options=options)
-    for name in (*SAMPLING, *PROMPT):
-        own = getattr(flags, name)
-        setattr(settings, name, getattr(config, name) if own is None else own)
-    if flags.wording:
-        settings.wording = wording_text(flags.wording)
-        check_wording(spec, settings.wording, flags.wording)
-    elif not is_runs_task:
-        settings.wording = ""  # that of the run is for another task
-
-    task = load_task(spec, options=options, wording=settings.wording)
-    levels = _levels(flags.words, task, config, settings)
-    if flags.samples == 1 and compares(task):
-        raise UserError(
-            "--samples 1: the reward may compare the completions of a group; give the size of a "
-            "group, or leave it out"
+        `others` are the words of the command line that may be flags of the task. Raises UserError
+        for an unknown flag, and if a run's task is a program that the flags do not name.
+        """
+        self.flags, self.model = flags, model
+        self.checkpoint, warnings = checkpoint_of(model)
+        for warning in warnings:
+            _say(warning)
+        self.config = config = config_of(self.checkpoint) if self.checkpoint else Config()
+        self.settings = settings = self._settings(others)
+        self.task = load_task(
+            settings.task, options=settings.task_options, wording=settings.wording
         )
-    samples = flags.samples or (config.group_size if compares(task) else 1)
-    sampling = {name: getattr(settings, name) for name in SAMPLING}
-    answering = EvaluationSettings(**sampling, seed=flags.seed, samples=samples)
-    return Request(flags, model, checkpoint, config, settings, task, levels, answering)
+        self.levels = self._levels()
+        if flags.samples == 1 and compares(self.task):
+            raise UserError(
+                "--samples 1: the reward may compare the completions of a group; give the size of "
+                "a group, or leave it out"
+            )
+        samples = flags.samples or (config.group_size if compares(self.task) else 1)
+        sampling = {name: getattr(settings, name) for name in SAMPLING}
+        self.answering = EvaluationSettings(**sampling, seed=flags.seed, samples=samples)
 
+    def _settings(self, others: list[str]) -> argparse.Namespace:
+        """Return the settings: those of the run, unless a flag overrides them."""
+        flags, config, where = self.flags, self.config, Path(self.model)
+        spec = flags.task
+        if spec is None:  # an empty one is a mistake
+            spec = implied_task(others) or config.task
+        is_runs_task = spec == config.task
+        require_trusted_task(spec, {}, (flags.task,), where)  # its options are in the program
+        given, unknown = split_options(spec, others)
+        if unknown:
+            raise UserError(f"{unknown[0]}: no such flag; python eval.py --help lists the flags")
+        options = {**(config.task_options if is_runs_task else {}), **given}
+        require_trusted_task(spec, options, (spec, given.get(REWARD_FILE)), where)
 
-def _levels(text: str, task: Task, config: Config, settings: argparse.Namespace) -> list[int]:
-    """Return the levels asked for, else the run's, else the task's own."""
-    if text:
-        return parse_levels(text, "--words")
+        settings = argparse.Namespace(task=spec, task_options=options)
+        for name in (*SAMPLING, *PROMPT):
+            own = getattr(flags, name)
+            setattr(settings, name, getattr(config, name) if own is None else own)
+        if flags.wording:
+            settings.wording = wording_text(flags.wording)
+            check_wording(spec, settings.wording, flags.wording)
+        elif not is_runs_task:
+            settings.wording = ""  # that of the run is for another task
+        return settings
 
-    # The run's level means the same for its own task on other texts.
-    own, asked = ({**each.task_options, "texts": ""} for each in (config, settings))
-    if settings.task == config.task and own == asked and config.level:
-        return [config.level]
-    of_rows = {problem.level for problem in problems_of(task, "train")}
-    return [max(of_rows, default=getattr(task, "default_level", 1))]
+    def _levels(self) -> list[int]:
+        """Return the levels asked for, else the run's, else the task's own."""
+        config, settings = self.config, self.settings
+        if self.flags.words:
+            return parse_levels(self.flags.words, "--words")
 
+        # The run's level means the same for its own task on other texts.
+        own, asked = ({**each.task_options, "texts": ""} for each in (config, settings))
+        if settings.task == config.task and own == asked and config.level:
+            return [config.level]
+        of_rows = {problem.level for problem in problems_of(self.task, "train")}
+        return [max(of_rows, default=getattr(self.task, "default_level", 1))]
 
-# --- a model and its results
+    # --- the model and its results ------------------------------------------------------------
 
+    def results(self) -> list[dict[str, Any]]:
+        """Return the result of each level and, with --foreign, of each kind of text there."""
+        flags, task = self.flags, self.task
+        dataset = read_problems(Path(flags.dataset), task) if flags.dataset else []
+        kinds = {level: foreign_of(task, level) for level in self.levels if flags.foreign}
+        self.policy, self.seen = self._load()
+        results = [self._at_level(level, dataset) for level in self.levels]
+        for level, tasks in kinds.items():
+            results += self._foreign(level, tasks)
+        return results
 
-def evaluate_model(request: Request) -> list[dict[str, Any]]:
-    """Return the result of each level and, with --foreign, of each kind of text there."""
-    flags, task = request.flags, request.task
-    # These are looked at before the model is loaded, which takes longer.
-    dataset = read_problems(Path(flags.dataset), task) if flags.dataset else []
-    kinds = {level: foreign_of(task, level) for level in request.levels if flags.foreign}
-    evaluation = Evaluation(request)
-    results = [evaluation.at_level(level, dataset) for level in request.levels]
-    for level, tasks in kinds.items():
-        results += evaluation.foreign(level, tasks)
-    return results
+    def _load(self) -> tuple[Policy, set[str]]:
+        """Return the model, and the keys of the problems that it was trained on."""
+        prompt = {name: getattr(self.settings, name) for name in PROMPT if name != "wording"}
+        format = format_of(self.task, **prompt, seed=self.flags.seed)
+        if self.checkpoint is None:
+            policy, seen = load_policy(self.model, device=self.flags.device), set[str]()
+        else:
+            policy, seen = load_run_policy(self.checkpoint, self.config, self.flags.device)
+        for note in policy.notes:
+            _say(f"warning: {note}")
+        policy.use(format)
+        return policy, seen
 
-
-class Evaluation:
-    """The evaluation of a loaded model; `seen` are the keys of problems that it was trained on."""
-
-    def __init__(self, request: Request):
-        self.request = request
-        self.flags = request.flags
-        self.policy, self.seen = _load(request)
-
-    def at_level(self, level: int, dataset: Sequence[Problem]) -> dict[str, Any]:
+    def _at_level(self, level: int, dataset: Sequence[Problem]) -> dict[str, Any]:
         """Return the result of a level. Raises UserError if there is no problem."""
-        flags, task = self.flags, self.request.task
+        flags, task = self.flags, self.task
         if flags.dataset:
             problems = [worded(task, one) for one in dataset if one.level == level]
-            budget = self.request.answering.max_new_tokens
+            budget = self.answering.max_new_tokens
             found = select(self.policy, problems, flags.problems, self.seen, budget)
             where = f"{flags.dataset}, level {level}"
         else:
@@ -184,7 +176,7 @@ class Evaluation:
             raise UserError(found.error or f"{where}: {found.why_none}")
         return self._result(task, level, found, self._answer(task, level, found))
 
-    def foreign(self, level: int, tasks: Mapping[str, Task]) -> list[dict[str, Any]]:
+    def _foreign(self, level: int, tasks: Mapping[str, Task]) -> list[dict[str, Any]]:
         """Return the result of each foreign kind of text at a level, and last that of all kinds.
 
         The kinds share the problems evenly. A kind has no result if none of its problems fits the
@@ -207,7 +199,7 @@ class Evaluation:
             [group.problem for group in every],
             *(sum(getattr(each, name) for each in found.values()) for name in COUNTS),
         )
-        overall = self._result(self.request.task, level, together, every, "all")
+        overall = self._result(self.task, level, together, every, "all")
         return [*results, {**overall, "groups": []}]
 
     def _find(self, task: Task, level: int, size: int, split: str) -> DistinctProblems:
@@ -220,19 +212,19 @@ class Evaluation:
             seed=self.flags.seed,
             size=size,
             seen=self.seen,
-            budget=self.request.answering.max_new_tokens,
+            budget=self.answering.max_new_tokens,
         )
 
     def _answer(
         self, task: Task, level: int, found: DistinctProblems, kind: str = ""
     ) -> list[Group]:
         """Return the model's scored completions, and show how far it is."""
-        settings = self.request.answering
+        settings = self.answering
         warning = first_room_warning(self.policy, task, found.problems, settings.max_new_tokens)
         if warning:
             _say(f"warning: {warning}")
         where = f"level {level}{kind and f', foreign {kind}'}"
-        with Console(0, file=sys.stderr).working(f"{self.request.model}, {where}") as progress:
+        with Console(0, file=sys.stderr).working(f"{self.model}, {where}") as progress:
             return evaluate(self.policy, task, found.problems, settings, progress)
 
     def _result(
@@ -244,14 +236,14 @@ class Evaluation:
         kind: str = "",
     ) -> dict[str, Any]:
         """Return the result: figures, "sent" (the lines of the first prompt), and all "groups"."""
-        flags, settings, answering = self.flags, self.request.settings, self.request.answering
+        flags, settings, answering = self.flags, self.settings, self.answering
         # Where foreign problems come from: flags apply to the other problems only.
         source = {"split": flags.split, "dataset": flags.dataset}
         if kind:
             source = {"split": "test", "dataset": "", "foreign": kind}
         return {
-            "model": self.request.model,
-            **self.request.config.mark,
+            "model": self.model,
+            **self.config.mark,
             "task": settings.task,
             **settings.task_options,
             "level": level,
@@ -268,20 +260,6 @@ class Evaluation:
             "sent": sent_lines(self.policy, found.problems[0]),
             "groups": groups,
         }
-
-
-def _load(request: Request) -> tuple[Policy, set[str]]:
-    """Return the model, which presents problems as the request says, and what it was trained on."""
-    prompt = {name: getattr(request.settings, name) for name in PROMPT if name != "wording"}
-    format = format_of(request.task, **prompt, seed=request.flags.seed)
-    if request.checkpoint is None:
-        policy, seen = load_policy(request.model, device=request.flags.device), set[str]()
-    else:
-        policy, seen = load_run_policy(request.checkpoint, request.config, request.flags.device)
-    for note in policy.notes:
-        _say(f"warning: {note}")
-    policy.use(format)
-    return policy, seen
 
 
 def _say(text: str) -> None:

@@ -15,7 +15,7 @@ from grpo.config import parse
 from grpo.run.logs import load_run
 from grpo.run.resume import start_from
 from grpo.tools import evaluation, train
-from grpo.tools.evaluate import make_request
+from grpo.tools.evaluate import Evaluation
 from grpo.tools.evaluation import parse as parse_evaluation
 from grpo.tools.replay import replay
 from tasks.audit import audit
@@ -56,8 +56,8 @@ def here(home, tmp_path, monkeypatch):
 def resolved(*flags):
     """The prompt's settings in an evaluation of the run, and its task."""
     arguments, others = parse_evaluation(["--model", "runs/whole", *flags])
-    request = make_request(arguments, "runs/whole", others)
-    return request.settings, request.task
+    evaluation = Evaluation(arguments, "runs/whole", others)
+    return evaluation.settings, evaluation.task
 
 
 def test_every_prompt_of_a_run_has_all_that_was_asked_for(home, tiny_model):

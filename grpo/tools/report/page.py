@@ -7,7 +7,7 @@ import math
 import re
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from dataclasses import asdict
 from itertools import accumulate, chain, takewhile
 from pathlib import Path
 from typing import Any
@@ -255,11 +255,8 @@ def _troubles(line: Record) -> set[str]:
 
 def changed_settings(config: Record) -> list[str]:
     """Return the names of the settings that are not at their default."""
-    defaults = {
-        field.name: field.default if field.default is not MISSING else {}
-        for field in fields(Config)
-    }
-    return [name for name, value in config.items() if name in defaults and value != defaults[name]]
+    defaults = asdict(Config())
+    return [name for name, value in config.items() if value != defaults.get(name, value)]
 
 
 def _listed(values: Record) -> list[tuple[str, str]]:

@@ -1,6 +1,5 @@
 """Right answers shown in groups in which no completion is right (`demonstrate`)."""
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -292,8 +291,8 @@ def test_a_run_says_what_it_was_shown_and_survives_a_kill(
     assert ("right answers shown", "100% of the groups trained on", None) in figures
 
     # The last completion of the first copy.
-    assert inspect.main(["runs/whole", "tokens", "1", "2", "3", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)[0]["logprob"] is None
+    assert inspect.main(["runs/whole", "tokens", "1", "2", "3"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[2] == "-"  # no log-probability
     assert inspect.main(["runs/whole", "replay", "2"]) == 0
     assert "identical to the last bit" in capsys.readouterr().out
     assert audit.main(["runs/whole"]) == 0
