@@ -218,7 +218,7 @@ def test_a_callback_adds_nothing_but_numbers(tiny_policy, value):
         ({"task_options": {"texts": "x"}}, "task_options and data; give one of them"),
         ({"columns": 3}, "--columns 3: give name=value"),
         ({"reward_range": 3}, "--reward-range 3: give the lowest and the highest reward"),
-        ({"reward_timeout": 10**400}, "--reward-timeout 1000.*: give a number of seconds"),
+        ({"reward_timeout": "x"}, "--reward-timeout x: give a number of seconds"),
     ],
 )
 def test_arguments_of_the_wrong_type_are_one_line(home, options, line):
