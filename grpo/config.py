@@ -262,8 +262,8 @@ class Config:
     )
     preflight: str = flag(
         "on",
-        "before the first step, try a few prompts and levels, take the best prompt, and add easier "
-        "levels if the first is out of reach; only: print the tables and end",
+        "before the first step, take the best of a few prompts, and add easier levels if the first "
+        "is out of reach; only: print the tables and end",
         choices=("on", "off", "only"),
     )
     reward_alone: bool = flag(
@@ -462,23 +462,19 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
             "leave it out"
         )
     level = config.level
-    if level is None and config.curriculum:
-        level = config.levels_for(task)[-1]
-    elif level is None:
-        level = max(levels, default=getattr(task, "default_level", 1))
+    if level is None:
+        offered = config.levels_for(task) if config.curriculum else levels
+        level = max(offered, default=getattr(task, "default_level", 1))
 
     is_builtin = config.model == "builtin"
     steps = default_steps_of(task, level) if is_builtin else None
-    rank = config.lora_rank
+    rank, least_varied = config.lora_rank, config.dynamic_sampling
+    prompts = config.prompts or (BUILTIN_PROMPTS if is_builtin else PROMPTS)
     if rank is None:
         rank = 0 if is_builtin else LORA_RANK
-
-    prompts = config.prompts or (BUILTIN_PROMPTS if is_builtin else PROMPTS)
-    least_varied = config.dynamic_sampling
-    if config.control == "constant-reward":  # no group will ever vary
-        least_varied = least_varied or 0
-    elif least_varied is None:
-        least_varied = math.ceil(prompts * VARIED_SHARE[is_builtin])
+    if least_varied is None:
+        will_vary = config.control != "constant-reward"
+        least_varied = math.ceil(prompts * VARIED_SHARE[is_builtin]) if will_vary else 0
 
     is_level_given = bool(config.level or config.curriculum)
     resolved = dataclasses.replace(
