@@ -20,15 +20,6 @@ def escape_control(text: str) -> str:
     )
 
 
-def is_encodable(text: str) -> bool:
-    """Return whether `text` has no half of a surrogate pair, which is not a character."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def printable_json(value: Any) -> str:
     r"""Return `value` as indented JSON whose strings show no unprintable character as it is.
 

@@ -139,11 +139,6 @@ def first_tries(groups: Sequence[Group]) -> list[Group]:
     return [group for group in groups if group.attempt == 0]
 
 
-def sampled_groups(groups: Sequence[Group]) -> list[Group]:
-    """Return the groups that the policy sampled, without copies that show an answer."""
-    return [group for group in groups if not group.has_demonstration]
-
-
 @dataclass(frozen=True)
 class Decision:
     """A decision of the curriculum: a line of curriculum.jsonl.
