@@ -23,8 +23,6 @@ MAY = {  # package: what it may import of the project
     },
 }
 EXCEPTIONS = {
-    # How the embedded model was made: a program of its own, like train.py and eval.py.
-    "data/make/lessons.py": {"data", "tasks.arithmetic", "tasks.interleave"},
     "grpo/show/group.py": {"align.needleman", "align.words"},
     "grpo/tools/report/samples.py": {"align.words"},
     "grpo/api.py": {"tasks.rows"},

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from align.words import normalise
-from data import make
 from data.corpus import FOREIGN, KINDS, Document, documents_of, load_corpus, load_foreign
 from data.errors import UserError
+from tasks import make
 from tasks.base import foreign_of
 from tasks.registry import load_task
 from tasks.supply import problem_at

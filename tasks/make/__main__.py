@@ -1,7 +1,7 @@
-"""How the embedded model was made: `python -m data.make --output data/base_model`.
+"""How the embedded model was made: `python -m tasks.make --output data/base_model`.
 
 It is a small Llama with a byte-level BPE. Both are made from the training split of our own corpus
-and from generated texts (`data.make.lessons`), in minutes on one GPU. A row of tokens holds one
+and from generated texts (`tasks.make.lessons`), in minutes on one GPU. A row of tokens holds one
 lesson, so no lesson sees another. All rows of a batch have the same length, and all batches about
 the same number of tokens.
 
@@ -25,7 +25,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from data.corpus import documents_of, load_corpus
-from data.make.lessons import RAW, SHARES, Lesson, Words, lesson, log_uniform
+from tasks.make.lessons import RAW, SHARES, Lesson, Words, lesson, log_uniform
 
 # The size of the model, by the names of `LlamaConfig`.
 SHAPE: dict[str, Any] = dict(
@@ -295,7 +295,7 @@ def train(output: Path, steps: int, workers: int, seed: int) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Read the flags, and train."""
     parser = argparse.ArgumentParser(
-        prog="python -m data.make", description="Make the embedded model."
+        prog="python -m tasks.make", description="Make the embedded model."
     )
     parser.add_argument("--output", type=Path, default="data/base_model")
     parser.add_argument("--steps", type=int, default=28_167, help="optimizer steps")

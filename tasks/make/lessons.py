@@ -11,9 +11,6 @@ made-up scripts, of random bytes, so every byte token is learned and no alphabet
 
 Interleaving is shown by a careless demonstrator, whose mistakes become habits of the model, which
 reinforcement learning then has to correct.
-
-In `data` no other module knows a task. This one needs the exact prompt of `tasks.interleave` and
-the problems of `tasks.arithmetic`.
 """
 
 import math

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.corpus import documents_of, load_corpus, load_foreign
-from data.make import __main__ as make
-from data.make import lessons
-from data.make.__main__ import LONG, SHORTEST, SIZES, Batches, make_tokenizer
-from data.make.lessons import Words, careless_interleaving, raw
 from tasks.interleave import interleaved
+from tasks.make import __main__ as make
+from tasks.make import lessons
+from tasks.make.__main__ import LONG, SHORTEST, SIZES, Batches, make_tokenizer
+from tasks.make.lessons import Words, careless_interleaving, raw
 
 
 @functools.cache
