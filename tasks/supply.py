@@ -338,15 +338,15 @@ def read_problems(path: str | Path, task: Task | None = None) -> list[Problem]:
             if key != problem.key:  # by which repeated and held-out problems are known
                 raise UserError(
                     f"{where}: its key is {problem.key!a}, and its data has {key}; make it again "
-                    "with python -m tasks.generate"
+                    "(docs/data-and-tasks.md)"
                 )
         problems.append(problem)
     if not problems:
-        raise UserError(f"{path}: holds no problem; make some with python -m tasks.generate")
+        raise UserError(f"{path}: holds no problem; docs/data-and-tasks.md has an example")
     return problems
 
 
 def split_of(path: Path) -> str:
-    """Return the split of a data set, as the name that `tasks.generate` gave it says; or ""."""
+    """Return the split that the name of a data set says, TASK-SPLIT-LEVEL.jsonl; or ""."""
     named = re.fullmatch(rf".+-({'|'.join(SPLITS)})-\d+", path.stem)
     return named[1] if named else ""

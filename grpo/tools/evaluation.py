@@ -98,7 +98,7 @@ def make_parser() -> Parser:
         help="independent completions of each problem; their mean counts (default: 1, or a group "
         "if the reward compares its completions)",
     )
-    add("--dataset", default="", metavar="FILE", help="problems of a JSONL file (tasks.generate)")
+    add("--dataset", default="", metavar="FILE", help="problems of a JSONL file")
     add("--foreign", action="store_true", help="also evaluate foreign kinds of text: tables ...")
     add("--split", default="test", choices=["train", "validation", "test"], help="of the problems")
     add("--seed", type=int, default=0, help="of the problems, their examples and the samples")

@@ -8,7 +8,6 @@ from small_train import SMALL, fails, make_set, run
 from tiny_models import make_tiny_model
 
 from grpo.tools import evaluation
-from tasks import generate
 from tasks.registry import load_task
 from tasks.supply import problem_at, write_problems
 
@@ -91,10 +90,9 @@ def test_a_level_that_the_dataset_lacks_is_refused(tmp_path, capsys, flags, line
 
 @pytest.mark.slow
 def test_a_dataset_of_held_out_problems_is_refused(tmp_path, capsys):
-    small = ["--levels", "4", "--size", "3", "--output-dir", "set"]
-    assert generate.main([*small, "--split", "validation"]) == 0
-    assert fails(capsys, "--dataset", "set/interleave-validation-4.jsonl") == (
-        "train.py: --dataset set/interleave-validation-4.jsonl: its problems are of the validation "
+    make_set("interleave-validation-4.jsonl", 4)
+    assert fails(capsys, "--dataset", "interleave-validation-4.jsonl") == (
+        "train.py: --dataset interleave-validation-4.jsonl: its problems are of the validation "
         "split, which evaluations use; give a data set of the train split"
     )
 

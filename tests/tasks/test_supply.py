@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from data.errors import UserError
 from tasks.arithmetic import Arithmetic
 from tasks.base import Problem, key_of, split_of_key
-from tasks.generate import main
 from tasks.registry import load_task
 from tasks.rows import Rows
 from tasks.supply import (
@@ -231,6 +230,27 @@ def test_problems_without_an_answer_make_no_examples():
         Examples(task, seed=0, count=2).of(task.problems("train")[0])
 
 
+class Digits:
+    """Write a number of `level` digits: 10 ** level different problems."""
+
+    name, rewards, default_level = "digits", (), 2
+
+    def make(self, level, split, rng):
+        number = f"{rng.randrange(10**level):0{level}}"
+        return Problem("digits", level, f"Write {number}", number, key_of(split, number))
+
+
+def test_all_problems_that_exist_are_found_once_in_stream_order():
+    digits = Digits()
+    for seed in range(20):
+        found = distinct_problems(digits, seed=seed, split="train", level=1, size=10)
+        stream = problem_stream(digits, seed=seed, split="train", level=1)
+        order = list(dict.fromkeys(next(stream).target for _ in range(200)))
+        assert [problem.target for problem in found] == order and sorted(order) == list(
+            "0123456789"
+        )
+
+
 # ---- problems in a file
 
 json_values = st.recursive(
@@ -252,38 +272,6 @@ made_problems = st.builds(
     data=st.dictionaries(st.text(), json_values, max_size=3),
 )
 GOOD = {"task": "t", "level": 1, "prompt": "p", "target": "a", "key": "k", "data": {}}
-
-DIGITS = '''
-from tasks.base import Problem, Score, key_of
-from data.errors import UserError
-
-class Digits:
-    """Write a number of `level` digits: 10 ** level different problems, 500 digits at most."""
-    name, rewards, default_level = "digits", (), 2
-
-    def make(self, level, split, rng):
-        if level > 500:
-            raise UserError(f"no number has {level} digits")
-        number = f"{rng.randrange(10 ** level):0{level}}"
-        return Problem("digits", level, f"Write {number}", number, key_of(split, number))
-
-    def score(self, problem, completions):
-        return [Score(text == problem.target) for text in completions]
-'''
-
-
-@pytest.fixture
-def task(tmp_path):
-    (tmp_path / "digits.py").write_text(DIGITS)
-    return f"{tmp_path / 'digits.py'}:Digits"
-
-
-@pytest.fixture
-def generate(task, tmp_path):
-    return lambda *more: main(["--task", task, "--output-dir", str(tmp_path / "out"), *more])
-
-
-# ---- problems on disk
 
 
 @settings(max_examples=60, deadline=None)
@@ -328,64 +316,9 @@ def test_a_file_without_problems_is_named(tmp_path):
         read_problems(tmp_path / "a.jsonl")
 
 
-# ---- tasks.generate
-
-
-def test_generate_writes_a_file_for_each_level(generate, tmp_path):
-    assert generate("--levels", "2, 3", "--split", "test", "--size", "20", "--seed", "7") == 0
-    files = sorted((tmp_path / "out").iterdir())
-    assert [path.name for path in files] == ["digits-test-2.jsonl", "digits-test-3.jsonl"]
-    for level, path in zip((2, 3), files):
-        found = read_problems(path)
-        assert len(found) == len({problem.key for problem in found}) == 20
-        assert {(problem.task, problem.level) for problem in found} == {("digits", level)}
-        assert found[0].key == key_of("test", found[0].target)
-        assert split_of(path) == "test"
+def test_the_split_of_a_data_set_is_in_its_name():
+    assert split_of(Path("out/interleave-test-3.jsonl")) == "test"
     assert split_of(Path("my-test.jsonl")) == "" == split_of(Path("a-dev-3.jsonl"))
-
-
-def test_a_level_that_cannot_be_supplied_leaves_the_files_before_it(generate, tmp_path, capsys):
-    assert generate("--levels", "2,501,3", "--size", "1") == 2
-    assert capsys.readouterr().err == "tasks.generate: no number has 501 digits\n"
-    assert generate("--levels", "3,1", "--size", "11") == 2
-    assert capsys.readouterr().err == (
-        "tasks.generate: level 1 of task digits, train: only 10 different problems found, and 11 "
-        "are asked for; ask for 10 or less\n"
-    )
-    assert len(read_problems(tmp_path / "out" / "digits-train-3.jsonl")) == 11
-    assert len(list((tmp_path / "out").iterdir())) == 2
-
-
-def test_all_problems_that_exist_are_found_once_in_stream_order():
-    space = {}
-    exec(DIGITS, space)
-    digits = space["Digits"]()
-    for seed in range(20):
-        found = distinct_problems(digits, seed=seed, split="train", level=1, size=10)
-        stream = problem_stream(digits, seed=seed, split="train", level=1)
-        order = list(dict.fromkeys(next(stream).target for _ in range(200)))
-        assert [problem.target for problem in found] == order and sorted(order) == list(
-            "0123456789"
-        )
-
-
-@pytest.mark.parametrize(
-    "flags, fault",
-    [
-        (
-            ["--levels", "10,x"],
-            "--levels 10,x: give whole numbers above 0 with commas between them, e.g. 10,25,50",
-        ),
-        (["--levels", "0"], "--levels 0: give whole numbers above 0"),
-        (["--levels", ""], "--levels : give whole numbers above 0"),
-        (["--size", "0"], "--size 0: must be at least 1"),
-        (["--task", "juggle"], "--task juggle: no such task"),
-    ],
-)
-def test_a_wrong_flag_is_named(generate, tmp_path, capsys, flags, fault):
-    assert generate(*flags) == 2
-    assert capsys.readouterr().err.startswith(f"tasks.generate: {fault}")
-    assert not (tmp_path / "out").exists()
 
 
 def test_a_problem_whose_key_or_data_is_not_its_own_is_refused(tmp_path):
