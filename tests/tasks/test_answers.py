@@ -140,9 +140,9 @@ def test_where_the_answer_stands_in_a_completion(text, number):
     ["9" * 10**6, "1," * 10**6, "1 " * 10**6, "1/" * 10**6, r"\frac{" * 10**5, "{,}" * 10**6],
 )
 def test_long_answers_are_refused_at_once(text):
-    start = time.perf_counter()
+    start = time.process_time()
     assert number_of(text) is None
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 # ---- bare integers
@@ -223,9 +223,9 @@ def test_an_integer_is_read(text, value):
     ids=lambda text: ascii(text[:30]),
 )
 def test_what_is_no_integer_is_refused(reason, text):
-    start = time.perf_counter()
+    start = time.process_time()
     assert integer_in(text) == (None, reason)
-    assert time.perf_counter() - start < 1
+    assert time.process_time() - start < 1
 
 
 @given(
