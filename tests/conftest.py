@@ -1,5 +1,7 @@
 """Settings and fixtures of all tests: a tiny random model that runs in milliseconds."""
 
+import copy
+import gc
 import os
 import signal
 
@@ -26,6 +28,15 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["OMP_NUM_THREADS"] = "1"
 
 
+def pytest_collection_finish():
+    """Keep the garbage collector from searching all modules and tests, as every run would have it
+    do before its first step: that is a third of a second each.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.freeze = gc.unfreeze = lambda: None
+
+
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory):
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
@@ -45,9 +56,15 @@ def quick_flags(tiny_flags):
     return [*tiny_flags, *BY_PLACE, "--max-new-tokens", "8"]
 
 
-@pytest.fixture()
-def tiny_policy(tiny_model):
+@pytest.fixture(scope="session")
+def loaded_policy(tiny_model):
     return load_policy(str(tiny_model), device="cpu")
+
+
+@pytest.fixture()
+def tiny_policy(loaded_policy):
+    """A policy of its own for each test, which takes a fifth of the time to load one."""
+    return copy.deepcopy(loaded_policy)
 
 
 @pytest.fixture()

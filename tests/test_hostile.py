@@ -133,7 +133,7 @@ def some(cases, count):
 
 
 def test_some_command_lines(tiny_model, tmp_path, monkeypatch, capsys):
-    for number, case in some(command_lines(), 14):
+    for number, case in some(command_lines(), 12):
         check_case(case, tiny_model, tmp_path / str(number), monkeypatch, capsys)
 
 
@@ -143,7 +143,7 @@ def test_some_inputs(tiny_model, tmp_path, monkeypatch, capsys):
 
 
 def test_some_damaged_runs(tiny_model, whole, tmp_path, monkeypatch, capsys):
-    for number, case in some(damages(), 12):
+    for number, case in some(damages(), 8):
         check_case(case, tiny_model, tmp_path / str(number), monkeypatch, capsys, whole)
 
 

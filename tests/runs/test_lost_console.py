@@ -57,6 +57,7 @@ def shell(line):
     )
 
 
+@pytest.mark.slow
 def test_a_lost_console_does_not_lose_the_run(here):
     done = shell(f"$TRAIN {shlex.join(FLAGS)} --name lost | head -1; exit ${{PIPESTATUS[0]}}")
     assert (done.returncode, done.stderr) == (0, "")

@@ -104,7 +104,10 @@ def test_mistakes_are_one_line(home):
         ("steps is 'x'", dict(data=ROWS, reward=reward, steps="x")),
         ("a reward function without data; give the data", dict(reward=reward)),
         ("no such task", dict(task="none")),
-        ("is 1.2, outside \\[0, 1\\]", dict(data=ROWS, reward=lambda completion: 1.2, **QUICK)),
+        (
+            "a reward of 1.2; it must lie in \\[0, 1\\]",
+            dict(data=ROWS, reward=lambda completion: 1.2, **QUICK),
+        ),
     ):
         with pytest.raises(UserError, match=message) as caught:
             train(**arguments)

@@ -128,13 +128,14 @@ def test_longrope_models_stay_within_the_context_that_it_extends(tmp_path):
 # Memory
 
 
-def test_activations_are_what_the_fast_forward_pass_saves(tiny_policy):
-    shape = shape_of(tiny_policy.model.config, 4)
+def test_activations_are_what_the_fast_forward_pass_saves(tiny_model):
+    policy = load_policy(str(tiny_model), device="cpu")
+    shape = shape_of(policy.model.config, 4)
     prompt, completions = tuple(range(5, 25)), [tuple(range(30, 70))] * 2
-    own = {p.untyped_storage().data_ptr() for p in tiny_policy.parameters}
+    own = {p.untyped_storage().data_ptr() for p in policy.parameters}
     own |= {
         layer.weight.untyped_storage().data_ptr()
-        for block in tiny_policy.forward.llama.blocks
+        for block in policy.forward.llama.blocks
         for layer in block.linears
     }
     saved = {}
@@ -145,9 +146,9 @@ def test_activations_are_what_the_fast_forward_pass_saves(tiny_policy):
             saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    packing = tiny_policy.pack([prompt], completions)
+    packing = policy.pack([prompt], completions)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        hidden = tiny_policy.predict(packing)
+        hidden = policy.predict(packing)
     assert hidden.requires_grad
     tokens = packing.tokens_N.numel()
     # attention on a CPU also keeps what a fused kernel does not: scores, masks
