@@ -318,7 +318,11 @@ class Config:
             parse_levels(self.curriculum, "--curriculum", must_rise=True)
         template_arguments(self.chat_template_kwargs)
         fixed_size(self.problems)
+        self._check_texts()
+        self._check_combinations()
 
+    def _check_texts(self) -> None:
+        """Raise UserError for a text or a list that is no value of its setting."""
         require = self._require
         is_known = set(names_in(self.track)) <= set(TRACKERS)
         require("track", is_known, f"give one of {', '.join(TRACKERS)}")
@@ -326,22 +330,25 @@ class Config:
         require("loss", is_loss(self.loss), fix)
         is_device = self.device.split(":")[0] in ("auto", "cpu", "cuda")
         require("device", is_device, "give one of auto, cpu, cuda")
+
         name = "a" if self.name is None else self.name
         is_name = name.isprintable() and name.strip(".") != "" and not {*name} & {*"/\\"}
         require("name", is_name, "give the plain name of a folder in runs")
+
         bounds = self.clip or (1, 1)
         is_clip = len(bounds) == 2 and all(type(b) in (int, float) and b > 0 for b in bounds)
         require("clip", is_clip, "give how far below and above 1, both above 0, e.g. [0.2, 0.28]")
 
-        # What does not go together.
+    def _check_combinations(self) -> None:
+        """Raise UserError for settings that do not go together."""
+        require = self._require
         is_only_source = self.problems == "fresh" or not self.dataset
         require("problems", is_only_source, "leave it out: --dataset says which problems there are")
         weighs_tokens = self.credit == "outcome" or self.loss != "gspo"
-        require("credit", weighs_tokens, "gspo weighs whole sequences, not tokens; give a --loss")
+        require("credit", weighs_tokens, "gspo weighs whole sequences; give another --loss")
         is_trainable = self.quantise == "none" or self.lora_rank != 0
-        require(
-            "quantise", is_trainable, "give --lora-rank 16 too: what is quantised stays as it is"
-        )
+        require("quantise", is_trainable, "give --lora-rank 16: quantised weights are not trained")
+
         is_alone = self.top_p == 1 and not self.reward_alone and self.control == "none"
         fix = "right answers are not shown with top_p, --reward-alone or --control; leave one out"
         require("demonstrate", not self.demonstrate or is_alone, fix)

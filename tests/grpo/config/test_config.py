@@ -138,7 +138,7 @@ def test_bad_values_name_their_flag(bad):
         (dict(demonstrate=True, control="constant-reward"), "--config: demonstrate True: right"),
         (dict(credit="alignment", loss="gspo"), "--credit alignment: gspo weighs whole sequences"),
         (dict(problems="fixed:5", dataset="set.jsonl"), "--config: problems fixed:5: leave it out"),
-        (dict(quantise="nf4", lora_rank=0), "--config: quantise nf4: give --lora-rank 16 too"),
+        (dict(quantise="nf4", lora_rank=0), "--config: quantise nf4: give --lora-rank 16: q"),
         (dict(problems="some"), "--config: problems some: give fresh, or fixed:N"),
     ],
 )
