@@ -555,7 +555,8 @@ def checked(
 
 def _nearest(name: str, known: Collection[str]) -> str:
     """Return the setting that an unknown `name` means; "" if none is like it."""
-    return ELSEWHERE.get(name) or next(iter(difflib.get_close_matches(name, known, 1)), "")
+    near = next(iter(difflib.get_close_matches(name, [*known, *ELSEWHERE], 1)), "")
+    return ELSEWHERE.get(near, near)
 
 
 def is_inline(source: str) -> bool:
