@@ -1,8 +1,6 @@
 """Makes text of a model, a file or a command line safe to show."""
 
-import json
 import shlex
-from typing import Any
 
 
 def escape_control(text: str) -> str:
@@ -17,22 +15,6 @@ def escape_control(text: str) -> str:
         return text
     return "".join(
         char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
-    )
-
-
-def printable_json(value: Any) -> str:
-    r"""Return `value` as indented JSON whose strings show no unprintable character as it is.
-
-    >>> print(printable_json(["\x1b[31m", "\u202e", "\u00e9"]))
-    [
-     "\u001b[31m",
-     "\u202e",
-     "\u00e9"
-    ]
-    """
-    text = json.dumps(value, ensure_ascii=False, indent=1)
-    return "".join(
-        char if char == "\n" or char.isprintable() else json.dumps(char)[1:-1] for char in text
     )
 
 

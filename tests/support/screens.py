@@ -21,15 +21,6 @@ METRICS = {
     "tokens_per_second": 5321.4,
     "step_time": 2.0,
     "memory_gb": 3.21,
-    "time/rollout": 1.1,
-    "time/update": 0.8,
-    "loss": -0.0123,
-    "kl": 0.0012,
-    "entropy": 1.234,
-    "grad_norm": 0.512,
-    "clip_ratio/low_mean": 0.0123,
-    "clip_ratio/high_mean": 0.2,
-    "sampling/sampling_logp_difference/max": 3.4e-5,
 }
 ESCAPE_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
