@@ -12,10 +12,8 @@ varied. `Trainer.rollout` asks the variance monitor (`grpo.variance`) what happe
 further problems in its place (`dynamic_sampling`).
 """
 
-import ctypes
 import dataclasses
 import random
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -107,8 +105,6 @@ class Trainer:
         self.callbacks = list(parts.callbacks)
 
         policy.use(config.prompt_format(task))
-        if policy.device.type == "cpu":
-            keep_freed_memory()
 
         # Where problems and samples come from.
         supply = parts.supply or Supply(task, seed=config.seed, kind=config.problems)
@@ -402,13 +398,12 @@ class Trainer:
         self.timer.lap("update")
         self.tokens += sum(group.tokens for group in groups)
         repeated = self.stream.mark_seen(problems)
-        metrics = self.metrics(step, groups, learned)
-        metrics |= {"problems/repeated": repeated} | self.stream.metrics(self.curriculum.level)
 
         # Alarms and the end look at the hardest open level, or at all groups of mixed levels.
         level = None if self.stream.supply.mixed else self.curriculum.level
         events = self.policy.take_memory_notes() + self.monitor.observe(groups, level)
-        metrics["events"] = events
+        metrics = self.metrics(step, groups, learned)
+        metrics |= {"problems/repeated": repeated, "events": events}
 
         self.end.observe(groups, level, is_last=self.curriculum.is_last)
         decisions = self.curriculum.observe(step, groups)
@@ -441,6 +436,7 @@ class Trainer:
             **self.monitor.metrics(groups),
             **learned,
             **self.drafting.metrics(),
+            **self.stream.metrics(self.curriculum.level),
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "completions/mean_length": fmean(lengths),
             "completions/clipped_ratio": truncated_share(first),
@@ -627,16 +623,3 @@ def reward_metrics(first: Sequence[Group]) -> dict[str, float]:
         "exact": fmean(score.exact for score in scores),
         **{name: fmean(score.parts.get(name, 0.0) for score in scores) for name in sorted(names)},
     }
-
-
-def keep_freed_memory() -> None:
-    """Let glibc keep up to 2 GB of freed memory.
-
-    By default it returns large arrays to the system, which zeroes their pages when they are
-    allocated again. That takes a tenth of an update.
-    """
-    libc = ctypes.CDLL(None) if sys.platform == "linux" else None
-    if libc is not None and hasattr(libc, "mallopt"):
-        trim_threshold, mmap_threshold = -1, -3  # from glibc's malloc.h
-        libc.mallopt(mmap_threshold, 1 << 30)
-        libc.mallopt(trim_threshold, (1 << 31) - 1)

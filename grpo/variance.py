@@ -41,13 +41,11 @@ RETRIES = 2
 # An alarm is raised after this many steps in a row with a larger share (of a trap: at least it).
 ALARM_STEPS = 5
 ALARM_SHARE = 0.5
-RELEASE = 0.25  # the share at which an alarm is cleared
 
 # The causes of alarms are the classes of groups, TRUNCATED, and TRAP followed by the name of a
 # cheap strategy that the task knows (`Score.parts["trap"]`).
 TRUNCATED = "truncated"
 TRAP = "trap "
-REWARD, VALUE = "reward in ", "value in "  # of a trap: what its completions have earned
 
 REMEDIES: dict[str, str] = {
     "identical": "every completion of a group is the same text, so there is no gradient: give "
@@ -108,23 +106,17 @@ class VarianceMonitor(Resumable):
 
     The configuration's `on_degenerate` says what happens to such a group: "keep" (it stays in the
     denominator), "skip" (it leaves the step) or "resample" (it is sampled again, then skipped).
-
-    An alarm is raised once its cause has lasted for ALARM_STEPS steps in a row, and again when it
-    has lasted 2, 4, 8, ... times as long. It is cleared when the share falls to RELEASE.
-
-    Only first tries count, and of these the groups of the level that the caller names, because
-    easier levels must not hide problems of the hardest one.
     """
 
-    STATE = ("wasted", "shares", "alarms")
+    STATE = ("wasted", "shares", "lasted")
 
     def __init__(self, config: Config, reward_range: tuple[float, float] | None = (0.0, 1.0)):
         self.config = config
         self.reward_range = reward_range
         self.wasted = 0  # tokens of groups that were not learned from
 
-        self.shares: deque[dict[str, float]] = deque(maxlen=ALARM_STEPS)  # see `_shares`, by step
-        self.alarms: dict[str, int] = {}  # cause -> for how many steps it has lasted
+        self.shares: deque[dict[str, float]] = deque(maxlen=ALARM_STEPS)  # of each cause, by step
+        self.lasted: dict[str, int] = {}  # for how many steps each cause has lasted
 
     def classify(self, groups: Sequence[Group]) -> None:
         """Fill in the class, the trap and the action of scored groups."""
@@ -143,98 +135,79 @@ class VarianceMonitor(Resumable):
         return "resample" if may_retry and class_name != "solved" else "skip"
 
     def observe(self, groups: Sequence[Group], level: int | None = None) -> list[str]:
-        """Take note of all groups of a step, every try; return the alarms."""
+        """Take note of all groups of a step, every try; return the alarms.
+
+        An alarm is raised once its cause has lasted for ALARM_STEPS steps in a row, and again when
+        it has lasted 2, 4, 8, ... times as long. Only first tries count, and of these the groups of
+        `level` if there are any: easier levels must not hide problems of the hardest one.
+        """
         self.wasted += _wasted(groups)
         first = first_tries(groups)
         first = [group for group in first if group.problem.level == level] or first
-        shown = {group.index for group in groups if group.action == "demonstrate"}
-        return self._raise_alarms(_shares(first, shown))
-
-    def _raise_alarms(self, now: dict[str, float]) -> list[str]:
-        """Return the alarms that are raised after a step with these shares."""
+        now = _shares(first, shown={one.index for one in groups if one.action == "demonstrate"})
         self.shares.append(now)
-        # A cause whose share has fallen must last anew for an alarm.
-        self.alarms = {
-            cause: lasted for cause, lasted in self.alarms.items() if now.get(cause, 0) > RELEASE
-        }
-        due = [cause for cause in self._lasting(now) if self._count_step(cause)]
-        return [self._alarm(cause) for cause in due]
+        mean = {cause: fmean(step.get(cause, 0) for step in self.shares) for cause in now}
 
-    def _lasting(self, now: dict[str, float]) -> list[str]:
-        """Return the causes that most groups or completions have had for ALARM_STEPS steps."""
-        if len(self.shares) < ALARM_STEPS:
-            return []
+        causes = [cause for cause in now if cause.startswith(TRAP) and now[cause] >= ALARM_SHARE]
+        if now["varied"] < 1 - ALARM_SHARE:
+            causes.append(max(DEGENERATE, key=mean.__getitem__))
+        if now[TRUNCATED] > ALARM_SHARE:
+            causes.append(TRUNCATED)
 
-        least = {cause: min(step.get(cause, 0) for step in self.shares) for cause in now}
-        lasting = [cause for cause in now if cause.startswith(TRAP) and least[cause] >= ALARM_SHARE]
-        if all(step["varied"] < 1 - ALARM_SHARE for step in self.shares):
-            cause = max(DEGENERATE, key=self._mean)
-            # The most common class of the last steps may have ended.
-            lasting += [cause] if now[cause] > RELEASE else []
-        return lasting + ([TRUNCATED] if least[TRUNCATED] > ALARM_SHARE else [])
-
-    def _mean(self, cause: str) -> float:
-        """Return the mean share of a cause in the last steps."""
-        return fmean(step.get(cause, 0) for step in self.shares)
-
-    def _alarm(self, cause: str) -> str:
-        """Return the alarm of a cause in words."""
-        share = self._mean(cause)
-        if cause.startswith(TRAP):
-            reward, value = (self._mean(name + cause) / share for name in (REWARD, VALUE))
-            found = (
-                f"{share:.0%} of the completions are in the trap '{cause.removeprefix(TRAP)}', "
-                f"reward {reward:.2f} (score {value:.2f}):"
-            )
-        elif cause == TRUNCATED:
-            found = f"{share:.0%} of the completions are truncated:"
-        else:
-            ranked = sorted(DEGENERATE, key=self._mean, reverse=True)
-            shares = [(name, share) for name in ranked if (share := self._mean(name))]
-            listed = ", ".join(f"{share:.0%} {name}" for name, share in shares)
-            found = f"most groups carry no gradient ({listed});"
-
-        kind = "note" if cause == "solved" else "ALARM"
-        return f"{kind}: for {self.alarms[cause]} steps {found} {REMEDIES.get(cause, TRAP_REMEDY)}"
-
-    def _count_step(self, cause: str) -> bool:
-        """Count a step in which `cause` lasts, and return whether its alarm is raised now.
-
-        That is after ALARM_STEPS steps, and then each time that it has lasted twice as long.
-        """
-        lasted = self.alarms.get(cause, ALARM_STEPS - 1) + 1
-        self.alarms[cause] = lasted
-        periods, rest = divmod(lasted, ALARM_STEPS)
-        return rest == 0 and periods.bit_count() == 1
+        self.lasted = {cause: self.lasted.get(cause, 0) + 1 for cause in causes}
+        return [_alarm(cause, n, mean) for cause, n in self.lasted.items() if _is_due(n)]
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, Any]:
-        """Return the metrics of a step's groups (every try). Call it before `observe`."""
-        wasted = _wasted(groups)
+        """Return the metrics of a step's groups (every try), after `observe`."""
         return {
             "temperature": self.config.temperature,
             **group_metrics(groups),
-            "wasted_tokens": wasted,
-            "wasted_tokens_total": self.wasted + wasted,
+            "wasted_tokens": _wasted(groups),
+            "wasted_tokens_total": self.wasted,
         }
+
+
+def _is_due(steps: int) -> bool:
+    """Return whether a cause that has lasted for so many `steps` raises an alarm."""
+    periods, rest = divmod(steps, ALARM_STEPS)
+    return rest == 0 and periods.bit_count() == 1
+
+
+def _alarm(cause: str, steps: int, mean: dict[str, float]) -> str:
+    """Return the alarm of a cause in words; `mean` has the shares of the last steps."""
+    if cause.startswith(TRAP):
+        name = cause.removeprefix(TRAP)
+        found = f"{mean[cause]:.0%} of the completions are in the trap '{name}':"
+    elif cause == TRUNCATED:
+        found = f"{mean[cause]:.0%} of the completions are truncated:"
+    else:
+        ranked = sorted(DEGENERATE, key=mean.__getitem__, reverse=True)
+        listed = ", ".join(f"{mean[name]:.0%} {name}" for name in ranked if mean[name])
+        found = f"most groups carry no gradient ({listed});"
+    kind = "note" if cause == "solved" else "ALARM"
+    return f"{kind}: for {steps} steps {found} {REMEDIES.get(cause, TRAP_REMEDY)}"
 
 
 def _shares(groups: Sequence[Group], shown: set[int]) -> dict[str, float]:
     """Return the share of each cause of an alarm: of a step's groups for a class, of its
-    completions for truncation and for a trap. What a trap has earned is summed up beside it.
+    completions for truncation and for a trap.
 
     Groups whose index is in `shown` are learned from by a copy, and so count as varied.
     """
     classes = Counter("varied" if group.index in shown else group.class_name for group in groups)
-    shares: dict[str, float] = {name: classes[name] / len(groups) for name in CLASSES}
-    shares[TRUNCATED] = truncated_share(groups)
+    traps = _traps(groups)
+    completions = sum(len(group.scores) for group in groups)
+    return {
+        **{name: classes[name] / len(groups) for name in CLASSES},
+        TRUNCATED: truncated_share(groups),
+        **{TRAP + name: count / completions for name, count in traps.items()},
+    }
 
-    scores = [score for group in groups for score in group.scores]
-    sums: Counter[str] = Counter()
-    for score in scores:
-        if trap := score.parts.get("trap"):
-            cause = TRAP + trap
-            sums.update({cause: 1, REWARD + cause: score.reward, VALUE + cause: score.value})
-    return shares | {name: amount / len(scores) for name, amount in sums.items()}
+
+def _traps(groups: Sequence[Group]) -> Counter[str]:
+    """Return how many completions are in each trap."""
+    names = (score.parts.get("trap") for group in groups for score in group.scores)
+    return Counter(name for name in names if name)
 
 
 def _wasted(groups: Sequence[Group]) -> int:
@@ -253,9 +226,6 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
 
     actions = Counter(group.action for group in groups)
     classes = Counter(group.class_name for group in first)
-    traps = Counter(
-        trap for group in first for score in group.scores if (trap := score.parts.get("trap"))
-    )
 
     return {
         "frac_reward_zero_std": fmean(max(group.rewards) == min(group.rewards) for group in first),
@@ -269,7 +239,7 @@ def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
         "groups/demonstrated": actions["demonstrate"],
         **{f"groups/class/{name}": classes[name] for name in CLASSES},
         "groups/trapped": sum(group.trap is not None for group in first),
-        **{f"traps/{name}": count / completions for name, count in traps.most_common()},
+        **{f"traps/{name}": count / completions for name, count in _traps(first).most_common()},
         "levels": by_level(first),
     }
 
