@@ -221,20 +221,3 @@ class StepReport:
     groups: list[Group]
     events: list[str] = field(default_factory=list)
     decisions: list[Decision] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Ending:
-    """How a run ended, for its user, e.g. ``Ending({"run": "runs/a"}, verdict=["LEARNED: ..."])``.
-
-    `files` are paths by name, `next_commands` what to try next, `before` and `after` lines of
-    eval.jsonl. The `verdict` is a conclusion and the figures that support it; `is_expected` is
-    false if it should alarm.
-    """
-
-    files: Mapping[str, str]
-    next_commands: Sequence[str] = ()
-    before: Sequence[Mapping[str, Any]] = ()
-    after: Sequence[Mapping[str, Any]] = ()
-    verdict: Sequence[str] = ()
-    is_expected: bool = True

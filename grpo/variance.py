@@ -42,8 +42,8 @@ RETRIES = 2
 ALARM_STEPS = 5
 ALARM_SHARE = 0.5
 
-# The causes of alarms are the classes of groups, TRUNCATED, and TRAP followed by the name of a
-# cheap strategy that the task knows (`Score.parts["trap"]`).
+# The causes of alarms are "solved", "collapsed", TRUNCATED, and TRAP followed by the name of a cheap
+# strategy that the task knows (`Score.parts["trap"]`).
 TRUNCATED = "truncated"
 TRAP = "trap "
 
@@ -150,7 +150,8 @@ class VarianceMonitor(Resumable):
 
         causes = [cause for cause in now if cause.startswith(TRAP) and now[cause] >= ALARM_SHARE]
         if now["varied"] < 1 - ALARM_SHARE:
-            causes.append(max(DEGENERATE, key=mean.__getitem__))
+            is_solved = mean["solved"] > sum(mean[name] for name in COLLAPSED)
+            causes.append("solved" if is_solved else "collapsed")
         if now[TRUNCATED] > ALARM_SHARE:
             causes.append(TRUNCATED)
 
@@ -175,6 +176,7 @@ def _is_due(steps: int) -> bool:
 
 def _alarm(cause: str, steps: int, mean: dict[str, float]) -> str:
     """Return the alarm of a cause in words; `mean` has the shares of the last steps."""
+    remedy = REMEDIES.get(cause, TRAP_REMEDY)
     if cause.startswith(TRAP):
         name = cause.removeprefix(TRAP)
         found = f"{mean[cause]:.0%} of the completions are in the trap '{name}':"
@@ -184,8 +186,9 @@ def _alarm(cause: str, steps: int, mean: dict[str, float]) -> str:
         ranked = sorted(DEGENERATE, key=mean.__getitem__, reverse=True)
         listed = ", ".join(f"{mean[name]:.0%} {name}" for name in ranked if mean[name])
         found = f"most groups carry no gradient ({listed});"
+        remedy = REMEDIES[ranked[0]]
     kind = "note" if cause == "solved" else "ALARM"
-    return f"{kind}: for {steps} steps {found} {REMEDIES.get(cause, TRAP_REMEDY)}"
+    return f"{kind}: for {steps} steps {found} {remedy}"
 
 
 def _shares(groups: Sequence[Group], shown: set[int]) -> dict[str, float]:

@@ -35,7 +35,7 @@ from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import middle_left_out, sent_lines
 from grpo.next_command import EndedRun, next_command, next_commands, remedy
-from grpo.records import Decision, Ending, Group, StepReport
+from grpo.records import Decision, Group, StepReport
 from grpo.run.checkpoint import Saver, remove_checkpoints_after, seen_keys
 from grpo.run.files import resume_hint, step_of
 from grpo.run.heldout import HeldOutEvaluator
@@ -479,16 +479,14 @@ class Run:
         reports = [line for line in run.reports if line["level"] == self.level]
         names = ("metrics.jsonl", "rollouts", "checkpoints")
         self.console.summary(
-            Ending(
-                files={name.partition(".")[0]: str(self.folder / name) for name in names},
-                next_commands=list(dict.fromkeys([verdict.next_command, *commands])),
-                before=[line for line in reports if line["step"] == 0],
-                after=reports[-1:],
-                verdict=verdict.lines(
-                    getattr(trainer.task, "metric", "score"),
-                    getattr(trainer.task, "level_unit", ""),
-                    mark.get("control", ""),
-                ),
-                is_expected=verdict.is_expected(bool(mark)),
-            )
+            files={name.partition(".")[0]: str(self.folder / name) for name in names},
+            next_commands=list(dict.fromkeys([verdict.next_command, *commands])),
+            before=[line for line in reports if line["step"] == 0],
+            after=reports[-1:],
+            verdict=verdict.lines(
+                getattr(trainer.task, "metric", "score"),
+                getattr(trainer.task, "level_unit", ""),
+                mark.get("control", ""),
+            ),
+            is_expected=verdict.is_expected(bool(mark)),
         )

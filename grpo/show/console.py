@@ -19,7 +19,7 @@ from rich.text import Text
 from data.text import escape_control, shortened
 from grpo.config import Config
 from grpo.evaluate import ShowProgress
-from grpo.records import Ending, StepReport
+from grpo.records import StepReport
 from grpo.show.lines import Evaluation, evaluation_line, show_table, step_line, summary_table
 from grpo.trainer import Trainer
 from tasks.base import declared_budget, problems_of, sources_of
@@ -125,23 +125,31 @@ class Console:
         """Print a line of eval.jsonl (see `evaluation_line`)."""
         self.say(evaluation_line({"metric": self.metric, **line}))
 
-    def summary(self, ending: Ending) -> None:
+    def summary(
+        self,
+        files: Mapping[str, str],
+        next_commands: Sequence[str] = (),
+        before: Sequence[Evaluation] = (),
+        after: Sequence[Evaluation] = (),
+        verdict: Sequence[str] = (),
+        is_expected: bool = True,
+    ) -> None:
         """Print verdict, evaluations, files and the commands to try next.
 
         A verdict that is not expected is in colour.
         """
-        if ending.verdict:
-            title, *lines = ending.verdict
+        if verdict:
+            title, *lines = verdict
             self._write("")
-            self._write(title, "bold" if ending.is_expected else "bold red")
+            self._write(title, "bold" if is_expected else "bold red")
             for line in lines:
                 self._write(line)
-        if ending.before or ending.after:
-            title, *lines = summary_table(ending.before, ending.after, self.metric)
+        if before or after:
+            title, *lines = summary_table(before, after, self.metric)
             self._part(title, lines)
-        width = max(map(len, ending.files))
-        self._part("files", [f"  {key:<{width}}  {path}" for key, path in ending.files.items()])
-        self._part("next", [f"  {command}" for command in ending.next_commands])
+        width = max(map(len, files))
+        self._part("files", [f"  {key:<{width}}  {path}" for key, path in files.items()])
+        self._part("next", [f"  {command}" for command in next_commands])
 
     def _part(self, title: str, lines: Sequence[str]) -> None:
         """Print the part of a summary below its title."""

@@ -173,7 +173,7 @@ def test_an_alarm_names_its_cause_and_is_repeated_less_and_less_often():
         assert line.startswith(f"ALARM: for {number} steps") and REMEDIES["tied"] in line
         assert "(50% tied, 25% failed, 12% identical)" in line
 
-    (line,) = alarms(monitor, [step(varied=4)] + [step(solved=4)] * 5)[-1]
+    (line,) = alarms(monitor_for(), [step(solved=4)] * 5)[-1]
     assert line.startswith("note: ") and REMEDIES["solved"] in line  # good news
 
 
@@ -185,6 +185,11 @@ def test_one_alarm_does_not_hide_another():
     then = alarms(monitor, [step(failed=14, solved=2)] * 7)
     assert [number for number, lines in enumerate(then, 1) if lines] == [7]
     assert REMEDIES["failed"] in then[6][0]
+
+
+def test_classes_that_take_turns_are_one_cause():
+    *quiet, (line,) = alarms(monitor_for(), [step(tied=4), step(failed=4)] * 2 + [step(tied=4)])
+    assert not any(quiet) and "(60% tied, 40% failed)" in line and REMEDIES["tied"] in line
 
 
 def test_a_cause_that_returns_is_alarmed_again():

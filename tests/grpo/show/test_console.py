@@ -5,7 +5,6 @@ import re
 import pytest
 from screens import ESCAPE_CODE, Terminal, evaluation, plain, report, written
 
-from grpo.records import Ending
 from grpo.show.console import Console
 
 COMMAND = (
@@ -41,7 +40,7 @@ def everything(console):
     console.step(report(texts=[HOSTILE], rewards=[0.5], events=["promoted " + HOSTILE]))
     console.warn("a long warning " * 10 + HOSTILE)
     files = {"metrics": "runs/x/metrics.jsonl"}
-    console.summary(Ending(files, [COMMAND], [evaluation()], [evaluation(mean=0.97)]))
+    console.summary(files, [COMMAND], [evaluation()], [evaluation(mean=0.97)])
 
 
 # --- lines ------------------------------------------------------------------------------------
@@ -75,17 +74,17 @@ def test_terminal_shows_hostile_text_harmlessly(monkeypatch):
 
 
 def test_summary_names_files_and_commands():
-    ending = Ending({"run": "runs/x", "metrics": "runs/x/m"}, ["python a.py"])
-    lines = plain(lambda console: console.summary(ending))
+    made = {"run": "runs/x", "metrics": "runs/x/m"}
+    lines = plain(lambda console: console.summary(made, ["python a.py"]))
     files = ["files", "  run      runs/x", "  metrics  runs/x/m"]
     assert lines == ["", *files, "", "next", "  python a.py"]
 
 
 @pytest.mark.parametrize("is_expected", [True, False])
 def test_an_unexpected_verdict_is_red(is_expected):
-    ending = Ending({"run": "x"}, verdict=["NOT LEARNED: 0.2"], is_expected=is_expected)
     colour = "" if is_expected else ";31"
-    output = written(lambda console: console.summary(ending), file=Terminal())
+    said = {"verdict": ["NOT LEARNED: 0.2"], "is_expected": is_expected}
+    output = written(lambda console: console.summary({"run": "x"}, **said), file=Terminal())
     assert f"\x1b[1{colour}mNOT LEARNED: 0.2" in output
 
 
