@@ -15,7 +15,7 @@ from grpo.model.policy import Policy
 from grpo.records import StepReport
 from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, truncation
-from grpo.trainer import Callback, Trainer, load_parts, with_learning_rate
+from grpo.trainer import Callback, Trainer, load_parts
 from tasks.registry import REWARD_FILE
 from tasks.rows import ROW_OPTIONS, Rows, as_flags
 
@@ -57,7 +57,7 @@ def make_trainer(
     for text in (*warned, *getattr(parts.task, "notes", ())):
         warnings.warn(text, stacklevel=2)
     policy = load_policy(config.model, device=config.device, **config.loading)
-    trainer = Trainer(with_learning_rate(config, policy), parts, policy)
+    trainer = Trainer(config, parts, policy)
     trainer.check_fit()
 
     def warn_of_problems(report: StepReport) -> None:

@@ -15,7 +15,7 @@ for users.
 import hashlib
 import random
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product, takewhile
 from statistics import fmean
@@ -228,12 +228,8 @@ def survey_prompts(
     rows = []
     for config in configs:
         use_prompt(policy, supply.task, config)
-        problems = [
-            problem
-            for each in levels
-            for problem in survey_problems(policy, supply, config, each, PROMPT_PROBLEMS)
-        ]
-        groups = sample_survey(policy, supply.task, config, problems, PROMPT_SAMPLES, ranks)
+        short = replace(config, group_size=PROMPT_SAMPLES)
+        groups = sample_levels(policy, supply, short, levels, PROMPT_PROBLEMS, ranks)
         # If no problem fits the context, nothing is earned.
         found = summarise_survey(groups) if groups else dict.fromkeys(PROMPT_FIGURES, 0.0)
         figures = {name: found[name] for name in PROMPT_FIGURES}
@@ -289,16 +285,9 @@ def survey(
     rows: list[dict[str, Any]] = []
     groups: list[Group] = []
     for batch in batches:
-        problems: list[Problem] = []
-        for level in batch:
-            try:
-                problems += survey_problems(policy, supply, config, level, SURVEY_PROBLEMS)
-            except Exception:
-                # The task is user code, and need not have easier levels that nobody asked for.
-                if level in training_levels:
-                    raise
-
-        sampled = sample_survey(policy, supply.task, config, problems, config.group_size, ranks)
+        sampled = sample_levels(
+            policy, supply, config, batch, SURVEY_PROBLEMS, ranks, required=training_levels
+        )
         for level in batch:
             if members := [group for group in sampled if group.problem.level == level]:
                 rows.append({"level": level, **summarise_survey(members)})
@@ -312,36 +301,36 @@ def survey(
     return rows, groups
 
 
-def survey_problems(
-    policy: Policy, supply: Supply, config: Config, level: int, count: int
-) -> list[Problem]:
-    """Return `count` distinct problems of a level, or as many as there are."""
-    family = supply.family_size(level)
-    found = select(
-        policy,
-        supply.sample(level, SURVEY_SEED),
-        count,
-        frozenset(),
-        config.max_new_tokens,
-        fruitless=patience(count, family),
-        family=family,
-    )
-    return found.problems
-
-
-def sample_survey(
+def sample_levels(
     policy: Policy,
-    task: Task,
+    supply: Supply,
     config: Config,
-    problems: Sequence[Problem],
-    samples: int,
+    levels: Sequence[int],
+    count: int,
     ranks: Ranks,
+    required: Collection[int] = (),
 ) -> list[Group]:
-    """Return a scored and classified group for each problem; each of several ranks samples some."""
-    settings = EvaluationSettings.of(config, SURVEY_SEED, samples)
-    groups = ranks.gather(evaluate(policy, task, ranks.share(problems), settings))
+    """Return a scored and classified group for each of `count` distinct problems of each level, or
+    as many as there are.
+
+    The task is user code, and need not have levels that are not `required`.
+    """
+    budget = config.max_new_tokens
+    problems: list[Problem] = []
+    for level in levels:
+        family = supply.family_size(level)
+        drawn = supply.sample(level, SURVEY_SEED)
+        limits = {"fruitless": patience(count, family), "family": family}
+        try:
+            problems += select(policy, drawn, count, frozenset(), budget, **limits).problems
+        except Exception:
+            if level in required:
+                raise
+
+    settings = EvaluationSettings.of(config, SURVEY_SEED, config.group_size)
+    groups = ranks.gather(evaluate(policy, supply.task, ranks.share(problems), settings))
     for group in groups:
-        group.class_name = group_class(group, range_of(task))
+        group.class_name = group_class(group, range_of(supply.task))
     return groups
 
 

@@ -25,10 +25,10 @@ class ProblemStream(Resumable):
     """The problems of `supply` that fit the policy's context, in order.
 
     No index of the stream is used twice. `seen` has the keys of all problems that the policy was
-    trained on, `inherited` of them in earlier runs; `trained` counts those of this run by level.
+    trained on, in earlier runs, too; `trained` counts those of this run by level.
     """
 
-    STATE = ("next_index", "seen", "inherited", "trained")
+    STATE = ("next_index", "seen", "trained")
 
     def __init__(self, config: Config, task: Task, policy: Policy, supply: Supply):
         self.config = config
@@ -38,7 +38,6 @@ class ProblemStream(Resumable):
 
         self.next_index = 0
         self.seen: set[str] = set()
-        self.inherited = 0
         self.trained: Counter[int] = Counter()
         self._warnings: list[str] = []  # see `take_warnings`
         self._warned: set[str] = set()  # of what
@@ -75,15 +74,6 @@ class ProblemStream(Resumable):
         taken = self._warnings
         self._warnings = []
         return taken
-
-    def following(self, levels: Sequence[int], earlier: Sequence[Indexed] = ()) -> list[Indexed]:
-        """Return problems of these `levels`, which a step takes after its `earlier` ones."""
-        problems: list[Indexed] = []
-        index = earlier[-1][0] + 1 if earlier else self.next_index
-        for level in levels:
-            problems.append(self.at(index, level))
-            index = problems[-1][0] + 1
-        return problems
 
     def budget(self, prompt: tuple[int, ...], problem: Problem) -> int:
         """Return the most new tokens that a completion of `problem` may take after its `prompt`."""
@@ -144,22 +134,6 @@ class ProblemStream(Resumable):
             metrics["problems/family_share"] = self.trained[level] / size
         return metrics
 
-    def summary(self, level: int, draws: int, imitated: int = 0) -> str:
-        """Return in words how many problems the run was trained on, in how many `draws`.
-
-        For a finite family of problems it also gives the share of the one at `level`.
-        """
-        seen = len(self.seen) - self.inherited
-        line = f"trained on {seen:,} unique problems in {draws:,} draws"
-        if imitated:
-            line += f" and {imitated:,} imitated answers"
-        if size := self.supply.family_size(level):
-            share = self.trained[level] / size
-            line += f", {share:.1%} of the {size:,} that exist at level {level}"
-        if self.inherited:
-            line += f", after {self.inherited:,} in earlier runs"
-        return line
-
     def begin_after(self, state: dict[str, Any]) -> None:
         """Begin with the policy of an earlier run, whose trainer had this `state`.
 
@@ -167,6 +141,5 @@ class ProblemStream(Resumable):
         ended, because runs with the same seed, task and level share their stream.
         """
         self.seen = set(state["seen"])
-        self.inherited = len(self.seen)
         if self.config.problems == "fresh" and not self.config.dataset:
             self.next_index = state["next_index"]

@@ -12,7 +12,6 @@ varied. `Trainer.rollout` asks the variance monitor (`grpo.variance`) what happe
 further problems in its place (`dynamic_sampling`).
 """
 
-import dataclasses
 import random
 import time
 from collections import defaultdict
@@ -90,15 +89,18 @@ class Parts:
 class Trainer:
     """Owns everything that changes during a run; `step` makes one step and reports it.
 
-    Every rank holds an identical trainer. `config` is resolved (`grpo.config.resolve_config`,
-    `with_learning_rate`); `grpo.make_trainer` does that.
+    Every rank holds an identical trainer. `config` is resolved (`grpo.config.resolve_config`);
+    `grpo.make_trainer` does that.
     """
 
     def __init__(self, config: Config, parts: Parts, policy: Policy, ranks: Ranks = SINGLE):
-        assert config.prompts is not None, "the configuration is resolved"
+        if config.learning_rate is None:
+            config = replace(config, learning_rate=default_learning_rate(config, policy))
+        assert config.prompts and config.steps, "the configuration is resolved"
         task = parts.task
         self.config = config
         self.prompts = config.prompts  # drawn at a time
+        self.steps = config.steps
         self.task = task
         self.policy = policy
         self.ranks = ranks
@@ -120,9 +122,11 @@ class Trainer:
 
         # How the policy learns from them.
         self.own_loss = parts.own_loss or load_loss(config.loss)
-        assert config.learning_rate is not None, "the configuration is resolved"
-        make = adamw(config.learning_rate)
-        self.optimizer = Optimizer(policy.parameters, make, dtype=policy.dtype, ranks=ranks)
+        assert config.learning_rate is not None
+        self.rate = config.learning_rate
+        self.optimizer = Optimizer(
+            policy.parameters, adamw(self.rate), dtype=policy.dtype, ranks=ranks
+        )
         policy.reserved_bytes = policy.weight_bytes + optimizer_bytes(
             sum(p.numel() for p in policy.parameters), policy.parameters[0].element_size()
         )
@@ -240,8 +244,12 @@ class Trainer:
         trainer's state.
         """
         count = batches * self.prompts
-        levels = self.curriculum.levels_for(self.config.seed, step, count, len(earlier))
-        return self.stream.following(levels, earlier)
+        problems: list[Indexed] = []
+        index = earlier[-1][0] + 1 if earlier else self.stream.next_index
+        for level in self.curriculum.levels_for(self.config.seed, step, count, len(earlier)):
+            problems.append(self.stream.at(index, level))
+            index = problems[-1][0] + 1
+        return problems
 
     def rollout(self, step: int, problems: Sequence[Indexed]) -> list[Group]:
         """Sample, score and classify these problems; return a group for each attempt at one.
@@ -362,17 +370,14 @@ class Trainer:
     @property
     def anneal_steps(self) -> int:
         """The steps in which the learning rate falls to zero; 0 if it stays constant."""
-        assert self.config.steps is not None, "the configuration is resolved"
-        half = self.config.steps // 2
-        return 0 if self.config.schedule == "constant" else min(ANNEAL_STEPS, half)
+        return 0 if self.config.schedule == "constant" else min(ANNEAL_STEPS, self.steps // 2)
 
     @property
     def anneal_from(self) -> int:
         """The steps before the learning rate falls: until the goal is nearly reached, or as many as
         leave time for it; all steps if it stays constant.
         """
-        assert self.config.steps is not None, "the configuration is resolved"
-        latest = self.config.steps - self.anneal_steps
+        latest = self.steps - self.anneal_steps
         reached = self.curriculum.anneal_from if self.anneal_steps else None
         return latest if reached is None else min(reached, latest)
 
@@ -383,8 +388,7 @@ class Trainer:
         otherwise move the policy as far as 16. By the root of the share, the entropy of one run of
         three exploded (runs/decisions.md).
         """
-        assert self.config.learning_rate is not None, "the configuration is resolved"
-        rate = self.config.learning_rate * lr_factor(step, self.anneal_from, self.anneal_steps)
+        rate = self.rate * lr_factor(step, self.anneal_from, self.anneal_steps)
         return rate * min(1.0, share) if self.anneal_steps else rate
 
     def observe(
@@ -456,8 +460,7 @@ class Trainer:
         """Why no step follows although steps are left; "" if one does."""
         if ended := self.end.ended(self.curriculum.level):
             return ended
-        assert self.config.steps is not None, "the configuration is resolved"
-        has_fallen = self.anneal_from + self.anneal_steps <= self.done < self.config.steps
+        has_fallen = self.anneal_from + self.anneal_steps <= self.done < self.steps
         return "the learning rate has fallen to zero" if has_fallen else ""
 
     # --- the warm start -----------------------------------------------------------------------
@@ -477,7 +480,7 @@ class Trainer:
             self.curriculum.level,
             self.optimizer,
             validate,
-            limit=most_updates(self.config.steps or 0, self.prompts * self.config.group_size),
+            limit=most_updates(self.steps, self.prompts * self.config.group_size),
             memory=self.update_memory,
             max_grad_norm=MAX_GRAD_NORM,
         )
@@ -541,15 +544,11 @@ def training_set(config: Config, task: Task) -> list[Problem]:
     return problems
 
 
-def with_learning_rate(config: Config, policy: Policy) -> Config:
-    """Fill in the learning rate if none was asked for: it depends on the size of the model."""
-    if config.learning_rate is not None:
-        return config
+def default_learning_rate(config: Config, policy: Policy) -> float:
+    """Return the learning rate of a run that gives none: it depends on the size of the model."""
     if config.model == "builtin" and not config.lora_rank:
-        rate = BUILTIN_RATE
-    else:
-        rate = default_rate(text_config(policy.causal.config).hidden_size, is_lora=policy.is_lora)
-    return dataclasses.replace(config, learning_rate=rate)
+        return BUILTIN_RATE
+    return default_rate(text_config(policy.causal.config).hidden_size, is_lora=policy.is_lora)
 
 
 def apply_control(

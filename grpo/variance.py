@@ -42,8 +42,8 @@ RETRIES = 2
 ALARM_STEPS = 5
 ALARM_SHARE = 0.5
 
-# The causes of alarms are "solved", "collapsed", TRUNCATED, and TRAP followed by the name of a cheap
-# strategy that the task knows (`Score.parts["trap"]`).
+# The causes of alarms are "solved", "collapsed", TRUNCATED, and TRAP followed by the name of a
+# cheap strategy that the task knows (`Score.parts["trap"]`).
 TRUNCATED = "truncated"
 TRAP = "trap "
 

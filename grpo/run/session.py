@@ -45,7 +45,7 @@ from grpo.run.resume import OpenedRun, facts, open_run, sources_of_run
 from grpo.run.rollouts import file_of
 from grpo.run.trackers import check_installed
 from grpo.show.console import Console, settings_of
-from grpo.trainer import Parts, Trainer, load_parts, with_learning_rate
+from grpo.trainer import Parts, Trainer, load_parts
 
 
 class RunResult(NamedTuple):
@@ -85,7 +85,7 @@ def start_run(config: Config, given: dict, ranks: Ranks, **values: Any) -> RunRe
                 choice = None
                 if not opened.checkpoint and config.preflight != "off":
                     config, choice = choose_prompt(config, parts, policy, ranks, console, given)
-                trainer = Trainer(with_learning_rate(config, policy), parts, policy, ranks)
+                trainer = Trainer(config, parts, policy, ranks)
                 trainer.check_fit()
                 run = Run(opened, trainer, console)
                 if choice:
@@ -472,10 +472,6 @@ class Run:
 
     def _show_summary(self, run: RunData, verdict: Verdict, commands: list[str]) -> None:
         trainer, mark = self.trainer, self.config.mark
-        drawn = sum(line.get("groups/count", 0) for line in run.metrics)
-        imitated = trainer.imitation["answers"] if trainer.imitation else 0
-        self.console.say(trainer.stream.summary(self.level, drawn, imitated))
-
         reports = [line for line in run.reports if line["level"] == self.level]
         names = ("metrics.jsonl", "rollouts", "checkpoints")
         self.console.summary(

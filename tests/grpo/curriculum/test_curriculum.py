@@ -192,8 +192,9 @@ class Rates:
 
     def __init__(self, reached, done=0, **options):
         self.config = Config(learning_rate=1e-3, **options)
+        self.steps, self.rate = self.config.steps, 1e-3
         self.curriculum = SimpleNamespace(anneal_from=reached, levels=[1], level=1)
-        self.end = SimpleNamespace(ended=lambda levels, level: "")
+        self.end = SimpleNamespace(ended=lambda level: "")
         self.done = done
 
 
