@@ -218,14 +218,15 @@ def prompts_to_try(
 
 def survey_prompts(
     policy: Policy, supply: Supply, configs: Sequence[Config], level: int, ranks: Ranks = SINGLE
-) -> list[dict[str, Any]]:
-    """Return the wording, the number of examples and the figures of each of the `configs`.
+) -> tuple[int, list[dict[str, Any]]]:
+    """Return which of the `configs` has the best prompt, and a row for each: its wording, examples
+    and figures.
 
-    A few problems are sampled at each of PROMPT_LEVELS up to `level`. The last prompt stays in use.
+    A few problems are sampled at each of PROMPT_LEVELS up to `level`. The best prompt stays in use.
     """
     offered = supply.levels or levels_of(supply.task, level) or PROMPT_LEVELS
     levels = [each for each in PROMPT_LEVELS if each in offered and each <= level] or [level]
-    rows = []
+    rows: list[dict[str, Any]] = []
     for config in configs:
         use_prompt(policy, supply.task, config)
         short = replace(config, group_size=PROMPT_SAMPLES)
@@ -234,21 +235,17 @@ def survey_prompts(
         found = summarise_survey(groups) if groups else dict.fromkeys(PROMPT_FIGURES, 0.0)
         figures = {name: found[name] for name in PROMPT_FIGURES}
         rows.append({"wording": config.wording, "shots": config.shots, **figures})
-    return rows
+
+    # The reward says what can be learned from, but of a weak model it is near 0 by every prompt.
+    best = max(range(len(rows)), key=lambda number: rows[number]["reward"] + rows[number]["value"])
+    use_prompt(policy, supply.task, configs[best])
+    return best, rows
 
 
 def use_prompt(policy: Policy, task: Task, config: Config) -> None:
     """Let `task` and `policy` present problems as the configuration says."""
     task.wording = config.wording  # type: ignore[attr-defined]
     policy.use(config.prompt_format(task))
-
-
-def best_prompt(rows: Sequence[Mapping[str, Any]]) -> int:
-    """Return the number of the row with the highest reward and score together.
-
-    The reward says what can be learned from, but of a weak model it is near 0 by every prompt.
-    """
-    return max(range(len(rows)), key=lambda number: rows[number]["reward"] + rows[number]["value"])
 
 
 def levels_to_survey(supply: Supply, training_levels: Sequence[int]) -> list[int]:

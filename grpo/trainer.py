@@ -143,56 +143,30 @@ class Trainer:
         self.current: list[Group] = []
         self.timer = StepTimer()
 
-    def check_fit(self) -> None:
-        """Raise UserError if a level of the run does not fit the context or the budget, if the chat
-        template refuses or drops turns, or if right answers are to be shown and the task has none.
-        """
-        self.stream.check(self._levels)
-        if self.config.demonstrate and not self.knows_answers:
-            raise UserError(
-                f"--config: demonstrate: task {self.config.task} does not score the target of its "
-                "problems as right, so there is nothing to show; leave it out"
-            )
-
-    @cached_property
-    def demonstrates(self) -> bool:
-        """Whether right answers are shown where no completion is right."""
-        config = self.config
-        if config.demonstrate is not None:
-            return config.demonstrate
-        is_allowed = not config.reward_alone and config.control == "none" and config.top_p == 1
-        is_wanted = config.model != "builtin" and getattr(self.task, "demonstrates", False)
-        return is_allowed and is_wanted and self.knows_answers
-
-    @property
-    def _levels(self) -> list[int]:
-        """The levels of the run, rising."""
-        assert self.config.level is not None, "the configuration is resolved"
-        return sorted({*self.curriculum.levels, self.config.level})
-
     # --- a step -------------------------------------------------------------------------------
 
     def step(self) -> StepReport:
-        """Make one step: sample groups, score them, and learn from those whose action is keep."""
+        """Make one step of GRPO, and report it."""
         step = self.done + 1
 
-        # Draw problems, sample a group of completions for each, and score them.
+        # Draw a batch of problems, sample a group of completions of each, and score them.
         problems, groups = self.collect(step)
 
-        # A group without variance has no gradient: in `rollout` the variance monitor has set its
-        # action to "skip" or "resample", or to "keep" if it is to count in the denominator.
+        # Leave out the groups without variance: all of their advantages would be 0. The variance
+        # monitor has set their action in `rollout`, to "skip" or "resample"; or to "keep" if they
+        # are to count in the denominator of the loss.
         kept = [group for group in groups if group.action == "keep"]
 
-        # The advantage of a completion is its reward compared with the others of its group.
+        # The advantage of a completion is its reward, compared with those of its group.
         by_group: Sequence[Any] = self.compute_advantages(kept)
         for group, values in zip(kept, by_group, strict=True):
             group.advantages = values
 
-        # Follow the gradient of the clipped surrogate, by less if fewer groups have one.
+        # Follow the gradient of the clipped surrogate, at a lower rate if fewer groups have one.
         rate = self.learning_rate(step, sum(group.teaches for group in kept) / self.prompts)
         learned = self.update_policy(kept, rate)
 
-        # Let the curriculum and the alarms look at the result.
+        # Open harder levels, raise alarms, and notice the end.
         report = self.observe(step, problems, groups, learned)
         if self.ranks.is_rank0:
             for callback in self.callbacks:
@@ -463,7 +437,34 @@ class Trainer:
         has_fallen = self.anneal_from + self.anneal_steps <= self.done < self.steps
         return "the learning rate has fallen to zero" if has_fallen else ""
 
-    # --- the warm start -----------------------------------------------------------------------
+    # --- before the first step ----------------------------------------------------------------
+
+    def check_fit(self) -> None:
+        """Raise UserError if a level of the run does not fit the context or the budget, if the chat
+        template refuses or drops turns, or if right answers are to be shown and the task has none.
+        """
+        self.stream.check(self._levels)
+        if self.config.demonstrate and not self.knows_answers:
+            raise UserError(
+                f"--config: demonstrate: task {self.config.task} does not score the target of its "
+                "problems as right, so there is nothing to show; leave it out"
+            )
+
+    @cached_property
+    def demonstrates(self) -> bool:
+        """Whether right answers are shown where no completion is right."""
+        config = self.config
+        if config.demonstrate is not None:
+            return config.demonstrate
+        is_allowed = not config.reward_alone and config.control == "none" and config.top_p == 1
+        is_wanted = config.model != "builtin" and getattr(self.task, "demonstrates", False)
+        return is_allowed and is_wanted and self.knows_answers
+
+    @property
+    def _levels(self) -> list[int]:
+        """The levels of the run, rising."""
+        assert self.config.level is not None, "the configuration is resolved"
+        return sorted({*self.curriculum.levels, self.config.level})
 
     @property
     def knows_answers(self) -> bool:

@@ -21,13 +21,11 @@ from grpo.curriculum import (
     SURVEY_PROBLEMS,
     Curriculum,
     Start,
-    best_prompt,
     choose_levels,
     levels_to_survey,
     prompts_to_try,
     survey,
     survey_prompts,
-    use_prompt,
 )
 from grpo.distributed import Ranks
 from grpo.ending import HeldOut, Verdict, conclude
@@ -119,9 +117,7 @@ def choose_prompt(
         f"{PROMPT_SAMPLES} completions each"
     )
     with console.working("pre-flight"):
-        rows = survey_prompts(policy, parts.supply, configs, level, ranks)
-    best = best_prompt(rows)
-    use_prompt(policy, parts.task, configs[best])
+        best, rows = survey_prompts(policy, parts.supply, configs, level, ranks)
 
     console.prompts(rows)
     why = (

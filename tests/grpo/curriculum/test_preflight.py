@@ -14,7 +14,6 @@ from grpo.config import Config
 from grpo.curriculum import (
     MOST_FOR_SHOTS,
     NO_LEVEL,
-    best_prompt,
     choose_levels,
     is_within_reach,
     levels_to_survey,
@@ -22,6 +21,7 @@ from grpo.curriculum import (
     summarise_survey,
     survey,
     survey_prompts,
+    use_prompt,
 )
 from grpo.curriculum import SURVEY_PROBLEMS as PROBLEMS
 from grpo.records import Completion, Group
@@ -140,31 +140,29 @@ def test_thinking_is_off_where_the_template_knows_of_it(template, given, expecte
     assert {config.chat_template_kwargs for config in found} == {expected}
 
 
-def test_the_prompt_with_the_highest_reward_and_score_is_best():
-    row = {"reward": 0.2, "value": 0.2}
-    assert best_prompt([row, row | {"value": 0.5}, row | {"reward": 0.4}]) == 1
-    assert best_prompt([row, row]) == 0
-
-
 def test_survey_of_prompts(tiny_policy, monkeypatch):
     asked = []
 
     def answer(policy, task, problems, settings):
         asked.append([(policy.shots(problem) != (), problem.level) for problem in problems])
-        return [group(("a", 0.0, False), ("long", 0.5, False)) for _ in problems]
+        best = 0.5 if len(asked) == 2 else 0.4
+        return [group(("a", 0.0, False), ("long", best, False)) for _ in problems]
 
     monkeypatch.setattr("grpo.curriculum.evaluate", answer)
     before = tiny_policy.format
     task = Interleave()
-    configs = [Config(task="interleave", wording=text) for text in ("", ONLY)]
+    configs = [Config(task="interleave", wording=text) for text in ("", ONLY, TURNS)]
     try:
-        found = survey_prompts(tiny_policy, Supply(task, seed=0), configs, 10)
+        best, found = survey_prompts(tiny_policy, Supply(task, seed=0), configs, 10)
     finally:
         tiny_policy.use(before)
-    figures = {"reward": 0.25, "value": 0.25, "varied": 1.0, "truncated": 0.5}
-    assert found == [{"wording": text, "shots": 0, **figures} for text in ("", ONLY)]
-    assert task.wording == ONLY
-    assert [[level for _, level in one] for one in asked] == [[2] * 8 + [10] * 8] * 2
+    shares = {"varied": 1.0, "truncated": 0.5}
+    assert found == [
+        {"wording": text, "shots": 0, "reward": half, "value": half, **shares}
+        for text, half in (("", 0.2), (ONLY, 0.25), (TURNS, 0.2))
+    ]
+    assert best == 1 and task.wording == ONLY
+    assert [[level for _, level in one] for one in asked] == [[2] * 8 + [10] * 8] * 3
 
 
 def test_a_mixed_dataset_is_trained_on_as_it_comes():
@@ -336,7 +334,13 @@ def test_without_a_pre_flight_the_levels_are_those_asked_for(start):
 def test_the_chosen_prompt_is_kept(all_end, tiny_model, tmp_path, monkeypatch):
     """In config.yaml, in training and evaluation, and on resume."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("grpo.run.session.best_prompt", lambda rows: 3)  # ONLY, with examples
+
+    def fourth(policy, supply, configs, level, ranks):  # ONLY, with examples
+        _, rows = survey_prompts(policy, supply, configs, level, ranks)
+        use_prompt(policy, supply.task, configs[3])
+        return 3, rows
+
+    monkeypatch.setattr("grpo.run.session.survey_prompts", fourth)
     flags = [*FLAGS.split(), "--model", str(tiny_model), "--words", "2", "--steps", "1"]
     train.main([*flags, "--name", "a", "--save-every", "1"])
     run = load_run("runs/a")
