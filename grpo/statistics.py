@@ -94,7 +94,8 @@ def problems_needed(mark: float) -> int:
 
     The interval of n values of 1 begins at TAIL ** (1 / n).
     """
-    return math.ceil(math.log(TAIL) / math.log(mark - MARGIN))
+    floor = max(TAIL, mark - MARGIN)
+    return math.ceil(math.log(TAIL) / math.log(floor))
 
 
 def _lowest_rate(right: int, n: int, tail: float) -> float:
