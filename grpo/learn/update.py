@@ -151,8 +151,7 @@ def update(
             raise FloatingPointError(f"the {name} is {value}{hint}")
 
     optimizer.step()
-    changed = optimizer.tensors(policy.model)
-    check_step(changed.values(), lambda: changed, ranks)
+    check_step(optimizer.tensors(policy.model))
     return _metrics(sums, grad_norm, optimizer.loss_scale if is_float16 else None)
 
 

@@ -15,14 +15,12 @@ rule of splitting.
 from pathlib import Path
 from typing import Any
 
-import transformers
 from tokenizers import AddedToken, Regex, decoders
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
 from data.errors import UserError, needs
 from data.files import kind_of
 from data.text import shown
-from grpo.model.forward import Model
 
 SUFFIX = ".gguf"
 
@@ -60,20 +58,6 @@ def place_of(source: str) -> tuple[str, dict[str, str]]:
         return source, {}
     path = Path(source)
     return str(path.parent), {"gguf_file": path.name}
-
-
-def dequantised() -> dict[str, Any]:
-    """Return the keywords with which `from_pretrained` dequantises the weights.
-
-    Without them they would stay in their blocks on a GPU.
-    """
-    return {"quantization_config": transformers.GgufConfig(dequantize=True)}
-
-
-def name_model(model: Model, source: str) -> None:
-    """Name `model` after its file, from where an adapter takes `base_model_name_or_path`."""
-    model.name_or_path = model.config.name_or_path = source
-    vars(model.config).pop("_model_name_or_path", None)  # the file's title, not a path
 
 
 def correct_tokenizer(tokenizer: Any, path: str) -> list[str]:

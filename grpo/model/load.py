@@ -18,6 +18,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BitsAndBytesConfig,
+    GgufConfig,
 )
 from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
@@ -31,7 +32,6 @@ from grpo.model.policy import Policy
 from grpo.model.prompts import Tokenizer
 from grpo.model.weights import (
     TEXT,
-    TOKENIZERS,
     check_files,
     check_loaded,
     check_names,
@@ -48,14 +48,16 @@ try:
 except ModuleNotFoundError as missing:  # `grpo/fast/` may be deleted: all else runs without it
     if missing.name not in ("grpo.fast", "grpo.fast.accelerate"):
         raise
-    accelerate = None  # type: ignore[assignment]
+
+    def accelerate(policy: Policy, may_round: bool = False) -> None:
+        """Leave the policy its model's own forward pass."""
+
 
 # A model's files are data: none of them is executed or unpickled.
 SAFE_FILES = {"trust_remote_code": False, "use_safetensors": True}
 
 # How bitsandbytes is asked for each kind of quantisation.
-BITS_OPTIONS: dict[str, dict[str, Any] | None] = {
-    "none": None,
+BITS_OPTIONS: dict[str, dict[str, Any]] = {
     "int8": dict(load_in_8bit=True),
     "nf4": dict(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True),
 }
@@ -95,16 +97,23 @@ def load_policy(
     first = None
     if start not in (None, spec) and (weights is None or keep_reference):
         first = Path(start)
-        if not kind_of(first / "adapter_config.json"):
+        if not is_adapter(first):
             raise UserError(
                 f"{first}: the adapter that the run started from is not there any more; put the "
                 "checkpoint back"
             )
-    source, name, adapter = _weights(spec, weights or first)
-    is_lora = bool(lora_rank or adapter)
-    is_whole_checkpoint = source == str(weights)
 
-    _check_quantise(quantise, device, source)
+    # Where the whole model is, what messages call it, and the adapter on top of it.
+    given = weights or first
+    adapter = given if given and is_adapter(given) else None
+    if given and not adapter:  # a checkpoint of a whole model
+        check_files(given)
+        source = name = str(given)
+    else:
+        source, name = resolve(spec), f"--model {spec}"
+    is_whole_checkpoint = source == str(weights)
+    is_lora = bool(lora_rank or adapter)
+
     if dtype != "auto":
         precision = getattr(torch, dtype)
     else:
@@ -138,30 +147,12 @@ def load_policy(
 
     reference = None
     if frozen is not None:
-        reference = _accelerated(Policy(frozen.requires_grad_(False), tokenizer, name=spec))
-    policy = _accelerated(Policy(model, tokenizer, name=spec, frozen=reference), dtype == "auto")
+        reference = Policy(frozen.requires_grad_(False), tokenizer, name=spec)
+        accelerate(reference)
+    policy = Policy(model, tokenizer, name=spec, frozen=reference)
+    accelerate(policy, may_round=dtype == "auto")
     policy.notes = notes + policy.notes
     return policy
-
-
-def _accelerated(policy: Policy, may_round: bool = False) -> Policy:
-    """Return the policy with the fastest forward pass and decoder that agree with its model."""
-    if accelerate is not None:
-        accelerate(policy, may_round)
-    return policy
-
-
-def _weights(spec: str, weights: Path | None) -> tuple[str, str, Path | None]:
-    """Return where the whole model is, what messages call it, and the adapter on top of it.
-
-    Raises UserError if they are not there.
-    """
-    if weights is None:
-        return resolve(spec), f"--model {spec}", None
-    if (weights / "adapter_config.json").exists():
-        return resolve(spec), f"--model {spec}", weights
-    check_files(weights)
-    return str(weights), str(weights), None
 
 
 def _configure_libraries() -> None:
@@ -175,8 +166,6 @@ def _configure_libraries() -> None:
 
 def _device(name: str) -> str:
     """Return the device that --device names. Raises UserError if there is none."""
-    if not isinstance(name, str):
-        raise UserError(f"--device {name!r}: give auto, cpu or cuda")
     has_gpu = torch.cuda.is_available()
     if name == "auto":
         name = "cuda" if has_gpu else "cpu"
@@ -186,19 +175,6 @@ def _device(name: str) -> str:
         raise UserError(f"--device {name}: no such device; give auto, cpu or cuda")
     # Each rank has its own GPU.
     return f"cuda:{torch.cuda.current_device()}" if name == "cuda" else name
-
-
-def _check_quantise(quantise: str, device: str, source: str) -> None:
-    """Raise UserError where the weights cannot be quantised."""
-    if quantise == "none":
-        return
-    if not device.startswith("cuda"):
-        raise UserError(f"--config: quantise {quantise}: needs a GPU; leave it out")
-    if is_adapter(Path(source)) or gguf.is_gguf(source):
-        raise UserError(
-            f"--config: quantise {quantise}: applies to a whole model in Hugging Face layout "
-            "alone; leave it out, or give such a folder (python -m grpo.export ADAPTER FOLDER)"
-        )
 
 
 def dtype_on(
@@ -213,9 +189,13 @@ def dtype_on(
     """
     if not device.startswith("cuda"):
         return torch.float32
-    if is_continued and (saved := load_shape(source).dtype) is not None:
-        return saved
-    has_files_dtype = spec != "builtin" and load_shape(source).dtype is not None
+    whole, _ = _layers(source)
+    place, options = gguf.place_of(whole)
+    with _loading(whole):
+        config: Any = AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
+    if is_continued and config.dtype is not None:
+        return config.dtype
+    has_files_dtype = spec != "builtin" and config.dtype is not None
     return torch.float16 if is_lora or has_files_dtype else torch.float32
 
 
@@ -230,16 +210,13 @@ def resolve(spec: str) -> str:
         gguf.check_file(spec)
         return spec
 
-    exists = kind_of(spec)
-    if is_adapter(Path(spec)):
-        check_files(Path(spec))
-        return spec
-    if exists and not (Path(spec) / "config.json").exists():
-        raise UserError(f"--model {spec}: no model there (no config.json); {KINDS_OF_MODELS}")
-    if exists:
-        check_files(Path(spec))
+    path, exists = Path(spec), kind_of(spec)
     if not exists and not HUB_ID.fullmatch(spec):
         raise UserError(f"--model {spec}: no such directory; {KINDS_OF_MODELS}")
+    if exists and not is_adapter(path) and not (path / "config.json").exists():
+        raise UserError(f"--model {spec}: no model there (no config.json); {KINDS_OF_MODELS}")
+    if exists:
+        check_files(path)
     return spec
 
 
@@ -280,7 +257,17 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
     """
     source, adapters = _layers(source)
     place, options = gguf.place_of(source)
-    extra = gguf.dequantised() if options else _quantisation(quantise, dtype)
+    extra = {}
+    if quantise != "none":
+        if adapters or options or not device.startswith("cuda"):
+            raise UserError(
+                f"--config: quantise {quantise}: needs a GPU, and a whole model in Hugging Face "
+                "layout; leave it out, or give both (python -m grpo.export ADAPTER FOLDER)"
+            )
+        extra = _quantisation(quantise, dtype)
+    elif options:  # else the weights would stay in their blocks on a GPU
+        extra = {"quantization_config": GgufConfig(dequantize=True)}
+
     with _loading(source):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             place,
@@ -297,24 +284,23 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
     # `transformers` leaves out what may be missing (tied weights) and what a class declares as
     # superfluous.
     model, info = loaded
-    mismatched = [
-        f"{name} {list(found)} instead of {list(wanted)}"
-        for name, found, wanted in info["mismatched_keys"]
-    ]
-    check_names(
-        source,
-        type(model).__name__,
-        missing=info["missing_keys"],
-        unexpected=info["unexpected_keys"],
-        mismatched=mismatched,
-    )
+    differences = {
+        "missing": info["missing_keys"],
+        "unexpected": info["unexpected_keys"],
+        "of another shape": [
+            f"{name} {list(found)} instead of {list(wanted)}"
+            for name, found, wanted in info["mismatched_keys"]
+        ],
+    }
+    check_names(source, type(model).__name__, differences)
     if getattr(model, "_hf_peft_config_loaded", False):  # `transformers` follows an adapter's name
         raise UserError(
             f"--model {source}: is an adapter on the hub; fetch it with hf download {source} "
             "--local-dir FOLDER, and give --model FOLDER"
         )
-    if gguf.is_gguf(source):
-        gguf.name_model(model, source)
+    if options:  # an adapter takes its `base_model_name_or_path` from there
+        model.name_or_path = model.config.name_or_path = source
+        vars(model.config).pop("_model_name_or_path", None)  # the file's title, not a path
     for folder in adapters:
         model = merged(model, folder)
     return model.eval()
@@ -325,47 +311,28 @@ def _quantisation(name: str, dtype: torch.dtype) -> dict[str, BitsAndBytesConfig
 
     Raises UserError if bitsandbytes is missing.
     """
-    options = BITS_OPTIONS[name]
-    if options is None:
-        return {}
     with needs("bitsandbytes", "bits", f"--config: quantise {name}"):
         if not is_bitsandbytes_available():
             raise ImportError
-    return {"quantization_config": BitsAndBytesConfig(bnb_4bit_compute_dtype=dtype, **options)}
-
-
-def load_shape(spec: str) -> Any:
-    """Return the model's configuration, without its weights.
-
-    Raises UserError if it cannot be loaded.
-    """
-    source, _ = _layers(resolve(spec))
-    place, options = gguf.place_of(source)
-    with _loading(source):
-        return AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
-
-
-def load_tokenizer(spec: str) -> Tokenizer:
-    """Return the tokenizer of a model. Raises UserError if it cannot be loaded."""
-    return read_tokenizer(resolve(spec))[0]
+    return {
+        "quantization_config": BitsAndBytesConfig(
+            bnb_4bit_compute_dtype=dtype, **BITS_OPTIONS[name]
+        )
+    }
 
 
 def read_tokenizer(source: str) -> tuple[Tokenizer, list[str]]:
     """Return the tokenizer, and warnings about it. An adapter's own comes before its base's."""
     source, adapters = _layers(source)
     for folder in adapters:
-        if any((folder / name).exists() for name in TOKENIZERS):
+        if (folder / "tokenizer_config.json").exists():
             source = str(folder)
     place, options = gguf.place_of(source)
     with _loading(source):
         tokenizer: Any = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
-        notes: list[str] = []
-        if options:
-            notes = gguf.correct_tokenizer(tokenizer, source)
-    if isinstance(tokenizer.chat_template, dict):  # several, by name
-        if "default" not in tokenizer.chat_template:
-            raise UserError(f"--model {source}: none of its chat templates is called 'default'")
-        tokenizer.chat_template = tokenizer.chat_template["default"]
+        notes = gguf.correct_tokenizer(tokenizer, source) if options else []
+        if isinstance(tokenizer.chat_template, dict):  # several, by name
+            tokenizer.chat_template = tokenizer.chat_template["default"]
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer, notes

@@ -1,6 +1,5 @@
 """What a model's configuration says: how long a sequence may be, and how much memory it takes."""
 
-from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -29,32 +28,20 @@ def context_of(config: Any, supports_windows: bool = True) -> tuple[int, str]:
     """
     config = text_config(config)
     limits = (getattr(config, name, None) for name in LIMITS)
-    context: int = next(filter(None, limits), NO_CONTEXT_LIMIT)
-    reason = ""
+    found = [(next(filter(None, limits), NO_CONTEXT_LIMIT), "")]
 
-    for original in _contexts_before_longrope(config):
-        if original < context:
-            context = original
-            reason = f"its positions are extended by LongRoPE beyond {original:,} tokens"
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        name = "original_max_position_embeddings"
+        original = rope.get(name) or getattr(config, name)
+        found.append(
+            (original, f"its positions are extended by LongRoPE beyond {original:,} tokens")
+        )
 
-    window = None if supports_windows else attention_window(config)
-    if window and window < context:
-        context = window
-        reason = f"its attention window is {window:,} tokens"
+    if not supports_windows and (window := attention_window(config)):
+        found.append((window, f"its attention window is {window:,} tokens"))
 
-    return context, reason
-
-
-def _contexts_before_longrope(config: Any) -> Iterator[int]:
-    """Yield the contexts, in tokens, that LongRoPE extends."""
-    parameters = getattr(config, "rope_parameters", None) or {}
-    by_layer = [each for each in parameters.values() if isinstance(each, dict)]
-    for each in by_layer or [parameters]:
-        if each.get("rope_type") == "longrope":
-            original = each.get("original_max_position_embeddings")
-            original = original or getattr(config, "original_max_position_embeddings", None)
-            if original:
-                yield original
+    return min(found)
 
 
 def attention_window(config: Any) -> int | None:
@@ -66,8 +53,6 @@ def attention_window(config: Any) -> int | None:
     if kinds is not None and any("chunked" in kind for kind in kinds):
         return getattr(config, "attention_chunk_size", None)
     if kinds is not None and not any("sliding" in kind for kind in kinds):
-        return None
-    if not getattr(config, "use_sliding_window", True):
         return None
     return getattr(config, "sliding_window", None)
 

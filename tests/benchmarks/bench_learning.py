@@ -54,7 +54,7 @@ from grpo.evaluate import (
     summarise,
 )
 from grpo.learn.optimizer import WARMUP, adamw
-from grpo.model.load import load_policy, load_tokenizer, resolve
+from grpo.model.load import load_policy, read_tokenizer, resolve
 from grpo.model.weights import adapter_of
 from grpo.rollout.budget import fitting
 from grpo.trainer import Parts, Trainer
@@ -238,7 +238,7 @@ def trl_trainer(course: Course, stream: Stream):
     from trl import GRPOTrainer
 
     options, policy = course.options, course.policy
-    tokenizer = load_tokenizer(options.model)
+    tokenizer = read_tokenizer(resolve(options.model))[0]
     seen = {}  # of the step under way
 
     class Learner(GRPOTrainer):

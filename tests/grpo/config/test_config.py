@@ -31,7 +31,7 @@ def test_few_settings_and_flags_and_each_is_explained():
     assert len(SETTINGS) <= 45 and len(FLAGS) + 1 <= 35  # and --config
     assert all(len(spec.metadata["help"]) > 5 for spec in SETTINGS.values())
     assert set(ON_RESUME) < SETTINGS.keys()
-    assert set(SETTINGS["quantise"].metadata["choices"]) == set(BITS_OPTIONS)
+    assert set(SETTINGS["quantise"].metadata["choices"]) == {"none", *BITS_OPTIONS}
 
 
 def test_every_setting_stands_in_the_documents_or_the_help(capsys):

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from data.errors import UserError
 from grpo import export
-from grpo.model.load import load_policy, load_tokenizer, read_tokenizer
+from grpo.model.load import load_policy, read_tokenizer, resolve
 from grpo.model.prompts import text_of
 from grpo.tools import evaluation, train
 
@@ -136,7 +136,7 @@ def test_a_file_that_cannot_be_read_is_one_line(model, tmp_path, damage, said):
 def test_what_is_missing_is_named(model, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "gguf", None)
     with pytest.raises(UserError, match=r"extra|\[gguf\]"):
-        load_tokenizer(model)
+        resolve(model)
 
 
 def test_a_vocabulary_that_would_be_read_as_another_is_refused(tmp_path):
@@ -144,7 +144,7 @@ def test_a_vocabulary_that_would_be_read_as_another_is_refused(tmp_path):
     from gguf_files import write_gemma_vocabulary
 
     with pytest.raises(UserError, match="vocabulary .*llama.* is not byte-level; give the model's"):
-        load_tokenizer(str(write_gemma_vocabulary(tmp_path / "gemma.gguf")))
+        read_tokenizer(str(write_gemma_vocabulary(tmp_path / "gemma.gguf")))[0]
 
 
 @pytest.mark.parametrize(
@@ -160,9 +160,9 @@ def test_a_byte_level_vocabulary_is_read_as_its_directory_is(tmp_path, pre, numb
     """`transformers` splits all of them as GPT-2 does, and drops the first blank of a text."""
     from gguf_files import write_byte_level_vocabulary
 
-    tokenizer = load_tokenizer(
+    tokenizer = read_tokenizer(
         str(write_byte_level_vocabulary(tmp_path / "bytes.gguf", pre, False))
-    )
+    )[0]
 
     def pieces(text):
         return tokenizer.convert_ids_to_tokens(tokenizer(text).input_ids)
@@ -192,7 +192,7 @@ def test_the_file_says_whether_a_text_begins_with_a_token(tmp_path, pre, add_bos
     from gguf_files import write_byte_level_vocabulary
 
     path = write_byte_level_vocabulary(tmp_path / "bytes.gguf", pre, add_bos)
-    tokenizer = load_tokenizer(str(path))
+    tokenizer = read_tokenizer(str(path))[0]
     assert (tokenizer("a").input_ids[0] == tokenizer.bos_token_id) is begins
     assert len(tokenizer("a").input_ids) == 1 + begins
 
