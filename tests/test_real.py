@@ -72,11 +72,11 @@ def test_log_probabilities_are_those_of_transformers():
     start = time.perf_counter()
     tokens = [completion.tokens for completion in completions]
     with torch.no_grad():
-        packing = policy.pack(prompts, tokens)
+        packing = policy.forward.pack(prompts, tokens)
         together_M = torch.tensor([token for each in tokens for token in each])
         targets_U = packing.distinct(together_M)
         trained_U, _ = token_logprobs(
-            policy.predict(packing),
+            policy.forward.predict(packing),
             policy.head,
             targets_U,
             Distribution(torch.ones(len(targets_U))),

@@ -167,7 +167,7 @@ def _backward(
     Returns the sums of `step_loss`, the "loss", and how far sampler and trainer differ: "parity_kl"
     is the sum of KL(sampler || trainer), "difference" the largest one of log-probabilities (nats).
     """
-    packing = policy.pack(batch.prompts, batch.completions)
+    packing = policy.forward.pack(batch.prompts, batch.completions)
 
     reference_RT = None
     if settings.beta:
@@ -236,15 +236,15 @@ def completion_logprobs(
 
     The last token of a prompt predicts the first of the completion; the completion's last token
     predicts nothing. `truncate` and `has_entropy_gradient` are those of `Distribution`. `packing`
-    is the result of `Policy.pack` for this batch, if there is one already.
+    is the result of `pack` for this batch, if there is one already.
     """
     R, T = batch.tokens_RT.shape
     places_M = batch.places_M
 
     # The model runs without padding, so everything is flat until the end.
-    packing = packing or policy.pack(batch.prompts, batch.completions)
+    packing = packing or policy.forward.pack(batch.prompts, batch.completions)
     logp_U, entropy_U = token_logprobs(
-        policy.predict(packing),
+        policy.forward.predict(packing),
         policy.head,
         packing.distinct(batch.tokens_RT.take(places_M)),
         Distribution(

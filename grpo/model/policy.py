@@ -6,6 +6,7 @@ until `grpo.model.load` puts those of `grpo.fast` in their place.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
@@ -18,26 +19,24 @@ from torch import Tensor
 
 from data.errors import UserError
 from grpo.model.check import check_model
-from grpo.model.forward import (
-    Batch,
-    Model,
-    PaddedBatch,
-    checkpoint_layers,
-    linear_no_grad,
-)
+from grpo.model.forward import Batch, Model, PaddedBatch, checkpoint_layers, linear_no_grad
 from grpo.model.prompts import (
     PromptFormat,
     Tokenizer,
     check_arguments,
     end_of_turn,
-    name_of,
-    opened_reasoning,
     plain_tokens,
     prompt_tokens,
-    target_length,
     text_of,
 )
-from grpo.model.sizes import CACHE_SHARE, Shape, context_of, shape_of, update_tokens
+from grpo.model.sizes import (
+    CACHE_SHARE,
+    NO_CONTEXT_LIMIT,
+    Shape,
+    context_of,
+    shape_of,
+    update_tokens,
+)
 from grpo.model.weights import save_model
 from tasks.base import Problem
 
@@ -47,7 +46,8 @@ CACHED_ENCODINGS = 512
 
 CPU_TOKENS_AT_ONCE = 4096
 
-# The most tokens that the reasoning tag at the end of a prompt takes, with the blanks after it.
+# A reasoning tag at the end of a prompt, and the most tokens that it takes, blanks included.
+TAG = re.compile(r"<think(?:ing)?>\s*\Z", re.IGNORECASE)
 TAG_TOKENS = 16
 
 
@@ -81,14 +81,13 @@ class Policy:
         self.is_lora = isinstance(model, PeftModel)
         self.gradient_checkpointing = False
 
-        self._target_length = lru_cache(CACHED_ENCODINGS)(partial(target_length, tokenizer))
+        self._target_tokens = lru_cache(CACHED_ENCODINGS)(partial(plain_tokens, tokenizer))
         self.use(PromptFormat())
 
-        self.stops, self.end, warning = _stop_ids(model, tokenizer)
-        self.notes = [f"--model {name}: {warning}"] if warning else []
-        self.context, reason = context_of(self.causal.config)
-        if reason:
-            self.notes.append(_context_note(name, reason, self.context))
+        self.stops, self.end = _stop_ids(model, tokenizer)
+        self.notes: list[str] = []
+        self.context = NO_CONTEXT_LIMIT
+        self.limit_context(*context_of(self.causal.config))
 
         self.vocabulary: int = len(model.get_input_embeddings().weight)
         weights = [*model.parameters(), *(frozen.model.parameters() if frozen else ())]
@@ -105,10 +104,15 @@ class Policy:
         self.probe: Any = check_model(self)  # until `grpo.fast` has compared its paths with it
 
     def limit_context(self, context: int, reason: str) -> None:
-        """Note that a way to run the model supports only so many tokens."""
-        if context < self.context:
-            self.context = context
-            self.notes.append(_context_note(self.name, reason, context))
+        """Support no more than so many tokens; a `reason` is noted unless it is ""."""
+        if context >= self.context:
+            return
+        self.context = context
+        if reason:
+            self.notes.append(
+                f"--model {self.name}: {reason}; prompt and completion may have {context:,} tokens "
+                "together, and longer ones are not supported"
+            )
 
     def take_memory_notes(self) -> list[str]:
         """Return the `memory_notes` since the last call."""
@@ -170,8 +174,6 @@ class Policy:
         except UserError as error:
             whose = problem.title if isinstance(problem, Problem) else "the prompt"
             raise UserError(f"{whose}: {error}") from error
-        if not tokens:
-            raise UserError(f"--model {self.name}: its chat template makes an empty prompt")
         if max(tokens) >= self.vocabulary:
             raise UserError(
                 f"--model {self.name}: its tokenizer has token {max(tokens):,}, the model only "
@@ -183,7 +185,8 @@ class Policy:
         """Return the reasoning tag that the prompt of `problem` ends with, e.g. "<think>\\n"; "" if
         it does not.
         """
-        return opened_reasoning(text_of(self.tokenizer, self.encode(problem)[-TAG_TOKENS:]))
+        found = TAG.search(text_of(self.tokenizer, self.encode(problem)[-TAG_TOKENS:]))
+        return found[0] if found else ""
 
     def shots(self, problem: Problem) -> tuple[str, ...]:
         """Return the keys of the examples that the prompt of `problem` shows."""
@@ -191,11 +194,11 @@ class Policy:
 
     def target_length(self, target: str) -> int:
         """Return how many tokens the answer `target` takes, its end token included."""
-        return self._target_length(target)
+        return len(self.target_tokens(target)) + 1
 
     def target_tokens(self, target: str) -> tuple[int, ...]:
         """Return the token ids of the answer `target`, without the end token."""
-        return tuple(plain_tokens(self.tokenizer, [target])[0])
+        return tuple(self._target_tokens((target,))[0])
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text that a completion's `tokens` write.
@@ -214,22 +217,6 @@ class Policy:
         The tokens are padded on the right.
         """
         return self.inner(input_ids=tokens_BT, use_cache=False).last_hidden_state
-
-    def pack(
-        self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]
-    ) -> Batch:
-        """Return the micro-batch that `predict` takes.
-
-        Each prompt has equally many completions, in order.
-        """
-        return self.forward.pack(prompts, completions)
-
-    def predict(self, batch: Batch) -> Tensor:
-        """Return the hidden states that predict the completions' tokens (U, E).
-
-        U counts what is `distinct` in the batch; its `of_tokens` gives the values of all tokens.
-        """
-        return self.forward.predict(batch)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits (..., V) of hidden states (..., E). They have no gradient."""
@@ -327,11 +314,14 @@ class PlainForward:
     def pack(
         self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]
     ) -> Batch:
-        """Return the micro-batch of equally many completions for each prompt, in order."""
+        """Return the micro-batch that `predict` takes: equally many completions for each prompt."""
         return PaddedBatch(prompts, completions, self.policy.device)
 
     def predict(self, batch: Any) -> Tensor:
-        """Return the hidden states that predict the tokens of a micro-batch (M, E)."""
+        """Return the hidden states that predict the completions' tokens (U, E).
+
+        U counts what is `distinct` in the batch; its `of_tokens` gives the values of all tokens.
+        """
         hidden_RXE = self.policy.hidden_states(batch.tokens_RX)
         return hidden_RXE.flatten(0, 1).index_select(0, batch.predictors_M)
 
@@ -346,41 +336,18 @@ class PlainForward:
             yield
 
 
-def _context_note(name: str, reason: str, context: int) -> str:
-    return (
-        f"--model {name}: {reason}; prompt and completion may have {context:,} tokens together, "
-        "and longer ones are not supported"
-    )
-
-
-def _stop_ids(model: Model, tokenizer: Tokenizer) -> tuple[tuple[int, ...], int, str]:
-    """Return the token ids that end a completion, the one that ends a right answer, and a warning.
+def _stop_ids(model: Model, tokenizer: Tokenizer) -> tuple[tuple[int, ...], int]:
+    """Return the token ids that end a completion, and the one that ends a right answer.
 
     The end tokens are those of the generation config (one or several), of the tokenizer and of the
-    chat template. The warning is "" unless the template's is missing among the others. Raises
-    UserError if there is none at all.
+    chat template, which knows best: the model was trained on it. Raises UserError if there is none.
     """
-    ids = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
-    declared: set[int] = {ids} if isinstance(ids, int) else set(ids or [])
-    own = tokenizer.eos_token_id
-    if own is not None:
-        declared.add(own)
-
-    from_template = end_of_turn(tokenizer)
-    shown = set() if from_template is None else {from_template}
-    stops = tuple(sorted(declared | shown))
-    if not stops:
+    declared = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    several = declared if isinstance(declared, list) else [declared]
+    ends = [end_of_turn(tokenizer), tokenizer.eos_token_id, *several]
+    ends = [token for token in ends if token is not None]
+    if not ends:
         raise UserError(
             "the model has no end token (eos_token_id in generation_config.json); add one"
         )
-
-    end = next(token for token in (from_template, own, stops[0]) if token is not None)
-    if from_template is None or from_template in declared:
-        return stops, end, ""
-
-    others = ", ".join(name_of(tokenizer, token) for token in sorted(declared))
-    warning = (
-        f"its chat template ends an answer with {name_of(tokenizer, from_template)}, but its files "
-        f"name {others or 'no end token'}; a completion ends at any of them"
-    )
-    return stops, end, warning
+    return tuple(sorted(set(ends))), ends[0]

@@ -69,11 +69,6 @@ def plain_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True).input_ids
 
 
-def target_length(tokenizer: Tokenizer, target: str) -> int:
-    """Return how many tokens the answer `target` takes, its end token included."""
-    return len(plain_tokens(tokenizer, [target])[0]) + 1
-
-
 def prompt_tokens(
     tokenizer: Tokenizer,
     turns: Sequence[Turn],
@@ -172,19 +167,6 @@ def end_of_turn(tokenizer: Tokenizer) -> int | None:
     return tokenizer.convert_tokens_to_ids(found[0]) if found else None
 
 
-def name_of(tokenizer: Tokenizer, token: int | None) -> str:
-    """Return a token as messages show it, e.g. "<|im_end|>"."""
-    return "no token" if token is None else str(tokenizer.convert_ids_to_tokens(token))
-
-
-# Arguments of a chat template that the trainer sets itself.
-RESERVED_ARGUMENTS = (
-    "messages",
-    "conversation",
-    "chat_template",
-    "tokenize",
-    "add_generation_prompt",
-)
 MAX_LINES = 24  # of a prompt on the console
 MAX_CHARACTERS = 300  # of each of its lines
 
@@ -234,10 +216,7 @@ def format_of(
 
 
 def template_arguments(text: str) -> dict[str, Any]:
-    """Return the variables that --chat-template-kwargs gives as JSON.
-
-    Raises UserError unless it is an object without reserved names.
-    """
+    """Return the variables that --chat-template-kwargs gives as a JSON object."""
     where = f"--chat-template-kwargs {shortened(text)}"
     try:
         arguments = json.loads(text)
@@ -246,9 +225,6 @@ def template_arguments(text: str) -> dict[str, Any]:
     if not isinstance(arguments, dict):
         raise UserError(f"""{where}: give a JSON object, e.g. '{{"enable_thinking": false}}'""")
 
-    for name in arguments:
-        if name in RESERVED_ARGUMENTS:
-            raise UserError(f"{where}: {name} is set by the trainer; leave it out")
     return arguments
 
 
@@ -286,16 +262,6 @@ def check_conversations(policy: Any, problems: Iterable[Problem]) -> None:
     by_roles = {tuple(role for role, _ in problem.turns): problem for problem in by_length}
     for problem in by_roles.values():
         policy.encode(problem)
-
-
-def opened_reasoning(prompt: str) -> str:
-    r"""Return the reasoning tag that a prompt ends with, "" if it ends with none.
-
-    >>> opened_reasoning("<|assistant|><think>\n")
-    '<think>\n'
-    """
-    found = re.search(r"<think(?:ing)?>\s*\Z", prompt, re.IGNORECASE)
-    return found[0] if found else ""
 
 
 def sent_lines(policy: Any, problem: Problem) -> list[str]:

@@ -99,7 +99,7 @@ def one_line(capsys, main, *arguments):
 
 def hidden(policy):
     with torch.no_grad():
-        return policy.predict(policy.pack(PROMPTS, COMPLETIONS))
+        return policy.forward.predict(policy.forward.pack(PROMPTS, COMPLETIONS))
 
 
 @pytest.mark.slow

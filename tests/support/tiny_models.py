@@ -205,7 +205,7 @@ def rounding_of_logits(policy, ids, answers):
     for prompt, group in zip(ids, answers, strict=True):
         for tokens in {answer.tokens for answer in group}:
             with torch.no_grad():
-                found = policy.head(policy.predict(policy.pack([prompt], [tokens])))
+                found = policy.head(policy.forward.predict(policy.forward.pack([prompt], [tokens])))
                 whole = exact(torch.tensor([[*prompt, *tokens]])).logits
             wanted = whole[0, len(prompt) - 1 : -1].log_softmax(-1)
             difference = found.double().cpu().log_softmax(-1) - wanted
@@ -226,7 +226,9 @@ def assert_same_samples(policy, ids, found, expected, sampling):
 
     def masses(prompt, tokens):
         with torch.no_grad():
-            logits = policy.head(policy.predict(policy.pack([prompt], [tokens]))[-1]).float()
+            logits = policy.head(
+                policy.forward.predict(policy.forward.pack([prompt], [tokens]))[-1]
+            ).float()
         return rounded_masses(logits / (temperature or 1.0), sampling.truncate, atol)
 
     for p, (prompt, ours, theirs) in enumerate(zip(ids, found, expected, strict=True)):

@@ -279,6 +279,6 @@ def test_the_row_of_the_padding_token_gets_no_gradient_on_any_path(tmp_path):
             policy.causal.set_attn_implementation("eager")
         weight = policy.causal.get_input_embeddings().weight
         weight.grad = None
-        packing = policy.pack([(5, pad, 7, pad)], [(9, 11)])
-        policy.predict(packing).square().sum().backward()
+        packing = policy.forward.pack([(5, pad, 7, pad)], [(9, 11)])
+        policy.forward.predict(packing).square().sum().backward()
         assert weight.grad[pad].abs().max() == 0 and weight.grad[5].abs().max() > 0

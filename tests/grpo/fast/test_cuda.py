@@ -195,7 +195,9 @@ def test_fused_half_precision_agrees_with_the_update(tmp_path, half, bound, fami
     for prompt, group in zip(prompts, groups):
         for answer in group:
             with torch.no_grad():
-                logits = policy.head(policy.predict(policy.pack([prompt], [answer.tokens]))).float()
+                logits = policy.head(
+                    policy.forward.predict(policy.forward.pack([prompt], [answer.tokens]))
+                ).float()
             expected = (
                 logits.log_softmax(-1)
                 .gather(1, torch.tensor(answer.tokens).cuda()[:, None])[:, 0]

@@ -37,7 +37,7 @@ def policy_of(folder, family="llama-3 rotary scaling", lora=0, device="cpu", **c
 
 
 def predict(policy):
-    return policy.predict(policy.pack(PROMPTS, COMPLETIONS))
+    return policy.forward.predict(policy.forward.pack(PROMPTS, COMPLETIONS))
 
 
 def results(policy):

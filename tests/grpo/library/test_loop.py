@@ -69,7 +69,7 @@ def weights(policy):
 
 
 def test_a_model_of_images_and_texts_is_trained_at_its_default_rate(home):
-    """The width is that of its language model. Layers that no text goes through stay as they are."""
+    """The width is that of its language model; layers that no text goes through stay."""
     text = {"vocab_size": 4096, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
     text |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
     images = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1}

@@ -42,7 +42,7 @@ def adapter(tiny_model, tmp_path_factory):
 
 def logits(policy):
     with torch.no_grad():
-        return policy.logits(policy.predict(policy.pack([PROMPT], [ANSWER])))
+        return policy.logits(policy.forward.predict(policy.forward.pack([PROMPT], [ANSWER])))
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ def model(tiny_model, tmp_path_factory):
 
 def hidden(policy):
     with torch.no_grad():
-        return policy.predict(policy.pack([PROMPT], [ANSWER]))
+        return policy.forward.predict(policy.forward.pack([PROMPT], [ANSWER]))
 
 
 def test_it_is_the_model_that_was_written(tiny_model, tmp_path, model):

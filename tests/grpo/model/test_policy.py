@@ -201,8 +201,8 @@ def test_a_quantised_base_is_sampled_and_learned_on(tiny_model, quantise):
         and size(policy) < size(plain)
     )
     torch.testing.assert_close(hidden(policy), hidden(plain), atol=0.5, rtol=0.2)
-    packing = policy.pack([PROMPT], [(8, 9, 10), (11, 12)])
-    policy.predict(packing).float().square().sum().backward()
+    packing = policy.forward.pack([PROMPT], [(8, 9, 10), (11, 12)])
+    policy.forward.predict(packing).float().square().sum().backward()
     gradients = [p.grad for p in policy.parameters if p.grad is not None]
     assert (
         len(gradients) == len(policy.parameters)

@@ -146,9 +146,9 @@ def test_activations_are_what_the_fast_forward_pass_saves(tiny_model):
             saved[storage.data_ptr()] = storage.nbytes()
         return tensor
 
-    packing = policy.pack([prompt], completions)
+    packing = policy.forward.pack([prompt], completions)
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        hidden = policy.predict(packing)
+        hidden = policy.forward.predict(packing)
     assert hidden.requires_grad
     tokens = packing.tokens_N.numel()
     # attention on a CPU also keeps what a fused kernel does not: scores, masks
@@ -158,7 +158,7 @@ def test_activations_are_what_the_fast_forward_pass_saves(tiny_model):
 
 def test_gradient_checkpointing_keeps_one_tensor_for_each_layer(tiny_policy):
     shape = shape_of(tiny_policy.model.config, 4)
-    packing = tiny_policy.pack([tuple(range(5, 25))], [tuple(range(30, 70))] * 2)
+    packing = tiny_policy.forward.pack([tuple(range(5, 25))], [tuple(range(30, 70))] * 2)
     tiny_policy.enable_gradient_checkpointing()
 
     def alive():
@@ -168,7 +168,7 @@ def test_gradient_checkpointing_keeps_one_tensor_for_each_layer(tiny_policy):
         return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
     before = alive()
-    hidden = tiny_policy.predict(packing)
+    hidden = tiny_policy.forward.predict(packing)
     kept = {place: size for place, size in alive().items() if place not in before}
     assert hidden.requires_grad
 
