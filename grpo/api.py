@@ -183,7 +183,7 @@ class Model:
             keys=[[sample_key("generate", seed, number)] for number in range(len(prompts))],
             temperatures=[temperature] * len(prompts),
             budgets=[min(max_new_tokens, context - len(prompt)) for prompt in encoded],
-            truncate=truncation(0, top_p),
+            truncate=truncation(top_p),
         )
         completions = [group[0] for group in generate(self._policy, request)]
         if room < max_new_tokens and any(each.is_truncated for each in completions):

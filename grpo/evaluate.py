@@ -111,7 +111,7 @@ def evaluate(
             keys=[_keys(settings.seed, problem, settings.samples) for problem in part],
             temperatures=[settings.temperature] * len(part),
             budgets=budgets(policy, task, part, settings.max_new_tokens),
-            truncate=truncation(0, settings.top_p),
+            truncate=truncation(settings.top_p),
             drafting=drafting,
         )
         progress("scoring", start, len(problems))

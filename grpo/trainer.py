@@ -111,7 +111,7 @@ class Trainer:
         # Where problems and samples come from.
         supply = parts.supply or Supply(task, seed=config.seed, kind=config.problems)
         self.stream = ProblemStream(config, task, policy, supply)
-        self.truncate = truncation(0, config.top_p)  # the loss shares it
+        self.truncate = truncation(config.top_p)  # the loss shares it
         self.drafting = Drafting(config.draft)
         self.curriculum = Curriculum(config.levels_for(task))
 

@@ -44,7 +44,7 @@ BLOCK = 4096
 class Distribution:
     """What tokens were drawn from, e.g. ``Distribution(torch.ones(N))`` for the plain softmax.
 
-    `truncate` (top-k, top-p) gets the logits already divided by the temperature, and never excludes
+    `truncate` (top-p) gets the logits already divided by the temperature, and never excludes
     a target. `has_entropy_gradient`: gradients flow through the entropies as well.
     """
 

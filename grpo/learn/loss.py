@@ -31,7 +31,7 @@ Departures from the papers:
       grad (q k3)  = grad k3 + k3 grad logp
                    = -d grad logp                the mean is that of KL(policy || reference)
 
-  over tokens that the policy samples, where grad logp itself has the mean 0. With `top_k` or
+  over tokens that the policy samples, where grad logp itself has the mean 0. With
   `top_p` the policy is the truncated one, and the reference is whole. That is still the gradient of
   KL(policy || reference); the mean of k3 is smaller than the KL by the probability that the
   reference gives to tokens that cannot be sampled.

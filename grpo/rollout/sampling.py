@@ -13,7 +13,10 @@ from functools import cache
 
 import torch
 
-_MASK = (1 << 64) - 1
+# The constants of SplitMix64 as torch's int64 holds them.
+GAMMA = 0x9E3779B97F4A7C15 - 2**64
+MIX_30 = 0xBF58476D1CE4E5B9 - 2**64
+MIX_27 = 0x94D049BB133111EB - 2**64
 
 # Tokens of a block, see `draw`.
 BLOCK = 64
@@ -34,17 +37,11 @@ def uniform(keys: torch.Tensor, positions: torch.Tensor | int) -> torch.Tensor:
 
     All arithmetic is on integers, so every device gives the same numbers. Shapes broadcast.
     """
-    x = keys + (torch.as_tensor(positions, device=keys.device) + 1) * _signed(0x9E3779B97F4A7C15)
-    x = (x ^ _shift(x, 30)) * _signed(0xBF58476D1CE4E5B9)
-    x = (x ^ _shift(x, 27)) * _signed(0x94D049BB133111EB)
+    x = keys + (torch.as_tensor(positions, device=keys.device) + 1) * GAMMA
+    x = (x ^ _shift(x, 30)) * MIX_30
+    x = (x ^ _shift(x, 27)) * MIX_27
     x = x ^ _shift(x, 31)
     return _shift(x, 11).double() * 2.0**-53
-
-
-def _signed(value: int) -> int:
-    """Return a 64-bit number as torch's int64 holds it."""
-    value &= _MASK
-    return value - (1 << 64) if value >> 63 else value
 
 
 def _shift(x: torch.Tensor, bits: int) -> torch.Tensor:
@@ -113,43 +110,34 @@ def choose(
 
 @cache  # recorded decode steps are kept by the identity of the function
 def truncation(
-    top_k: int = 0, top_p: float = 1.0
+    top_p: float,
 ) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None:
-    """Return a function that sets logits outside the top k, and then outside the nucleus, to -inf.
+    """Return a function that sets logits outside the nucleus to -inf; None if `top_p` is 1.
 
-    Returns None if nothing is to be cut off. The function takes logits (R, V) that are divided by
-    the temperature. The nucleus (arXiv:1904.09751) is the smallest set of the likeliest tokens with
-    mass `top_p` of the distribution that top-k leaves, renormalised. Order and arithmetic are those
-    of `transformers` (`TopKLogitsWarper`, then `TopPLogitsWarper`), with one difference: all tokens
-    that tie with the least likely one kept are kept, so that the support does not depend on how a
-    sort orders equal logits.
+    The function takes logits (R, V) that are divided by the temperature. The nucleus
+    (arXiv:1904.09751) is the smallest set of the likeliest tokens with mass `top_p`. The arithmetic
+    is that of `TopPLogitsWarper` of `transformers`, with one difference: all tokens that tie with
+    the least likely one kept are kept, so that the support does not depend on how a sort orders
+    equal logits.
 
     The loss also passes the sampled tokens (R,). They are always kept, because neither rounding nor
-    an update (`epochs` above 1) must exclude a token that was drawn. Such a token joins after both
-    cuts, so it moves neither, and what is kept is renormalised with it. Log-probability and entropy
-    are those of this one distribution. Sampler and loss share the function; before the weights
-    change, both use the same distribution.
+    an update (`epochs` above 1) must exclude a token that was drawn. Such a token joins after the
+    cut, so it does not move it, and what is kept is renormalised with it. Log-probability and
+    entropy are those of this one distribution. Sampler and loss share the function; before the
+    weights change, both use the same distribution.
     """
-    if not top_k and top_p >= 1:
+    if top_p >= 1:
         return None
 
     def truncate(logits_RV: torch.Tensor, tokens_R: torch.Tensor | None = None) -> torch.Tensor:
-        kept_RV = logits_RV.detach()
+        # From the least likely token upwards, so that the small masses are summed before they are
+        # lost to rounding.
+        ascending_RV = logits_RV.detach().sort(-1).values
+        mass_RV = ascending_RV.softmax(-1).cumsum(-1)
+        outside_R1 = (mass_RV <= 1 - top_p).sum(-1, keepdim=True)
+        least_R1 = ascending_RV.gather(-1, outside_R1.clamp(max=ascending_RV.shape[-1] - 1))
 
-        if top_k:
-            least_R1 = kept_RV.topk(min(top_k, kept_RV.shape[-1])).values[:, -1:]
-            kept_RV = kept_RV.masked_fill(kept_RV < least_R1, -torch.inf)
-
-        if top_p < 1:
-            # From the least likely token upwards, so that the small masses are summed before they
-            # are lost to rounding.
-            ascending_RV = kept_RV.sort(-1).values
-            mass_RV = ascending_RV.softmax(-1).cumsum(-1)
-            outside_R1 = (mass_RV <= 1 - top_p).sum(-1, keepdim=True)
-            least_R1 = ascending_RV.gather(-1, outside_R1.clamp(max=kept_RV.shape[-1] - 1))
-            kept_RV = kept_RV.masked_fill(kept_RV < least_R1, -torch.inf)
-
-        excluded_RV = kept_RV == -torch.inf
+        excluded_RV = logits_RV < least_R1
         if tokens_R is not None:
             excluded_RV = excluded_RV.scatter(-1, tokens_R[:, None], False)
         return logits_RV.masked_fill(excluded_RV, -torch.inf)

@@ -59,8 +59,8 @@ def policy_of(folder, family, lora=0, dtype="float32", stops=tuple(range(0, VOCA
 
 @pytest.mark.parametrize(
     "truncate",
-    [None, truncation(top_k=5), truncation(top_k=4, top_p=0.8)],
-    ids=["all", "top-k", "top-p"],
+    [None, truncation(0.8)],
+    ids=["all", "top-p"],
 )
 @pytest.mark.parametrize("lora", [0, 4])
 @pytest.mark.parametrize("family", FUSED)

@@ -108,14 +108,11 @@ def test_the_gradient_of_entropies_is_that_of_the_plain_formula(truncate):
     torch.testing.assert_close(gradients, expected, rtol=1e-11, atol=1e-12)
 
 
-def test_a_token_that_truncation_would_exclude_joins_after_both_cuts():
-    """As in a second epoch, by hand: top-k leaves masses of 0.4, 0.3 and 0.2, and the nucleus of
-    0.775 is two of those, as 0.7 / 0.9 = 0.778. The token of 0.04 joins these two. Had it joined
-    before the nucleus, that would be three tokens, as 0.7 / 0.94 = 0.745.
-    """
+def test_a_token_that_truncation_would_exclude_joins_after_the_cut():
+    """As in a second epoch, by hand: the nucleus of 0.65 is masses of 0.4 and 0.3."""
     mass = [0.4, 0.3, 0.2, 0.06, 0.04]
     logits_NV = torch.tensor([mass, mass], dtype=torch.float64).log()
-    distribution = Distribution(torch.ones(2, dtype=torch.float64), truncation(3, 0.775))
+    distribution = Distribution(torch.ones(2, dtype=torch.float64), truncation(0.65))
     logprobs_N, _ = token_logprobs(logits_NV, nn.Identity(), torch.tensor([0, 4]), distribution)
     assert logprobs_N.exp().tolist() == pytest.approx([0.4 / 0.7, 0.04 / 0.74])
 

@@ -167,7 +167,7 @@ def test_micro_batches_change_neither_loss_nor_gradient(tiny_policy, groups, flo
 
 
 def test_truncated_logprobs_are_the_samplers(tiny_policy, groups):
-    truncate = truncation(top_k=50, top_p=0.95)
+    truncate = truncation(0.95)
     keys = [[sample_key(6, group.index, sample) for sample in range(4)] for group in groups]
     prompts = [group.prompt for group in groups]
     request = RolloutRequest(

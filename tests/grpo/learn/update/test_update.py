@@ -28,7 +28,7 @@ def test_kl_is_zero_at_the_reference_and_pulls_back_to_it(tiny_model, groups):
 def test_the_reference_is_whole_where_sampling_is_cut(tiny_model, groups):
     """A reference that is cut as well would be no distribution beside the policy's."""
     policy = load_policy(str(tiny_model), device="cpu", keep_reference=True)
-    cut = truncation(top_k=20)
+    cut = truncation(0.5)
     batch = one_batch(groups)
     with torch.no_grad():
         logp_RT, _ = completion_logprobs(policy, batch, cut)
