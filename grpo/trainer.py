@@ -194,7 +194,7 @@ class Trainer:
             if missing <= 0 or len(problems) >= MAX_BATCHES * self.prompts:
                 break
 
-        self.drafting.take_mean(self.ranks.gather([self.drafting.counts]))
+        self.drafting.average(self.ranks)
         return problems, groups
 
     def batches(self, missing: int, drawn: int) -> int:

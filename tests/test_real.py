@@ -17,7 +17,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from grpo import export
-from grpo.learn.logprobs import Distribution, token_logprobs
+from grpo.learn.logprobs import token_logprobs
 from grpo.model.load import load_policy
 from grpo.model.prompts import end_of_turn
 from grpo.rollout.generate import RolloutRequest, generate
@@ -79,7 +79,7 @@ def test_log_probabilities_are_those_of_transformers():
             policy.forward.predict(packing),
             policy.head,
             targets_U,
-            Distribution(torch.ones(len(targets_U))),
+            torch.ones(len(targets_U)),
         )
         trained_M = packing.of_tokens(trained_U)
     packed = time.perf_counter() - start

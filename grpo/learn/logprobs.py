@@ -12,7 +12,6 @@ hidden size.
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -40,25 +39,14 @@ KEPT = 1 << 28
 BLOCK = 4096
 
 
-@dataclass(frozen=True)
-class Distribution:
-    """What tokens were drawn from, e.g. ``Distribution(torch.ones(N))`` for the plain softmax.
-
-    `truncate` (top-p) gets the logits already divided by the temperature, and never excludes
-    a target. `has_entropy_gradient`: gradients flow through the entropies as well.
-    """
-
-    temperature_N: Tensor
-    truncate: Truncate | None = None
-    has_entropy_gradient: bool = False
-
-
 def token_logprobs(
     hidden_NE: Tensor,
     head: Head,
     targets_N: Tensor,
-    distribution: Distribution,
+    temperature_N: Tensor,
+    truncate: Truncate | None = None,
     *,
+    has_entropy_gradient: bool = False,
     kernels: Any = None,
     products: Callable[[], AbstractContextManager[None]] = nullcontext,
     chunk: int | None = None,
@@ -69,7 +57,8 @@ def token_logprobs(
     Both are float32 even if the head is in lower precision, and float64 if the head is. Gradients
     flow through the log-probabilities to `hidden_NE` and to the parameters of `head`; the entropy
     is detached, unless it `has_entropy_gradient`. `head` acts on each token by itself, as a linear
-    layer does, with LoRA or without.
+    layer does, with LoRA or without. `truncate` (top-p) gets the logits already divided by the
+    temperature, and never excludes a target.
 
     `kernels` are those of the policy, for a GPU, and `products` is its context for the backward
     pass's products of matrices. `chunk` is a number of tokens.
@@ -78,10 +67,10 @@ def token_logprobs(
         vocabulary = getattr(head, "out_features", 4096)
         chunk = GPU_CHUNK if hidden_NE.is_cuda else max(16, CPU_CHUNK_LOGITS // vocabulary)
 
-    is_plain = distribution.truncate is None and not distribution.has_entropy_gradient
+    is_plain = truncate is None and not has_entropy_gradient
     if is_plain and type(head) is nn.Linear and head.bias is None:
         # Few passes over the logits, for the usual case.
-        given = hidden_NE, head.weight, targets_N, distribution.temperature_N
+        given = hidden_NE, head.weight, targets_N, temperature_N
         return _LinearLogprobs.apply(*given, chunk, kernels, products, torch.is_grad_enabled())
 
     # For anything else autograd differentiates chunk by chunk.
@@ -91,14 +80,13 @@ def token_logprobs(
             hidden_nE,
             head,
             targets_n,
-            replace(distribution, temperature_N=temperature_n),
+            temperature_n,
+            truncate,
+            has_entropy_gradient,
             use_reentrant=False,
         )
         for hidden_nE, targets_n, temperature_n in zip(
-            hidden_NE.split(chunk),
-            targets_N.split(chunk),
-            distribution.temperature_N.split(chunk),
-            strict=True,
+            hidden_NE.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True
         )
     ]
     logprobs, entropies = zip(*parts, strict=True)
@@ -203,21 +191,26 @@ class _LinearLogprobs(torch.autograd.Function):
 
 
 def _chunk_logprobs(
-    hidden_nE: Tensor, head: Head, targets_n: Tensor, distribution_n: Distribution
+    hidden_nE: Tensor,
+    head: Head,
+    targets_n: Tensor,
+    temperature_n: Tensor,
+    truncate: Truncate | None,
+    has_entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of a chunk, (n,) each, by ordinary operations."""
     logits_nV = head(hidden_nE)
     logits_nV = logits_nV.to(torch.promote_types(logits_nV.dtype, torch.float32))
-    logits_nV = logits_nV / distribution_n.temperature_N.to(logits_nV.dtype)[:, None]
-    if distribution_n.truncate is not None:
-        logits_nV = distribution_n.truncate(logits_nV, targets_n)
+    logits_nV = logits_nV / temperature_n.to(logits_nV.dtype)[:, None]
+    if truncate is not None:
+        logits_nV = truncate(logits_nV, targets_n)
 
     all_nV = logits_nV.log_softmax(-1)
     logprobs_n = all_nV.gather(-1, targets_n[:, None])[:, 0]
 
     # The entropy comes last, because the recomputation stops at the last tensor that the backward
     # pass needs. entr(p) = -p log p has entr(0) = 0, where p * log p is NaN for excluded tokens.
-    if not distribution_n.has_entropy_gradient:
+    if not has_entropy_gradient:
         return logprobs_n, torch.special.entr(all_nV.detach().exp()).sum(-1)
 
     # The gradient of entr at 0 is infinite; excluded tokens shall have none.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from data.errors import UserError
 from grpo.learn.batch import MicroBatch, micro_batches
-from grpo.learn.logprobs import Distribution, Truncate, token_logprobs
+from grpo.learn.logprobs import Truncate, token_logprobs
 from grpo.learn.loss import LossInputs, LossSettings, kl_k3, step_loss, zero_padding
 from grpo.learn.optimizer import Optimizer
 from grpo.model.forward import Batch
@@ -235,7 +235,7 @@ def completion_logprobs(
     padding.
 
     The last token of a prompt predicts the first of the completion; the completion's last token
-    predicts nothing. `truncate` and `has_entropy_gradient` are those of `Distribution`. `packing`
+    predicts nothing. `truncate` and `has_entropy_gradient` are those of `token_logprobs`. `packing`
     is the result of `pack` for this batch, if there is one already.
     """
     R, T = batch.tokens_RT.shape
@@ -247,9 +247,9 @@ def completion_logprobs(
         policy.forward.predict(packing),
         policy.head,
         packing.distinct(batch.tokens_RT.take(places_M)),
-        Distribution(
-            packing.distinct(batch.temperatures_R[places_M // T]), truncate, has_entropy_gradient
-        ),
+        packing.distinct(batch.temperatures_R[places_M // T]),
+        truncate,
+        has_entropy_gradient=has_entropy_gradient,
         kernels=policy.kernels,
         products=policy.gradient_products,
     )

@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from data.errors import UserError
+from grpo.distributed import Ranks
 from grpo.model.policy import Policy
-from grpo.records import Completion, Group
+from grpo.records import Completion, Group, Resumable
 from grpo.rollout.sampling import choose, uniform
 from tasks.base import Problem, Task
 
@@ -73,12 +74,14 @@ class RolloutRequest:
         )
 
 
-class Drafting:
+class Drafting(Resumable):
     """How often drafted tokens are accepted, which decides how much `grpo.fast` drafts.
 
     `mode`, the setting `draft`, is "auto", "off", or a length in tokens (`fixed`). `matched` and
     `rejected` are recent counts of drafted tokens that were accepted, or were not.
     """
+
+    STATE = ("matched", "rejected")
 
     matched, rejected = 8.0, 2.0  # assumed until something is observed
 
@@ -118,26 +121,14 @@ class Drafting:
             "draft/tokens_per_forward": self.tokens / self.passes,
         }
 
-    @property
-    def counts(self) -> tuple[float, float]:
-        """The recent counts of accepted and of rejected tokens."""
-        return self.matched, self.rejected
-
-    def take_mean(self, counts: Sequence[tuple[float, float]]) -> None:
-        """Go on from the mean `counts` of all ranks.
+    def average(self, ranks: Ranks) -> None:
+        """Go on from the mean counts of all ranks.
 
         One checkpoint serves all ranks, so they must resume with the counts that they had: the
         length of the drafts decides how sums are rounded.
         """
+        counts = ranks.gather([(self.matched, self.rejected)])
         self.matched, self.rejected = (sum(each) / len(each) for each in zip(*counts, strict=True))
-
-    def state_dict(self) -> dict[str, float]:
-        """Return the state as JSON types."""
-        return {"matched": self.matched, "rejected": self.rejected}
-
-    def load_state_dict(self, state: dict[str, float]) -> None:
-        """Take over a state of `state_dict`."""
-        self.matched, self.rejected = state["matched"], state["rejected"]
 
 
 class PlainDecoder:

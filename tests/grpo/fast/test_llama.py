@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig, Qwe
 from grpo.fast import llama as ops
 from grpo.fast.forward import FastForward
 from grpo.fast.llama import build_fast_llama
-from grpo.learn.logprobs import Distribution, token_logprobs
+from grpo.learn.logprobs import token_logprobs
 from grpo.model import forward
 from grpo.model.load import BUILTIN, load_policy
 
@@ -50,7 +50,7 @@ def results(policy):
         predict(policy),
         policy.head,
         targets,
-        Distribution(torch.full(targets.shape, 0.7, device=policy.device)),
+        torch.full(targets.shape, 0.7, device=policy.device),
         kernels=policy.kernels,
     )
     (logprobs * torch.arange(len(targets), device=policy.device)).sum().backward()

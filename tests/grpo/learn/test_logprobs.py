@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from grpo.learn import logprobs
-from grpo.learn.logprobs import Distribution, token_logprobs
+from grpo.learn.logprobs import token_logprobs
 from grpo.rollout.sampling import truncation
 
 N, H, V = 11, 4, 7
@@ -73,7 +73,7 @@ def test_values_and_gradients_equal_the_full_log_softmax(monkeypatch, truncate, 
     expected_gradients = torch.autograd.grad(weights_N @ expected_N, leaves)
 
     logprobs_N, entropy_N = token_logprobs(
-        hidden_NH, head, targets_N, Distribution(temperature_N, truncate), chunk=chunk
+        hidden_NH, head, targets_N, temperature_N, truncate, chunk=chunk
     )
     gradients = torch.autograd.grad(weights_N @ logprobs_N, leaves)
 
@@ -101,8 +101,9 @@ def test_the_gradient_of_entropies_is_that_of_the_plain_formula(truncate):
     logprobs_N = all_NV.gather(-1, targets_N[:, None])[:, 0]
     expected = torch.autograd.grad(weights_N @ (2 * entropies_N + logprobs_N), leaves)
 
-    distribution = Distribution(temperature_N, truncate, has_entropy_gradient=True)
-    ours_N, entropy_N = token_logprobs(hidden_NH, head, targets_N, distribution, chunk=3)
+    ours_N, entropy_N = token_logprobs(
+        hidden_NH, head, targets_N, temperature_N, truncate, has_entropy_gradient=True, chunk=3
+    )
     gradients = torch.autograd.grad(weights_N @ (2 * entropy_N + ours_N), leaves)
     torch.testing.assert_close(entropy_N, entropies_N, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(gradients, expected, rtol=1e-11, atol=1e-12)
@@ -112,18 +113,22 @@ def test_a_token_that_truncation_would_exclude_joins_after_the_cut():
     """As in a second epoch, by hand: the nucleus of 0.65 is masses of 0.4 and 0.3."""
     mass = [0.4, 0.3, 0.2, 0.06, 0.04]
     logits_NV = torch.tensor([mass, mass], dtype=torch.float64).log()
-    distribution = Distribution(torch.ones(2, dtype=torch.float64), truncation(0.65))
-    logprobs_N, _ = token_logprobs(logits_NV, nn.Identity(), torch.tensor([0, 4]), distribution)
+    logprobs_N, _ = token_logprobs(
+        logits_NV,
+        nn.Identity(),
+        torch.tensor([0, 4]),
+        torch.ones(2, dtype=torch.float64),
+        truncation(0.65),
+    )
     assert logprobs_N.exp().tolist() == pytest.approx([0.4 / 0.7, 0.04 / 0.74])
 
 
 def test_full_logits_never_live_at_once():
     hidden_NH, head, targets_N, temperature_N, weights_N = inputs()
     saved = []
-    distribution = Distribution(temperature_N)
     hooks = (lambda x: saved.append(x.numel()) or x, lambda x: x)
     with torch.autograd.graph.saved_tensors_hooks(*hooks):
-        logprobs_N, entropy_N = token_logprobs(hidden_NH, head, targets_N, distribution, chunk=3)
+        logprobs_N, entropy_N = token_logprobs(hidden_NH, head, targets_N, temperature_N, chunk=3)
     assert not entropy_N.requires_grad
     assert sum(saved) < N * V  # not the logits of all chunks together either
     assert head.rows == [3, 3, 3, 2]
@@ -137,7 +142,7 @@ def test_half_precision_heads_give_float32():
     hidden_NH = torch.tensor([[8.0, 0.0]], dtype=torch.bfloat16)
     temperature_N = torch.ones(1, dtype=torch.float64)
     logprobs_N, entropy_N = token_logprobs(
-        hidden_NH, nn.Identity(), torch.tensor([0]), Distribution(temperature_N)
+        hidden_NH, nn.Identity(), torch.tensor([0]), temperature_N
     )
     assert logprobs_N.dtype == entropy_N.dtype == torch.float32
     assert logprobs_N.item() == pytest.approx(
@@ -162,10 +167,9 @@ def test_a_linear_head_on_a_gpu(dtype, tolerance):
     from grpo.fast import update_kernels
 
     def results(hidden, head, device):
-        distribution = Distribution(heat.to(device))
         kernels = update_kernels if device == "cuda" else None
         logprobs, entropies = token_logprobs(
-            hidden, head, targets.to(device), distribution, kernels=kernels, chunk=16
+            hidden, head, targets.to(device), heat.to(device), kernels=kernels, chunk=16
         )
         (weights.to(device, logprobs.dtype) @ logprobs).backward()
         outputs = (logprobs.detach(), entropies.detach(), hidden.grad, head.weight.grad)
