@@ -10,7 +10,8 @@ tokens; M tokens of all rows without padding.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,36 +43,19 @@ class MicroBatch:
     weights_R: Tensor  # of each token of a row, float64
 
 
-@dataclass(frozen=True)
-class _Part:
-    """Some rows of a group: the smallest unit that is moved between micro-batches."""
+class _Row(NamedTuple):
+    """A completion of the step, and the weight of each of its tokens.
+
+    Rows of one group make a part: what is moved between micro-batches.
+    """
 
     group: Group
-    samples: list[int]
-    weights: list[float]  # of each token of these rows
+    sample: int
+    weight: float
 
     @property
-    def rows(self) -> list[Completion]:
-        return [self.group.completions[sample] for sample in self.samples]
-
-    @property
-    def tokens(self) -> int:
-        """The number of tokens that are run, the prompt's included."""
-        return len(self.group.prompt) + sum(len(row.tokens) for row in self.rows)
-
-    def cut(self, most: int) -> list["_Part"]:
-        """Return the part cut into parts of about the same size, of at most `most` rows each."""
-        count = len(self.samples)
-        size = -(-count // -(-count // min(count, most)))
-        return [
-            _Part(self.group, self.samples[i : i + size], self.weights[i : i + size])
-            for i in range(0, count, size)
-        ]
-
-    def cut_to_fit(self, micro_tokens: int) -> list["_Part"]:
-        """Return the part cut into parts of at most `micro_tokens` tokens, or of a single row."""
-        longest = max(len(row.tokens) for row in self.rows)
-        return self.cut(max(1, (micro_tokens - len(self.group.prompt)) // longest))
+    def completion(self) -> Completion:
+        return self.group.completions[self.sample]
 
 
 def micro_batches(
@@ -94,64 +78,68 @@ def micro_batches(
     ones does not depend on `micro_tokens`, which may differ between ranks. The weights are always
     those of the whole step.
     """
-    parts = _parts(groups, kind, max_length)
+    lengths = [len(row.tokens) for group in groups for row in group.completions]
+    weights = iter(token_weights(kind, torch.tensor(lengths), max_length=max_length).tolist())
+    parts = [
+        [_Row(group, i, next(weights)) for i in range(len(group.completions))] for group in groups
+    ]
 
     # With fewer groups than ranks they are cut, so that no rank is idle. All ranks must find the
     # same parts, so these do not depend on the memory that one of them has.
-    parts = [
-        piece for part in parts for piece in part.cut(-(-len(part.samples) * len(groups) // ranks))
-    ]
+    parts = [piece for part in parts for piece in _cut(part, -(-len(part) * len(groups) // ranks))]
     parts = _assign(parts, rank, ranks)
     if micro_tokens:
-        parts = [piece for part in parts for piece in part.cut_to_fit(micro_tokens)]
+        parts = [piece for part in parts for piece in _cut(part, _fitting_rows(part, micro_tokens))]
 
-    bundle: list[_Part] = []
-    tokens = 0
+    bundle: list[list[_Row]] = []
     for part in parts:
-        is_full = bool(micro_tokens) and tokens + part.tokens > micro_tokens
-        if bundle and (is_full or len(part.samples) != len(bundle[0].samples)):
+        is_full = bool(micro_tokens) and sum(map(_tokens, [*bundle, part])) > micro_tokens
+        if bundle and (is_full or len(part) != len(bundle[0])):
             yield _micro_batch(bundle, device)
-            bundle, tokens = [], 0
+            bundle = []
         bundle.append(part)
-        tokens += part.tokens
-
     if bundle:
         yield _micro_batch(bundle, device)
 
 
-def _parts(groups: Sequence[Group], kind: str, max_length: int) -> list[_Part]:
-    """Return the groups, each with the weights of its rows."""
-    lengths = [len(row.tokens) for group in groups for row in group.completions]
-    weights = iter(token_weights(kind, torch.tensor(lengths), max_length=max_length).tolist())
-    return [
-        _Part(
-            group,
-            list(range(len(group.completions))),
-            list(islice(weights, len(group.completions))),
-        )
-        for group in groups
-    ]
+def _tokens(part: list[_Row]) -> int:
+    """Return the number of tokens that are run, those of the prompt once."""
+    return len(part[0].group.prompt) + sum(len(row.completion.tokens) for row in part)
 
 
-def _assign(parts: list[_Part], rank: int, ranks: int) -> list[_Part]:
+def _cut(part: list[_Row], most: int) -> list[list[_Row]]:
+    """Return the part cut into parts of about the same size, of at most `most` rows each."""
+    count = len(part)
+    size = -(-count // -(-count // min(count, most)))
+    return [part[i : i + size] for i in range(0, count, size)]
+
+
+def _fitting_rows(part: list[_Row], micro_tokens: int) -> int:
+    """Return how many rows of the part surely fit `micro_tokens` tokens; at least one."""
+    longest = max(len(row.completion.tokens) for row in part)
+    return max(1, (micro_tokens - len(part[0].group.prompt)) // longest)
+
+
+def _assign(parts: list[list[_Row]], rank: int, ranks: int) -> list[list[_Row]]:
     """Return this rank's parts, in order.
 
     Largest first, each part goes to the rank that has the fewest tokens so far.
     """
     loads = [0] * ranks
     local = []
-    for number in sorted(range(len(parts)), key=lambda i: -parts[i].tokens):
+    for number in sorted(range(len(parts)), key=lambda i: -_tokens(parts[i])):
         least = loads.index(min(loads))
-        loads[least] += parts[number].tokens
+        loads[least] += _tokens(parts[number])
         if least == rank:
             local.append(number)
     return [parts[number] for number in sorted(local)]
 
 
-def _micro_batch(bundle: Sequence[_Part], device: torch.device) -> MicroBatch:
+def _micro_batch(bundle: list[list[_Row]], device: torch.device) -> MicroBatch:
     """Return the parts of a `bundle` as one micro-batch."""
-    rows = [row for part in bundle for row in part.rows]
-    lengths = [len(row.tokens) for row in rows]
+    rows = [row for part in bundle for row in part]
+    completions = [row.completion for row in rows]
+    lengths = [len(completion.tokens) for completion in completions]
     T = max(lengths)
     mask_RT = torch.arange(T) < torch.tensor(lengths)[:, None]
 
@@ -163,18 +151,17 @@ def _micro_batch(bundle: Sequence[_Part], device: torch.device) -> MicroBatch:
             return to_device(padded, device)
         return to_device(torch.tensor(values, dtype=dtype), device)
 
-    each = [(part.group, sample) for part in bundle for sample in part.samples]
-    sampled = [not row.is_demonstration for row in rows]
+    sampled = [not completion.is_demonstration for completion in completions]
     return MicroBatch(
-        prompts=[part.group.prompt for part in bundle],
-        completions=[row.tokens for row in rows],
-        row_ids=[(group.index, sample) for group, sample in each],
-        tokens_RT=of_rows([row.tokens for row in rows]),
+        prompts=[part[0].group.prompt for part in bundle],
+        completions=[completion.tokens for completion in completions],
+        row_ids=[(row.group.index, row.sample) for row in rows],
+        tokens_RT=of_rows([completion.tokens for completion in completions]),
         mask_RT=to_device(mask_RT, device),
         places_M=flat_indices(lengths, T, device),
-        old_RT=of_rows([row.logprobs for row in rows]),
+        old_RT=of_rows([completion.logprobs for completion in completions]),
         sampled_R=None if all(sampled) else of_rows(sampled),
-        advantages=of_rows([group.advantages[sample] for group, sample in each]),
-        temperatures_R=of_rows([group.temperature for group, _ in each]),
-        weights_R=of_rows([w for part in bundle for w in part.weights], torch.float64),
+        advantages=of_rows([row.group.advantages[row.sample] for row in rows]),
+        temperatures_R=of_rows([row.group.temperature for row in rows]),
+        weights_R=of_rows([row.weight for row in rows], torch.float64),
     )
