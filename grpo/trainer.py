@@ -310,7 +310,7 @@ class Trainer:
         Returns the means of the updates' metrics, as TRL does, with the first one's parity, which
         compares sampler and trainer before the weights change.
         """
-        for parameters in self.optimizer.param_groups:
+        for parameters in self.optimizer.inner.param_groups:
             parameters["lr"] = rate
         if not kept:
             return {}
@@ -415,7 +415,7 @@ class Trainer:
             **learned,
             **self.drafting.metrics(),
             **self.stream.metrics(self.curriculum.level),
-            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "learning_rate": self.optimizer.inner.param_groups[0]["lr"],
             "completions/mean_length": fmean(lengths),
             "completions/clipped_ratio": truncated_share(first),
             "num_tokens": self.tokens,

@@ -61,9 +61,7 @@ State = tuple[int, float, str, tuple[int, ...]]
 INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
-def advantages(
-    rewards: Sequence[Sequence[float]], *, scale: str = "group", eps: float = EPS
-) -> list[list[float]]:
+def advantages(rewards: Sequence[Sequence[float]], *, scale: str = "group") -> list[list[float]]:
     """Return the advantage of each completion, in the shape of `rewards`: one list for each group.
 
     `scale` is one of:
@@ -80,20 +78,20 @@ def advantages(
     centres = map(mean, groups)
     return [
         [(reward - centre) / divisor for reward in group]
-        for group, centre, divisor in zip(groups, centres, divisors(groups, scale=scale, eps=eps))
+        for group, centre, divisor in zip(groups, centres, divisors(groups, scale=scale))
     ]
 
 
-def divisors(rewards: Sequence[Sequence[float]], *, scale: str, eps: float = EPS) -> list[float]:
+def divisors(rewards: Sequence[Sequence[float]], *, scale: str) -> list[float]:
     """Return what each group's advantages are divided by; `scale` as in `advantages`."""
-    assert scale in SCALES and eps > 0
+    assert scale in SCALES
     if scale == "none":
         return [1.0] * len(rewards)
     if scale == "group":
-        return [stdev(group) + eps for group in rewards]
+        return [stdev(group) + EPS for group in rewards]
 
     every_reward = [reward for group in rewards for reward in group]
-    return [stdev(every_reward) + eps] * len(rewards) if rewards else []
+    return [stdev(every_reward) + EPS] * len(rewards) if rewards else []
 
 
 def token_advantages(

@@ -97,22 +97,16 @@ def token_weights(kind: str, lengths_R: Tensor, *, max_length: int) -> Tensor:
 
     `lengths_R` are the lengths of *all* rows of the step: call this before a step is cut into
     micro-batches, and cut the weights with the rows. `max_length` is the completion budget in
-    tokens, by which dr_grpo divides. An empty row counts in R and has weight 0.
+    tokens, by which dr_grpo divides.
     """
     weighted_by = WEIGHTED_BY[kind]
     lengths_R = lengths_R.double()
-    if not len(lengths_R):
-        return lengths_R
-
     if weighted_by == "completion":
-        weights_R = 1 / (len(lengths_R) * lengths_R)
-    elif weighted_by == "budget":
-        weights_R = torch.full_like(lengths_R, 1 / (len(lengths_R) * max_length))
-    else:
-        assert weighted_by == "step"
-        weights_R = (1 / lengths_R.sum()).expand_as(lengths_R)
-
-    return torch.where(lengths_R > 0, weights_R, 0.0)
+        return 1 / (len(lengths_R) * lengths_R)
+    if weighted_by == "budget":
+        return torch.full_like(lengths_R, 1 / (len(lengths_R) * max_length))
+    assert weighted_by == "step"
+    return (1 / lengths_R.sum()).expand_as(lengths_R)
 
 
 def policy_loss(inputs: LossInputs, settings: LossSettings) -> PolicyTerm:
@@ -130,8 +124,7 @@ def policy_loss(inputs: LossInputs, settings: LossSettings) -> PolicyTerm:
     assert kind in LOSSES and (is_by_row or kind != "gspo")
     advantages_RT = inputs.advantages[:, None] if is_by_row else inputs.advantages
 
-    # The ratio q. That of gspo is the geometric mean over the sequence, s_i, at every token of it;
-    # an empty row is 0 / 0 here, but it is all padding.
+    # The ratio q. That of gspo is the geometric mean over the sequence, s_i, at every token of it.
     log_ratio_RT = _log_ratio(inputs)
     if kind == "gspo":
         mean_R1 = log_ratio_RT.sum(-1, keepdim=True) / mask_RT.sum(-1, keepdim=True)

@@ -103,11 +103,6 @@ class Optimizer:
             if weight.dtype != _wide(weight):
                 weight.register_post_accumulate_grad_hook(partial(self._sum, number))
 
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:
-        """PyTorch's parameter groups, for the learning rate."""
-        return self.inner.param_groups
-
     def clear(self) -> None:
         """Discard all gradients, before the first backward pass of an update."""
         self.inner.zero_grad(set_to_none=True)

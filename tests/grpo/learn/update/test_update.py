@@ -251,7 +251,7 @@ def test_in_half_precision_gspo_clips_no_rounding_of_the_sampler(
     optimizer = sgd(policy, 0.0)
 
     def clipped(first_pass, rate):
-        optimizer.param_groups[0]["lr"] = rate
+        optimizer.inner.param_groups[0]["lr"] = rate
         settings = dict(SETTINGS, clip_low=3e-4, clip_high=4e-4)
         metrics = update(policy, optimizer, groups, before=first_pass, kind="gspo", **settings)
         return metrics["clip_ratio/low_mean"] + metrics["clip_ratio/high_mean"]
