@@ -11,8 +11,7 @@ from typing import Any
 from grpo.config import Config
 from grpo.model.policy import Policy
 from grpo.records import Group
-from grpo.rollout.budget import budget_for, fitting, room_warning
-from grpo.rollout.generate import Drafting, sample_groups
+from grpo.rollout.generate import Drafting, budget_for, fitting, room_warning, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.statistics import mean_interval
 from tasks.base import Problem, Task, declared_budget, family_size

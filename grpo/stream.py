@@ -10,7 +10,7 @@ from grpo.config import Config
 from grpo.model.policy import Policy
 from grpo.model.prompts import check_conversations
 from grpo.records import Resumable
-from grpo.rollout.budget import budget_for, fitting, room_warning
+from grpo.rollout.generate import budget_for, fitting, room_warning
 from tasks.base import Problem, Task, declared_budget, problems_of
 from tasks.supply import Supply, problem_at, problem_stream
 

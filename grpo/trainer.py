@@ -38,7 +38,7 @@ from grpo.ending import EndWatch
 from grpo.evaluate import score_groups
 from grpo.learn.advantages import advantages, token_advantages
 from grpo.learn.loss import OwnLoss, load_loss
-from grpo.learn.optimizer import Optimizer, adamw, default_rate, lr_factor
+from grpo.learn.optimizer import Optimizer, default_rate, lr_factor
 from grpo.learn.update import PARITY, FirstPass, UpdateMemory, UpdateSettings, update
 from grpo.model.policy import Policy
 from grpo.model.sizes import optimizer_bytes, text_config
@@ -125,7 +125,7 @@ class Trainer:
         assert config.learning_rate is not None
         self.rate = config.learning_rate
         self.optimizer = Optimizer(
-            policy.parameters, adamw(self.rate), dtype=policy.dtype, ranks=ranks
+            policy.parameters, self.rate, dtype=policy.dtype, ranks=ranks
         )
         policy.reserved_bytes = policy.weight_bytes + optimizer_bytes(
             sum(p.numel() for p in policy.parameters), policy.parameters[0].element_size()
@@ -302,7 +302,7 @@ class Trainer:
                 else replace(score, credits=credit)
                 for score, credit, text in zip(group.scores, earned, group.texts, strict=True)
             ]
-        return token_advantages(kept, self.policy.decode, scale=self.config.scale, ranks=self.ranks)
+        return token_advantages(kept, self.policy.decode, scale=self.config.scale)
 
     def update_policy(self, kept: list[Group], rate: float) -> dict[str, Any]:
         """Run `epochs` updates on the kept groups at a learning rate. Without groups there is none.

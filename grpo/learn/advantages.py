@@ -45,7 +45,6 @@ from itertools import accumulate
 from statistics import mean, stdev
 
 from grpo.config import SCALES
-from grpo.distributed import SINGLE, Ranks
 from grpo.records import Completion, Group
 
 # Added to a standard deviation before a division by it.
@@ -95,12 +94,12 @@ def divisors(rewards: Sequence[Sequence[float]], *, scale: str) -> list[float]:
 
 
 def token_advantages(
-    groups: Sequence[Group], decode: Decode, *, scale: str, ranks: Ranks = SINGLE
+    groups: Sequence[Group], decode: Decode, *, scale: str
 ) -> list[list[list[float]]]:
     """Return for each group and each completion the advantages of its tokens (T,).
 
     The groups' scores have `credits`. `decode` is `Policy.decode`. `scale` is that of `advantages`;
-    it applies to the rewards. Each of several `ranks` computes those of some groups.
+    it applies to the rewards.
     """
     decode_one = cache(lambda token: decode((token,)))
     # The same completions visit many states together, and `mean` is slow, because it is exact.
@@ -108,7 +107,7 @@ def token_advantages(
     group_divisors = divisors([group.rewards for group in groups], scale=scale)
 
     by_group = []
-    for group, divisor in ranks.share(list(zip(groups, group_divisors, strict=True))):
+    for group, divisor in zip(groups, group_divisors, strict=True):
         states = _group_states(group, decode, decode_one)
 
         # The baseline of a state: the mean over the completions that visited it, each counted once.
@@ -125,7 +124,7 @@ def token_advantages(
             compared = row[:1] * len(row) if completion.is_demonstration else row
             rows.append([(reward - means[state]) / divisor for state in compared])
         by_group.append(rows)
-    return ranks.gather(by_group)
+    return by_group
 
 
 def _group_states(

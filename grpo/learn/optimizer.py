@@ -16,7 +16,7 @@ smaller factor, so no step is lost.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -31,15 +31,10 @@ STEPS_TO_DOUBLE = 100  # steps without overflow after which a reduced loss scale
 
 WARMUP = 5  # steps over which the learning rate rises
 
-Maker = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
-
-
-def adamw(rate: float) -> partial[torch.optim.AdamW]:
-    """Return a function that makes the optimizer of given weights, without weight decay."""
-    # PyTorch's default for the second beta is 0.999. Of five runs of the embedded model five reach
-    # 0.99 with this one, and four with PyTorch's; the real model was not compared
-    # (runs/archive/LOG.md, 2026-11-27: "AdamW's second beta").
-    return partial(torch.optim.AdamW, lr=rate, betas=(0.9, 0.99), weight_decay=0.0, fused=True)
+# PyTorch's default for the second beta is 0.999. Of five runs of the embedded model five reach 0.99
+# with this one, and four with PyTorch's; the real model was not compared (runs/archive/LOG.md,
+# 2026-11-27: "AdamW's second beta").
+BETAS = (0.9, 0.99)
 
 
 def default_rate(hidden_size: int, *, is_lora: bool) -> float:
@@ -67,7 +62,7 @@ def lr_factor(step: int, anneal_from: int, anneal_steps: int) -> float:
 
 
 class Optimizer:
-    """Steps on `weights` by the optimizer that `make` returns for their masters.
+    """Steps on the masters of `weights` by AdamW at a learning `rate`, without weight decay.
 
     `dtype` is the precision of the model's hidden states, which the trained weights need not have.
     Each of several `ranks` takes the same steps. An update calls `clear`, `backward` for each
@@ -77,7 +72,7 @@ class Optimizer:
     def __init__(
         self,
         weights: Sequence[nn.Parameter],
-        make: Maker,
+        rate: float,
         *,
         dtype: torch.dtype = torch.float32,
         ranks: Ranks = SINGLE,
@@ -90,7 +85,9 @@ class Optimizer:
             else nn.Parameter(weight.detach().to(_wide(weight), copy=True))
             for weight in self.weights
         ]
-        self.inner = make(self.masters)
+        self.inner: torch.optim.Optimizer = torch.optim.AdamW(
+            self.masters, lr=rate, betas=BETAS, weight_decay=0.0, fused=True
+        )
 
         # The factor on the loss, a power of 2, and the steps since it last changed.
         self.largest_scale = LARGEST if dtype == torch.float16 else 1.0

@@ -3,11 +3,10 @@ and checkpoints of them.
 """
 
 import copy
-import io
 import re
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -233,9 +232,7 @@ def _loading(source: str) -> Iterator[None]:
     They concern models that are absent, damaged or incomplete.
     """
     try:
-        # A GGUF file is read with a progress bar, which no setting turns off.
-        silence = redirect_stderr(io.StringIO()) if gguf.is_gguf(source) else nullcontext()
-        with warnings.catch_warnings(), silence:
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     except (torch.OutOfMemoryError, MemoryError, UserError):
@@ -257,7 +254,7 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
     """
     source, adapters = _layers(source)
     place, options = gguf.place_of(source)
-    extra = {}
+    extra: dict[str, Any] = {}
     if quantise != "none":
         if adapters or options or not device.startswith("cuda"):
             raise UserError(

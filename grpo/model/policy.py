@@ -236,14 +236,11 @@ class Policy:
             self.forward.checkpoint_gradients()
         self.gradient_checkpointing = True
 
-    def free_decoder(self) -> bool:
-        """Free the decoder's GPU memory, which the next rollout takes again, and unused memory.
-
-        Returns whether there is any.
-        """
-        has_memory = self.decoder is not None and self.decoder.free()
+    def free_decoder(self) -> None:
+        """Free the decoder's GPU memory, which the next rollout takes again, and unused memory."""
+        if self.decoder is not None:
+            self.decoder.free()
         torch.cuda.empty_cache()
-        return has_memory
 
     @property
     def tokens_at_once(self) -> int:

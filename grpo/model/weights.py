@@ -15,6 +15,7 @@ from torch import Tensor
 
 from data.errors import UserError
 from data.files import MAX_BYTES, kind_of, read_json
+from data.text import shortened
 from grpo.model.forward import Model
 
 NAMED_TENSORS = 3  # how many tensors of each kind an error names
@@ -194,10 +195,7 @@ def load_adapter(model: Model, folder: Path) -> PeftModel:
     except torch.OutOfMemoryError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
-        # The first reason that names a tensor, else the first line.
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        mismatches = [line for line in lines if line.startswith("size mismatch")]
-        reason = (mismatches or lines or ["unreadable"])[0]
+        reason = shortened(" ".join(str(error).split()), 200)
         raise UserError(
             f"{folder}: its adapter does not fit {type(model).__name__} ({reason}); give the base "
             "model that it was trained on, and an adapter as save_pretrained writes it"

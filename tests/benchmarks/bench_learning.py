@@ -53,10 +53,10 @@ from grpo.evaluate import (
     find_problems,
     summarise,
 )
-from grpo.learn.optimizer import WARMUP, adamw
+from grpo.learn.optimizer import BETAS, WARMUP
 from grpo.model.load import load_policy, read_tokenizer, resolve
 from grpo.model.weights import adapter_of
-from grpo.rollout.budget import fitting
+from grpo.rollout.generate import fitting
 from grpo.trainer import Parts, Trainer
 from tasks.registry import load_task
 from tasks.scoring import scores_of
@@ -301,7 +301,7 @@ def settings_of(course: Course):
     """Return TRL's configuration of a run."""
     options = course.options
     low, high = CLIP[LOSS]
-    beta1, beta2 = adamw(course.rate).keywords["betas"]
+    beta1, beta2 = BETAS
     is_lora = torch.cuda.is_available() and options.lora_rank
     return trl_config(
         options.prompts * options.group_size,

@@ -1,7 +1,5 @@
 """Updates of the tiny model by settings given as keywords."""
 
-from functools import partial
-
 import torch
 
 from grpo.learn.batch import micro_batches
@@ -35,7 +33,9 @@ def one_batch(groups):
 
 
 def sgd(policy, rate):
-    return Optimizer(policy.parameters, partial(torch.optim.SGD, lr=rate), dtype=policy.dtype)
+    optimizer = Optimizer(policy.parameters, rate, dtype=policy.dtype)
+    optimizer.inner = torch.optim.SGD(optimizer.masters, lr=rate)
+    return optimizer
 
 
 def loss_and_gradients(policy, groups, kind="dapo", micro_tokens=0, **settings):

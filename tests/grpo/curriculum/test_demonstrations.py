@@ -208,7 +208,7 @@ def test_a_policy_that_is_sure_of_a_mistake_learns_the_right_answer(tiny_model):
     policy = load_policy(str(tiny_model), device="cpu")
     shown = demonstration(policy, PROBLEM)
     before = right_logprob(policy, shown).sum().item()
-    optimizer = Optimizer(policy.parameters, lambda p: torch.optim.AdamW(p, lr=1e-3))
+    optimizer = Optimizer(policy.parameters, 1e-3)
     for _ in range(12):
         (copy,) = demonstrate(policy, TASK, [group(policy, ["one two owl"] * 4)])
         mean = sum(copy.rewards) / 4

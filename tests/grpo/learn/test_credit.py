@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from losses import step_loss
 from transformers import AutoTokenizer
 
-from grpo.distributed import Ranks
 from grpo.learn.advantages import (
     SCALES,
     advantages,
@@ -221,24 +220,3 @@ def test_the_expected_gradient_is_that_of_the_reward(reward, kind):
     (expected,) = torch.autograd.grad(mean, logits)
     assert expected.abs().max() > 1e-3
     torch.testing.assert_close(ours, expected, rtol=0, atol=1e-12)
-
-
-class OneOfThree(Ranks):
-    """One of three ranks, whose `gather` returns only what it has itself."""
-
-    def __init__(self, rank):
-        super().__init__(rank, 3)
-
-    def gather(self, local):
-        return local
-
-
-def test_each_rank_does_some_of_the_groups():
-    task = Interleave("prefix")
-    problem = task.problem(["a", "b"], ["b", "a"])
-    texts = ["a b|", "a b b a|", "b a|", "a b b|", "|"]
-    groups = [group_of([texts[i], texts[j]], task, problem) for i in range(5) for j in range(i)]
-    everything = token_advantages(groups, write, scale="batch")
-    for rank in range(3):
-        local = token_advantages(groups, write, scale="batch", ranks=OneOfThree(rank))
-        assert local == everything[rank::3]

@@ -15,7 +15,6 @@ from grpo.learn.optimizer import (
     LARGEST,
     STEPS_TO_DOUBLE,
     Optimizer,
-    adamw,
     lr_factor,
 )
 from grpo.run.checkpoint import load_optimizer, save_optimizer
@@ -26,7 +25,7 @@ RATE = 1e-4
 def made(dtype, seed=0, **ranks):
     torch.manual_seed(seed)
     layers = torch.nn.Sequential(torch.nn.Linear(70, 90), torch.nn.Linear(90, 5)).to(dtype)
-    return layers, Optimizer(layers.parameters(), adamw(RATE), **ranks)
+    return layers, Optimizer(layers.parameters(), RATE, **ranks)
 
 
 def inputs_of(seed, dtype=torch.float32):
@@ -155,7 +154,9 @@ def test_three_ranks_step_as_one(monkeypatch):
 def float16_optimizer():
     """Return a float16 weight and its optimizer, which takes steps of the gradient's size."""
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.float16))
-    return weight, Optimizer([weight], lambda w: torch.optim.SGD(w, lr=1.0), dtype=weight.dtype)
+    optimizer = Optimizer([weight], 1.0, dtype=weight.dtype)
+    optimizer.inner = torch.optim.SGD(optimizer.masters, lr=1.0)
+    return weight, optimizer
 
 
 def gradient_of(weight, optimizer, slope):

@@ -24,7 +24,7 @@ from grpo.model.prompts import (
     system_text,
     wording_text,
 )
-from grpo.rollout.budget import budget_for, fitting
+from grpo.rollout.generate import budget_for, fitting
 from tasks.arithmetic import Arithmetic
 from tasks.base import Problem
 from tasks.supply import Examples, problem_at

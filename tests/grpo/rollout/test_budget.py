@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from data.errors import UserError
-from grpo.rollout.budget import budget_for, fitting, room_warning
+from grpo.rollout.generate import budget_for, fitting, room_warning
 from tasks.base import Problem
 
 
