@@ -23,16 +23,14 @@ the advantage is
 The state s_t is (words written, what they have earned, the letters of the unfinished word, the
 tokens of an unfinished character). A word counts as written once the text goes on after it: only
 the next token tells whether "ow" becomes "owl", and a state that knew would depend on the action.
-Completions in one state have earned the same, so these earnings cancel: A_t is the completion's
-reward less the mean reward of all completions that had come exactly as far. So the first token has
-the advantage of the whole completion, and after a mistake that allows no more earnings every
-advantage is exactly 0.
+Completions in one state have earned the same, so A_t is the completion's reward less the mean
+reward of all completions that had come exactly as far. The first token has the advantage of the
+whole completion; after a mistake that allows no more earnings every advantage is exactly 0.
 
 The baseline depends only on the text before the token, so it adds no bias. The mean includes the
-completion itself, as in GRPO: in a state that k completions share, the gradient is scaled by
-(k - 1) / k, and in a state that only one has visited A_t = 0. A demonstration leaves its group's
-states at the first mistake; so that it is learned whole, each of its tokens has the advantage of
-the whole answer.
+completion itself, as in GRPO: in a state that only one completion has visited A_t = 0. A
+demonstration leaves its group's states at the first mistake; so that it is learned whole, each of
+its tokens has the advantage of the whole answer.
 
 Shapes: T tokens of a completion.
 """

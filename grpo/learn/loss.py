@@ -36,9 +36,8 @@ Departures from the papers:
   KL(policy || reference); the mean of k3 is smaller than the KL by the probability that the
   reference gives to tokens that cannot be sampled.
 
-A loss of the user's own (``--loss path/to/file.py:function``, see docs/library.md) gets
-`LossInputs` and `LossSettings` and returns the policy term of each token (R, T). All else is as for
-the built-in losses.
+A loss of the user's own (docs/library.md) gets `LossInputs` and `LossSettings` and returns the
+policy term of each token (R, T). All else is as for the built-in losses.
 
 Shapes: R rows (completions), T tokens. `mask_RT` is False at padding; whatever the other tensors
 hold there, even NaN, has no effect.

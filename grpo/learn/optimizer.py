@@ -3,9 +3,8 @@
 bfloat16 has 8 significant bits, so a step that changes a weight by less than 1/512 of it would be
 rounded away. Therefore each trained weight in half precision (bfloat16 or float16) has a float32
 master, on which the steps are taken, and its gradients are summed over the micro-batches in float32
-(mixed precision training, arXiv:1710.03740). A float32 weight is its own master. For each weight in
-half precision this takes 4 bytes for the master, 8 for the moments and, during the update, 4 for
-the sum. Every rank holds an identical copy of all of this.
+(mixed precision training, arXiv:1710.03740). That takes 16 bytes a weight: master, two moments and,
+during the update, the sum. A float32 weight is its own master. Every rank holds all of this.
 
 float16 has 11 significant bits, so its log-probabilities are eight times as exact as bfloat16's,
 and sampler and trainer differ less (arXiv:2510.26788). But its numbers end at 65,504 and at 6e-8,

@@ -5,6 +5,7 @@ passes.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -115,16 +116,11 @@ def checkpoint_layers(model: Model) -> None:
     lists = [module for module in model.modules() if isinstance(module, nn.ModuleList)]
     for layer in max(lists, key=len):
         # Assigning a callable to a module's `forward` replaces it for this one module.
-        layer.forward = _CheckpointedForward(layer.forward)
+        layer.forward = partial(_recomputed, layer.forward)
 
 
-class _CheckpointedForward:
-    """A `forward` that computes its activations again in the backward pass."""
-
-    def __init__(self, forward: Callable[..., Any]):
-        self.forward = forward
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return self.forward(*args, **kwargs)
-        return checkpoint(self.forward, *args, use_reentrant=False, **kwargs)
+def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `forward`, whose activations are computed again in the backward pass."""
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
