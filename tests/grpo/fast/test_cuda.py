@@ -59,7 +59,7 @@ def policy_of(folder, family, lora=0, dtype="float32", stops=tuple(range(0, VOCA
 
 @pytest.mark.parametrize(
     "truncate",
-    [None, truncation(0.8)],
+    [None, truncation(0.5)],
     ids=["all", "top-p"],
 )
 @pytest.mark.parametrize("lora", [0, 4])
