@@ -230,9 +230,8 @@ class OwnLoss:
         raises, or if what it returns has the wrong shape or no gradient.
         """
         mask_RT = inputs.mask_RT
-        given = {name: getattr(inputs, name) for name in ("logp_RT", "old_RT", "ref_RT")}
-        given["entropy_RT"] = inputs.entropy_RT
-        given["advantages"] = inputs.advantages
+        names = ("logp_RT", "old_RT", "ref_RT", "entropy_RT", "advantages")
+        given = {name: getattr(inputs, name) for name in names}
         if inputs.advantages.dim() == 1:
             given["advantages"] = inputs.advantages[:, None]
         padded = {name: zero_padding(x, mask_RT) for name, x in given.items() if x is not None}

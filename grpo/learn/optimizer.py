@@ -191,14 +191,13 @@ class Optimizer:
         A weight that is not its own master has its "master" there, too. The tensors are the
         optimizer's own, which the next step changes.
         """
-        state = {
-            number: dict(self.inner.state[master])
-            for number, master in enumerate(self.masters)
-            if master in self.inner.state
-        }
+        state: dict[int, dict[str, Any]] = {}
         for number, (weight, master) in enumerate(zip(self.weights, self.masters)):
+            entry = dict(self.inner.state.get(master, {}))
             if weight.dtype != master.dtype:
-                state.setdefault(number, {})["master"] = master.detach()
+                entry["master"] = master.detach()
+            if entry:
+                state[number] = entry
         scale = {"factor": self.loss_scale, "steps": self.steps_at_scale}
         return {"state": state, "loss_scale": scale}
 
