@@ -70,7 +70,7 @@ def accelerate(policy: Policy, may_round: bool = False) -> None:
         policy.kernels = update_kernels
     elif may_round and policy.dtype == torch.float32 and has_fast_bf16_matmul():
         policy.gradient_products = gradient_products
-        for layer in forward.llama.copies.layers if forward.llama else ():
+        for layer in forward.llama.linears if forward.llama else ():
             layer.gradient_products = gradient_products
 
 

@@ -92,29 +92,29 @@ class CudaStep:
         self.costs = pass_costs(policy, forward.llama)
         self.free()
 
-    @property
-    def memory(self) -> DecodeMemory:
-        """The buffers. Call `allocate` first."""
-        assert self._memory is not None
-        return self._memory
-
     def free(self) -> None:
         """Give back the memory and the graphs that use it."""
         self.graphs: dict[tuple, torch.cuda.CUDAGraph] = {}
         self.pool: Any = None  # the memory that the graphs share
-        self._memory: DecodeMemory | None = None
+        self.memory: Any = None  # the buffers, a `DecodeMemory`, from `allocate` on
 
     def allocate(self, rows: int, prompts: int, prompt_room: int, row_room: int) -> None:
         """Allocate memory for this many rows and prompts, with this many tokens each.
 
         Memory that is large enough is kept, and with it the graphs.
         """
-        wanted = Capacity.rounded(rows, prompts, prompt_room, row_room)
-        if self._memory is not None and self._memory.capacity.suits(wanted):
-            return
+        # Rounded up, so that it can be used again.
+        wanted = Capacity(
+            bucket(rows), prompts, -(-prompt_room // 128) * 128, -(-row_room // 64) * 64
+        )
+        if self.memory is not None:
+            given = self.memory.capacity
+            is_enough = all(have >= need for have, need in zip(given, wanted))
+            if is_enough and given.rows * given.row_room <= 4 * wanted.rows * wanted.row_room:
+                return
 
         self.free()  # before the new memory is taken
-        self._memory = DecodeMemory(self.layers.fast, wanted, self.policy.device)
+        self.memory = DecodeMemory(self.layers.fast, wanted, self.policy.device)
 
     def run(self, R: int, T: int, tiles: int, truncate: Callable | None) -> None:
         """Do one step for the first R rows (a bucket), by a captured graph.
@@ -355,24 +355,16 @@ def new_cuda_step(policy: Policy, forward: FastForward) -> CudaStep | None:
     with probe_adapters(policy.causal):
         difference = disagreement(step)
     llama.refresh()
-    return step if _agrees(difference, llama.embedding.weight.dtype) else None
 
-
-def _agrees(difference: float, dtype: torch.dtype) -> bool:
-    """Return whether hidden states with this relative `difference` from the model's may be used.
-
-    If rounding does not explain the difference, warn that the decoder is not used. In bfloat16
-    rounding amounts to 0.03 in 28 layers.
-    """
-    tolerance = 0.1 if dtype in (torch.bfloat16, torch.float16) else 1e-3
-    if difference <= tolerance:
-        return True
-
+    # In bfloat16 rounding amounts to 0.03 in 28 layers.
+    is_half = llama.embedding.weight.dtype in (torch.bfloat16, torch.float16)
+    if difference <= (0.1 if is_half else 1e-3):
+        return step
     warnings.warn(
         f"the fused decoder disagrees with the model by {difference:.1e} and is not used",
-        stacklevel=3,
+        stacklevel=2,
     )
-    return False
+    return None
 
 
 @torch.no_grad()

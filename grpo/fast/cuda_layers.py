@@ -10,8 +10,7 @@ Shapes: P prompts, R rows, T tokens of each, M = R * T; E hidden size, H query h
 Q = H / K, D head size, S parts of a product.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -44,35 +43,16 @@ def bucket(rows: int) -> int:
     return -(-rows // BUCKETS[-1]) * BUCKETS[-1]
 
 
-@dataclass(frozen=True)
-class Capacity:
-    """How much room there is, e.g. ``Capacity(rows=256, prompts=16, prompt_room=128,
-    row_room=192)``: `prompt_room` and `row_room` in tokens of a prompt and of a row.
-    """
+class Capacity(NamedTuple):
+    """How much room there is; `prompt_room` and `row_room` in tokens of a prompt and of a row."""
 
     rows: int
     prompts: int
     prompt_room: int
     row_room: int
 
-    @classmethod
-    def rounded(cls, rows: int, prompts: int, prompt_room: int, row_room: int) -> "Capacity":
-        """Return a capacity that suffices for these, rounded up so that it can be used again."""
-        return cls(bucket(rows), prompts, -(-prompt_room // 128) * 128, -(-row_room // 64) * 64)
 
-    def suits(self, wanted: "Capacity") -> bool:
-        """Return whether memory of this capacity is enough for `wanted`, and not far too much."""
-        is_enough = (
-            self.rows >= wanted.rows
-            and self.prompts >= wanted.prompts
-            and self.prompt_room >= wanted.prompt_room
-            and self.row_room >= wanted.row_room
-        )
-        return is_enough and self.rows * self.row_room <= 4 * wanted.rows * wanted.row_room
-
-
-@dataclass
-class RowState:
+class RowState(NamedTuple):
     """What is known of each row on the device, (R,) each.
 
     `slot` is the row's place in cache and outputs, `budget` the most tokens it may write, `written`
@@ -87,22 +67,6 @@ class RowState:
     start: Tensor
     key: Tensor
     temperature: Tensor
-
-    @classmethod
-    def zeros(cls, rows: int, device: torch.device) -> "RowState":
-        """Return a state of `rows` rows, none of them live."""
-        dtypes = {"temperature": torch.float32}
-        return cls(
-            **{
-                field.name: torch.zeros(
-                    rows, dtype=dtypes.get(field.name, torch.int64), device=device
-                )
-                for field in fields(cls)
-            }
-        )
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return (getattr(self, field.name) for field in fields(self))
 
 
 class DecodeMemory:
@@ -130,8 +94,10 @@ class DecodeMemory:
         self.cos = cos[0, :, : fast.D // 2].contiguous()
         self.sin = sin[0, :, : fast.D // 2].contiguous()
 
+        numbers = [torch.zeros(rows, dtype=torch.int64, device=device) for _ in RowState._fields]
+        temperature = torch.zeros(rows, dtype=torch.float32, device=device)
+        self.state = RowState(*numbers)._replace(temperature=temperature)
         # The tokens to be fed (R, WIDTH): the last one written, then the drafted ones.
-        self.state = RowState.zeros(rows, device)
         self.feed = torch.zeros(rows, WIDTH, dtype=torch.int64, device=device)
 
         # Tiles, i.e. neighbouring tokens that share a prompt: its number, their first token, how

@@ -337,31 +337,44 @@ def rotate_and_store(
 
 
 @triton.jit
-def _attend_keys(
-    q_ND, keys, values, base, begin, end, last_N, scale,
-    D: tl.constexpr, BLOCK_Q: tl.constexpr, BLOCK_KEYS: tl.constexpr,
+def _attend_split(
+    query_MHD, keys, values, maxima, sums, outputs,
+    first_token, tokens, k, base, begin, end, seen, split, splits, scale,
+    IS_CAUSAL: tl.constexpr,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Return the partial result of N = BLOCK_Q queries over the keys from `begin` up to `end`.
+    """Attend from the queries of `tokens` neighbouring tokens to the keys from `begin` up to `end`;
+    store the partial results as number `split`.
 
-    A query sees no key beyond its `last`. A query of a draft may see no key at all, so the maximum
-    begins at a finite number.
+    The queries are those of the Q heads that share the key head `k`. The keys begin at `base` in
+    the cache. The first token sees the keys up to number `seen`; if IS_CAUSAL, each token sees one
+    more than the one before. A query of a draft may see no key at all, so the maximum begins at a
+    finite number.
     """
-    d = tl.arange(0, D)
+    # Query i is that of head k * Q + i % Q of token i // Q.
+    Q: tl.constexpr = H // K
+    i = tl.arange(0, BLOCK_Q)
     j = tl.arange(0, BLOCK_KEYS)
+    d = tl.arange(0, D)
+    mask = i < tokens * Q
+    head = (first_token + i // Q).to(tl.int64) * H + k * Q + i % Q
+    q = tl.load(query_MHD + head[:, None] * D + d[None, :], mask=mask[:, None], other=0.0)
+    last = seen + (i // Q if IS_CAUSAL else tl.zeros_like(i))
+
     maximum = tl.full([BLOCK_Q], -1e30, tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
     output = tl.zeros([BLOCK_Q, D], tl.float32)
-
     for block in range(begin, end, BLOCK_KEYS):
         # A block of keys and values.
         is_real = block + j < end
-        at = base + (block + j)[:, None] * D + d[None, :]
-        key = tl.load(keys + at, mask=is_real[:, None], other=0.0)
-        value = tl.load(values + at, mask=is_real[:, None], other=0.0)
+        cached = base + (block + j)[:, None] * D + d[None, :]
+        key = tl.load(keys + cached, mask=is_real[:, None], other=0.0)
+        value = tl.load(values + cached, mask=is_real[:, None], other=0.0)
 
         # The scores of the keys that each query sees.
-        scores = tl.dot(q_ND, tl.trans(key), input_precision="tf32x3") * scale
-        is_seen = is_real[None, :] & ((block + j)[None, :] <= last_N[:, None])
+        scores = tl.dot(q, tl.trans(key), input_precision="tf32x3") * scale
+        is_seen = is_real[None, :] & ((block + j)[None, :] <= last[:, None])
         scores = tl.where(is_seen, scores, -float("inf"))
 
         # The softmax is computed online (arXiv:1805.02867): earlier sums are rescaled whenever the
@@ -373,36 +386,6 @@ def _attend_keys(
         weighted = tl.dot(weights.to(value.dtype), value, input_precision="tf32x3")
         output = output * shrink[:, None] + weighted
         maximum = higher
-    return maximum, total, output
-
-
-@triton.jit
-def _attend_split(
-    query_MHD, keys, values, maxima, sums, outputs,
-    first_token, tokens, k, base, begin, end, seen, split, splits, scale,
-    IS_CAUSAL: tl.constexpr,
-    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
-    BLOCK_Q: tl.constexpr, BLOCK_KEYS: tl.constexpr,
-):  # fmt: skip
-    """Attend from the queries of `tokens` neighbouring tokens to one split of keys; store the
-    partial results as number `split`.
-
-    The queries are those of the Q heads that share the key head `k`. The keys begin at `base` in
-    the cache. The first token sees the keys up to number `seen`; if IS_CAUSAL, each token sees one
-    more than the one before.
-    """
-    # Query i is that of head k * Q + i % Q of token i // Q.
-    Q: tl.constexpr = H // K
-    i = tl.arange(0, BLOCK_Q)
-    d = tl.arange(0, D)
-    mask = i < tokens * Q
-    head = (first_token + i // Q).to(tl.int64) * H + k * Q + i % Q
-    q = tl.load(query_MHD + head[:, None] * D + d[None, :], mask=mask[:, None], other=0.0)
-    last = seen + (i // Q if IS_CAUSAL else tl.zeros_like(i))
-
-    maximum, total, output = _attend_keys(
-        q, keys, values, base, begin, end, last, scale, D, BLOCK_Q, BLOCK_KEYS
-    )
 
     at = head * splits + split
     tl.store(maxima + at, maximum, mask=mask)

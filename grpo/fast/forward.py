@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from grpo.fast.llama import FastLlama
 from grpo.fast.packing import Packing, common_length
-from grpo.fast.prefix_cache import PrefixCache, SharedAttention
+from grpo.fast.prefix_cache import PrefixCache
 from grpo.model.forward import Batch
 from grpo.model.policy import PlainForward, Policy
 
@@ -75,9 +75,7 @@ class FastForward(PlainForward):
         finally:
             self.llama.use_lora = True
 
-    def hidden_states(
-        self, tokens_BT: Tensor, position_ids: Tensor, shared: SharedAttention
-    ) -> Tensor:
+    def hidden_states(self, tokens_BT: Tensor, position_ids: Tensor, shared: Any) -> Tensor:
         """Return the last hidden states (B, T, E); `shared` computes the attention."""
         if self.llama:
             return self.llama(tokens_BT, position_ids, shared)

@@ -18,12 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from grpo.fast.merged_linear import (
-    Copies,
-    MergedLinear,
-    base_layer,
-    is_plain_lora,
-)
+from grpo.fast.merged_linear import MergedLinear, base_layer, is_plain_lora
 from grpo.model.forward import Model
 from grpo.model.sizes import attention_window
 
@@ -51,11 +46,7 @@ class Block:
         self.out = MergedLinear([self.attention.o_proj])
         self.gate_up = MergedLinear([mlp.gate_proj, mlp.up_proj])
         self.down = MergedLinear([mlp.down_proj])
-
-    @property
-    def linears(self) -> tuple[MergedLinear, ...]:
-        """All linear layers."""
-        return self.qkv, self.out, self.gate_up, self.down
+        self.linears = (self.qkv, self.out, self.gate_up, self.down)
 
 
 class _Inputs(NamedTuple):
@@ -87,13 +78,35 @@ class FastLlama:
         self.H = base_layer(attention.q_proj).out_features // self.D
         self.K = base_layer(attention.k_proj).out_features // self.D
 
-        self.copies = Copies([layer for block in self.blocks for layer in block.linears])
+        self.linears = [layer for block in self.blocks for layer in block.linears]
+        self._copies: dict[float, tuple[list[Tensor], list[Tensor]]] | None = None
         self.gradient_checkpointing = False
         self.use_lora = True
 
+    @torch.no_grad()
     def refresh(self) -> None:
-        """Copy what has changed in adapters and biases. Call it before each use."""
-        self.copies.refresh()
+        """Copy what has changed in adapters and biases. Call it before each use.
+
+        Weights are shared with the modules, so an optimizer's step needs no copy. Where a module
+        has been given other weights, all is merged again.
+        """
+        for layer in self.linears:
+            if layer.is_stale():
+                layer.merge()
+                self._copies = None  # the buffers may be others
+
+        # Listed once, because that takes as long as the copies themselves, by their factors: those
+        # of one factor are one kernel.
+        if self._copies is None:
+            self._copies = {}
+            for copy in (copy for layer in self.linears for copy in layer.copies()):
+                targets, sources = self._copies.setdefault(copy.factor, ([], []))
+                targets.append(copy.target)
+                sources.append(copy.source)
+
+        for factor, (targets, sources) in self._copies.items():
+            scaled = sources if factor == 1 else torch._foreach_mul(sources, factor)
+            torch._foreach_copy_(targets, scaled)
 
     def __call__(self, tokens_BT: Tensor, position_ids: Tensor, shared: Any) -> Tensor:
         """Return the last hidden states (B, T, E); `shared` computes the attention."""
@@ -184,9 +197,7 @@ def build_fast_llama(causal: Model) -> FastLlama | None:
         return None
 
     model = FastLlama(causal)
-    merged = {
-        id(module) for block in model.blocks for layer in block.linears for module in layer.modules
-    }
+    merged = {id(module) for layer in model.linears for module in layer.modules}
     return model if all(id(module) in merged for module in adapted) else None
 
 

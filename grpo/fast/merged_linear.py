@@ -61,47 +61,6 @@ class WeightCopy(NamedTuple):
     factor: float
 
 
-class Copies:
-    """The copies that bring merged layers up to date with their modules.
-
-    They are listed once, because listing those of 30 layers takes as long as making them.
-    """
-
-    def __init__(self, layers: Sequence["MergedLinear"]):
-        self.layers = layers
-        self._by_factor: dict[float, tuple[list[Tensor], list[Tensor]]] | None = None
-
-    @torch.no_grad()
-    def refresh(self) -> None:
-        """Make the copies.
-
-        Weights are shared with the modules, so an optimizer's step needs no copy. Adapters and
-        biases are copied each time. Where a module has been given other weights, all is merged
-        again.
-        """
-        for layer in self.layers:
-            if layer.is_stale():
-                layer.merge()
-                self._by_factor = None  # the buffers may be others
-
-        # One kernel for all copies with the same factor, instead of one for each.
-        if self._by_factor is None:
-            self._by_factor = self._list()
-        for factor, (targets, sources) in self._by_factor.items():
-            torch._foreach_copy_(
-                targets, sources if factor == 1 else torch._foreach_mul(sources, factor)
-            )
-
-    def _list(self) -> dict[float, tuple[list[Tensor], list[Tensor]]]:
-        """Return targets and sources by the factor of the copy."""
-        found: dict[float, tuple[list[Tensor], list[Tensor]]] = {}
-        for copy in (copy for layer in self.layers for copy in layer.copies()):
-            targets, sources = found.setdefault(copy.factor, ([], []))
-            targets.append(copy.target)
-            sources.append(copy.source)
-        return found
-
-
 def base_layer(module: Model) -> Model:
     """Return a linear layer without its adapter's wrapper."""
     return module.base_layer if hasattr(module, "base_layer") else module
@@ -135,7 +94,7 @@ class MergedLinear:
     are the A of each adapter, padded to a common `rank`; without adapters `rank` is 0. `lora_b`
     (rank, out_features) is s B of each adapter, transposed. `lora_blocks` (layers * rank,
     out_features) has the same blocks on its diagonal and zeros beside them, so that one product
-    applies all adapters. A, B and biases are copies in the layers' precision: see `Copies`.
+    applies all adapters. A, B and biases are copies in the layers' precision: see `copies`.
 
     `padded` is `weight` with rows of zeros below it, up to a multiple of ROW_MULTIPLE.
     """

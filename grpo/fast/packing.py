@@ -48,25 +48,6 @@ class _Branch:
         return self.stem + list(range(self.start, self.start + self.length))
 
 
-class _Stems:
-    """Which branches attend to which stems.
-
-    `queries` and `keys` are indices into the tokens of all branches; `segments` says which of them
-    belong together.
-    """
-
-    def __init__(self, branches: Sequence[_Branch], first: int, device: torch.device):
-        queries = [range(each.start, each.start + each.length) for each in branches]
-        self.queries = _indices(queries, first, device)
-        self.keys = _indices([each.stem for each in branches], first, device)
-        self.segments = VarlenSegments(
-            [each.length for each in branches],
-            [len(each.stem) for each in branches],
-            False,
-            device,
-        )
-
-
 class Packing:
     """A micro-batch packed into one row, whose completions share their prompts.
 
@@ -74,10 +55,11 @@ class Packing:
     `predictors_U` are the indices in the row that predict the completions' tokens. Without
     `shares_beginnings`, these are all tokens of the completions, in their order. Otherwise tokens
     that two completions have in common after the same beginning count once; `distinct` and
-    `of_tokens` translate between the two.
+    `of_tokens` translate between the two. `stems` says which branches attend to which stems;
+    `stem_queries` and `stem_keys` are indices into the tokens of all branches.
 
     It is made from token ids: as many completions for each prompt, in the order of the prompts. A
-    model computes its attention by it (see `prefix_cache.SharedAttention`).
+    model computes its attention by it (see `prefix_cache.attention`).
     """
 
     def __init__(
@@ -124,7 +106,14 @@ class Packing:
         self.prompt_segments = VarlenSegments(prompt_lengths, prompt_lengths, True, device)
         self.branch_segments = VarlenSegments(lengths, lengths, True, device)
         self.on_prompts = VarlenSegments(by_prompt, prompt_lengths, False, device)
-        self.stems = _Stems(on_stems, first, device) if on_stems else None
+        self.stems: VarlenSegments | None = None
+        if on_stems:
+            queries = [range(each.start, each.start + each.length) for each in on_stems]
+            self.stem_queries = _indices(queries, first, device)
+            self.stem_keys = _indices([each.stem for each in on_stems], first, device)
+            self.stems = VarlenSegments(
+                list(map(len, queries)), [len(each.stem) for each in on_stems], False, device
+            )
 
     def distinct(self, values_M: Tensor) -> Tensor:
         """Return the values of tokens of the completions (M, ...) for `predictors_U` (U, ...)."""
@@ -233,13 +222,9 @@ class _SharedPrefixAttention(torch.autograd.Function):
             merged, merged_lse = merge_lse(own, prompt, own_lse, prompt_lse)
 
             if stems := packing.stems:
-                places = stems.queries
+                places, keys = packing.stem_queries, packing.stem_keys
                 stem, stem_lse = attend(
-                    queries[places],
-                    key[n:][stems.keys],
-                    value[n:][stems.keys],
-                    stems.segments,
-                    scale,
+                    queries[places], key[n:][keys], value[n:][keys], stems, scale
                 )
                 both, both_lse = merge_lse(merged[places], stem, merged_lse[places], stem_lse)
                 merged[places], merged_lse[places] = both, both_lse
@@ -276,8 +261,8 @@ class _SharedPrefixAttention(torch.autograd.Function):
             d_value = torch.cat([d_value + on_value, own_value])
 
         if stems := packing.stems:
-            places, keys = stems.queries + n, stems.keys + n
-            on_query, on_key, on_value = part(places, keys, stems.segments)
+            places, keys = packing.stem_queries + n, packing.stem_keys + n
+            on_query, on_key, on_value = part(places, keys, stems)
             d_query.index_add_(0, places, on_query)
             d_key.index_add_(0, keys, on_key)
             d_value.index_add_(0, keys, on_value)

@@ -2,7 +2,8 @@
 
 A `transformers` model passes the keyword argument `shared` on to its attention function, which is
 registered at the end of this module. `shared` is a `PrefixCache` in the rollout, and a
-`grpo.fast.packing.Packing` in the update.
+`grpo.fast.packing.Packing` in the update. Each has `attend`, and `longest_sequence`: the length of
+the longest sequence, in tokens that are kept.
 
 In the rollout one softmax runs over the scores of prompt and own tokens, so the result is that of
 plain attention up to rounding. Hydragen (Juravsky et al. 2024, arXiv:2402.05099) merges two
@@ -11,7 +12,7 @@ rows use PyTorch's attention, with prompt and own tokens as one sequence.
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,24 +29,6 @@ LONG_ROW_SCORES = 1 << 13
 
 # A buffer of keys grows at least by this factor, so that it does not grow at each step.
 GROWTH = 5 / 4
-
-
-class SharedAttention(Protocol):
-    """Attention in which the completions of a prompt share its keys and values.
-
-    The model hands it to each attention layer as the keyword argument `shared`. A rollout uses a
-    `PrefixCache`, an update a `Packing`.
-    """
-
-    @property
-    def longest_sequence(self) -> int:
-        """The length of the longest sequence, in tokens that are kept."""
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
-        """Return the attention (B, T, H, D) of queries (B, H, T, D) to what each may see.
-
-        `key` and `value` (B, K, T, D) belong to the same tokens as the queries.
-        """
 
 
 class PrefixCache:
@@ -365,7 +348,7 @@ def attention(
     value: Tensor,
     attention_mask: Any,
     *,
-    shared: SharedAttention,
+    shared: Any,
     scaling: float | None = None,
     dropout: float = 0.0,
     is_causal: bool | None = None,

@@ -182,7 +182,7 @@ def test_the_comparison_does_not_see_what_the_adapters_have_learned(
     for weight in b_matrices(policy):
         weight.data.fill_(7.0)
     policy.forward.llama.refresh()
-    copies = [copy for layer in policy.forward.llama.copies.layers for copy in layer.copies()]
+    copies = [copy for layer in policy.forward.llama.linears for copy in layer.copies()]
     merged = [copy.target.clone() for copy in copies]
     seen = []
 
