@@ -11,7 +11,6 @@ softmaxes instead. On a CPU the many scores of long rows would cost more than th
 rows use PyTorch's attention, with prompt and own tokens as one sequence.
 """
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -317,28 +316,19 @@ HARMLESS = frozenset(
 )
 
 
-@dataclass(frozen=True)
-class LocalMask:
-    """Stands in for a mask: attention is causal and reaches back over at most `size` tokens.
-
-    That is the size of a sliding window or of a chunk.
-    """
-
-    size: int
-
-
 def causal_mask(
     *, local_size: int | None = None, use_vmap: bool = False, **others: Any
-) -> LocalMask | None:
-    """Return the mask of a layer; None for a causal one, which `attention` does not need.
+) -> int | None:
+    """Return what stands in for the mask of a layer, which is causal; `attention` needs none.
 
-    This is the mask function of `transformers.AttentionMaskInterface`. Not every architecture
-    passes its window to its attention function, but each asks here for its mask. Raises UserError
-    for a mask that is not causal.
+    It is the size of a sliding window or of a chunk, None for full attention. This is the mask
+    function of `transformers.AttentionMaskInterface`. Not every architecture passes its window to
+    its attention function, but each asks here for its mask. Raises UserError for a mask that is not
+    causal.
     """
     if use_vmap or "allow_is_bidirectional_skip" in others:
         raise UserError("--model: its attention uses a mask of its own, which is not causal")
-    return None if local_size is None else LocalMask(local_size)
+    return local_size
 
 
 def attention(
@@ -366,8 +356,8 @@ def attention(
         name for name, value in others.items() if value is not None and name not in HARMLESS
     ]
 
-    if isinstance(attention_mask, LocalMask):
-        sliding_window = min(attention_mask.size, sliding_window or attention_mask.size)
+    if isinstance(attention_mask, int):
+        sliding_window = min(attention_mask, sliding_window or attention_mask)
     elif attention_mask is not None:
         unsupported.append("attention_mask")
 

@@ -115,7 +115,7 @@ def attend(**arguments):
         {"scaling": 1.0, "dropout": 0.0, "is_causal": True},
         {"s_aux": None, "softcap": None, "position_ids": torch.zeros(1), "use_cache": False},
         {"sliding_window": 9},
-        {"mask": prefix_cache.LocalMask(9)},
+        {"mask": 9},
         {"module": {"is_causal": False}, "is_causal": True},
     ],
 )
@@ -133,7 +133,7 @@ def test_attention_takes_what_does_not_change_it(arguments):
         ({"module": {"is_causal": False}}, "needs is_causal=False"),
         ({"mask": torch.zeros(1)}, "needs attention_mask"),
         ({"sliding_window": 8}, "window is 8 tokens, but prompt and completion have 9"),
-        ({"mask": prefix_cache.LocalMask(8), "sliding_window": 20}, "window is 8 tokens"),
+        ({"mask": 8, "sliding_window": 20}, "window is 8 tokens"),
     ],
 )
 def test_attention_refuses_what_would_change_it(arguments, said):
