@@ -250,32 +250,28 @@ class CudaRows:
         return [k for k in LENGTHS if k == 0 or rows * (k + 1) <= MAX_TOKENS]
 
     def start(self, drafts_Rk: Tensor) -> None:
-        """Start a pass, or several where nothing is drafted."""
-        memory, R = self.cuda_step.memory, len(self.written)
-        self.begin_R = memory.state.slot[:R] * memory.capacity.row_room + memory.state.written[:R]
-        self.new = self._run(drafts_Rk)
-
-    def _run(self, drafts_Rk: Tensor) -> int:
-        """Launch one step, or several where nothing is drafted; return the most tokens of a row."""
+        """Start a pass, or several where nothing is drafted, in which a row writes up to `new`
+        tokens.
+        """
+        step, memory, state = self.cuda_step, self.cuda_step.memory, self.cuda_step.memory.state
         R, T = len(self.written), 1 + drafts_Rk.shape[1]
-        step, truncate = self.cuda_step, self.truncate
+        self.begin_R = state.slot[:R] * memory.capacity.row_room + state.written[:R]
 
         if self.last_PE is not None:  # the first tokens follow the prompts
             logits = step.policy.head(self.last_PE).repeat_interleave(self.columns, 0)
-            step.sample(logits, R, 1, truncate)
+            step.sample(logits, R, 1, self.truncate)
             self.last_PE = None
-            return 1
+            self.new = 1
+            return
 
         tiles = self._lay_out(T)
         if T > 1:
-            step.memory.feed[:R, 1:T] = drafts_Rk.clamp(min=0).to(step.memory.feed.device)
-            step.run(bucket(R), T, tiles, truncate)
-            return T
-
-        new = min(BURST, int((self.budget - self.written)[self.live].max()))
-        for _ in range(new):
-            step.run(bucket(R), T, tiles, truncate)
-        return new
+            memory.feed[:R, 1:T] = drafts_Rk.clamp(min=0).to(memory.feed.device)
+            self.new = T
+        else:
+            self.new = min(BURST, int((self.budget - self.written)[self.live].max()))
+        for _ in range(1 if T > 1 else self.new):
+            step.run(bucket(R), T, tiles, self.truncate)
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor]:
         """Wait for the pass. Return the next tokens of each row, their log-probabilities

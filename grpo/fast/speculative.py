@@ -164,14 +164,6 @@ class DraftPlans:
         drafts = self.planned[rows[:, None], places]
         return drafts.masked_fill(self.is_stale[rows, None], NO_TOKEN)
 
-    def begin(self, rows: Tensor, live: Tensor, tokens: Tensor, written: Tensor) -> None:
-        """Plan again where the first token was not the planned one, and reset the counts."""
-        self.matched.zero_()
-        self.rejected.zero_()
-        chosen = live & self.is_stale[rows]
-        if chosen.any():
-            self._plan(rows[chosen], tokens, written[chosen], SHORT)
-
     def observe(
         self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor
     ) -> tuple[int, int]:
@@ -301,8 +293,10 @@ class Drafter:
         """Return the next drafts (C, k), of the length with the highest expected gain."""
         live, written = self.decoder.live, lengths[rows]
         if not self.has_first_tokens:
-            self.plans.begin(rows, live, tokens, written)
             self.has_first_tokens = True
+            self.plans.matched.zero_()
+            self.plans.rejected.zero_()
+            self.plans.make(rows, written, live & self.plans.is_stale[rows], SHORT, tokens)
 
         k = self.length = draft_length(
             self.drafting,
