@@ -10,10 +10,8 @@ Shapes: P prompts, R rows, T tokens of each at once, k = T - 1 drafted, M = R * 
 E hidden size, V vocabulary.
 """
 
-import os
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,29 +49,6 @@ def pass_costs(policy: Policy, llama: FastLlama) -> Costs:
     fixed = max(LAYER_SECONDS * len(llama.blocks), reading)
     token = max(LEAST_TOKEN_SECONDS, OPERATION_SECONDS * 2 * parameters)
     return Costs(fixed / token, PLAN_SECONDS / token, meanwhile=True)
-
-
-@contextmanager
-def cublaslt(wanted: bool) -> Iterator[None]:
-    """Within this block PyTorch multiplies matrices by cuBLASLt, if `wanted`.
-
-    On a Hopper GPU it multiplies the padded weights a few percent faster.
-    """
-    before = torch.backends.cuda.preferred_blas_library()
-    if wanted:
-        # PyTorch announces once, on the C level, that the choice is experimental.
-        with open(os.devnull, "wb") as nowhere:
-            stderr = os.dup(2)
-            os.dup2(nowhere.fileno(), 2)
-            try:
-                torch.backends.cuda.preferred_blas_library("cublaslt")
-            finally:
-                os.dup2(stderr, 2)
-                os.close(stderr)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.preferred_blas_library(before)
 
 
 class CudaStep:
@@ -142,12 +117,11 @@ class CudaStep:
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         graph = torch.cuda.CUDAGraph()
-        with cublaslt(self.layers.processors > 0):
-            with torch.cuda.stream(stream):
-                self.step(R, T, tiles, truncate)
-            torch.cuda.current_stream().wait_stream(stream)
-            with torch.cuda.graph(graph, pool=self.pool):
-                self.step(R, T, tiles, truncate)
+        with torch.cuda.stream(stream):
+            self.step(R, T, tiles, truncate)
+        torch.cuda.current_stream().wait_stream(stream)
+        with torch.cuda.graph(graph, pool=self.pool):
+            self.step(R, T, tiles, truncate)
         self.pool = self.pool or graph.pool()
 
         for target, source in zip(memory.state, state):
@@ -189,21 +163,19 @@ class CudaStep:
 
         self.kernels.reduce_blocks[(M, blocks)](
             logits_MV, temperature, maxima, sums, argmaxima, V, blocks,
-            T=T, BLOCK=LOGITS_BLOCK, **self.kernels.LAUNCH,
+            T=T, BLOCK=LOGITS_BLOCK,
         )  # fmt: skip
         self.kernels.sample[(M,)](
             logits_MV, temperature, state.key, state.written,
             maxima, sums, argmaxima, chosen, logprob,
             V, blocks,
             T=T, BLOCK=LOGITS_BLOCK, BLOCKS=max(2, 1 << (blocks - 1).bit_length()),
-            **self.kernels.LAUNCH,
         )  # fmt: skip
         self.kernels.accept[(R,)](
             chosen, logprob, memory.feed, memory.out_tokens, memory.out_logprobs, self.stops,
             state.slot, state.budget, state.written, state.live,
             memory.capacity.row_room,
             T=T, WIDTH=WIDTH, STOPS=len(self.stops), num_warps=1,
-            **self.kernels.LAUNCH,
         )  # fmt: skip
 
 

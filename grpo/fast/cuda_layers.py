@@ -1,13 +1,13 @@
 """The forward pass of a decode step on a GPU, for models of the Llama family.
 
 The weights are the merged ones of `grpo.fast.llama`, the first matrices of a LoRA adapter among
-them. Matrix products go to the vendor's library, or on a Hopper GPU, if they are of few tokens, to
-a kernel of our own; everything between them is five kernels a layer (`grpo.fast.decode_kernels`).
-The keys and values of a prompt are kept, and read, once for all its rows. The memory is allocated
-once and stays where it is, because captured CUDA graphs refer to its addresses.
+them. Matrix products go to the vendor's library; everything between them is five kernels a layer
+(`grpo.fast.decode_kernels`). The keys and values of a prompt are kept, and read, once for all its
+rows. The memory is allocated once and stays where it is, because captured CUDA graphs refer to its
+addresses.
 
 Shapes: P prompts, R rows, T tokens of each, M = R * T; E hidden size, H query heads, K key heads,
-Q = H / K, D head size, S parts of a product.
+Q = H / K, D head size.
 """
 
 from dataclasses import dataclass
@@ -24,9 +24,6 @@ from grpo.fast.speculative import LENGTHS
 # Tokens and columns that a program handles.
 BLOCK_M = 16
 BLOCK = 128
-
-# Up to this many tokens, products on a Hopper GPU are computed by `kernels.multiply`.
-FEW_TOKENS = 64
 
 # How many rows a captured step has: the smallest of these that suffices.
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
@@ -109,13 +106,14 @@ class DecodeMemory:
         self.out_logprobs = torch.zeros(rows, row_room, dtype=torch.float32, device=device)
 
 
-class Product(NamedTuple):
-    """A matrix product (S, M, X) in S parts whose adapter, bias and norm are still to be applied,
-    and the layer it belongs to.
-    """
+# A matrix product (M, X) whose adapter, bias and norm are still to be applied, and the layer it
+# belongs to.
+Product = tuple[Tensor, MergedLinear]
 
-    parts: Tensor
-    linear: MergedLinear
+
+def multiply(x_MI: Tensor, linear: MergedLinear) -> Product:
+    """Multiply x with the weights of `linear`, adapters' first matrices included."""
+    return x_MI @ linear.padded.t(), linear
 
 
 @dataclass(frozen=True)
@@ -149,22 +147,13 @@ class CudaLayers:
     """The layers of one policy's model, as the decode step runs them."""
 
     def __init__(self, fast: FastLlama):
-        from grpo.fast import (
-            decode_kernels as kernels,  # they need Triton, which only comes with CUDA
-        )
+        from grpo.fast import decode_kernels  # they need Triton, which only comes with CUDA
 
-        self.kernels = kernels
+        self.kernels = decode_kernels
         self.fast = fast
         self.D, self.K, self.H = fast.D, fast.K, fast.H
         self.Q = fast.H // fast.K
-        weight = fast.embedding.weight
-        self.E = weight.shape[1]
-
-        # How many programs run at once in products of our own; 0 without such products.
-        self.processors = 0
-        if kernels.IS_HOPPER and weight.dtype.itemsize == 2:
-            properties = torch.cuda.get_device_properties(weight.device)
-            self.processors = properties.multi_processor_count
+        self.E = fast.embedding.weight.shape[1]
 
     def tile_tokens(self, T: int) -> int:
         """Return how many tokens that share a prompt read its keys together.
@@ -187,7 +176,7 @@ class CudaLayers:
         for i, block in enumerate(self.fast.blocks):
             self._add(product, block.input_norm, buffers)
             self._attention(i, T, plan, memory, buffers)
-            product = self._multiply(buffers.attended, block.out)
+            product = multiply(buffers.attended, block.out)
 
             self._add(product, block.post_attention_norm, buffers)
             product = self._mlp(block, buffers)
@@ -250,48 +239,18 @@ class CudaLayers:
     def _add(self, product: Product | None, norm: nn.Module, buffers: PassBuffers) -> None:
         """Add a product to the residual stream, and begin the norm of the sum."""
         x_ME = buffers.residual_ME
-        parts = lora_b = bias = None
-        rank = stride = part_count = 0
+        y = lora_b = bias = None
+        rank = stride = 0
         if product is not None:
-            parts, linear = product
-            lora_b, bias, rank = linear.lora_b, linear.bias, linear.rank
-            stride, part_count = parts.stride(1), len(parts)
+            y, linear = product
+            lora_b, bias, rank, stride = linear.lora_b, linear.bias, linear.rank, y.stride(0)
 
         grid = (-(-len(x_ME) // BLOCK_M), buffers.squares_MB.shape[1])
         self.kernels.add_and_weigh[grid](
-            x_ME, parts, lora_b, bias, norm.weight, buffers.weighted_ME, buffers.squares_MB,
+            x_ME, y, lora_b, bias, norm.weight, buffers.weighted_ME, buffers.squares_MB,
             stride, len(x_ME), self.E,
-            RANK=rank, PARTS=part_count, BLOCK_M=BLOCK_M, BLOCK=BLOCK,
-            **self.kernels.LAUNCH,
+            RANK=rank, BLOCK_M=BLOCK_M, BLOCK=BLOCK,
         )  # fmt: skip
-
-    def _multiply(self, x_MI: Tensor, linear: MergedLinear) -> Product:
-        """Multiply x with the weights of `linear`, adapters' first matrices included."""
-        (M, I), O = x_MI.shape, len(linear.weight)  # noqa: E741
-        if not self.processors or M > FEW_TOKENS or I % 128 > 0:
-            return Product((x_MI @ linear.padded.t())[None], linear)
-
-        # Columns and inputs that a program takes at once, and the stages of its pipeline; measured
-        # on an H200.
-        if M <= 32:
-            columns, inputs, stages = 64, 128, 6
-        elif O > 32 * self.processors:
-            columns, inputs, stages = 128, 64, 5
-        else:
-            columns, inputs, stages = 64, 64, 8
-        blocks = -(-O // columns)
-        part_count = max(1, min(self.processors // blocks, I // inputs // 4))
-
-        parts = x_MI.new_empty(part_count, M, O, dtype=torch.float32)
-        self.kernels.multiply[(blocks, part_count)](
-            x_MI, linear.weight, parts,
-            M, O, I,
-            PARTS=part_count,
-            BLOCK_M=max(16, 1 << (M - 1).bit_length()), BLOCK_O=columns, BLOCK_I=inputs,
-            STAGES=stages, num_warps=4,
-            **self.kernels.LAUNCH,
-        )  # fmt: skip
-        return Product(parts, linear)
 
     def _attention(
         self,
@@ -308,8 +267,6 @@ class CudaLayers:
         H, K, D = self.H, self.K, self.D
         partial = (buffers.maxima, buffers.sums, buffers.outputs)
 
-        # With 96 registers a thread, five programs run on a processor at once instead of four.
-        registers = {"maxnreg": 96} if T == 1 and self.processors else {}
         self.kernels.attend[(plan.programs,)](
             buffers.query_MHD, *memory.prompt_cache[i], keys, values,
             *memory.tiles,
@@ -321,7 +278,6 @@ class CudaLayers:
             H=H, K=K, D=D,
             PROMPT_QUERIES=plan.prompt_queries, ROW_QUERIES=plan.row_queries, BLOCK_KEYS=64,
             num_warps=4, num_stages=2,
-            **self.kernels.LAUNCH, **registers,
         )  # fmt: skip
 
         M = len(buffers.attended)
@@ -330,13 +286,12 @@ class CudaLayers:
             M, T, plan.prompt_split, plan.row_split, plan.prompt_splits, plan.splits,
             H=H, D=D,
             PAIRS=4, TOGETHER=4, num_warps=1,
-            **self.kernels.LAUNCH,
         )  # fmt: skip
 
     def _rotate_and_store(self, i: int, T: int, memory: DecodeMemory, buffers: PassBuffers) -> None:
         """Compute queries, keys and values; keys and values go into the rows' caches."""
         block = self.fast.blocks[i]
-        parts, qkv = self._multiply(buffers.weighted_ME, block.qkv)
+        y, qkv = multiply(buffers.weighted_ME, block.qkv)
         state = memory.state
         M, H, K = len(buffers.weighted_ME), self.H, self.K
 
@@ -348,28 +303,26 @@ class CudaLayers:
             head_eps = block.attention.q_norm.variance_epsilon
 
         self.kernels.rotate_and_store[(-(-M // BLOCK_M), H + 2 * K)](
-            parts, qkv.lora_b, qkv.bias, buffers.squares_MB, buffers.query_MHD,
+            y, qkv.lora_b, qkv.bias, buffers.squares_MB, buffers.query_MHD,
             *memory.row_cache[i],
             memory.cos, memory.sin, q_weight, k_weight,
             state.start, state.written, state.slot, state.live,
-            parts.stride(1), M, memory.capacity.row_room, self.E,
+            y.stride(0), M, memory.capacity.row_room, self.E,
             block.input_norm.variance_epsilon, head_eps, T,
             H=H, K=K, D=self.D,
-            RANK=qkv.rank, PARTS=len(parts), BLOCKS=buffers.squares_MB.shape[1], BLOCK_M=BLOCK_M,
-            **self.kernels.LAUNCH,
+            RANK=qkv.rank, BLOCKS=buffers.squares_MB.shape[1], BLOCK_M=BLOCK_M,
         )  # fmt: skip
 
     def _mlp(self, block: Block, buffers: PassBuffers) -> Product:
         """Return the output of the MLP."""
-        parts, gate_up = self._multiply(buffers.weighted_ME, block.gate_up)
+        y, gate_up = multiply(buffers.weighted_ME, block.gate_up)
         M, F = len(buffers.weighted_ME), gate_up.out_features // 2
         gated_MF = buffers.weighted_ME.new_empty(M, F)
 
         self.kernels.silu_mul[(-(-M // BLOCK_M), -(-F // BLOCK))](
-            parts, gate_up.lora_b, gate_up.bias, buffers.squares_MB, gated_MF,
-            parts.stride(1), M, F, self.E, block.post_attention_norm.variance_epsilon,
-            RANK=gate_up.rank, PARTS=len(parts), BLOCKS=buffers.squares_MB.shape[1],
+            y, gate_up.lora_b, gate_up.bias, buffers.squares_MB, gated_MF,
+            y.stride(0), M, F, self.E, block.post_attention_norm.variance_epsilon,
+            RANK=gate_up.rank, BLOCKS=buffers.squares_MB.shape[1],
             BLOCK_M=BLOCK_M, BLOCK=BLOCK,
-            **self.kernels.LAUNCH,
         )  # fmt: skip
-        return self._multiply(gated_MF, block.down)
+        return multiply(gated_MF, block.down)

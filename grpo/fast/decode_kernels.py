@@ -1,19 +1,15 @@
 """The Triton kernels of the decode step: everything between the matrix products.
 
 PyTorch would launch some forty small kernels a layer between the products; here there are five.
-The products themselves are left to the vendor's library, except those of few tokens on a Hopper
-GPU (`multiply`).
-
-A product comes out unfinished: the kernel that reads it sums its parts and applies the RMSNorm of
-its input, the second half of its LoRA adapter, and its bias.
+The products themselves are left to the vendor's library. A product comes out unfinished: the kernel
+that reads it applies the RMSNorm of its input, the second half of its LoRA adapter, and its bias.
 
 Arithmetic is in float32. Results are rounded where `transformers` rounds them, except inside the
 norms. Rows that are not live write nothing that is ever read.
 
 Shapes: R rows, T tokens of each in a pass, M = R * T tokens, E hidden size, H query heads, K key
-heads, Q = H / K, D head size, P prompts, L tokens of a prompt, V vocabulary, S parts of a product,
-r rank of an adapter. A row's first `written - 1` tokens are in the cache; the pass appends its T
-tokens to them.
+heads, Q = H / K, D head size, P prompts, L tokens of a prompt, V vocabulary, r rank of an adapter.
+A row's first `written - 1` tokens are in the cache; the pass appends its T tokens to them.
 
 Attention: the keys are divided into splits, which are read in parallel and combined afterwards
 (FlashDecoding; arXiv:2402.05099 for prompts that several rows share). The partial result of a
@@ -24,14 +20,8 @@ weighted sum of the values (M, H, splits, D).
 # Triton compiles for the types that annotations name, so parameters have none but `constexpr`.
 # mypy: allow-untyped-defs
 
-import torch
 import triton
 import triton.language as tl
-
-try:
-    from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
-except ImportError:  # Triton was built without them
-    gdc_launch_dependents = gdc_wait = None
 
 # Decorates kernels that are compiled once for all sizes of the batch, and once for one row and for
 # one token of each row.
@@ -40,66 +30,7 @@ for_any_batch = triton.jit(
     do_not_specialize_on_alignment=("T", "M", "R"),
 )
 
-IS_HOPPER = (
-    gdc_wait is not None
-    and torch.cuda.is_available()
-    and torch.cuda.get_device_capability()[0] == 9
-)
-
-# Programmatic dependent launch: start a kernel while the one before it is still running.
-LAUNCH = {"launch_pdl": True} if IS_HOPPER else {}
-_USES_PDL = tl.constexpr(IS_HOPPER)
-
-
-@triton.jit
-def wait():
-    """Allow the next kernel to start, and wait until the previous one has finished.
-
-    What the kernel before the last matrix product has written may be read before the wait: a
-    product lets the next kernel start only after it has waited itself.
-    """
-    if _USES_PDL:
-        gdc_launch_dependents()
-        gdc_wait()
-
-
-# Products of few tokens, and how a product is finished by the kernel that reads it
-
-
-@for_any_batch
-def multiply(
-    x_MI, weight_OI, y_SMO,
-    M, O, I,  # noqa: E741
-    PARTS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
-    STAGES: tl.constexpr,
-):  # fmt: skip
-    """Compute y = x weight' for few tokens, as PARTS sums over a part of I each, to be added up.
-
-    One program computes BLOCK_O columns of one part. It takes about as long as reading the weights
-    does. The vendor's library loses time in the gaps before and after a product; here the next
-    kernel starts when few steps are left.
-    """
-    part = tl.program_id(1)
-    steps = I // BLOCK_I
-    begin = part * steps // PARTS
-    end = (part + 1) * steps // PARTS
-
-    o = tl.program_id(0) * BLOCK_O + tl.arange(0, BLOCK_O)
-    m = tl.arange(0, BLOCK_M)
-    i = tl.arange(0, BLOCK_I)
-    weights = weight_OI + (tl.minimum(o, O - 1).to(tl.int64) * I)[:, None] + i[None, :]
-    inputs = x_MI + (tl.minimum(m, M - 1) * I)[None, :] + i[:, None]
-
-    gdc_wait()
-    y = tl.zeros([BLOCK_O, BLOCK_M], tl.float32)
-    for step in tl.range(begin, end, num_stages=STAGES):
-        if step == end - 8:
-            gdc_launch_dependents()
-        y = tl.dot(tl.load(weights + step * BLOCK_I), tl.load(inputs + step * BLOCK_I), y)
-
-    target = y_SMO + (part * M + m)[None, :] * O + o[:, None]
-    tl.store(target, y, mask=(m < M)[None, :] & (o < O)[:, None])
+# How a product is finished by the kernel that reads it
 
 
 @triton.jit
@@ -119,33 +50,24 @@ def load_lora_b(lora_b_rO, columns, width, RANK: tl.constexpr):
 
 
 @triton.jit
-def _sum_parts(y_SMO, m, columns, mask, M, stride, PARTS: tl.constexpr):
-    """Return `columns` of a product for the tokens `m`, summed over its parts."""
-    y = tl.zeros(mask.shape, tl.float32)
-    for part in tl.static_range(PARTS):
-        at = y_SMO + (part * M + m)[:, None] * stride + columns[None, :]
-        y += tl.load(at, mask=mask, other=0.0).to(tl.float32)
-    return y
-
-
-@triton.jit
 def finish_product(
-    y_SMO, lora_b_rn, bias_O, scale_M,
+    y_MO, lora_b_rn, bias_O, scale_M,
     m, columns, mask,
     M, stride, width, lora_a_begin,
-    RANK: tl.constexpr, PARTS: tl.constexpr, dtype: tl.constexpr,
+    RANK: tl.constexpr, dtype: tl.constexpr,
 ):  # fmt: skip
     """Return `columns` of a product for the tokens `m`, complete: W x, plus s B A x, plus the bias.
 
     `scale_M` is the scale of the RMSNorm of the input, which the product has left out; None if
     there is none. A x is in the product's columns from `lora_a_begin` on.
     """
-    y = _sum_parts(y_SMO, m, columns, mask, M, stride, PARTS)
+    at = y_MO + m[:, None] * stride
+    y = tl.load(at + columns[None, :], mask=mask, other=0.0).to(tl.float32)
     if RANK > 0:
         j = tl.arange(0, RANK)
         lora_mask = (m < M)[:, None] & (j < RANK)[None, :]
-        hidden = _sum_parts(y_SMO, m, lora_a_begin + j, lora_mask, M, stride, PARTS)
-        y += tl.dot(hidden.to(dtype), lora_b_rn, input_precision="ieee")
+        hidden = tl.load(at + (lora_a_begin + j)[None, :], mask=lora_mask, other=0.0)
+        y += tl.dot(hidden, lora_b_rn, input_precision="ieee")
 
     if scale_M is not None:
         y *= scale_M[:, None]
@@ -179,9 +101,9 @@ def _rms_scale(squares_MB, m, E, eps, BLOCKS: tl.constexpr):
 
 @for_any_batch
 def add_and_weigh(
-    x_ME, y_SMO, lora_b_rE, bias_E, weight_E, weighted_ME, squares_MB,
+    x_ME, y_MO, lora_b_rE, bias_E, weight_E, weighted_ME, squares_MB,
     stride, M, E,
-    RANK: tl.constexpr, PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
+    RANK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Add a product to the residual stream, x += y, and begin the next norm of x.
 
@@ -197,10 +119,9 @@ def add_and_weigh(
     weight = tl.load(weight_E + columns, mask=columns < E, other=0.0).to(tl.float32)
     lora_b = load_lora_b(lora_b_rE, columns, E, RANK)
 
-    wait()
-    if y_SMO is not None:
+    if y_MO is not None:
         y = finish_product(
-            y_SMO, lora_b, bias_E, None, m, columns, mask, M, stride, E, E, RANK, PARTS, x.dtype
+            y_MO, lora_b, bias_E, None, m, columns, mask, M, stride, E, E, RANK, x.dtype
         )
         x = (x.to(tl.float32) + y.to(tl.float32)).to(x.dtype)
         tl.store(x_ME + at, x, mask=mask)
@@ -213,10 +134,9 @@ def add_and_weigh(
 
 @for_any_batch
 def silu_mul(
-    gate_up_SMO, lora_b_rO, bias_O, squares_MB, out_MF,
+    gate_up_MO, lora_b_rO, bias_O, squares_MB, out_MF,
     stride, M, F, E, eps,
-    RANK: tl.constexpr, PARTS: tl.constexpr, BLOCKS: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
+    RANK: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """SwiGLU (arXiv:2002.05202): out = silu(gate) * up, where gate and up (F columns each) are the
     two halves of one product.
@@ -230,18 +150,17 @@ def silu_mul(
     dtype: tl.constexpr = out_MF.dtype.element_ty
 
     # Both halves of the product, with their adapters and the scale of the norm.
-    wait()
     gate = finish_product(
-        gate_up_SMO, gate_lora_b, bias_O, scale,
+        gate_up_MO, gate_lora_b, bias_O, scale,
         m, columns, mask,
         M, stride, 2 * F, 2 * F,
-        RANK, PARTS, dtype,
+        RANK, dtype,
     )  # fmt: skip
     up = finish_product(
-        gate_up_SMO, up_lora_b, bias_O, scale,
+        gate_up_MO, up_lora_b, bias_O, scale,
         m, F + columns, mask,
         M, stride, 2 * F, 2 * F + RANK,
-        RANK, PARTS, dtype,
+        RANK, dtype,
     )  # fmt: skip
 
     # silu(gate) is rounded before it is multiplied, as PyTorch does.
@@ -272,12 +191,12 @@ def _rotate(first, second, cos, sin, weight, eps, D: tl.constexpr):
 
 @for_any_batch
 def rotate_and_store(
-    qkv_SMO, lora_b_rO, bias_O, squares_MB, q_MHD, row_keys, row_values,
+    qkv_MO, lora_b_rO, bias_O, squares_MB, q_MHD, row_keys, row_values,
     cos, sin, q_weight, k_weight,
     start_R, written_R, slot_R, live_R,
     stride, M, row_room, E, eps, head_eps, T,
     H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
-    RANK: tl.constexpr, PARTS: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr,
+    RANK: tl.constexpr, BLOCKS: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """Finish queries, keys and values; rotate the former two; append keys and values to the cache.
 
@@ -307,14 +226,13 @@ def rotate_and_store(
     s = tl.load(sin + angle).to(tl.float32)
     dtype: tl.constexpr = q_MHD.dtype.element_ty
 
-    wait()
     first = finish_product(
-        qkv_SMO, lora_b_first, bias_O, scale,
-        m, columns, mask, M, stride, width, lora_a_begin, RANK, PARTS, dtype,
+        qkv_MO, lora_b_first, bias_O, scale,
+        m, columns, mask, M, stride, width, lora_a_begin, RANK, dtype,
     )  # fmt: skip
     second = finish_product(
-        qkv_SMO, lora_b_second, bias_O, scale,
-        m, columns + D // 2, mask, M, stride, width, lora_a_begin, RANK, PARTS, dtype,
+        qkv_MO, lora_b_second, bias_O, scale,
+        m, columns + D // 2, mask, M, stride, width, lora_a_begin, RANK, dtype,
     )  # fmt: skip
 
     if head < H:
@@ -427,7 +345,6 @@ def attend(
         length = tl.load(length_P + p)
         begin = split * prompt_split
 
-        wait()
         if tokens > 0 and begin < length:
             _attend_split(
                 query_MHD, prompt_keys, prompt_values, maxima, sums, outputs,
@@ -474,7 +391,6 @@ def _attend_row(
     is_live = tl.load(live_R + r) != 0
     slot = tl.load(slot_R + r)
 
-    wait()
     if is_live & (begin < end):
         _attend_split(
             query_MHD, row_keys, row_values, maxima, sums, outputs,
@@ -508,7 +424,6 @@ def combine_splits(
     in_row = (tl.load(written_R + r) + m % T + row_split - 1) // row_split
     number = tl.where(is_live, in_prompt + tl.minimum(in_row, splits - prompt_splits), 0)
 
-    wait()
     maximum = tl.full([PAIRS], -1e30, tl.float32)
     total = tl.zeros([PAIRS], tl.float32)
     output = tl.zeros([PAIRS, D], tl.float32)
@@ -558,7 +473,6 @@ def reduce_blocks(
     """Reduce each BLOCK of a token's logits, divided by its temperature, to the maximum, the sum of
     exponentials relative to it, and the place of the maximum: (M, blocks) each.
     """
-    wait()
     m = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
 
@@ -587,7 +501,6 @@ def sample(
 
     The block is found first, and then the token in it. Temperature 0 takes the likeliest token.
     """
-    wait()
     m = tl.program_id(0).to(tl.int64)
     r = m // T
     temperature = tl.load(temperature_R + r)
@@ -640,7 +553,6 @@ def accept(
     A token counts if all drafted tokens before it were chosen. The last one that counts is fed
     next. One program handles one row.
     """
-    wait()
     r = tl.program_id(0)
     t = tl.arange(0, WIDTH)
     is_live = tl.load(live_R + r) != 0
