@@ -6,8 +6,8 @@ and the same arithmetic up to the order of rounding. Models of other families st
 Difference from `peft`: `peft` computes the adapter of a bfloat16 layer in float32, which takes a
 copy of the input and four passes over the output. Here its products are in the layer's precision.
 
-Each operation takes few passes over memory. On a GPU a pass is a Triton kernel
-(`grpo.fast.update_kernels`); on a CPU it is a PyTorch operation.
+Each operation takes few passes over memory. On a GPU two of them, rotary and SwiGLU, are Triton
+kernels (`grpo.fast.update_kernels`).
 """
 
 from collections.abc import Sequence
@@ -21,6 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from grpo.fast.merged_linear import MergedLinear, base_layer, is_plain_lora
 from grpo.model.forward import Model
 from grpo.model.sizes import attention_window
+
+aten = torch.ops.aten
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SWIGLU_BLOCK = 1024  # columns of one program of the SwiGLU kernels
@@ -254,7 +256,7 @@ def _swiglu_backward(d_NF: Tensor, gate_up: Tensor) -> Tensor:
     if not gate_up.is_cuda:
         gate_NF, up_NF = gate_up[:, :F], gate_up[:, F:]
         torch.mul(d_NF, functional.silu(gate_NF), out=out[:, F:])
-        out[:, :F] = torch.ops.aten.silu_backward(d_NF * up_NF, gate_NF)
+        out[:, :F] = aten.silu_backward(d_NF * up_NF, gate_NF)
         return out
 
     from grpo.fast import update_kernels as kernels
@@ -323,12 +325,12 @@ class _AddNorm(torch.autograd.Function):
         ctx: Any, x: Tensor, y: Tensor | None, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)  # None, not zeros, where an output is not used
+        total = x if y is None else x + y
         if x.is_cuda:
-            total, normed, scale_N1 = _add_norm_cuda(x, y, weight, eps)
+            normed, scale_N1 = aten._fused_rms_norm(total, [total.shape[1]], weight, eps)
         else:
             # The mean of squares and its root are float32 at least.
             wide = torch.promote_types(x.dtype, torch.float32)
-            total = x if y is None else x + y
             scale_N1 = (total.to(wide).square().mean(-1, keepdim=True) + eps).rsqrt()
             normed = (total * scale_N1).to(x.dtype) * weight
 
@@ -344,73 +346,24 @@ class _AddNorm(torch.autograd.Function):
         if d_normed is None:
             return d_total, d_total if ctx.has_y else None, None, None
 
+        E, needs_weight = total.shape[1], ctx.needs_input_grad[2]
+        d_weight: Tensor | None = None
         if total.is_cuda:
-            d_sum = _add_norm_backward_cuda(d_total, d_normed, total, weight, scale_N1)
+            d_sum, d_weight = aten._fused_rms_norm_backward(
+                d_normed.contiguous(), total, [E], scale_N1, weight, [True, needs_weight]
+            )
         else:
             # With s = 1 / rms(x), a gradient d of s x is one of s d - s^3 mean(d x) x of x.
-            E = total.shape[1]
             d_scaled = d_normed * weight
             along_N1 = (d_scaled * total).sum(-1, keepdim=True, dtype=scale_N1.dtype)
             along_N1 = along_N1 * scale_N1**3 / -E
             d_sum = torch.addcmul(d_scaled * scale_N1, total, along_N1).to(total.dtype)
-            if d_total is not None:
-                d_sum = d_sum.add_(d_total)
+            if needs_weight:
+                d_weight = (d_normed * (total * scale_N1).to(total.dtype)).sum(0)
 
-        d_weight = None
-        if ctx.needs_input_grad[2]:
-            d_weight = (d_normed * (total * scale_N1).to(total.dtype)).sum(0)
+        if d_total is not None:
+            d_sum = d_sum.add_(d_total)
         return d_sum, d_sum if ctx.has_y else None, d_weight, None
-
-
-def _add_norm_cuda(
-    x: Tensor, y: Tensor | None, weight: Tensor, eps: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return x + y, its norm times `weight` (N, E), and the factors of the norm (N, 1)."""
-    from grpo.fast import update_kernels as kernels
-
-    N, E = x.shape
-    total = x if y is None else torch.empty_like(x)
-    normed = torch.empty_like(x)
-    scale_N1 = x.new_empty(N, 1, dtype=torch.float32)
-    kernels.add_norm[(N,)](
-        x,
-        x if y is None else y,
-        weight,
-        total,
-        normed,
-        scale_N1,
-        0 if y is None else y.stride(0),
-        E,
-        eps,
-        ADD=y is not None,
-        BLOCK=1 << (E - 1).bit_length(),
-        num_warps=8,
-    )
-    return total, normed, scale_N1
-
-
-def _add_norm_backward_cuda(
-    d_total: Tensor | None, d_normed: Tensor, total: Tensor, weight: Tensor, scale_N1: Tensor
-) -> Tensor:
-    """Return the gradient of the sum (N, E): through the norm, and its own if there is one."""
-    from grpo.fast import update_kernels as kernels
-
-    N, E = total.shape
-    d_sum = torch.empty_like(total)
-    own = d_sum if d_total is None else d_total.contiguous()
-    kernels.add_norm_backward[(N,)](
-        d_normed.contiguous(),
-        own,
-        total,
-        weight,
-        scale_N1,
-        d_sum,
-        E,
-        ADD=d_total is not None,
-        BLOCK=1 << (E - 1).bit_length(),
-        num_warps=8,
-    )
-    return d_sum
 
 
 class _Rotary(torch.autograd.Function):

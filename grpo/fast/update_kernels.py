@@ -1,4 +1,4 @@
-"""Triton kernels of the update. Sums are float32.
+"""Triton kernels of an update: rotary, SwiGLU and log-probabilities. Sums are float32.
 
 One program handles one token, unless its docstring says otherwise. A suffix gives the shape that a
 pointer stands for: see `grpo.model`.
@@ -9,70 +9,6 @@ pointer stands for: see `grpo.model`.
 
 import triton
 import triton.language as tl
-
-
-@triton.jit
-def add_norm(
-    x_NE,
-    y_NE,
-    weight_E,
-    sum_NE,
-    normed_NE,
-    scale_N,
-    y_stride,
-    E,
-    eps,
-    ADD: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Sum x and y (if ADD) and norm: scale = 1 / rms(sum), normed = sum * scale * weight."""
-    n = tl.program_id(0).to(tl.int64)
-    e = tl.arange(0, BLOCK)
-    inside = e < E
-
-    # The sum is rounded to the precision of x before it is normed, as PyTorch does.
-    x = tl.load(x_NE + n * E + e, mask=inside, other=0.0)
-    if ADD:
-        y = tl.load(y_NE + n * y_stride + e, mask=inside, other=0.0)
-        x = (x.to(tl.float32) + y.to(tl.float32)).to(x.dtype)
-        tl.store(sum_NE + n * E + e, x, mask=inside)
-
-    wide = x.to(tl.float32)
-    scale = tl.rsqrt(tl.sum(wide * wide) / E + eps)
-    tl.store(scale_N + n, scale)
-
-    weight = tl.load(weight_E + e, mask=inside, other=0.0).to(tl.float32)
-    tl.store(normed_NE + n * E + e, (wide * scale * weight).to(x.dtype), mask=inside)
-
-
-@triton.jit
-def add_norm_backward(
-    d_normed_NE,
-    d_sum_NE,
-    sum_NE,
-    weight_E,
-    scale_N,
-    out_NE,
-    E,
-    ADD: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    """Write the gradient of the sum: that through the norm, and (if ADD) its own."""
-    n = tl.program_id(0).to(tl.int64)
-    e = tl.arange(0, BLOCK)
-    inside = e < E
-
-    scale = tl.load(scale_N + n)
-    weight = tl.load(weight_E + e, mask=inside, other=0.0).to(tl.float32)
-    d = tl.load(d_normed_NE + n * E + e, mask=inside, other=0.0).to(tl.float32) * weight
-    x = tl.load(sum_NE + n * E + e, mask=inside, other=0.0)
-
-    # The norm passes on only what is orthogonal to the unit vector that it returns.
-    unit = x.to(tl.float32) * scale
-    out = scale * (d - unit * (tl.sum(d * unit) / E))
-    if ADD:
-        out += tl.load(d_sum_NE + n * E + e, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out_NE + n * E + e, out.to(x.dtype), mask=inside)
 
 
 @triton.jit
@@ -167,51 +103,6 @@ def swiglu_backward(d_NF, gate_up, out, stride, F, BLOCK: tl.constexpr):
     d_gate = d * up * sigmoid * (1 + wide * (1 - sigmoid))
     tl.store(out + n * 2 * F + f, d_gate.to(gate.dtype), mask=inside)
     tl.store(out + n * 2 * F + F + f, (d * wide * sigmoid).to(gate.dtype), mask=inside)
-
-
-@triton.jit
-def merge_lse(
-    one_NHD,
-    other_NHD,
-    one_lse,
-    other_lse,
-    out_NHD,
-    lse_NH,
-    one_n,
-    one_h,
-    other_n,
-    other_h,
-    H: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_D: tl.constexpr,
-):
-    """Merge the attention to two parts into one softmax (Hydragen, arXiv:2402.05099).
-
-    Each part comes with the log-sum-exp of its scores (N, H); their strides are `*_n` and `*_h`.
-    """
-    n = tl.program_id(0).to(tl.int64)
-    h = tl.arange(0, BLOCK_H)
-    d = tl.arange(0, BLOCK_D)
-    is_head = h < H
-
-    # The log-sum-exp of both parts, relative to the larger of them.
-    a = tl.load(one_lse + n * one_n + h * one_h, mask=is_head, other=0.0)
-    b = tl.load(other_lse + n * other_n + h * other_h, mask=is_head, other=0.0)
-    top = tl.maximum(a, b)
-    both = top + tl.log(tl.exp(a - top) + tl.exp(b - top))
-    tl.store(lse_NH + n * H + h, both, mask=is_head)
-
-    # Each part counts by its share of the exponentials.
-    at = n * H * D + h[:, None] * D + d[None, :]
-    inside = is_head[:, None] & (d < D)[None, :]
-    one = tl.load(one_NHD + at, mask=inside)
-    other = tl.load(other_NHD + at, mask=inside)
-    out = (
-        one.to(tl.float32) * tl.exp(a - both)[:, None]
-        + other.to(tl.float32) * tl.exp(b - both)[:, None]
-    )
-    tl.store(out_NHD + at, out.to(one.dtype), mask=inside)
 
 
 @triton.jit

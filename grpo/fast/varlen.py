@@ -127,38 +127,10 @@ def merge_lse(
 
     The result is exact: see Hydragen (arXiv:2402.05099).
     """
-    if one.is_cuda:
-        return _merge_lse_cuda(one, other, one_lse, other_lse)
-
     lse = torch.logaddexp(one_lse, other_lse)
     # The products are in the precision of the log-sum-exps, float32 at least.
     merged = one * (one_lse - lse).exp()[..., None] + other * (other_lse - lse).exp()[..., None]
     return merged.to(one.dtype), lse
-
-
-def _merge_lse_cuda(
-    one: Tensor, other: Tensor, one_lse: Tensor, other_lse: Tensor
-) -> tuple[Tensor, Tensor]:
-    from grpo.fast import update_kernels as kernels
-
-    N, H, D = one.shape
-    lse = one_lse.new_empty(one_lse.shape)
-    merged = torch.empty_like(one)
-    kernels.merge_lse[(N,)](
-        one,
-        other,
-        one_lse,
-        other_lse,
-        merged,
-        lse,
-        *one_lse.stride(),
-        *other_lse.stride(),
-        H=H,
-        D=D,
-        BLOCK_H=1 << (H - 1).bit_length(),
-        BLOCK_D=1 << (D - 1).bit_length(),
-    )
-    return merged, lse
 
 
 # FlashAttention, on a GPU in half precision
