@@ -124,9 +124,7 @@ class Trainer:
         self.own_loss = parts.own_loss or load_loss(config.loss)
         assert config.learning_rate is not None
         self.rate = config.learning_rate
-        self.optimizer = Optimizer(
-            policy.parameters, self.rate, dtype=policy.dtype, ranks=ranks
-        )
+        self.optimizer = Optimizer(policy.parameters, self.rate, dtype=policy.dtype, ranks=ranks)
         policy.reserved_bytes = policy.weight_bytes + optimizer_bytes(
             sum(p.numel() for p in policy.parameters), policy.parameters[0].element_size()
         )

@@ -12,6 +12,7 @@ Shapes: P prompts, G completions each, C completions that are still being writte
 R rows, k drafted tokens, T = 1 + k.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -65,12 +66,28 @@ class FastDecoder:
     def decode(
         self, request: RolloutRequest, drafting: Drafting | None = None
     ) -> list[tuple[list[int], list[float]]]:
-        """Return the tokens of each completion, and their log-probabilities."""
+        """Return the tokens of each completion, and their log-probabilities.
+
+        Should the captured step write a log-probability that is not finite, the rollout is repeated
+        without it: the same uniform numbers draw the same tokens, up to rounding.
+        """
+        room = self.room(request, drafting)
+        written = self._decode(self.rows(request, room), request, drafting, room)
+        if self.step and not all(math.isfinite(x) for _, values in written for x in values):
+            self.policy.memory_notes.append(
+                "the captured decode step gave numbers that are not finite: this rollout was "
+                "repeated without it"
+            )
+            rows = EagerRows(self.policy, self.forward, request, room)
+            written = self._decode(rows, request, drafting, room)
+        return written
+
+    def _decode(
+        self, decoder: Any, request: RolloutRequest, drafting: Drafting | None, room: int
+    ) -> list[tuple[list[int], list[float]]]:
         policy, G = self.policy, request.group_size
         C = len(request.prompts) * G
-        room = self.room(request, drafting)
 
-        decoder = self.rows(request, room)
         drafter = None
         if _is_drafted(request, drafting):
             assert request.guesses is not None and drafting is not None

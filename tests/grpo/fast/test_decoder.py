@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -151,6 +152,28 @@ def policy(tmp_path):
 
 def b_matrices(policy):
     return [w for name, w in policy.model.named_parameters() if ".lora_B." in name]
+
+
+def test_a_rollout_whose_numbers_are_not_finite_is_repeated_without_the_captured_step(
+    policy, monkeypatch
+):
+    class BrokenRows(EagerRows):
+        def finish(self):
+            chosen, logprobs, count = super().finish()
+            return chosen, logprobs.masked_fill(self.written[:, None] > 3, math.nan), count
+
+    keys = [[sample_key(0, 1, prompt, sample, 0) for sample in range(4)] for prompt in "ab"]
+    request = RolloutRequest([(5, 6, 7), (8, 9)], keys, [1.0] * 2, [8] * 2)
+    decoder = policy.decoder
+    expected = decoder.decode(request)
+
+    monkeypatch.setattr(decoder, "step", object())
+    monkeypatch.setattr(
+        decoder, "rows", lambda *arguments: BrokenRows(policy, decoder.forward, *arguments)
+    )
+    assert decoder.decode(request) == expected
+    (note,) = policy.take_memory_notes()
+    assert "not finite: this rollout was repeated" in note
 
 
 @pytest.mark.parametrize(("difference", "is_used"), [(1e-5, True), (0.5, False)])
