@@ -59,8 +59,8 @@ def test_eval_drops_what_was_trained_on(tmp_path, capsys, tiny_flags):
         [problem_at(task, seed=3, split="test", level=6, index=i) for i in range(4)],
     )
     trained = [*tiny_flags, "--dataset", "set.jsonl"]
-    # Two prompts a step: two of the four problems. The tiny model has no signal.
-    run("--name", "a", "--steps", "1", *trained, status=UNFINISHED)
+    # Two prompts a step: two of the four problems.
+    run("--name", "a", "--steps", "1", *trained)
     arguments = ["--model", "runs/a", "--words", "6", "--json", "out.json", "--problems", "4"]
     assert evaluation.main([*arguments, "--seed", "3"]) == 0
     (line,) = json.loads(Path("out.json").read_text())
@@ -70,7 +70,7 @@ def test_eval_drops_what_was_trained_on(tmp_path, capsys, tiny_flags):
         "test",
         6,
     )  # the next ones of the stream stand in
-    run("--name", "b", "--steps", "2", *trained, status=UNFINISHED)  # all four problems
+    run("--name", "b", "--steps", "2", *trained)  # all four problems
     arguments[1] = "runs/b"
     assert fails(capsys, *arguments, "--dataset", "set.jsonl", main=evaluation.main) == (
         "eval.py: set.jsonl, level 6: no problem is left: all 4 that were found were trained on"

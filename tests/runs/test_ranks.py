@@ -39,9 +39,6 @@ FLAGS = [
 ]
 
 
-PREFLIGHT = ["--preflight", "on"]  # the other runs are the same without
-
-
 def launched(ranks: int, *flags: str) -> list[str]:
     distributed = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     return [sys.executable, *distributed, str(TRAIN), *flags]
@@ -58,7 +55,7 @@ def with_ranks(ranks: int, *flags: str) -> subprocess.CompletedProcess:
 @pytest.fixture(scope="module")
 def flags(quick_flags):
     """Flags of a quick run whose steps change the weights by far more than rounding does."""
-    return [*FLAGS, *quick_flags, "--learning-rate", "1e-4"]
+    return [*FLAGS, *quick_flags, "--learning-rate", "1e-4", "--preflight", "on"]
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +64,7 @@ def alone(flags, tmp_path_factory):
     home = tmp_path_factory.mktemp("ranks")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
-        assert train.main([*flags, *PREFLIGHT, "--name", "alone"]) == 0
+        assert train.main([*flags, "--name", "alone"]) == 0
     return home / "runs" / "alone"
 
 
@@ -99,7 +96,7 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
 
 def test_ranks_make_the_run_of_one(alone, flags, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    done = with_ranks(2, *flags, *PREFLIGHT, "--name", "ranks")
+    done = with_ranks(2, *flags, "--name", "ranks")
     run = Path("runs/ranks")
     assert_alike(alone, run)
     assert (
