@@ -51,10 +51,23 @@ def refused(*scores, **options) -> str:
     return line.partition(" returned ")[2]
 
 
-def test_a_forgotten_return_is_named():
-    for scores, what in ((None, "raised TypeError"), ([], "returned 0 scores for 1 completions")):
-        with pytest.raises(UserError, match=what):
-            scores_of(Given(scores), PROBLEM, ["text"])
+class Fails(Given):
+    def score(self, problem, completions):
+        return [1 / 0]
+
+
+@pytest.mark.parametrize(
+    ("task", "fault"),
+    [
+        (Given(None), r": score\(\) raised TypeError"),
+        (Given([]), r": score\(\) returned 0 scores for 1 completions"),
+        (Given([0.5]), r", completion 1: score\(\) returned .*float"),
+        (Fails([]), r": score\(\) raised ZeroDivisionError: division by zero \(.*line \d"),
+    ],
+)
+def test_a_scorer_that_fails_is_named(task, fault):
+    with pytest.raises(UserError, match=f"task given, problem {PROBLEM.key}{fault}"):
+        scores_of(task, PROBLEM, ["text"])
 
 
 RANGE = "; a task declares another reward_range, and rows have --reward-range LOW,HIGH"

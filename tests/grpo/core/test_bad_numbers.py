@@ -1,4 +1,6 @@
-"""Numbers that are not finite: they are named, and nothing is changed or saved."""
+"""Numbers that are not finite: they are named, and nothing is changed or saved. Completions of no
+text, and a model of an odd size, are no mistakes.
+"""
 
 import hashlib
 import json
@@ -6,21 +8,30 @@ import math
 import signal
 from pathlib import Path
 
+import forced
 import pytest
 import torch
-from copying import SMALL, trainer_for
 from safetensors.torch import load_file, save_file
-from small_runs import BY_PLACE
+from small_runs import BY_PLACE, FEW
 from tiny_models import make_tiny_model
+from transformers import AutoTokenizer, LlamaForCausalLM
 
 from data.errors import UserError
 from grpo.model.load import load_policy
 from grpo.model.weights import check_loaded, check_step
+from grpo.records import Completion
 from grpo.rollout import generate as engine
 from grpo.rollout.generate import RolloutRequest
 from grpo.run.logs import read_metrics
 from grpo.tools import train
 from grpo.trainer import Trainer
+
+SMALL = [*FEW, "--steps", "2", "--eval-problems", "2", "--level", "2"]
+
+
+def trainer_for(policy):
+    """A trainer whose groups all vary."""
+    return forced.trainer_for(policy, stuck=0, prompts=2, learning_rate=0.0)
 
 
 def test_a_step_on_weights_that_are_not_finite_changes_nothing(tiny_policy):
@@ -218,3 +229,42 @@ def test_weights_that_are_not_finite(tiny_policy, temperature):
     request = RolloutRequest([prompt], keys=[[1, 2]], temperatures=[temperature], budgets=[4])
     with pytest.raises(FloatingPointError, match="nan: the model's logits are not finite"):
         engine.generate(tiny_policy, request)
+
+
+def test_completions_of_no_text_are_scored_and_learned_from(tiny_policy, monkeypatch):
+    stop = next(iter(tiny_policy.stops))
+    original = engine.generate
+
+    def empty(*arguments):
+        groups = original(*arguments)
+        return [[Completion((stop,), (-1.0,), "", "stop"), *group[1:]] for group in groups]
+
+    monkeypatch.setattr("grpo.rollout.generate.generate", empty)
+    report = trainer_for(tiny_policy).step()
+    assert math.isfinite(report.metrics["loss"]) and report.metrics["groups/kept"] == 2
+    assert all(group.texts[0] == "" for group in report.groups)
+
+
+def test_a_vocabulary_larger_than_the_tokenizers(tmp_path):
+    folder = make_tiny_model(tmp_path / "wide")
+    model = LlamaForCausalLM.from_pretrained(folder)
+    tokens = len(AutoTokenizer.from_pretrained(folder))
+    model.resize_token_embeddings(tokens + 128, mean_resizing=False)
+    with torch.no_grad():
+        model.model.embed_tokens.weight[tokens:] = (
+            3 * model.model.embed_tokens.weight[:128]
+        )  # so that they are drawn
+    model.save_pretrained(folder)
+    policy = load_policy(str(folder), device="cpu")
+    report = trainer_for(policy).step()
+    drawn = [
+        token
+        for group in report.groups
+        for completion in group.completions
+        for token in completion.tokens
+    ]
+    assert (
+        max(drawn) >= tokens
+        and math.isfinite(report.metrics["loss"])
+        and report.metrics["sampling/sampling_logp_difference/max"] < 1e-4
+    )
