@@ -1,4 +1,4 @@
-"""The tables of the alignment (match 1, mismatch -1, gap -1), with bit vectors.
+"""Alignment under the standard scoring (match 1, mismatch -1, gap -1), with bit vectors.
 
 The method is BitPAl (Loving, Hernandez & Benson 2014), which extends Myers' bit-vector algorithm
 (1999) from edit distance to general integer scores. It stores no scores, only the differences
@@ -142,7 +142,8 @@ class BitColumns:
         operations = []
         i, j = len(first) - 1, len(second) - 1
         while i >= 0 <= j:
-            if first[i] == second[j] or pairs[j] & 1 << start + i:
+            # Identity first, because a symbol need not equal itself (NaN).
+            if first[i] is second[j] or first[i] == second[j] or pairs[j] & 1 << start + i:
                 operations.append(PAIR)
                 i -= 1
                 j -= 1

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from align.needleman import similarities
+from align.needleman import similarity_batch
 from align.words import split_words
 from tasks.interleave import Interleave
 
@@ -103,7 +103,7 @@ def score(texts: list[str], target: str) -> Tensor:
     The best alignment (Needleman-Wunsch) counts +1 for a match, -1 for a mismatch or a gap. Its sum
     S becomes (S + M) / 2M, where M is the length of the longer text: 1 if all words are right.
     """
-    rewards = similarities([split_words(text) for text in texts], split_words(target))
+    rewards = similarity_batch([split_words(text) for text in texts], split_words(target))
     return torch.tensor(rewards, dtype=torch.float32)
 
 

@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
-from align.needleman import Alignment, nw_align, nw_scores, prefix_scores
+from align.needleman import Alignment, nw_align_batch, nw_score_batch, prefix_scores
 from align.words import normalise, split_words, word_ends
 from data.corpus import Document, fingerprint, load_corpus, load_foreign, load_texts, split_of
 from data.errors import UserError
@@ -219,16 +219,19 @@ class Interleave:
         - `trap`: see `TrapNames.name`; None above a similarity of 0.9.
         """
         target = split_words(problem.target)
+        target_pairs = list(pairwise(target))
         traps = TrapNames(problem.data["a"], problem.data["b"], target)
 
         # A policy that has learned the task writes the same text many times.
         distinct = list(dict.fromkeys(completions))
         written = [split_words(text) for text in distinct]
-        alignments = nw_align(written, target)
-        of_pairs = nw_scores([list(pairwise(words)) for words in written], list(pairwise(target)))
+        alignments = nw_align_batch([(words, target) for words in written])
+        of_pairs = nw_score_batch([(list(pairwise(words)), target_pairs) for words in written])
         scores = {
             text: self._score(words, target, traps, alignment, pairs)
-            for text, words, alignment, pairs in zip(distinct, written, alignments, of_pairs)
+            for text, words, alignment, pairs in zip(
+                distinct, written, alignments, of_pairs.tolist()
+            )
         }
         return [scores[text] for text in completions]
 

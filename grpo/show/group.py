@@ -122,7 +122,7 @@ def aligned(target: str, text: str) -> list[Column]:
         Column(
             op.kind, None if op.i is None else wanted[op.i], None if op.j is None else written[op.j]
         )
-        for op in nw_align([wanted], written)[0].ops
+        for op in nw_align(wanted, written).ops
     ]
 
 

@@ -1,19 +1,41 @@
-"""Needleman-Wunsch against its definition, against a table, against Biopython, and by its laws."""
+"""Needleman-Wunsch against its definition, against Biopython, and by its laws."""
 
 import random
 import tracemalloc
 from functools import cache
+from itertools import groupby
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from align import bitparallel
-from align.needleman import Alignment, Op, nw_align, nw_scores, prefix_scores, similarities
+from align.needleman import (
+    Alignment,
+    Op,
+    nw_align,
+    nw_align_batch,
+    nw_score,
+    nw_score_batch,
+    prefix_scores,
+    similarity,
+    similarity_batch,
+)
 
 
 def words(max_size, min_size=0):
     return st.lists(st.sampled_from("abc"), min_size=min_size, max_size=max_size)
+
+
+def scorings(numbers):
+    return st.fixed_dictionaries({"match": numbers, "mismatch": numbers, "gap": numbers})
+
+
+SMALL = st.integers(-5, 5)
+LARGE = st.integers(-(10**6), 10**6)  # needs wider cells than SMALL
+SCORINGS = scorings(SMALL) | scorings(LARGE)
+EIGHTHS = SMALL.map(lambda number: number / 8)  # floats whose sums are exact
 
 
 @cache
@@ -25,13 +47,17 @@ def all_paths(n, m):
     return [path + kind for i, j, kind in before if i >= 0 and j >= 0 for path in all_paths(i, j)]
 
 
-def path_score(path, a, b):
+def path_score(path, a, b, match=1, mismatch=-1, gap=-1):
     """The score of an alignment by its definition."""
     score = i = j = 0
-    for kind in path:
-        score += 1 if kind == "P" and a[i] == b[j] else -1
-        i += kind != "I"
-        j += kind != "D"
+    for kind, run in groupby(path):
+        length = len(list(run))
+        if kind == "P":
+            score += sum(match if a[i + k] == b[j + k] else mismatch for k in range(length))
+        else:
+            score += gap * length
+        i += length * (kind != "I")
+        j += length * (kind != "D")
     return score
 
 
@@ -41,24 +67,14 @@ def as_path(ops):
     )
 
 
-def table_score(a, b):
-    """The score by the table of Needleman and Wunsch."""
-    row = [-j for j in range(len(b) + 1)]
-    for symbol in a:
-        above, row = row, [row[0] - 1]
-        for j, other in enumerate(b):
-            pair = above[j] + (1 if symbol == other else -1)
-            row.append(max(pair, above[j + 1] - 1, row[j] - 1))
-    return row[-1]
-
-
-@settings(max_examples=500)
-@given(words(5), words(5))
-def test_score_and_path_are_those_of_the_definition(a, b):
-    scores = {path: path_score(path, a, b) for path in all_paths(len(a), len(b))}
+@settings(max_examples=300)
+@given(words(4), words(4), SCORINGS | scorings(EIGHTHS))
+@example(["a"], ["a"], {"match": 40, "mismatch": -1, "gap": -1})  # the widest that fits 8-bit cells
+def test_score_and_path_are_those_of_the_definition(a, b, scoring):
+    scores = {path: path_score(path, a, b, **scoring) for path in all_paths(len(a), len(b))}
     best = max(scores.values())
-    (alignment,) = nw_align([a], b)
-    assert nw_scores([a], b) == [alignment.score] == [best]
+    alignment = nw_align(a, b, **scoring)
+    assert nw_score(a, b, **scoring) == alignment.score == best
     # ties: read from the end, the first in the order pair, delete, insert
     order = {"P": 0, "D": 1, "I": 2}
     first = min(
@@ -68,15 +84,24 @@ def test_score_and_path_are_those_of_the_definition(a, b):
     assert as_path(alignment.ops) == first
 
 
+STANDARD = st.just({"match": 1, "mismatch": -1, "gap": -1})  # done by bits, all others by arrays
+
+
+@settings(max_examples=500)
+@given(words(5), words(5))
+def test_the_standard_scoring_is_that_of_the_definition(a, b):
+    test_score_and_path_are_those_of_the_definition.hypothesis.inner_test(a, b, {})
+
+
 @settings(max_examples=300)
 @given(st.lists(words(25), max_size=5), words(25), st.integers(1, 200))
-def test_a_batch_scores_as_each_alone(firsts, b, chunk_bits):
-    """However many sequences share an integer."""
+def test_bits_and_arrays_agree(firsts, b, chunk_bits):
+    """However many sequences share an integer. Floats use the arrays, and these sums are exact."""
+    pairs = [(a, b) for a in firsts]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bitparallel, "CHUNK_BITS", chunk_bits)
-        found = nw_align(firsts, b)
-        assert nw_scores(firsts, b) == [table_score(a, b) for a in firsts]
-    assert found == [nw_align([a], b)[0] for a in firsts]
+        assert nw_align_batch(pairs) == nw_align_batch(pairs, match=1.0)
+        assert nw_score_batch(pairs).tolist() == nw_score_batch(pairs, match=1.0).tolist()
 
 
 @pytest.mark.parametrize(
@@ -93,17 +118,20 @@ def test_chunks_by_hand(lengths, parts, monkeypatch):
     assert list(bitparallel.chunks(lengths)) == parts
 
 
-def test_long_sequences():
+def test_long_sequences_by_bits():
     rng = random.Random(0)
     b = [rng.randrange(60) for _ in range(700)]
-    a = [w for w in b if rng.random() < 0.9] + [rng.randrange(60)] * rng.randrange(9)
-    (alignment,) = nw_align([a], b)
-    assert alignment.score == table_score(a, b) == path_score(as_path(alignment.ops), a, b)
+    firsts = [
+        [w for w in b if rng.random() < 0.9] + [rng.randrange(60)] * rng.randrange(9)
+        for _ in range(3)
+    ]
+    pairs = [(a, b) for a in firsts]
+    assert nw_align_batch(pairs) == nw_align_batch(pairs, match=1.0)
 
 
-@given(words(40), words(40))
-def test_path_spells_out_both_sequences_and_scores_the_score(a, b):
-    ((score, ops),) = nw_align([a], b)
+@given(words(40), words(40), SCORINGS | STANDARD)
+def test_path_spells_out_both_sequences_and_scores_the_score(a, b, scoring):
+    score, ops = nw_align(a, b, **scoring)
     assert [op.i for op in ops if op.i is not None] == list(range(len(a)))
     assert [op.j for op in ops if op.j is not None] == list(range(len(b)))
     for op in ops:
@@ -111,38 +139,71 @@ def test_path_spells_out_both_sequences_and_scores_the_score(a, b):
             assert op.kind == ("insert" if op.i is None else "delete")
         else:
             assert op.kind == ("match" if a[op.i] == b[op.j] else "substitute")
-    assert path_score(as_path(ops), a, b) == score
+    assert path_score(as_path(ops), a, b, **scoring) == score == nw_score(a, b, **scoring)
 
 
-@given(words(60, min_size=1), words(60, min_size=1))
-def test_biopython_agrees(a, b):
+@given(words(60, min_size=1), words(60, min_size=1), scorings(SMALL))
+def test_biopython_agrees(a, b, costs):
     aligner = pytest.importorskip("Bio.Align").PairwiseAligner(mode="global")
-    aligner.match_score, aligner.mismatch_score, aligner.gap_score = 1, -1, -1
-    assert nw_scores([a], b) == [aligner.score("".join(a), "".join(b))]
+    aligner.match_score, aligner.mismatch_score = costs["match"], costs["mismatch"]
+    aligner.gap_score = costs["gap"]
+    assert nw_score(a, b, **costs) == aligner.score("".join(a), "".join(b))
+
+
+@given(
+    st.lists(st.tuples(words(12), words(12)), max_size=6), SCORINGS | STANDARD | scorings(EIGHTHS)
+)
+@example([([], []), (list("ab"), []), ([], list("abc")), (list("abc"), list("ab"))], {"gap": -3})
+@example([([], [])], {})
+@example([], {})
+def test_batch_equals_single(pairs, scoring):
+    scores = nw_score_batch(pairs, **scoring)
+    assert scores.shape == (len(pairs),)
+    assert scores.tolist() == [nw_score(a, b, **scoring) for a, b in pairs]
+    assert nw_align_batch(pairs, **scoring) == [nw_align(a, b, **scoring) for a, b in pairs]
 
 
 def test_scores_by_hand():
     a, b = "the owl saw it".split(), "the old owl saw".split()
-    assert nw_align([a], b) == [
-        Alignment(
-            1,
-            [  # three matches, an insert, a delete: 3 - 1 - 1
-                Op("match", 0, 0),
-                Op("insert", None, 1),
-                Op("match", 1, 2),
-                Op("match", 2, 3),
-                Op("delete", 3, None),
-            ],
+    assert nw_align(a, b) == Alignment(
+        1,
+        [  # three matches, an insert, a delete: 3 - 1 - 1
+            Op("match", 0, 0),
+            Op("insert", None, 1),
+            Op("match", 1, 2),
+            Op("match", 2, 3),
+            Op("delete", 3, None),
+        ],
+    )
+    # two matches and three inserts
+    assert nw_score("ab", "axyzb", gap=-0.25) == 1.25
+
+
+def test_integers_stay_integers():
+    assert type(nw_score("ab", "a")) is type(nw_align("ab", "a").score) is int
+    assert nw_score_batch([]).dtype == nw_score_batch([("ab", "a")]).dtype == np.int64
+    assert type(nw_score("ab", "a", gap=-0.5)) is type(nw_align("ab", "a", gap=-0.5).score) is float
+
+
+def test_symbols_are_compared_as_dictionary_keys():
+    nan = float("nan")  # itself as a key, though not equal to itself
+    for match in (1, 1.0):
+        assert nw_score([1, True, "1"], [1.0, 1, 1], match=match) == 1 + 1 - 1
+        assert nw_align([nan, nan], [nan], match=match) == Alignment(
+            0, [Op("delete", 0, None), Op("match", 1, 0)]
         )
-    ]
+        assert nw_align([1.0], [1, True], match=match) == Alignment(
+            0, [Op("insert", None, 0), Op("match", 0, 1)]
+        )
 
 
-def test_memory_of_the_score_is_linear():
+@pytest.mark.parametrize("scoring", [{}, {"gap": -2}])
+def test_memory_of_the_score_is_linear(scoring):
     rng = random.Random(0)
     a, b = ([rng.randrange(500) for _ in range(3000)] for _ in range(2))
     tracemalloc.start()
     try:
-        nw_scores([a], b)
+        nw_score(a, b, **scoring)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
@@ -151,25 +212,70 @@ def test_memory_of_the_score_is_linear():
 
 @given(words(30), words(30))
 def test_similarity_is_one_exactly_if_equal_and_else_within_bounds(a, b):
-    same, other = similarities([b, a], b)
-    assert same == 1 and 0 <= other <= 1
-    assert (other == 1) == (a == b)
+    assert similarity(a, a) == 1
+    assert 0 <= similarity(a, b) <= 1
+    assert (similarity(a, b) == 1) == (a == b)
 
 
 def test_similarity_by_hand():
     target = "a b c d".split()
     completions = [target, [], "x y z w".split(), "a b x d".split(), "a a b b c c d d".split()]
     # S = 4, -4, -4, 3 - 1, 4 - 4 and L = 4, 4, 4, 4, 8
-    assert similarities(completions, target) == [1, 0, 0, 6 / 8, 8 / 16]
-    assert similarities([[], ["a"]], []) == [1, 0]  # S = 0, -1
-    assert similarities([], target) == []
+    assert similarity_batch(completions, target).tolist() == [1, 0, 0, 6 / 8, 8 / 16]
+    assert similarity_batch([[], ["a"]], []).tolist() == [1, 0]  # S = 0, -1
+    assert similarity_batch([], target).tolist() == []
+    assert similarity_batch([target], target).dtype == np.float64
 
 
-@given(st.lists(words(7), max_size=4), words(7))
-def test_each_prefix_has_the_best_score_over_the_prefixes_of_the_target(sequences, target):
+PARAMETERS = ("match", "mismatch", "gap")
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+@pytest.mark.parametrize("number", [-np.inf, np.inf, np.nan, np.float32("inf")])
+@pytest.mark.parametrize("function", [nw_score, nw_align])
+def test_numbers_that_are_not_finite_are_refused_by_name(function, name, number):
+    with pytest.raises(ValueError, match=f"^{name}={float(number)}: must be a finite number"):
+        function("abc", "bc", **{name: number})
+
+
+@given(
+    words(8),
+    words(8),
+    st.dictionaries(
+        st.sampled_from(PARAMETERS),
+        st.floats(allow_nan=False, allow_infinity=False) | st.integers(-(2**70), 2**70),
+    ),
+)
+@example("abc", "bc", {"match": 1e308, "gap": -1e308})
+@example("abc", "bc", {"gap": -1e308})
+@example("abc", "bc", {"match": 10**400})
+def test_a_score_is_finite_or_refused(a, b, scoring):
+    """Never NaN, infinite or wrapped around: the score is that of the alignment found, or there is
+    neither.
+    """
+    try:
+        score, ops = nw_align(a, b, **scoring)
+    except ValueError as error:
+        assert "overflow" in str(error) or "64 bits" in str(error)
+        with pytest.raises(ValueError, match="overflow|64 bits"):
+            nw_score(a, b, **scoring)
+        return
+
+    assert np.isfinite(score) and nw_score(a, b, **scoring) == score
+    scale = max([1, *map(abs, scoring.values())])
+    assert score == pytest.approx(
+        path_score(as_path(ops), a, b, **scoring), rel=1e-9, abs=1e-9 * scale
+    )
+
+
+FEW = st.lists(st.sampled_from("abc"), max_size=7)
+
+
+@given(st.lists(FEW, max_size=4), FEW)
+def test_each_is_the_best_over_the_prefixes_of_the_target(sequences, target):
     expected = [
         [
-            max(table_score(sequence[:i], target[:j]) for j in range(len(target) + 1))
+            max(nw_score(sequence[:i], target[:j]) for j in range(len(target) + 1))
             for i in range(len(sequence) + 1)
         ]
         for sequence in sequences
@@ -177,7 +283,7 @@ def test_each_prefix_has_the_best_score_over_the_prefixes_of_the_target(sequence
     assert prefix_scores(sequences, target) == expected
 
 
-def test_prefixes_by_hand():
+def test_by_hand():
     # match, match, c passed over and d matched, too many, too many
     assert prefix_scores([list("abdxx")], list("abcd")) == [[0, 1, 2, 2, 1, 0]]
     assert prefix_scores([[], ["a"]], []) == [[0], [0, -1]]

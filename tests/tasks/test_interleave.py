@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from strategies import strategies
 
-from align.needleman import nw_scores
+from align.needleman import nw_score
 from data.corpus import Document, documents_of
 from data.errors import UserError
 from tasks.base import SPLITS
@@ -198,10 +198,8 @@ def test_credits_and_what_is_missing_at_the_end_add_up_to_the_reward(attempt, re
     )
     if reward == "pairs":
         words, target, longest = [*pairwise(words)], [*pairwise(target)], longest - 1
-    best = max(nw_scores([words], target[:j])[0] for j in range(len(target) + 1))
-    rest = (
-        0 if reward == "prefix" else 1 / 2 + (nw_scores([words], target)[0] - best) / (2 * longest)
-    )
+    best = max(nw_score(words, target[:j]) for j in range(len(target) + 1))
+    rest = 0 if reward == "prefix" else 1 / 2 + (nw_score(words, target) - best) / (2 * longest)
     assert earned + rest == pytest.approx(score(text, reward, a, b).reward, abs=1e-12)
 
 
