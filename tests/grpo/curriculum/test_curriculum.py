@@ -3,16 +3,12 @@
 import json
 import random
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 
-from grpo.config import Config
 from grpo.curriculum import ANNEAL_AT, FLOOR, MEMORY, OPEN_AT, WINDOW, Curriculum
-from grpo.learn.optimizer import lr_factor
 from grpo.records import Group
 from grpo.statistics import problems_needed
-from grpo.trainer import Trainer
 from tasks.base import Problem, Score
 
 MANY = 2 * problems_needed(OPEN_AT)  # groups that the running mean needs
@@ -182,38 +178,6 @@ def test_the_learning_rate_falls_from_the_step_at_which_the_goal_is_reached():
     assert [each.kind for each in through(Curriculum([10, 25]), [groups(10, MANY, 1.0)] * 3)] == [
         "open"
     ]
-
-
-class Rates:
-    """The parts of a trainer on which its learning rate depends."""
-
-    anneal_steps, anneal_from = Trainer.anneal_steps, Trainer.anneal_from
-    learning_rate, ended = Trainer.learning_rate, Trainer.ended
-
-    def __init__(self, reached, done=0, **options):
-        self.config = Config(learning_rate=1e-3, **options)
-        self.steps, self.rate = self.config.steps, 1e-3
-        self.curriculum = SimpleNamespace(anneal_from=reached, levels=[1], level=1)
-        self.end = SimpleNamespace(ended=lambda level: "")
-        self.done = done
-
-
-def test_the_learning_rate_stays_until_the_goal_or_what_leaves_time_to_fall():
-    waiting, reached = Rates(None, steps=1000), Rates(30, steps=1000)
-    fall = waiting.anneal_steps
-    assert fall > 1
-    assert (waiting.anneal_from, reached.anneal_from) == (1000 - fall, 30)
-    assert Rates(990, steps=1000).anneal_from == 1000 - fall  # too late to wait for it
-    assert waiting.learning_rate(500) == reached.learning_rate(30) == 1e-3
-    half = 30 + 1 + fall // 2
-    assert reached.learning_rate(half) == pytest.approx(1e-3 * lr_factor(half, 30, fall))
-    assert 0.3e-3 < reached.learning_rate(half) < 0.7e-3
-    assert Rates(None, steps=10).anneal_steps == 5
-
-    constant = Rates(30, steps=1000, schedule="constant", done=30 + fall)
-    assert constant.learning_rate(900) == 1e-3 and constant.ended == ""
-    assert Rates(30, steps=1000, done=29 + fall).ended == ""
-    assert Rates(30, steps=1000, done=30 + fall).ended == "the learning rate has fallen to zero"
 
 
 # The state.
