@@ -80,7 +80,7 @@ def test_the_reward_file_of_a_run_is_not_executed_unless_it_is_named(home, capsy
     Path("own.py").write_text(OWN + "# changed\n")
     capsys.readouterr()
     assert main(["--resume", "runs/a", *named, "--steps", "4"]) == 2
-    assert "task: own.py" in capsys.readouterr().err
+    assert "files: own.py" in capsys.readouterr().err
 
 
 OWN_LOSS = """
@@ -114,7 +114,7 @@ def test_a_loss_of_ones_own_trains_and_its_file_is_executed_only_if_it_is_named(
     assert "executed" in one_line(capsys)
     Path("mine.py").write_text(OWN_LOSS + "# changed\n")
     assert main(["--resume", "runs/own", *own, "--steps", "2"]) == 2
-    assert "changed since it was saved: loss: mine.py" in one_line(capsys)
+    assert "changed since it was saved: files: mine.py" in one_line(capsys)
     Path("mine.py").write_text(OWN_LOSS)
     assert inspect.main(["runs/own", "replay", "1", *own]) == 0
     assert main(["--resume", "runs/own", *own, "--steps", "2"]) in (0, 3)
@@ -152,11 +152,11 @@ def test_functions_in_python_are_compared_on_resume(home):
     train(ROWS, reward, loss=loss, name="a", **options, **QUICK | {"steps": 1})
     again = dict(resume="runs/a", steps=2, **options)
     changed = lambda completion, **row: 0.5  # noqa: E731
-    for given, own_loss, kind, names in (
-        (changed, loss, "task", "python:<lambda> absent → .*, python:reward .* → absent"),
-        (reward, other_loss, "loss", "python:loss .* → .*"),
+    for given, own_loss, names in (
+        (changed, loss, "<lambda> absent → .*, reward .* → absent"),
+        (reward, other_loss, "python:loss .* → .*"),
     ):
-        line = f"changed since it was saved: {kind}: {names}; undo"
+        line = f"changed since it was saved: functions: {names}; undo"
         with pytest.raises(UserError, match=line):
             train(ROWS, given, loss=own_loss, **again)
     assert len(train(ROWS, reward, loss=loss, **again).metrics) == 2
