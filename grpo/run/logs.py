@@ -4,7 +4,7 @@
 |---|---|
 | metrics.jsonl, eval.jsonl, curriculum.jsonl | a line for each step, evaluation and decision |
 | seen.jsonl, groups.jsonl | the keys of the problems, and a summary of each group, by step |
-| warnings.log, prompt.txt | text for people |
+| samples.log, warnings.log, prompt.txt | text for people |
 | rollouts/ | every prompt and completion, see `grpo.run.rollouts` |
 
 Rank 0 writes with `RunFiles`; the other ranks have `NoFiles`. Readers check what they read, so that
@@ -14,6 +14,7 @@ a damaged or foreign file is one line that names it. Neither torch nor transform
 import dataclasses
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from functools import cached_property
@@ -24,7 +25,15 @@ from typing import Any
 import msgspec
 
 from data.errors import UserError, blaming
-from data.files import check_links, kind_of, open_own, read_jsonl, read_yaml, write_whole
+from data.files import (
+    check_links,
+    kind_of,
+    open_own,
+    read_bytes,
+    read_jsonl,
+    read_yaml,
+    write_whole,
+)
 from data.text import escape_control, shortened
 from grpo.config import KINDS as SETTING_KINDS
 from grpo.config import Config, checked
@@ -32,9 +41,11 @@ from grpo.records import Decision, Group, StepReport
 from grpo.run.files import resume_hint
 from grpo.run.rollouts import KINDS, file_of, groups_of, remove_after, steps_of, write_rollouts
 from grpo.run.trackers import Trackers
-from grpo.show.group import completion_record, summaries
+from grpo.show.group import best_and_worst, completion_record, summaries
 
 LOGS = ("metrics.jsonl", "eval.jsonl", "seen.jsonl", "curriculum.jsonl", "groups.jsonl")
+
+SAMPLES_EVERY = 10  # steps between entries of samples.log
 
 # A tokenizer takes tokens of 32 bits; a larger number, from a foreign file, has no text.
 MOST_TOKENS = 1 << 32
@@ -107,6 +118,15 @@ def rewind(run: Path, step: int) -> None:
             texts = [json.dumps(line, ensure_ascii=False) for line in lines]
             write_whole(path, "".join(f"{text}\n" for text in texts).encode())
 
+    path = run / "samples.log"
+    if path.exists():
+        # Bytes, because the last line may end in the middle of a character.
+        entries = re.split(
+            rb"^(?==== step \d+ )", read_bytes(path).rpartition(b"\n")[0], flags=re.M
+        )
+        kept = [entry for entry in entries[1:] if int(entry.split(None, 3)[2]) <= step]
+        write_whole(path, b"".join(entry.rstrip(b"\n") + b"\n" for entry in kept))
+
     remove_after(run, step)
     for path in (*run.glob(".*.partial"), *run.glob("rollouts/.*.partial")):
         if not path.name.startswith(".report."):  # which another process may write now
@@ -132,7 +152,7 @@ class RunFiles:
         MetricsLog(self.folder, f"{log}.jsonl").append(*lines)
 
     def write_step(self, report: StepReport) -> None:
-        """Write a step: rollouts, metrics, problem keys, groups and decisions."""
+        """Write a step: rollouts, metrics, problem keys, groups, decisions and samples."""
         step, groups = report.step, report.groups
         self.write_rollouts("step", step, groups)
         self.append("metrics", report.metrics)
@@ -141,6 +161,10 @@ class RunFiles:
         self.append("seen", {"step": step, "keys": list(keys)})
         self.append("groups", {"step": step, "groups": summaries(groups)})
         self.write_decisions(report.decisions)
+        if step == 1 or step % SAMPLES_EVERY == 0:
+            date = datetime.now(UTC).isoformat(timespec="seconds")
+            text = f"=== step {step} {date}\n{best_and_worst(groups)}"
+            append(self.folder / "samples.log", text)
 
     def write_imitation(self, groups: list[Group]) -> None:
         """Write the right answers that were imitated before the first step, and their keys."""

@@ -1,8 +1,8 @@
 """One group of completions, for everything that shows it.
 
-`summaries` and `completion_record` are its records in files and JSON; `group_lines` is its page in
-`python -m grpo.inspect`, and `why` says in sentences what a completion earned and taught. The
-console, the trackers and the report use the same names.
+`summaries` and `completion_record` are its records in files and JSON; `best_and_worst` is its entry
+in samples.log; `group_lines` is its page in `python -m grpo.inspect`, and `why` says in sentences
+what a completion earned and taught. The console, the trackers and the report use the same names.
 
 A completion is compared with its target word by word, by the alignment of Needleman and Wunsch,
 scored as the reward is (match 1, mismatch -1, gap -1). Nothing depends on colour alone, because the
@@ -166,6 +166,26 @@ def _word(column: Column) -> Text:
 
 
 # --- text -------------------------------------------------------------------------------------
+
+
+def best_and_worst(groups: Sequence[Group]) -> str:
+    """Return the best and the worst sampled completion of a step, as samples.log has them."""
+    samples = [
+        (score.reward, group, score, completion)
+        for group in groups
+        if not group.has_demonstration
+        for score, completion in zip(group.scores, group.completions, strict=True)
+    ]
+    text = ""
+    for name, choose in (("best", max), ("worst", min)):
+        _, group, score, completion = choose(samples, key=lambda sample: sample[0])
+        text += (
+            f"{name}: reward {score.reward:.4f}, score {score.value:.4f}, {completion.finish}, "
+            f"level {group.problem.level}\n"
+            f"  wanted: {escape_control(group.problem.target)}\n"
+            f"  wrote:  {escape_control(completion.text)}\n"
+        )
+    return text
 
 
 def group_lines(group: Group, reward_name: str = "") -> Iterator[Text]:

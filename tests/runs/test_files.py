@@ -42,6 +42,7 @@ def test_what_a_run_writes(tmp_path, capsys):
     assert stored == [f"{name}.jsonl.zst" for name in names.split()]
     groups = groups_of(folder / "rollouts" / "step-000001.jsonl.zst")
     assert len(groups) == 2 and all(len(group.completions) == 4 for group in groups)
+    assert (folder / "samples.log").read_text().startswith("=== step 1 ")
     assert sorted(p.name for p in (folder / "checkpoints").iterdir()) == [
         "step-000002",
         "step-000004",
