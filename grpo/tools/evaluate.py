@@ -3,7 +3,7 @@
 import argparse
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +13,21 @@ from data.text import escape_control
 from grpo.config import Config
 from grpo.evaluate import (
     EvaluationSettings,
+    ShowProgress,
     budgets,
     evaluate,
-    find_problems,
     first_room_warning,
     select,
     summarise,
 )
 from grpo.model.load import load_policy
-from grpo.model.policy import Policy
 from grpo.model.prompts import format_of, sent_lines, wording_text
 from grpo.records import Group, truncated_share
 from grpo.run.files import check_output
 from grpo.run.resume import checkpoint_of, config_of, load_run_policy
 from grpo.show.console import Console
 from grpo.tools.table import add_differences, as_json, repeated_figures, show
-from tasks.base import Problem, Task, compares, foreign_of, problems_of, worded
+from tasks.base import Problem, Task, compares, family_size, foreign_of, problems_of, worded
 from tasks.registry import (
     REWARD_FILE,
     check_wording,
@@ -37,7 +36,7 @@ from tasks.registry import (
     require_trusted_task,
     split_options,
 )
-from tasks.supply import DistinctProblems, parse_levels, read_problems
+from tasks.supply import DistinctProblems, parse_levels, patience, problem_stream, read_problems
 
 # The settings of a run that hold in its evaluation, unless a flag overrides them.
 SAMPLING = ("temperature", "top_p", "max_new_tokens")
@@ -47,14 +46,15 @@ PROMPT = ("system", "shots", "chat_template_kwargs", "wording")
 COUNTS = ("asked", "dropped", "too_long")
 
 
-def report(flags: argparse.Namespace, others: list[str]) -> int:
+def report(flags: argparse.Namespace, others: list[str], kind: type["Evaluation"]) -> int:
     """Evaluate each model, write the figures and the answers, and show them; return 0.
 
-    `others` are words that may be flags of the task.
+    `others` are words that may be flags of the task; `kind` is Evaluation, or RemoteEvaluation for
+    models behind a server.
     """
     if flags.json:
         check_output(flags.json, "--json")
-    evaluations = [Evaluation(flags, model, others) for model in flags.models]
+    evaluations = [kind(flags, model, others) for model in flags.models]
     results = [result for each in evaluations for result in each.results()]
     add_differences(results)
 
@@ -79,7 +79,7 @@ class Evaluation:
         for an unknown flag, and if a run's task is a program that the flags do not name.
         """
         self.flags, self.model = flags, model
-        self.checkpoint, warnings = checkpoint_of(model)
+        self.checkpoint, warnings = (None, []) if flags.endpoint else checkpoint_of(model)
         for warning in warnings:
             _say(warning)
         self.config = config = config_of(self.checkpoint) if self.checkpoint else Config()
@@ -96,6 +96,8 @@ class Evaluation:
         samples = flags.samples or (config.group_size if compares(self.task) else 1)
         sampling = {name: getattr(settings, name) for name in SAMPLING}
         self.answering = EvaluationSettings(**sampling, seed=flags.seed, samples=samples)
+        prompt = {name: getattr(settings, name) for name in PROMPT if name != "wording"}
+        self.format = format_of(self.task, **prompt, seed=flags.seed)
 
     def _settings(self, others: list[str]) -> argparse.Namespace:
         """Return the settings: those of the run, unless a flag overrides them."""
@@ -142,32 +144,31 @@ class Evaluation:
         flags, task = self.flags, self.task
         dataset = read_problems(Path(flags.dataset), task) if flags.dataset else []
         kinds = {level: foreign_of(task, level) for level in self.levels if flags.foreign}
-        self.policy, self.seen = self._load()
+        self._load()
         results = [self._at_level(level, dataset) for level in self.levels]
         for level, tasks in kinds.items():
             results += self._foreign(level, tasks)
         return results
 
-    def _load(self) -> tuple[Policy, set[str]]:
-        """Return the model, and the keys of the problems that it was trained on."""
-        prompt = {name: getattr(self.settings, name) for name in PROMPT if name != "wording"}
-        format = format_of(self.task, **prompt, seed=self.flags.seed)
+    def _load(self) -> None:
+        """Load the model, and the keys of the problems that it was trained on."""
+        self.seen: set[str] = set()
         if self.checkpoint is None:
-            policy, seen = load_policy(self.model, device=self.flags.device), set[str]()
+            self.policy = load_policy(self.model, device=self.flags.device)
         else:
-            policy, seen = load_run_policy(self.checkpoint, self.config, self.flags.device)
-        for note in policy.notes:
+            self.policy, self.seen = load_run_policy(
+                self.checkpoint, self.config, self.flags.device
+            )
+        for note in self.policy.notes:
             _say(f"warning: {note}")
-        policy.use(format)
-        return policy, seen
+        self.policy.use(self.format)
 
     def _at_level(self, level: int, dataset: Sequence[Problem]) -> dict[str, Any]:
         """Return the result of a level. Raises UserError if there is no problem."""
         flags, task = self.flags, self.task
         if flags.dataset:
             problems = [worded(task, one) for one in dataset if one.level == level]
-            budget = self.answering.max_new_tokens
-            found = select(self.policy, problems, flags.problems, self.seen, budget)
+            found = self._select(problems, flags.problems)
             where = f"{flags.dataset}, level {level}"
         else:
             found = self._find(task, level, flags.problems, flags.split)
@@ -204,28 +205,38 @@ class Evaluation:
 
     def _find(self, task: Task, level: int, size: int, split: str) -> DistinctProblems:
         """Return `size` distinct problems that the model may be evaluated on, or all there are."""
-        return find_problems(
-            self.policy,
-            task,
-            level,
-            split,
-            seed=self.flags.seed,
-            size=size,
-            seen=self.seen,
-            budget=self.answering.max_new_tokens,
-        )
+        family = family_size(task, level)
+        stream = problem_stream(task, seed=self.flags.seed, split=split, level=level)
+        return self._select(stream, size, fruitless=patience(size, family), family=family)
+
+    def _select(
+        self, problems: Iterable[Problem], size: int, **limits: int | None
+    ) -> DistinctProblems:
+        """Return distinct problems that training has not seen, and that fit the model's context."""
+        budget = self.answering.max_new_tokens
+        return select(self.policy, problems, size, self.seen, budget, **limits)
 
     def _answer(
         self, task: Task, level: int, found: DistinctProblems, kind: str = ""
     ) -> list[Group]:
         """Return the model's scored completions, and show how far it is."""
-        settings = self.answering
-        warning = first_room_warning(self.policy, task, found.problems, settings.max_new_tokens)
-        if warning:
-            _say(f"warning: {warning}")
         where = f"level {level}{kind and f', foreign {kind}'}"
         with Console(0, file=sys.stderr).working(f"{self.model}, {where}") as progress:
-            return evaluate(self.policy, task, found.problems, settings, progress)
+            return self._sample(task, found.problems, progress)
+
+    def _sample(
+        self, task: Task, problems: Sequence[Problem], progress: ShowProgress
+    ) -> list[Group]:
+        """Return the model's scored completions, and warn if there is little room for them."""
+        settings = self.answering
+        if warning := first_room_warning(self.policy, task, problems, settings.max_new_tokens):
+            _say(f"warning: {warning}")
+        return evaluate(self.policy, task, problems, settings, progress)
+
+    def _about(self, task: Task, problems: Sequence[Problem]) -> dict[str, Any]:
+        """Return the largest budget, and the first prompt, decoded from its token ids."""
+        budget = max(budgets(self.policy, task, problems, self.answering.max_new_tokens))
+        return {"budget": budget, "sent": sent_lines(self.policy, problems[0])}
 
     def _result(
         self,
@@ -256,8 +267,7 @@ class Evaluation:
             **summarise(groups),
             **repeated_figures(groups),
             "truncated": truncated_share(groups),
-            "budget": max(budgets(self.policy, task, found.problems, answering.max_new_tokens)),
-            "sent": sent_lines(self.policy, found.problems[0]),
+            **self._about(task, found.problems),
             "groups": groups,
         }
 

@@ -42,9 +42,10 @@ def main(argv: list[str]) -> int:
 def start(argv: list[str]) -> int:
     """Read the flags, and evaluate. Torch is loaded after that, because it takes seconds."""
     flags, others = parse(argv)
-    from grpo.tools.evaluate import report
+    from grpo.tools import endpoint, evaluate
 
-    return report(flags, others)
+    kind = endpoint.RemoteEvaluation if flags.endpoint else evaluate.Evaluation
+    return evaluate.report(flags, others, kind)
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
@@ -87,6 +88,12 @@ def make_parser() -> Parser:
         "id; may be repeated: several models are compared on the same problems",
     )
     add("--device", default="auto", help="auto, cpu or cuda")
+    add(
+        "--endpoint",
+        metavar="URL",
+        help="ask this OpenAI-compatible server for the answers of --model; its key is taken from "
+        "OPENAI_API_KEY",
+    )
     add("--json", default="", metavar="FILE", help="also write figures and answers there")
 
     add("--task", help="a task's name, or path/to/file.py:ClassName (default: interleave)")

@@ -1,0 +1,214 @@
+"""Evaluation of a model behind a server: the same problems, patience with failures, one line
+for each mistake.
+"""
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from grpo.tools import endpoint, evaluation
+from tasks.registry import load_task
+from tasks.supply import problem_at
+
+# A function of a request's body and its number (from 1) that returns status, headers and body.
+Behaviour = Callable[[dict, int], tuple[int, dict[str, str], object]]
+
+
+def chat(text, finish="stop", tokens=(11, 7)):
+    """Return the body of a response with one answer."""
+    return {
+        "choices": [{"message": {"role": "assistant", "content": text}, "finish_reason": finish}],
+        "usage": {"prompt_tokens": tokens[0], "completion_tokens": tokens[1]},
+    }
+
+
+class Log:
+    """The requests to a server: their bodies and headers, and how many ran at once at most."""
+
+    def __init__(self):
+        self.bodies = []
+        self.headers = []
+        self.at_once = 0
+        self.most_at_once = 0
+        self.lock = threading.Lock()
+
+
+@contextmanager
+def serving(behave: Behaviour):
+    """Serve on a free port of this machine; yield (address, Log)."""
+    log = Log()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self):  # noqa: N802  (the base class calls this name)
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            with log.lock:
+                log.bodies.append(body)
+                log.headers.append(dict(self.headers))
+                number = len(log.bodies)
+                log.at_once += 1
+                log.most_at_once = max(log.most_at_once, log.at_once)
+
+            try:
+                status, headers, answer = behave(body, number)
+                content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+            except OSError:  # the client has left
+                pass
+            finally:
+                with log.lock:
+                    log.at_once -= 1
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1", log
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(endpoint, "PAUSES", (0,) * 6)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+def solve(body, number):
+    """Answer an interleaving problem rightly."""
+    text = body["messages"][-1]["content"]
+    a, b = (text.partition(f"\n{name}: ")[2].partition("\n")[0].split() for name in "AB")
+    return 200, {}, chat(" ".join(word for pair in zip(a, b) for word in pair))
+
+
+def ask(url, *flags, status=0):
+    arguments = ["--endpoint", url, "--model", "m", "--words", "3", "--problems", "12"]
+    assert evaluation.main([*arguments, "--json", "out.json", *flags]) == status
+    return json.loads(Path("out.json").read_text()) if status == 0 else None
+
+
+def test_the_problems_are_those_of_a_local_evaluation():
+    assert evaluation.main("--words 3 --problems 12 --json local.json".split()) == 0
+    with serving(solve) as (url, log):
+        (result,) = ask(url)
+    assert result["mean"] == result["exact"] == 1 and result["n"] == 12
+
+    local, remote = json.loads(Path("local.json").read_text())[0]["answers"], result["answers"]
+    for one, other in zip(local, remote, strict=True):
+        assert one["prompt"] == other["prompt"] and one["target"] == other["target"]
+        assert other["completions"] == [other["target"]] and other["exact"] == [True]
+    body = log.bodies[0]
+    assert body["model"] == "m" and body["temperature"] == 1 and body["max_tokens"] > 32
+    assert body["messages"] == [{"role": "user", "content": remote[0]["prompt"]}]
+    assert len({body["seed"] for body in log.bodies}) == 12
+    assert log.most_at_once <= 8
+
+
+def test_each_sample_of_a_problem_has_its_own_seed():
+    with serving(solve) as (url, log):
+        ask(url, "--samples", "2")
+        ask(url, "--samples", "2")
+        assert len(log.bodies) == 48 and len({body["seed"] for body in log.bodies}) == 24
+        ask(url, "--samples", "2", "--seed", "1")
+        assert len({body["seed"] for body in log.bodies}) == 48
+
+
+def test_the_key_is_sent_and_nowhere_else(monkeypatch, capsys):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-secret\r\n")
+    with serving(solve) as (url, log):
+        ask(url)
+    assert {headers["Authorization"] for headers in log.headers} == {"Bearer sk-secret"}
+    said = capsys.readouterr()
+    files = [path.read_text() for path in Path().rglob("*") if path.is_file()]
+    assert not any("sk-secret" in text for text in (said.out, said.err, *files))
+
+
+def test_failures_that_may_pass_are_tried_again():
+    tries = Counter()
+
+    def moody(body, number):
+        tries[body["seed"]] += 1
+        if tries[body["seed"]] < 4:
+            return 429, {}, {"error": {"message": "slow down"}}
+        return solve(body, number)
+
+    with serving(moody) as (url, log):
+        (result,) = ask(url)
+    assert result["mean"] == 1 and len(log.bodies) == 4 * 12
+
+
+@pytest.mark.parametrize(
+    ("behave", "message"),
+    [
+        (
+            lambda *_: (401, {}, {"error": {"message": "bad key"}}),
+            'status 401: {"error": {"message": "bad key"}}',
+        ),
+        (lambda *_: (500, {}, b""), "6 tries failed; the last: status 500: no reason given"),
+        (lambda *_: (200, {}, {"choices": []}), "not that of an OpenAI-compatible server"),
+        (lambda *_: (200, {}, b""), "not that of an OpenAI-compatible server: it is empty"),
+        (lambda *_: (200, {}, b"[" * 200_000), "not that of an OpenAI-compatible server: [["),
+        (lambda *_: (200, {}, chat([{"type": "text", "text": "a"}])), "OpenAI-compatible server"),
+    ],
+)
+def test_a_server_that_fails_is_one_line(behave, message, capsys):
+    with serving(behave) as (url, _):
+        ask(url, status=2)
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--endpoint", "localhost:8000"], "give an address such as"),
+        (["--endpoint", "http://key@host/v1"], "give the key in OPENAI_API_KEY"),
+    ],
+)
+def test_mistakes_in_flags_are_one_line(flags, message, capsys):
+    assert evaluation.main(flags) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+def test_several_models_are_compared_on_the_same_problems(capsys):
+    def by_name(body, number):
+        status, headers, answer = solve(body, number)
+        return status, headers, answer if body["model"] == "m" else chat("no")
+
+    with serving(by_name) as (url, _):
+        good, bad = ask(url, "--model", "other")
+    assert (good["model"], bad["model"]) == ("m", "other")
+    assert good["mean"] == 1 and bad["mean"] < 0.3
+    said = capsys.readouterr().out
+    assert "difference to m" in said and f"{bad['mean'] - 1:+.4f}" in said
+
+    found = bad["difference"]
+    assert "difference" not in good and (found["to"], found["n"]) == ("m", bad["n"])
+    assert found["ci_low"] <= found["mean"] < found["ci_high"]
+    assert found["mean"] == pytest.approx(bad["mean"] - 1)
+
+
+def test_the_turns_of_the_prompt_are_sent():
+    with serving(solve) as (url, log):
+        ask(url, "--system", "Be brief.", "--shots", "1", "--problems", "1")
+    roles = [turn["role"] for turn in log.bodies[0]["messages"]]
+    assert roles == ["system", "user", "assistant", "user"]
+    first = problem_at(load_task("interleave"), seed=0, split="test", level=3, index=0)
+    assert log.bodies[0]["messages"][-1]["content"] == first.prompt
