@@ -1,15 +1,18 @@
 """The training loop. It follows GRPO (arXiv:2402.03300), one station of the data after the other:
 
-    problems ─► sample ─► score (─► control) ─► classify ─► advantages ─► update ─► observe
+    problems ─► sample ─► score ─► classify (─► demonstrate) ─► advantages ─► update ─► observe
 
 Departures from the paper: the loss is DAPO's, without a reference model, unless the settings say
-otherwise; a curriculum chooses the level of the problems; every update compares its
-log-probabilities with the sampler's, which is called parity.
+otherwise; a curriculum chooses the level of the problems; the first update of a step compares its
+log-probabilities with the sampler's, which is called parity. Before the first step, a policy that
+is far from the task may imitate right answers (`imitate`), and in groups without a right completion
+one may be shown (`demonstrate`); `--reward-alone` forbids both.
 
-A group whose completions all earn the same has no gradient: it is degenerate, any other group is
-varied. `Trainer.rollout` asks the variance monitor (`grpo.variance`) what happens to it: by
-`on_degenerate` it is skipped (the default), kept, or first sampled again. `Trainer.collect` draws
-further problems in its place (`dynamic_sampling`).
+A group whose completions all earn the same has no gradient from its rewards: it is degenerate, any
+other group is varied. `Trainer.rollout` asks the variance monitor (`grpo.variance`) what happens to
+it: by `on_degenerate` it is skipped (the default), kept, or sampled again up to RETRIES times and
+then skipped. `Trainer.collect` draws further problems besides it until `dynamic_sampling` groups
+vary. A group teaches if it varies and is trained on.
 """
 
 import random
@@ -133,7 +136,7 @@ class Trainer:
         # The progress of the run.
         self.done = 0  # steps
         self.tokens = 0  # sampled so far
-        self.kept_share = 1.0  # the share of varied groups among the last prompts
+        self.varied_share = 1.0  # the share of varied groups among the last prompts
         self.end = EndWatch(config)
         self.imitation: dict[str, Any] | None = None  # figures of the warm start, if there was one
 
@@ -147,12 +150,13 @@ class Trainer:
         """Make one step of GRPO, and report it."""
         step = self.done + 1
 
-        # Draw a batch of problems, sample a group of completions of each, and score them.
+        # Draw problems, sample a group of completions of each, and score them.
         problems, groups = self.collect(step)
 
         # Leave out the groups without variance: all of their advantages would be 0. The variance
         # monitor has set their action in `rollout`, to "skip" or "resample"; or to "keep" if they
-        # are to count in the denominator of the loss.
+        # are to count in the denominator of the loss. Groups of which a copy shows a right answer
+        # are left out too; the copy is kept.
         kept = [group for group in groups if group.action == "keep"]
 
         # The advantage of a completion is its reward, compared with those of its group.
@@ -172,9 +176,10 @@ class Trainer:
         return report
 
     def collect(self, step: int) -> tuple[list[Indexed], list[Group]]:
-        """Sample until enough groups vary (`dynamic_sampling`); return the problems and the groups.
+        """Sample until `dynamic_sampling` groups teach, but at most MAX_BATCHES batches (0: one,
+        whatever varies); return the problems and the groups.
 
-        The groups are those of every try, discarded ones included.
+        The groups are those of every attempt, discarded ones included.
         """
         self.timer = StepTimer()
         self.drafting.begin()
@@ -182,12 +187,12 @@ class Trainer:
         groups = self.current = []
         wanted = missing = self.config.dynamic_sampling or 0
         while True:
-            more = self.problems(step, problems, self.batches(missing, len(problems)))
+            more = self.problems(step, problems, self.batches_needed(missing, len(problems)))
             problems += more
             groups += self.rollout(step, more)
 
             varied = sum(group.teaches for group in groups)
-            self.kept_share = varied / len(problems)
+            self.varied_share = varied / len(problems)
             missing = wanted - varied
             if missing <= 0 or len(problems) >= MAX_BATCHES * self.prompts:
                 break
@@ -195,7 +200,7 @@ class Trainer:
         self.drafting.average(self.ranks)
         return problems, groups
 
-    def batches(self, missing: int, drawn: int) -> int:
+    def batches_needed(self, missing: int, drawn: int) -> int:
         """Return how many batches of --prompts to sample next, so that `missing` more groups vary.
 
         It assumes that as large a share of the groups varies as last time. With the prompts that
@@ -204,7 +209,7 @@ class Trainer:
         if not missing:
             return 1
         most = MAX_BATCHES - drawn // self.prompts
-        varying = self.kept_share * self.prompts  # expected groups of a batch
+        varying = self.varied_share * self.prompts  # expected groups of a batch
         return most if missing >= most * varying else max(1, round(missing / varying))
 
     def problems(
@@ -227,7 +232,8 @@ class Trainer:
         """Sample, score and classify these problems; return a group for each attempt at one.
 
         With `demonstrate`, a group without a right completion gets the action `demonstrate`, and a
-        copy follows whose action is `keep` and whose last completion is the right answer.
+        copy follows whose action is `keep` and whose last completion is the right answer. Nobody
+        sampled that one: its ratio is to the trainer's own log-probabilities (see `update`).
         """
         groups: list[Group] = []
         attempt = 0
@@ -244,9 +250,11 @@ class Trainer:
                 self.timer.lap("wait")
 
             key = f"{self.config.seed}/{step}/{attempt}/{tried[0].index}"
+            # In a control experiment only: shuffle or flatten the rewards.
             apply_control(tried, self.config.control, key, self.reward_range)
 
-            # Here it is decided what happens to groups without variance: keep, skip or resample.
+            # Here it is decided what happens to groups without variance: keep, skip or resample,
+            # of which the last attempt is skipped.
             self.monitor.classify(tried)
             groups += tried
             attempt += 1
@@ -259,7 +267,7 @@ class Trainer:
         return groups
 
     def sample(self, step: int, problems: Sequence[Indexed], attempt: int) -> list[Group]:
-        """Return an unscored group for each problem. `attempt` counts the tries, from 0."""
+        """Return an unscored group for each problem. `attempt` counts from 0."""
         if not problems:
             return []
         return sample_groups(
@@ -285,7 +293,8 @@ class Trainer:
 
     def compute_advantages(self, kept: list[Group]) -> list[list[float]] | list[list[list[float]]]:
         """Return the advantages of each group: one number for each completion, or under
-        --credit alignment a list with one number for each of its tokens.
+        --credit alignment a list with one number for each of its tokens, from credits that are
+        added to the groups' scores.
         """
         if self.credits is None:
             return advantages([group.rewards for group in kept], scale=self.config.scale)
@@ -294,13 +303,24 @@ class Trainer:
         credits = [self.credits(group.problem, group.texts) for group in self.ranks.share(kept)]
         for group, earned in zip(kept, self.ranks.gather(credits), strict=True):
             group.scores = [
-                # What a right answer loses because it did not end, its last position loses.
+                # The penalty for not ending is charged to the last position.
                 replace(score, credits=(*credit, (len(text), score.parts["unended"])))
                 if score.parts.get("unended")
                 else replace(score, credits=credit)
                 for score, credit, text in zip(group.scores, earned, group.texts, strict=True)
             ]
         return token_advantages(kept, self.policy.decode, scale=self.config.scale)
+
+    def learning_rate(self, step: int, share: float = 1.0) -> float:
+        """Return the learning rate at `step` (1, 2, ...).
+
+        Unless the rate is constant, it is multiplied by the `share`, the varied groups by --prompts
+        (above 1 it counts as 1): one varied group of 16 would otherwise move the policy as far as
+        16. When it was multiplied by the root of the share, the entropy of one run of three
+        exploded (runs/decisions.md).
+        """
+        rate = self.rate * lr_factor(step, self.anneal_from, self.anneal_steps)
+        return rate * min(1.0, share) if self.anneal_steps else rate
 
     def update_policy(self, kept: list[Group], rate: float) -> dict[str, Any]:
         """Run `epochs` updates on the kept groups at a learning rate. Without groups there is none.
@@ -313,7 +333,9 @@ class Trainer:
         if not kept:
             return {}
 
-        first_pass: FirstPass = {}  # log-probs of the first epoch; see `update`
+        # The ratio is to the sampler's log-probabilities; where nobody sampled, to the trainer's
+        # own in the first epoch, which the first update keeps here for the later ones.
+        first_pass: FirstPass = {}
         learning = self.policy, self.optimizer, kept, self.update_settings, self.update_memory
         history = [update(*learning, first_pass) for _ in range(self.config.epochs)]
         averaged = {
@@ -352,16 +374,6 @@ class Trainer:
         latest = self.steps - self.anneal_steps
         reached = self.curriculum.anneal_from if self.anneal_steps else None
         return latest if reached is None else min(reached, latest)
-
-    def learning_rate(self, step: int, share: float = 1.0) -> float:
-        """Return the learning rate at `step` (1, 2, ...), in which a `share` of the groups varies.
-
-        Unless the rate is constant, it is multiplied by the share: one varied group of 16 would
-        otherwise move the policy as far as 16. By the root of the share, the entropy of one run of
-        three exploded (runs/decisions.md).
-        """
-        rate = self.rate * lr_factor(step, self.anneal_from, self.anneal_steps)
-        return rate * min(1.0, share) if self.anneal_steps else rate
 
     def observe(
         self,
@@ -492,7 +504,7 @@ class Trainer:
         return {
             "done": self.done,
             "tokens": self.tokens,
-            "kept_share": self.kept_share,
+            "varied_share": self.varied_share,
             "imitation": self.imitation,
             **self.stream.state_dict(),
             **{name: getattr(self, name).state_dict() for name in STATIONS},
@@ -502,7 +514,7 @@ class Trainer:
         """Restore a state that `state` returned."""
         self.done = state["done"]
         self.tokens = state["tokens"]
-        self.kept_share = state["kept_share"]
+        self.varied_share = state["varied_share"]
         self.imitation = state["imitation"]
         self.stream.load_state_dict(state)
         for name in STATIONS:

@@ -168,8 +168,8 @@ def test_batches_are_those_that_the_share_of_varying_groups_takes(
     tiny_policy, share, missing, drawn, batches
 ):
     trainer = trainer_for(tiny_policy, prompts=16, dynamic_sampling=8)
-    trainer.kept_share = share
-    assert trainer.batches(missing, drawn) == batches
+    trainer.varied_share = share
+    assert trainer.batches_needed(missing, drawn) == batches
 
 
 @pytest.mark.parametrize("on_degenerate", ["skip", "resample"])
@@ -326,7 +326,7 @@ def test_shuffled_rewards_are_permuted_over_the_batch_and_the_scores_stay_true(t
 
 
 @pytest.mark.parametrize(
-    "kept_share, options, drawn",
+    "varied_share, options, drawn",
     [
         (1.0, {}, [(0, 2), (2, 2)]),  # two are expected to vary, and one does
         (0.5, {}, [(0, 4)]),
@@ -336,11 +336,11 @@ def test_shuffled_rewards_are_permuted_over_the_batch_and_the_scores_stay_true(t
     ],
 )
 def test_dynamic_sampling_draws_at_once_what_the_last_step_needed(
-    tiny_policy, kept_share, options, drawn
+    tiny_policy, varied_share, options, drawn
 ):
     """One of each two prompts varies. What a step draws at once is noted as (first, count)."""
     trainer = trainer_for(tiny_policy, prompts=2, **{"dynamic_sampling": 2} | options)
-    trainer.restore(trainer.state() | {"kept_share": kept_share})
+    trainer.restore(trainer.state() | {"varied_share": varied_share})
     noted, rollout = [], trainer.rollout
     trainer.rollout = lambda step, problems: (
         noted.append((problems[0][0], len(problems))) or rollout(step, problems)

@@ -265,7 +265,7 @@ def test_a_step_counts_what_was_sampled_and_learns_from_what_is_shown(tiny_polic
     assert metrics["reward"] == pytest.approx(mean) and metrics["exact"] == 0
     assert metrics["grad_norm"] > 0
     assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
-    assert trainer.kept_share == 1.0
+    assert trainer.varied_share == 1.0
     assert trainer.curriculum.varied == {1: 1.0}
 
     file = tmp_path / "step-000001.jsonl.zst"
