@@ -138,8 +138,14 @@ class ProblemStream(Resumable):
         """Begin with the policy of an earlier run, whose trainer had this `state`.
 
         The problems that it was trained on count as seen. Fresh problems continue where its stream
-        ended, because runs with the same seed, task and level share their stream.
+        ended, because runs with the same seed, task and level share their stream. Raises UserError
+        for a state of another version.
         """
+        if not {"seen", "next_index"} <= state.keys():
+            raise UserError(
+                "--model: the run was made by another version of this program; export its policy "
+                "(python -m grpo.export RUN FOLDER) and give that folder"
+            )
         self.seen = set(state["seen"])
         if self.config.problems == "fresh" and not self.config.dataset:
             self.next_index = state["next_index"]
