@@ -65,8 +65,7 @@ TRACKERS = ("tensorboard", "wandb")
 MAX_SHOTS = 64  # examples before a question; more would fill any context, and each is searched for
 MAX_NUMBER = 10**9  # the upper limit of all counts and weights
 
-# Defaults for models other than the embedded one. A run whose last level is solved ends sooner.
-LORA_RANK = 64
+# The default for models other than the embedded one. A run whose last level is solved ends sooner.
 STEPS = 800
 
 # Prompts a step, and the share of them that must vary, or else dynamic sampling draws more prompts.
@@ -187,8 +186,8 @@ class Config:
     )
     lora_rank: int | None = basic(
         None,
-        "rank of the LoRA adapter; 0: full fine-tuning (default: 0 for builtin, 64 for other "
-        "models, that of an earlier run's policy)",
+        "rank of the LoRA adapter; 0: full fine-tuning (default: 0 for models of hidden size 576 "
+        "or less, 64 for larger ones and with `quantise`, that of an earlier run's policy)",
         least=0,
     )
     quantise: str = setting(
@@ -239,8 +238,8 @@ class Config:
 
     learning_rate: float | None = basic(
         None,
-        "default: 2e-4 for builtin; for other models 1e-3 under LoRA and 1e-4 without, less where "
-        "they are wider than 576; for an earlier run's policy, that run's",
+        "default: 1e-3 under LoRA and 2e-4 without, less for models of hidden size above 576; for "
+        "an earlier run's policy, that run's",
         least=0,
         below=1,
         heading="Optimizer",
@@ -459,7 +458,7 @@ def _flags_of(name: str) -> Sequence[str]:
 
 
 def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> Config:
-    """Fill in the automatic settings, except the learning rate, which needs the loaded model.
+    """Fill in the automatic settings, except LoRA rank and learning rate, which need the model.
 
     `levels` are those of the --dataset. Raises UserError if it lacks a level to be trained on.
     """
@@ -475,10 +474,8 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
 
     is_builtin = config.model == "builtin"
     steps = default_steps_of(task, level) if is_builtin else None
-    rank, least_varied = config.lora_rank, config.dynamic_sampling
+    least_varied = config.dynamic_sampling
     prompts = config.prompts or (BUILTIN_PROMPTS if is_builtin else PROMPTS)
-    if rank is None:
-        rank = 0 if is_builtin else LORA_RANK
     if least_varied is None:
         will_vary = config.control != "constant-reward"
         least_varied = math.ceil(prompts * VARIED_SHARE[is_builtin]) if will_vary else 0
@@ -490,7 +487,6 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
         mixed=config.mixed or (len(levels) > 1 and not is_level_given),
         prompts=prompts,
         dynamic_sampling=least_varied,
-        lora_rank=rank,
         schedule=config.schedule or ("constant" if is_builtin else "cosine"),
         reward=config.reward or getattr(task, "reward", None),
         steps=config.steps or steps or STEPS,

@@ -57,9 +57,6 @@ from tasks.supply import Supply, read_problems, split_of
 
 MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for one step
 
-# The learning rate of the embedded model, all weights (runs/archive/LOG.md, 2026-11-22).
-BUILTIN_RATE = 2e-4
-
 # The steps in which the learning rate falls to zero once the goal is nearly reached.
 ANNEAL_STEPS = 120
 
@@ -93,12 +90,16 @@ class Trainer:
     """Owns everything that changes during a run; `step` makes one step and reports it.
 
     Every rank holds an identical trainer. `config` is resolved (`grpo.config.resolve_config`);
-    `grpo.make_trainer` does that.
+    `grpo.make_trainer` does that. The trainer's own has the LoRA rank and the learning rate, too.
     """
 
     def __init__(self, config: Config, parts: Parts, policy: Policy, ranks: Ranks = SINGLE):
+        if config.lora_rank is None:
+            config = replace(config, lora_rank=policy.lora_rank)
         if config.learning_rate is None:
-            config = replace(config, learning_rate=default_learning_rate(config, policy))
+            hidden_size = text_config(policy.causal.config).hidden_size
+            rate = default_rate(hidden_size, is_lora=policy.is_lora)
+            config = replace(config, learning_rate=rate)
         assert config.prompts and config.steps, "the configuration is resolved"
         task = parts.task
         self.config = config
@@ -553,13 +554,6 @@ def training_set(config: Config, task: Task) -> list[Problem]:
             f"task {task.name}: none of its problems is of the train split; give some that are"
         )
     return problems
-
-
-def default_learning_rate(config: Config, policy: Policy) -> float:
-    """Return the learning rate of a run that gives none: it depends on the size of the model."""
-    if config.model == "builtin" and not config.lora_rank:
-        return BUILTIN_RATE
-    return default_rate(text_config(policy.causal.config).hidden_size, is_lora=policy.is_lora)
 
 
 def apply_control(

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo.distributed import SINGLE, Ranks
+from grpo.model.sizes import MEASURED_SIZE
 
 LARGEST = 2.0**16  # the loss scale at first, in float16
 BACKOFF = 4.0  # divides the loss scale after an overflow
@@ -39,12 +40,13 @@ BETAS = (0.9, 0.99)
 def default_rate(hidden_size: int, *, is_lora: bool) -> float:
     """Return the default learning rate for a model of this hidden size.
 
-    It was measured on SmolLM2-135M (576) only, see runs/decisions.md: 1e-3 for LoRA, and 1e-4 for
-    all weights. Wider models get less, by the exponent that Thinking Machines fitted to the Llama
-    family (https://tinker-docs.thinkingmachines.ai/supervised-learning/sl-hyperparams); their
-    formula gives 1.3e-3 at 576. Narrower models get no more.
+    It was measured on SmolLM2-135M (576), see runs/decisions.md: 1e-3 for LoRA, and 2e-4 for all
+    weights, as for the embedded model. Wider models get less, by the exponent that Thinking
+    Machines fitted to the Llama family
+    (https://tinker-docs.thinkingmachines.ai/supervised-learning/sl-hyperparams); their formula
+    gives 1.3e-3 at 576. Narrower models get no more.
     """
-    return (1e-3 if is_lora else 1e-4) * min(1.0, 576 / hidden_size) ** 0.781
+    return (1e-3 if is_lora else 2e-4) * min(1.0, MEASURED_SIZE / hidden_size) ** 0.781
 
 
 def lr_factor(step: int, anneal_from: int, anneal_steps: int) -> float:

@@ -3,6 +3,7 @@ and checkpoints of them.
 """
 
 import copy
+import math
 import re
 import warnings
 from collections.abc import Iterator
@@ -29,6 +30,7 @@ from grpo.model import gguf
 from grpo.model.forward import Model
 from grpo.model.policy import Policy
 from grpo.model.prompts import Tokenizer
+from grpo.model.sizes import MEASURED_SIZE, text_config
 from grpo.model.weights import (
     TEXT,
     check_files,
@@ -60,6 +62,7 @@ BITS_OPTIONS: dict[str, dict[str, Any]] = {
     "int8": dict(load_in_8bit=True),
     "nf4": dict(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True),
 }
+LORA_RANK = 64  # of models that are trained with LoRA by default
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 KINDS_OF_MODELS = "give builtin, a directory in Hugging Face layout, a GGUF file, or a hub id"
 BUILTIN = Path(__file__).resolve().parents[2] / "data" / "base_model"
@@ -71,7 +74,7 @@ def load_policy(
     device: str = "auto",
     weights: Path | None = None,
     dtype: str = "auto",
-    lora_rank: int = 0,
+    lora_rank: int | None = 0,
     seed: int = 0,
     quantise: str = "none",
     start: str | None = None,
@@ -82,7 +85,7 @@ def load_policy(
     - `weights`: a checkpoint to continue: an adapter on top of `spec`, or a whole model;
     - `dtype`: torch's name of the precision; auto: see `dtype_on`;
     - `lora_rank`: that of a new adapter, whose random weights follow from `seed`; 0: none, for full
-      fine-tuning and for weights that have an adapter already;
+      fine-tuning and for weights that have an adapter already; None: see `default_rank`;
     - `quantise` (with LoRA): one of BITS_OPTIONS;
     - `start`: the checkpoint from which the run started, if that holds an adapter on top of `spec`;
     - `keep_reference`: keep the policy as it was at the start, for the KL term.
@@ -111,6 +114,8 @@ def load_policy(
     else:
         source, name = resolve(spec), f"--model {spec}"
     is_whole_checkpoint = source == str(weights)
+    if lora_rank is None:
+        lora_rank = default_rank(source, quantise)
     is_lora = bool(lora_rank or adapter)
 
     if dtype != "auto":
@@ -188,14 +193,30 @@ def dtype_on(
     """
     if not device.startswith("cuda"):
         return torch.float32
-    whole, _ = _layers(source)
-    place, options = gguf.place_of(whole)
-    with _loading(whole):
-        config: Any = AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
+    config = config_of(source)
     if is_continued and config.dtype is not None:
         return config.dtype
     has_files_dtype = spec != "builtin" and config.dtype is not None
     return torch.float16 if is_lora or has_files_dtype else torch.float32
+
+
+def default_rank(source: str, quantise: str = "none") -> int:
+    """Return the default rank of a model's adapter; 0: none, all weights are trained.
+
+    SmolLM2-135M learns more with all weights, and a larger model with LoRA (runs/decisions.md).
+    Weights that are quantised cannot be trained.
+    """
+    # What is no language model may have no hidden size; why it cannot be loaded is said later.
+    hidden_size = getattr(text_config(config_of(source)), "hidden_size", math.inf)
+    return 0 if hidden_size <= MEASURED_SIZE and quantise == "none" else LORA_RANK
+
+
+def config_of(source: str) -> Any:
+    """Return the configuration of the whole model under `source`, as `transformers` reads it."""
+    whole, _ = _layers(source)
+    place, options = gguf.place_of(whole)
+    with _loading(whole):
+        return AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
 
 
 def resolve(spec: str) -> str:

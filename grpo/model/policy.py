@@ -120,6 +120,11 @@ class Policy:
         return notes
 
     @property
+    def lora_rank(self) -> int:
+        """The rank of the adapter; 0 if there is none."""
+        return self.model.peft_config[self.model.active_adapter].r if self.is_lora else 0
+
+    @property
     def causal(self) -> Model:
         """The model without its adapters' wrapper."""
         return self.model.get_base_model() if self.is_lora else self.model

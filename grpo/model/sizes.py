@@ -6,6 +6,9 @@ from typing import Any
 
 NO_CONTEXT_LIMIT = 1 << 30
 
+# The hidden size of SmolLM2-135M, on which the defaults were measured.
+MEASURED_SIZE = 576
+
 # The names of a model's own limit. MPT has the second, and the decoders of Whisper the third.
 LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 

@@ -36,7 +36,7 @@ SMALL = (
 TASK = ["--task", "own.py:Own"]  # whatever is written, its groups vary
 FIRST = {
     "lora": [*TASK, "--dataset", "set.jsonl", "--lora-rank", "2"],
-    "full": ["--words", "2", "--lora-rank", "0"],
+    "full": ["--words", "2"],  # by default
 }
 SECOND = {"lora": [*TASK, "--level", "2"], "full": TASK}  # another level, and another task
 PROMPTS, COMPLETIONS = [(40, 41, 42), (43, 44)], [(50, 51), (52,), (53, 54), (55,)]

@@ -163,7 +163,6 @@ def test_what_is_left_to_defaults(given, prompts, varied, schedule, steps):
     assert config.level == 25
     assert (config.prompts, config.dynamic_sampling) == (prompts, varied)
     assert (config.schedule, config.steps) == (schedule, steps)
-    assert config.lora_rank == (64 if config.model == "some/where" else 0)
 
 
 def test_flags_override_settings_and_later_settings_override_earlier_ones(tmp_path):

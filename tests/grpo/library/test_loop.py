@@ -68,7 +68,8 @@ def weights(policy):
     return dict(policy.model.named_parameters())
 
 
-def test_a_model_of_images_and_texts_is_trained_at_its_default_rate(home):
+@pytest.mark.parametrize("given, name", [({}, "_proj"), ({"lora_rank": 4}, "lora_B")])
+def test_a_model_of_images_and_texts_is_trained_at_its_default_rate(home, given, name):
     """The width is that of its language model; layers that no text goes through stay."""
     text = {"vocab_size": 4096, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
     text |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -78,13 +79,23 @@ def test_a_model_of_images_and_texts_is_trained_at_its_default_rate(home):
     AutoModelForImageTextToText.from_config(config).save_pretrained("images")
     AutoTokenizer.from_pretrained(BUILTIN).save_pretrained("images")
 
-    trainer = make_trainer(ROWS, by_length, **QUICK | {"model": "images"})
-    assert trainer.config.learning_rate == default_rate(32, is_lora=True)
-    before = {name: value.clone() for name, value in weights(trainer.policy).items()}
+    trainer = make_trainer(ROWS, by_length, **QUICK | {"model": "images"}, **given)
+    assert trainer.config.learning_rate == default_rate(32, is_lora=bool(given))
+    before = {key: value.clone() for key, value in weights(trainer.policy).items()}
     trainer.step()
-    changed = [name for name in before if (weights(trainer.policy)[name] != before[name]).any()]
-    assert not any("vision" in name for name in changed)
-    assert sum("lora_B" in name for name in changed) == 2 * 7
+    changed = [key for key in before if (weights(trainer.policy)[key] != before[key]).any()]
+    assert not any("vision" in key for key in changed)
+    assert sum(name in key for key in changed) == 2 * 7
+
+
+@pytest.mark.parametrize(
+    "largest, given, rank", [(64, {}, 0), (63, {}, 64), (64, {"lora_rank": 2}, 2)]
+)
+def test_the_size_of_the_model_decides_what_is_trained(home, monkeypatch, largest, given, rank):
+    monkeypatch.setattr("grpo.model.load.MEASURED_SIZE", largest)
+    trainer = make_trainer(ROWS, reward, **QUICK, **given)
+    assert trainer.config.lora_rank == trainer.policy.lora_rank == rank
+    assert trainer.config.learning_rate == (1e-3 if rank else 2e-4)
 
 
 def by_length(completion, **row):

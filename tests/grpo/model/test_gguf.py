@@ -65,8 +65,9 @@ def test_the_file_says_which_token_ends_an_answer(tiny_model, model, tmp_path, h
     from gguf_files import write_gguf
 
     path = model if has_template else str(write_gguf(tiny_model, tmp_path / "plain.gguf", eos=3))
-    policy = load_policy(path, device="cpu")
+    policy = load_policy(path, device="cpu", lora_rank=None)
     assert policy.stops == (3,) and policy.end == 3 and policy.notes == []
+    assert policy.lora_rank == 0
 
 
 @pytest.mark.parametrize("rank", [2, 0])

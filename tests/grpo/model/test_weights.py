@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, ResNetConfig
 
 from data.errors import UserError
 from grpo.model import load, weights
@@ -212,6 +212,21 @@ def test_the_default_precision(tiny_model):
     builtin = load.resolve("builtin")
     assert load.dtype_on("cuda:0", "builtin", builtin, False) == torch.float32
     assert load.dtype_on("cuda:0", "builtin", builtin, True) == torch.float16
+
+
+@pytest.mark.parametrize(
+    "hidden_size, quantise, rank", [(576, "none", 0), (577, "none", 64), (576, "int8", 64)]
+)
+def test_the_default_rank(tmp_path, hidden_size, quantise, rank):
+    LlamaConfig(hidden_size=hidden_size, num_attention_heads=1).save_pretrained(tmp_path)
+    assert load.default_rank(str(tmp_path), quantise) == rank
+
+
+def test_a_model_without_a_hidden_size_is_no_language_model(tmp_path):
+    ResNetConfig().save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="cannot be loaded") as error:
+        load_policy(str(tmp_path), device="cpu", lora_rank=None)
+    one_line(error)
 
 
 @pytest.fixture()
