@@ -1,4 +1,7 @@
-"""Tasks by name: those of the project, and ``path/to/file.py:ClassName`` for a user's task."""
+"""Tasks by name: those of the project, and ``path/to/file.py:ClassName`` for a user's task.
+
+A task of the project may have an argument: ``gsm8k:FOLDER``.
+"""
 
 import hashlib
 import importlib
@@ -22,6 +25,7 @@ REGISTRY = {
     "interleave": "tasks.interleave:Interleave",
     "arithmetic": "tasks.arithmetic:Arithmetic",
     "data": "tasks.rows:Rows",
+    "gsm8k": "tasks.gsm8k:Gsm8k",
 }
 
 # The option that names a user's reward function.
@@ -46,6 +50,7 @@ def load_task(
             raise UserError(_no_such_flag(name, spec))
 
     keywords = {name.replace("-", "_"): value for name, value in options.items()}
+    keywords |= _argument(spec, task_class)
     if reward is not None:
         rewards = tuple(getattr(task_class, "rewards", ()))
         if reward not in rewards:
@@ -67,14 +72,28 @@ def load_task(
 
 
 def is_of_project(spec: str) -> bool:
-    """Return whether `spec` names a task of the project."""
-    return spec in REGISTRY
+    """Return whether `spec` names a task of the project, with or without an argument."""
+    return spec.partition(":")[0] in REGISTRY
+
+
+def _argument(spec: str, task_class: Any) -> dict[str, str]:
+    """Return the keyword argument that "name:argument" gives a task of the project."""
+    name, colon, argument = spec.partition(":")
+    expected = getattr(task_class, "argument", None)
+    if not is_of_project(spec) or not (expected or colon):
+        return {}
+    if not expected:
+        raise UserError(f"--task {spec}: task {name} has no argument; give --task {name}")
+    if not argument:
+        placeholder, meaning = expected
+        raise UserError(f"--task {spec}: give {name}:{placeholder}, {meaning}")
+    return {"argument": argument}
 
 
 def _load_class(spec: str) -> Any:
     """Return the class of task `spec`. Raises UserError if there is none."""
     if is_of_project(spec):
-        module, _, name = REGISTRY[spec].rpartition(":")
+        module, _, name = REGISTRY[spec.partition(":")[0]].rpartition(":")
         return getattr(importlib.import_module(module), name)
 
     path, name = _program(spec), spec.rpartition(":")[2]

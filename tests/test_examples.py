@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.base import SPLITS
-from tasks.registry import load_task
+from grpo import load_run
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 NOTEBOOK = EXAMPLES / "notebook.ipynb"
@@ -37,19 +36,13 @@ def cells():
     ]
 
 
-def test_problems_in_the_form_of_gsm8k(tmp_path):
-    for name, size in (("train", 40), ("test", 9)):
-        lines = [{"question": f"{name} {n}?", "answer": f"So.\n#### {n},000"} for n in range(size)]
-        Path(f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    python(EXAMPLES / "gsm8k.py", tmp_path)
-
-    options = {"data": "rows.jsonl", "reward-file": f"{EXAMPLES / 'gsm8k.py'}:reward"}
-    task = load_task("data", options=options)
-    assert [len(task.problems(split)) for split in SPLITS] == [36, 4, 9]
-    problem = task.problems("test")[2]
-    assert problem.prompt.startswith("test 2?\n\nThink")
-    scores = task.score(problem, ["#### 2000.0", "Answer: 3,000", "2,000"])
-    assert [score.reward for score in scores] == [1, 0.1, 0]
+@pytest.mark.slow
+def test_made_up_problems_in_the_form_of_gsm8k():
+    printed = python(EXAMPLES / "gsm8k_folder.py", "--steps", "2", "--folder", "mine")
+    (run,) = Path("runs").iterdir()
+    data = load_run(run)
+    assert len(data.metrics) == 2 and data.config["task"] == "gsm8k:mine"
+    assert f"step 2: {data.reports[-1]['exact']:.3f} right" in printed
 
 
 def test_the_notebook_is_stored_without_outputs():

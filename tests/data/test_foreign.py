@@ -1,4 +1,4 @@
-"""The foreign held-out texts: of the kinds they claim to be, and nothing is trained on them."""
+"""The foreign held-out texts: of the kinds that they claim to be, and never trained on."""
 
 import unicodedata
 from pathlib import Path

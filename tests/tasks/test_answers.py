@@ -1,5 +1,6 @@
-"""Where the answer of a completion stands, and which number it is."""
+"""Where the answer of a completion stands, which number it is, and the task GSM8K."""
 
+import json
 import time
 from fractions import Fraction
 
@@ -7,7 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from data.errors import UserError
 from tasks.answers import final_answer, integer_in, number_of
+from tasks.base import SPLITS
+from tasks.gsm8k import FORM, INSTRUCTION
 from tasks.registry import load_task
 from tasks.scoring import CUT_OFF, scores_of, without_end
 from tasks.supply import problem_at
@@ -145,6 +149,61 @@ def test_long_answers_are_refused_at_once(text):
     assert time.process_time() - start < 1
 
 
+def gsm8k(folder, train=40, test=10):
+    folder.mkdir(exist_ok=True)
+    for name, size, first in (("train", train, 0), ("test", test, 1000)):
+        rows = [
+            {
+                "question": f"What is {n} and 1?",
+                "answer": f"It is <<{n}+1={n + 1}>>.\n#### {n + 1:,}",
+            }
+            for n in range(first, first + size)
+        ]
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return load_task(f"gsm8k:{folder}")
+
+
+def test_gsm8k_gold_answers_score_one(tmp_path):
+    task = gsm8k(tmp_path / "gsm8k")
+    assert len(task.problems("test")) == 10
+    assert len(task.problems("train")) + len(task.problems("validation")) == 40
+    assert task.problems("validation") and task.family_size(1) == 50
+    for split in SPLITS:
+        for problem in task.problems(split):
+            assert task.key(problem) == problem.key
+            right, gold, wrong, none = scores_of(
+                task,
+                problem,
+                [problem.target, f"x\n#### {problem.data['row']['answer']}", "Answer: 0", "?"],
+            )
+            assert right.exact and gold.exact and right.reward == gold.reward == 1
+            assert wrong.reward == FORM and not wrong.exact and none.reward == 0
+    assert task.problems("test")[0].prompt == f"What is 1000 and 1?\n\n{INSTRUCTION}"
+    assert gsm8k(tmp_path / "gsm8k").sources() == task.sources()
+
+
+def test_gsm8k_mistakes(tmp_path):
+    for make, message in (
+        (lambda: load_task("gsm8k"), "give gsm8k:FOLDER, the folder of train.jsonl"),
+        (lambda: load_task(f"gsm8k:{tmp_path}"), "no file"),
+        (
+            lambda: problem_at(gsm8k(tmp_path / "a"), seed=0, split="test", level=2, index=0),
+            "no row of the test split has level 2",
+        ),
+        (lambda: load_task("arithmetic:3"), "task arithmetic has no argument"),
+    ):
+        with pytest.raises(UserError, match=message):
+            make()
+    for row, message in (
+        ({"question": "?"}, "is not a line of GSM8K"),
+        ({"question": "?", "answer": "3"}, "ends with #### and a number"),
+        ({"question": "?", "answer": "#### many"}, "ends with #### and a number"),
+    ):
+        (tmp_path / "a" / "test.jsonl").write_text(json.dumps(row) + "\n")
+        with pytest.raises(UserError, match=f"test.jsonl, line 1: .*{message}"):
+            load_task(f"gsm8k:{tmp_path / 'a'}")
+
+
 # ---- bare integers
 
 ACCEPTED = [
@@ -258,20 +317,25 @@ def test_what_was_thought_is_not_read(thought, said):
     assert (value is None) == (reason is not None)
 
 
-def test_reasoning_and_the_budget_count():
+@pytest.mark.parametrize("name", ["gsm8k", "arithmetic"])
+def test_reasoning_and_the_budget_count_in_both_tasks(name, tmp_path):
     """Reasoning that the prompt opened and nothing closes holds no answer, and a right answer that
     the budget cut off earns no more than a wrong one.
     """
-    task = load_task("arithmetic")
+    task = gsm8k(tmp_path / "gsm8k") if name == "gsm8k" else load_task(name)
     assert task.reads_reasoning
     problem = problem_at(task, seed=0, split="train", level=task.default_level, index=0)
     said = f"<think>\nPerhaps this:\n{problem.target}\nBut wait"
     texts = [said, f"<think>\nwell</think>{problem.target}", problem.target, "Answer: 1000001"]
-    unclosed, closed, plain, wrong = scores_of(task, problem, texts)
+    scores = scores_of(task, problem, texts)
+    unclosed, closed, plain, wrong = scores
     assert unclosed.reward == 0 and not unclosed.exact
     assert closed == plain and plain.exact and plain.reward == 1
 
-    cut = without_end(task, problem, texts[2], plain)
-    assert without_end(task, problem, texts[3], wrong) == wrong
-    assert not cut.exact and cut.value < 1 and cut.reward == 0.5
-    assert cut.parts["reason"] == CUT_OFF and cut.parts["unended"] == -0.5
+    cut, wrong_cut = (
+        without_end(task, problem, texts[2], plain),
+        without_end(task, problem, texts[3], wrong),
+    )
+    assert not cut.exact and cut.value < 1 and wrong_cut == wrong
+    assert cut.reward == (0.5 if name == "arithmetic" else FORM) >= wrong.reward
+    assert cut.parts["reason"] == CUT_OFF and cut.parts["unended"] == cut.reward - 1

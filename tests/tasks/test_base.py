@@ -145,7 +145,7 @@ def test_a_users_file_may_hold_a_dataclass_with_postponed_annotations(tmp_path):
 
 
 NO_SUCH_TASK = (
-    "no such task; give one of arithmetic, data, interleave, or path/to/file.py:ClassName"
+    "no such task; give one of arithmetic, data, gsm8k, interleave, or path/to/file.py:ClassName"
 )
 
 

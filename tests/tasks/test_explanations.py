@@ -75,6 +75,16 @@ def test_arithmetic_by_hand():
     )
 
 
+def test_answers():
+    problem = Problem("gsm8k", 1, "q", "Answer: 18", "k", {})
+    right, wrong, none = Score(1.0, exact=True), Score(0.1), Score(0.0)
+    assert explain("gsm8k:F", problem, "Answer: 18", right) == "1.000 = the answer 18 is right"
+    assert explain("gsm8k:F", problem, "#### 17", wrong) == (
+        "0.100 = there is an answer, 17, but it is wrong"
+    )
+    assert explain("gsm8k:F", problem, "", none) == "0.000 = no answer was found"
+
+
 def test_components_of_a_users_reward():
     problem = Problem("data", 1, "q", "", "k", {})
     parts = {"reward/place": 2 / 3, "reward/all": 0.2}
@@ -86,7 +96,7 @@ def test_components_of_a_users_reward():
     assert explain("no/such.py:Task", problem, "", Score(0.5)) == "0.500, as the task scored it"
 
 
-@pytest.mark.parametrize("task", ["interleave", "arithmetic", "data"])
+@pytest.mark.parametrize("task", ["interleave", "arithmetic", "gsm8k", "data"])
 @pytest.mark.parametrize(
     "parts",
     [

@@ -1,15 +1,27 @@
 """A chat template that opens the reasoning itself: an answer before its end is none."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from grpo.evaluate import score_groups
 from grpo.records import Completion, Group
-from tasks.answers import final_answer
-from tasks.rows import Rows
+from tasks.registry import load_task
+from tasks.supply import problem_at
 
 
-def reward(completion):
-    return float(final_answer(completion) == "7")
+@pytest.fixture
+def task(tmp_path):
+    """Problems whose answer is 7, in a folder."""
+    rows = [
+        {"question": f"Eve has {n} pens and buys {7 - n} more. How many?", "answer": "So. #### 7"}
+        for n in range(-40, 7)
+    ]
+    for name in ("train", "test"):
+        lines = [json.dumps(row) + "\n" for row in rows[name == "test" :: 2]]
+        Path(tmp_path / f"{name}.jsonl").write_text("".join(lines))
+    return load_task(f"gsm8k:{tmp_path}")
 
 
 @pytest.mark.parametrize(
@@ -19,9 +31,8 @@ def reward(completion):
         ("Perhaps this.\n</think>\nAnswer: 7", True),
     ],
 )
-def test_reasoning_that_is_never_closed_holds_no_answer(text, right):
-    task = Rows([{"prompt": "What is 3 + 4?", "split": "test"}], reward_functions=[reward])
-    (problem,) = task.problems("test")
+def test_reasoning_that_is_never_closed_holds_no_answer(task, text, right):
+    problem = problem_at(task, seed=0, split="test", level=1, index=0)
     completion = Completion((1,), (0.0,), text, "stop")
     group = Group(0, problem, (1,), 1.0, [completion], opened="<think>\n")
     score_groups(task, [group])
