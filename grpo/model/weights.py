@@ -5,7 +5,7 @@ And LoRA adapters (arXiv:2106.09685): a new one, that of a checkpoint, and how e
 
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -17,6 +17,7 @@ from data.errors import UserError
 from data.files import MAX_BYTES, kind_of, read_json
 from data.text import shortened
 from grpo.model.forward import Model
+from grpo.model.sizes import text_config
 
 NAMED_TENSORS = 3  # how many tensors of each kind an error names
 
@@ -130,20 +131,41 @@ def fits_float16(model: Model, tokens: list[int]) -> bool:
 ALPHA = 32  # an adapter adds ALPHA / rank times its product
 
 
-def adapter_of(rank: int) -> LoraConfig:
-    """Return the configuration of a new adapter: on all linear layers except the head."""
-    return LoraConfig(r=rank, lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM")
+def adapter_of(rank: int, left_out: Sequence[str] = ()) -> LoraConfig:
+    """Return the configuration of a new adapter: on all linear layers except the head.
+
+    Those whose names are `left_out` get none.
+    """
+    return LoraConfig(
+        r=rank,
+        lora_alpha=ALPHA,
+        target_modules="all-linear",
+        exclude_modules=list(left_out) or None,
+        task_type="CAUSAL_LM",
+    )
 
 
 def new_adapter(model: Model, rank: int, seed: int) -> PeftModel:
     """Return `model` with a new adapter. Raises UserError if the model cannot have one."""
     torch.manual_seed(seed)  # the adapter's A is random
     try:
-        return get_peft_model(model, adapter_of(rank))
+        return get_peft_model(model, adapter_of(rank, _beside_the_text(model)))
     except ValueError as error:
         raise UserError(
             f"--lora-rank {rank}: {str(error).splitlines()[0]}; give --lora-rank 0"
         ) from error
+
+
+def _beside_the_text(model: Model) -> list[str]:
+    """Return the names of the linear layers that text does not go through: of images, of sound."""
+    if text_config(model.config) is model.config:
+        return []
+    of_text = set(model.get_decoder().modules())
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module not in of_text
+    ]
 
 
 def is_adapter(folder: Path) -> bool:
