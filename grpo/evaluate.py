@@ -3,7 +3,7 @@
 Each mean comes with its 95 % interval.
 """
 
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
@@ -46,6 +46,15 @@ class EvaluationSettings:
         return cls(**own, seed=seed, samples=samples)
 
 
+def held_out_stream(
+    task: Task, level: int, split: str, *, seed: int, size: int
+) -> tuple[Iterator[Problem], dict[str, int | None]]:
+    """Return the problems of a split, and how long `select` looks for `size` distinct ones."""
+    family = family_size(task, level)
+    stream = problem_stream(task, seed=seed, split=split, level=level)
+    return stream, {"fruitless": patience(size, family), "family": family}
+
+
 def find_problems(
     policy: Policy,
     task: Task,
@@ -62,9 +71,7 @@ def find_problems(
     If there are fewer, all of them are returned. `seed` is that of the stream, `budget` that of
     --max-new-tokens.
     """
-    family = family_size(task, level)
-    stream = problem_stream(task, seed=seed, split=split, level=level)
-    limits = {"fruitless": patience(size, family), "family": family}
+    stream, limits = held_out_stream(task, level, split, seed=seed, size=size)
     return select(policy, stream, size, seen, budget, **limits)
 
 

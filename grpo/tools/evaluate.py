@@ -17,6 +17,7 @@ from grpo.evaluate import (
     budgets,
     evaluate,
     first_room_warning,
+    held_out_stream,
     select,
     summarise,
 )
@@ -27,7 +28,7 @@ from grpo.run.files import check_output
 from grpo.run.resume import checkpoint_of, config_of, load_run_policy
 from grpo.show.console import Console
 from grpo.tools.table import add_differences, as_json, repeated_figures, show
-from tasks.base import Problem, Task, compares, family_size, foreign_of, problems_of, worded
+from tasks.base import Problem, Task, compares, foreign_of, problems_of, worded
 from tasks.registry import (
     REWARD_FILE,
     check_wording,
@@ -36,7 +37,7 @@ from tasks.registry import (
     require_trusted_task,
     split_options,
 )
-from tasks.supply import DistinctProblems, parse_levels, patience, problem_stream, read_problems
+from tasks.supply import DistinctProblems, parse_levels, read_problems
 
 # The settings of a run that hold in its evaluation, unless a flag overrides them.
 SAMPLING = ("temperature", "top_p", "max_new_tokens")
@@ -205,9 +206,8 @@ class Evaluation:
 
     def _find(self, task: Task, level: int, size: int, split: str) -> DistinctProblems:
         """Return `size` distinct problems that the model may be evaluated on, or all there are."""
-        family = family_size(task, level)
-        stream = problem_stream(task, seed=self.flags.seed, split=split, level=level)
-        return self._select(stream, size, fruitless=patience(size, family), family=family)
+        stream, limits = held_out_stream(task, level, split, seed=self.flags.seed, size=size)
+        return self._select(stream, size, **limits)
 
     def _select(
         self, problems: Iterable[Problem], size: int, **limits: int | None
