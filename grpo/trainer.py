@@ -10,9 +10,9 @@ one may be shown (`demonstrate`); `--reward-alone` forbids both.
 
 A group whose completions all earn the same has no gradient from its rewards: it is degenerate, any
 other group is varied. `Trainer.rollout` asks the variance monitor (`grpo.variance`) what happens to
-it: by `on_degenerate` it is skipped (the default), kept, or sampled again up to RETRIES times and
-then skipped. `Trainer.collect` draws further problems besides it until `dynamic_sampling` groups
-vary. A group teaches if it varies and is trained on.
+it: by `on_degenerate` it is skipped (the default), kept, or sampled again, at most twice, and then
+skipped. `Trainer.collect` draws further problems besides it until `dynamic_sampling` groups vary. A
+group teaches if it varies and is trained on.
 """
 
 import random
@@ -390,7 +390,7 @@ class Trainer:
 
         # Alarms and the end look at the hardest open level, or at all groups of mixed levels.
         level = None if self.stream.supply.mixed else self.curriculum.level
-        events = self.policy.take_memory_notes() + self.monitor.observe(groups, level)
+        events = self.policy.take_events() + self.monitor.observe(groups, level)
         metrics = self.metrics(step, groups, learned)
         metrics |= {"problems/repeated": repeated, "events": events}
 

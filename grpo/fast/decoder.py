@@ -73,8 +73,8 @@ class FastDecoder:
         """
         room = self.room(request, drafting)
         written = self._decode(self.rows(request, room), request, drafting, room)
-        if self.step and not all(math.isfinite(x) for _, values in written for x in values):
-            self.policy.memory_notes.append(
+        if self.step and not all(math.isfinite(sum(values)) for _, values in written):
+            self.policy.events.append(
                 "the captured decode step gave numbers that are not finite: this rollout was "
                 "repeated without it"
             )

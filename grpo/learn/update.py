@@ -76,7 +76,7 @@ class UpdateMemory:
                 f"out of memory in the update of a single completion of {longest} tokens; "
                 "give a smaller model, a lower level, or --lora-rank 16"
             )
-        self.policy.memory_notes.append(
+        self.policy.events.append(
             f"out of memory: {change}micro-batches of {self.micro_tokens:,} tokens from now on "
             "(the gradient stays the same)"
         )

@@ -193,7 +193,7 @@ def dtype_on(
     """
     if not device.startswith("cuda"):
         return torch.float32
-    config = config_of(source)
+    config = transformers_config(source)
     if is_continued and config.dtype is not None:
         return config.dtype
     has_files_dtype = spec != "builtin" and config.dtype is not None
@@ -206,12 +206,12 @@ def default_rank(source: str, quantise: str = "none") -> int:
     SmolLM2-135M learns more with all weights, and a larger model with LoRA (runs/decisions.md).
     Weights that are quantised cannot be trained.
     """
-    # What is no language model may have no hidden size; why it cannot be loaded is said later.
-    hidden_size = getattr(text_config(config_of(source)), "hidden_size", math.inf)
+    # What is not a language model may lack a hidden size; loading it says what is wrong.
+    hidden_size = getattr(text_config(transformers_config(source)), "hidden_size", math.inf)
     return 0 if hidden_size <= MEASURED_SIZE and quantise == "none" else LORA_RANK
 
 
-def config_of(source: str) -> Any:
+def transformers_config(source: str) -> Any:
     """Return the configuration of the whole model under `source`, as `transformers` reads it."""
     whole, _ = _layers(source)
     place, options = gguf.place_of(whole)

@@ -61,7 +61,8 @@ class Policy:
     - `reserved_bytes`: memory that is not free for caches and activations: the weights, and what a
       trainer adds.
     - `rollout_tokens`: the most tokens that the completions of a rollout may have at a time, after
-      memory ran out; `memory_notes`: lines that say so, for the console.
+      memory ran out.
+    - `events`: lines for the console, such as that memory ran out.
     - `frozen`: the reference, if that is a separate model.
     - `path`: how the model is run: "plain", or one of `grpo.fast.accelerate.PATHS`.
     - `kernels`: `grpo.fast.update_kernels` on a GPU.
@@ -94,7 +95,7 @@ class Policy:
         self.weight_bytes: int = sum(p.numel() * p.element_size() for p in weights)
         self.reserved_bytes = self.weight_bytes
         self.rollout_tokens = math.inf
-        self.memory_notes: list[str] = []
+        self.events: list[str] = []
 
         self.path = "plain"
         self.forward = PlainForward(self)
@@ -114,10 +115,10 @@ class Policy:
                 "together, and longer ones are not supported"
             )
 
-    def take_memory_notes(self) -> list[str]:
-        """Return the `memory_notes` since the last call."""
-        notes, self.memory_notes = self.memory_notes, []
-        return notes
+    def take_events(self) -> list[str]:
+        """Return the `events` since the last call."""
+        taken, self.events = self.events, []
+        return taken
 
     @property
     def lora_rank(self) -> int:

@@ -252,7 +252,7 @@ def generate(
         if written is None:
             policy.free_decoder()
             policy.rollout_tokens = len(batch.prompts) * G * room / 2
-            policy.memory_notes.append(
+            policy.events.append(
                 f"out of memory: rollouts of at most {max(1, len(batch.prompts) // 2) * G} "
                 f"completions of {room} tokens at a time from now on"
             )

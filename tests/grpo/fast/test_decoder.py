@@ -172,7 +172,7 @@ def test_a_rollout_whose_numbers_are_not_finite_is_repeated_without_the_captured
         decoder, "rows", lambda *arguments: BrokenRows(policy, decoder.forward, *arguments)
     )
     assert decoder.decode(request) == expected
-    (note,) = policy.take_memory_notes()
+    (note,) = policy.take_events()
     assert "not finite: this rollout was repeated" in note
 
 

@@ -217,9 +217,9 @@ def test_out_of_memory_halves_the_prompts_at_a_time_and_changes_no_sample(tiny_p
     assert tokens_of(found) == tokens_of(expected)
     assert len(expected) == 3 and tried == [3, 1, 1, 1]
 
-    (note,) = tiny_policy.take_memory_notes()
+    (note,) = tiny_policy.take_events()
     assert note.startswith("out of memory: rollouts of at most 3 completions of ")
-    assert tiny_policy.take_memory_notes() == []
+    assert tiny_policy.take_events() == []
 
     # The next rollout does not try what failed.
     _, again = rollout(tiny_policy, samples=3)

@@ -175,7 +175,7 @@ def test_out_of_memory_is_answered_step_by_step(tiny_policy, groups, monkeypatch
     assert math.isfinite(step()["loss"])
     assert tried[:2] == [1000, 500] and min(tried) < 100
     assert tried.count(1000) == 2 and len(freed) > 1  # larger again with checkpointing
-    notes = tiny_policy.take_memory_notes()
+    notes = tiny_policy.take_events()
     same = "tokens from now on (the gradient stays the same)"
     assert notes[0] == f"out of memory: micro-batches of 500 {same}"
     assert any("gradient checkpointing, the sampler's memory freed" in note for note in notes)
@@ -183,7 +183,7 @@ def test_out_of_memory_is_answered_step_by_step(tiny_policy, groups, monkeypatch
     done, before = len(tried), len(freed)
     step()
     assert set(tried[done:]) == {tried[done - 1]} and len(freed) == before + 1
-    assert tiny_policy.take_memory_notes() == []
+    assert tiny_policy.take_events() == []
 
     most = 0
     with pytest.raises(UserError, match="the update of a single completion of .* tokens"):
