@@ -1,4 +1,8 @@
-"""Global alignment of sequences: Needleman-Wunsch, for many pairs at once.
+"""Words, and the global alignment of two sequences: Needleman-Wunsch, for many pairs at once.
+
+A word is a maximal run of non-whitespace characters, after the text was put into Unicode
+normalisation form C. So a word is the same whether its accents are composed or combining
+characters. Punctuation is part of the word that it touches.
 
 The algorithm is Needleman & Wunsch (1970). Each deleted and each inserted symbol scores `gap`.
 Scores are added as given, so costs are negative. Numbers may have either sign. Integer scores are
@@ -11,27 +15,59 @@ symbol. A str is the sequence of its characters.
 Ties. Of several best alignments one is returned: read from its end, at each step a pair (match or
 substitution) is preferred to a deletion, and a deletion to an insertion.
 
-The standard scoring (match 1, mismatch -1, gap -1) is computed by `align.bitparallel`, which is
-much faster; all other scorings by `_filled` below, pair by pair and row by row.
+The standard scoring (match 1, mismatch -1, gap -1) is computed with bit vectors (`BitColumns`),
+which is much faster; all other scorings by `_filled`, pair by pair and row by row.
 
 Shapes: B pairs; N and M are the lengths of a and of b.
 """
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
-from itertools import groupby
+import re
+import unicodedata
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import accumulate
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-
-from align.bitparallel import DELETE, INSERT, PAIR, BitColumns, chunks
 
 Number = int | float
 Symbols = Sequence[Hashable]
 Pairs = Sequence[tuple[Symbols, Symbols]]
 
-STANDARD = (1, -1, -1)  # the scoring of `align.bitparallel`, in integers
+STANDARD = (1, -1, -1)  # match, mismatch, gap
+PAIR, DELETE, INSERT = range(3)
+
+# The most bits that v0, v1 and v2 of `BitColumns` have together. Longer integers are hardly faster
+# per cell, and the masks of the symbols take more memory.
+CHUNK_BITS = 72_000
+
+_WORD = re.compile(r"\S+")
+
+
+def normalise(text: str) -> str:
+    """Return `text` in Unicode normalisation form C (Unicode Standard Annex 15)."""
+    return unicodedata.normalize("NFC", text)
+
+
+def split_words(text: str) -> list[str]:
+    """Return the words of `text`, in order.
+
+    >>> split_words(" The  owl,\\nit seems. ")
+    ['The', 'owl,', 'it', 'seems.']
+    """
+    return _WORD.findall(normalise(text))
+
+
+def word_ends(text: str) -> list[int]:
+    """Return the offset in `text` (in characters) at which each word of `split_words(text)` ends.
+
+    The offsets refer to the text before normalisation, which never joins or splits words.
+
+    >>> word_ends(" The  owl,")
+    [4, 10]
+    """
+    return [match.end() for match in _WORD.finditer(text)]
 
 
 class Op(NamedTuple):
@@ -79,9 +115,13 @@ def nw_score_batch(
     is_exact = isinstance(scale[0], int)
     scores: list[Number]
     if is_exact and scale == STANDARD:
-        scores = [columns.score(k) for columns, k in _columns(pairs, keep_moves=False)]
+        scores = [
+            columns.score(k)
+            for columns in _columns(pairs, keep_moves=False)
+            for k in range(len(columns.firsts))
+        ]
     else:
-        scores = [_filled(a, b, *scale)[0] for a, b in pairs]
+        scores = [_filled(a, b, *scale) for a, b in pairs]
     return np.array(scores, np.int64 if is_exact else np.float64)
 
 
@@ -101,21 +141,22 @@ def nw_align_batch(
 ) -> list[Alignment]:
     """Return a best alignment of each of the `pairs`, in order.
 
-    Memory: one byte per cell, B N M in all; with the standard scoring two bits per cell. Errors are
-    those of `nw_score_batch`.
+    Memory: one byte per cell of a pair; with the standard scoring two bits per cell of some pairs.
+    Errors are those of `nw_score_batch`.
     """
     scale = _checked(match, mismatch, gap)
     alignments = []
     if isinstance(scale[0], int) and scale == STANDARD:
-        for columns, k in _columns(pairs, keep_moves=True):
-            ops = _ops(columns.operations(k), columns.firsts[k], columns.second)
-            alignments.append(Alignment(columns.score(k), ops))
+        for columns in _columns(pairs, keep_moves=True):
+            for k, a in enumerate(columns.firsts):
+                ops = _ops(columns.operations(k), a, columns.second)
+                alignments.append(Alignment(columns.score(k), ops))
         return alignments
 
     for a, b in pairs:
-        rows: list[np.ndarray] = []
-        score, pair_scores = _filled(a, b, *scale, rows)
-        alignments.append(Alignment(score, _ops(_operations(rows, pair_scores), a, b)))
+        moves: list[np.ndarray] = []
+        score = _filled(a, b, *scale, moves)
+        alignments.append(Alignment(score, _ops(_operations(moves, len(b)), a, b)))
     return alignments
 
 
@@ -137,9 +178,7 @@ def similarity_batch(completions: Sequence[Symbols], target: Symbols) -> np.ndar
     return np.where(longest == 0, 1.0, (scores + longest) / np.maximum(2 * longest, 1))
 
 
-def prefix_scores(
-    sequences: Sequence[Sequence[Hashable]], target: Sequence[Hashable]
-) -> list[list[int]]:
+def prefix_scores(sequences: Sequence[Symbols], target: Symbols) -> list[list[int]]:
     """Return the scores of all prefixes of each sequence: n + 1 numbers for n symbols.
 
     Number i is the best standard score of the first i symbols against any prefix of `target`: the
@@ -201,13 +240,13 @@ def _filled(
     match: Number,
     mismatch: Number,
     gap: Number,
-    rows: list[np.ndarray] | None = None,
-) -> tuple[Number, np.ndarray]:
-    """Return the score of `a` and `b`, and what pairs add, (N, M), if `rows` is given.
+    moves: list[np.ndarray] | None = None,
+) -> Number:
+    """Return the best score of `a` and `b`; `moves`, if given, gets a row (M,) for each of a.
 
     Cell (i, j) holds the best score of the first i symbols of a and the first j of b, minus
     gap * (i + j). On this scale a gap adds 0, so all border cells are 0, and insertions are a
-    running maximum of the row. `rows`, if given, gets the N + 1 rows (M + 1,).
+    running maximum of the row.
     """
     ids: dict[Hashable, int] = {}
     ids_a = [ids.setdefault(symbol, len(ids)) for symbol in a]
@@ -222,47 +261,44 @@ def _filled(
         )
 
     row = np.zeros(len(b) + 1, np.int64 if isinstance(bound, int) else np.float64)
-    kept, added = [row], []
     for symbol in ids_a:
-        pair_scores = np.where(ids_b == symbol, matched, other)
-        best = np.maximum(row[:-1] + pair_scores, row[1:])
-        row = np.maximum.accumulate(np.concatenate([row[:1], best]))
-        if rows is not None:
-            kept.append(row)
-            added.append(pair_scores)
-    if rows is not None:
-        rows += kept
-    return row[-1].item() + gap * (len(a) + len(b)), np.array(added)
+        paired, above = row[:-1] + np.where(ids_b == symbol, matched, other), row[1:]
+        row = np.maximum.accumulate(np.concatenate([row[:1], np.maximum(paired, above)]))
+        if moves is not None:
+            unpaired = np.where(above == row[1:], np.int8(DELETE), np.int8(INSERT))
+            moves.append(np.where(paired == row[1:], np.int8(PAIR), unpaired))
+    return row[-1].item() + gap * (len(a) + len(b))
 
 
-def _operations(rows: list[np.ndarray], pair_scores: np.ndarray) -> list[int]:
-    """Return the best alignment in a table, from its end: PAIR, DELETE or INSERT."""
-    i, j = len(rows) - 1, len(rows[0]) - 1
+def _operations(moves: list[np.ndarray], m: int) -> list[int]:
+    """Return the best alignment in a table of `moves` (N, M), from its end."""
+    i, j = len(moves), m
     operations = []
     while i and j:
-        best = rows[i][j]
-        if rows[i - 1][j - 1] + pair_scores[i - 1, j - 1] == best:
-            operations.append(PAIR)
-            i, j = i - 1, j - 1
-        elif rows[i - 1][j] == best:
-            operations.append(DELETE)
-            i -= 1
-        else:
-            operations.append(INSERT)
-            j -= 1
+        operations.append(moves[i - 1][j - 1])
+        i -= operations[-1] != INSERT
+        j -= operations[-1] != DELETE
     return operations + [DELETE] * i + [INSERT] * j
 
 
-def _columns(pairs: Iterable[Any], keep_moves: bool) -> Iterator[tuple[BitColumns, int]]:
-    """Yield, for each pair, the `BitColumns` that hold it and its index in them.
+def _columns(pairs: Pairs, keep_moves: bool) -> Iterator["BitColumns"]:
+    """Yield the alignment tables of all `pairs`, in order.
 
-    Consecutive pairs whose b is the same object are computed together.
+    Consecutive pairs whose b is the same object are computed together, up to CHUNK_BITS.
     """
-    for _, neighbours in groupby(pairs, key=lambda pair: id(pair[1])):
-        firsts, seconds = zip(*neighbours)
-        for part in chunks([len(first) for first in firsts]):
-            columns = BitColumns(firsts[part.start : part.stop], seconds[0], keep_moves)
-            yield from ((columns, k) for k in range(len(part)))
+    firsts: list[Symbols] = []
+    second: Symbols = ()
+    bits = 0
+    for a, b in pairs:
+        more = 3 * (len(a) + 1)
+        if firsts and (b is not second or bits + more > CHUNK_BITS):
+            yield BitColumns(firsts, second, keep_moves)
+            firsts, bits = [], 0
+        firsts.append(a)
+        second = b
+        bits += more
+    if firsts:
+        yield BitColumns(firsts, second, keep_moves)
 
 
 def _ops(kinds: list[int], a: Symbols, b: Symbols) -> list[Op]:
@@ -287,3 +323,131 @@ def _ops(kinds: list[int], a: Symbols, b: Symbols) -> list[Op]:
             ops.append(make(Op, ("insert", None, j)))
             j += 1
     return ops
+
+
+def _carries(propagate: int, generate: int) -> int:
+    """Return the bits that receive a carry when `generate` is added to `propagate`.
+
+    The bits of `generate` must be a subset of those of `propagate`. A carry starts above each bit
+    of `generate` and moves up through consecutive bits of `propagate`.
+    """
+    return propagate + generate ^ propagate ^ generate
+
+
+class BitColumns:
+    """The alignment tables of several `firsts` against one `second`, computed column by column.
+
+    `operations` needs the moves of every column, which are kept only if `keep_moves` is True: two
+    bits per cell. Time O(n m / w) for sequences of n and m symbols, where w is the width of a
+    machine word.
+
+    The method is BitPAl (Loving, Hernandez & Benson 2014), which extends Myers' bit-vector
+    algorithm (1999) from edit distance to general integer scores. It stores no scores, only the
+    differences between neighbouring cells, and one operation on Python's long integers computes
+    thousands of them.
+
+    Recurrence. Let T(i, j) be the best score of the first i symbols of `first` and the first j of
+    `second`, plus i + j. In T a gap adds 0, a mismatch 1, and a match 3. A cell receives two
+    differences:
+
+        v = T(i, j-1) - T(i-1, j-1)    from the column before
+        h = T(i-1, j) - T(i-1, j-1)    from the row above
+
+    Its own value is then T(i, j) = T(i-1, j-1) + d, where d is 3 if the symbols are equal and
+    max(h, v, 1) otherwise. The cell passes on v' = d - h to column j + 1, and h' = d - v to row
+    i + 1. At the borders all differences are 0, so by induction each is 0, 1, 2 or 3.
+
+    Encoding. Bit i - 1 of an integer belongs to row i. The integers v0, v1, v2 mark the rows with
+    v <= 0, v <= 1, v <= 2, and h1, h2, h3 those with h >= 1, h >= 2, h >= 3. In this encoding the
+    recurrence reads:
+
+        h' >= 3  if v = 0 and (equal or h >= 3)
+        h' >= 2  if v <= 1 and (equal or h >= 3), or v = 0 and h >= 2
+        h' >= 1  if v <= 2 and (equal or h >= 3), or v <= 1 and h >= 2, or v = 0
+        v' <= 0  if h >= 1, and (h >= 2 or v <= 1), and (h >= 3 or (v <= 2 and unequal))
+        v' <= 1  if (h >= 1 or v <= 1), and (h >= 2 or (v <= 2 and unequal))
+        v' <= 2  if h >= 1 or (v <= 2 and unequal)
+
+    The first two lines depend on themselves one row above. As in Myers' algorithm, the carries of
+    an addition propagate them down the whole column.
+
+    Batches. Several `firsts` that are compared with the same `second` lie side by side in the same
+    integers. A zero bit after each of them stops the carries.
+    """
+
+    def __init__(self, firsts: Sequence[Symbols], second: Symbols, keep_moves: bool):
+        self.firsts, self.second = firsts, second
+        # The first bit of each sequence; one bit between neighbours stays zero.
+        self.starts = list(accumulate((len(first) + 1 for first in firsts), initial=0))
+
+        # Per column: where unequal symbols are best paired, and where a deletion is best.
+        self.pairs: list[int] = []
+        self.deletes: list[int] = []
+
+        ones = sum((1 << len(first)) - 1 << start for first, start in zip(firsts, self.starts))
+        masks = self._masks()
+
+        # All differences are 0 at the border, so v <= 0, v <= 1 and v <= 2 hold in every row.
+        v0 = v1 = v2 = ones
+        for symbol in second:
+            equal = masks[symbol]
+
+            # The differences from the row above, as in the table above.
+            h3 = _carries(v0, v0 & equal)
+            three = equal | h3
+            two = v1 & three
+            h2 = _carries(v0 | two, two)
+            h1 = (v2 & three | v1 & h2 | v0) << 1 & ones
+
+            # The differences to the next column.
+            low = v2 & (ones ^ equal)
+            either = v1 | h2
+            v0, v1, v2 = h1 & either & (h3 | low), (h1 | v1) & (h2 | low), h1 | low
+
+            if keep_moves:
+                self.pairs.append(either ^ h2)  # v <= 1 and h <= 1, so d = 1
+                self.deletes.append(v0)
+        self.last = v0, v1, v2
+
+    def _masks(self) -> dict[Hashable, int]:
+        """Return, for each symbol of `second`, the integer that marks where `firsts` have it."""
+        rows = {symbol: bytearray(self.starts[-1] // 8 + 1) for symbol in set(self.second)}
+        for first, start in zip(self.firsts, self.starts):
+            for bit, symbol in enumerate(first, start):
+                if symbol in rows:
+                    rows[symbol][bit >> 3] |= 1 << (bit & 7)
+        return {symbol: int.from_bytes(row, "little") for symbol, row in rows.items()}
+
+    def score(self, k: int) -> int:
+        """Return the score of the best alignment of `firsts[k]` and `second`."""
+        n, m, start = len(self.firsts[k]), len(self.second), self.starts[k]
+
+        # T(n, m) is the sum of v over the last column. Each row has v = 3 - (v <= 0) - (v <= 1) -
+        # (v <= 2), where a comparison counts 1 if it holds.
+        marks = sum((v >> start & (1 << n) - 1).bit_count() for v in self.last)
+        return 3 * n - marks - n - m
+
+    def operations(self, k: int) -> list[int]:
+        """Return the best alignment of `firsts[k]` and `second`, from its end to its beginning.
+
+        Each operation is PAIR, DELETE or INSERT. Where several are best, a pair is preferred to a
+        deletion, and a deletion to an insertion.
+        """
+        first, second, start = self.firsts[k], self.second, self.starts[k]
+        pairs, deletes = self.pairs, self.deletes
+
+        operations = []
+        i, j = len(first) - 1, len(second) - 1
+        while i >= 0 <= j:
+            # Identity first, because a symbol need not equal itself (NaN).
+            if first[i] is second[j] or first[i] == second[j] or pairs[j] & 1 << start + i:
+                operations.append(PAIR)
+                i -= 1
+                j -= 1
+            elif deletes[j] & 1 << start + i:
+                operations.append(DELETE)
+                i -= 1
+            else:
+                operations.append(INSERT)
+                j -= 1
+        return operations + [DELETE] * (i + 1) + [INSERT] * (j + 1)

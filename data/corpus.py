@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from align.words import split_words
+from align.needleman import split_words
 from data.errors import UserError
 from data.files import kind_of, read_text
 

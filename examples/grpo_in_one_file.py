@@ -28,8 +28,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from align.needleman import similarity_batch
-from align.words import split_words
+from align.needleman import similarity_batch, split_words
 from tasks.interleave import Interleave
 
 MODEL = Path(__file__).resolve().parents[1] / "data" / "base_model"

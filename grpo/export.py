@@ -19,9 +19,8 @@ from typing import Any
 
 import torch
 
-from data.errors import Parser, UserError, exit_status
+from data.errors import Parser, UserError, exit_status, printable
 from data.files import kind_of
-from data.text import printable
 from grpo.config import Config, load_config
 from grpo.ending import Verdict
 from grpo.model.forward import Model

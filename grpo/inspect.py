@@ -24,8 +24,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from data.errors import Parser, UserError, exit_status
-from data.text import escape_control, quoted
+from data.errors import Parser, UserError, escape_control, exit_status, quoted
 from grpo.records import WHY, Group
 from grpo.run.logs import MOST_TOKENS, RunData, load_run, tokenizer_of
 from grpo.run.rollouts import KINDS

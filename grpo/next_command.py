@@ -4,7 +4,7 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.text import quoted
+from data.errors import quoted
 from grpo.config import FROM_PYTHON, Config, program, program_of
 from grpo.ending import Verdict
 from grpo.evaluate import TOO_MANY_TRUNCATED

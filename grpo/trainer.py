@@ -26,8 +26,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from data.errors import UserError
-from data.text import shown
+from data.errors import UserError, shown
 from grpo.config import Config, resolve_config
 from grpo.curriculum import (
     Curriculum,

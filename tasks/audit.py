@@ -16,9 +16,8 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data.errors import Parser, UserError, blaming, exit_status
+from data.errors import Parser, UserError, blaming, escape_control, exit_status
 from data.files import check_links, read_json, read_jsonl, read_jsonl_zst, read_yaml
-from data.text import escape_control
 from tasks.base import Problem, Task
 from tasks.registry import load_task, require_trusted_task
 

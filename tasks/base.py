@@ -11,8 +11,7 @@ from os import sep
 from random import Random
 from typing import Any, Protocol
 
-from data.errors import UserError
-from data.text import shortened, shown
+from data.errors import UserError, shortened, shown
 
 SPLITS = ("train", "validation", "test")
 

@@ -12,7 +12,7 @@ from copy import copy
 from itertools import takewhile
 from operator import eq
 
-from align.words import normalise, split_words
+from align.needleman import normalise, split_words
 
 # A word of the texts: 0 for A or 1 for B, and the index of the word.
 Spot = tuple[int, int]

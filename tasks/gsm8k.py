@@ -18,9 +18,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from data.errors import UserError
+from data.errors import UserError, shortened
 from data.files import kind_of, read_jsonl
-from data.text import shortened
 from tasks.answers import final_answer, number_of
 from tasks.base import Problem, Score, key_of
 from tasks.rows import Rows

@@ -15,8 +15,15 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 
-from align.needleman import Alignment, nw_align_batch, nw_score_batch, prefix_scores
-from align.words import normalise, split_words, word_ends
+from align.needleman import (
+    Alignment,
+    normalise,
+    nw_align_batch,
+    nw_score_batch,
+    prefix_scores,
+    split_words,
+    word_ends,
+)
 from data.corpus import Document, fingerprint, load_corpus, load_foreign, load_texts, split_of
 from data.errors import UserError
 from tasks.base import SPLITS, Problem, Score, key_of

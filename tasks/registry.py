@@ -15,9 +15,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from data.errors import UserError
+from data.errors import UserError, shortened, shown
 from data.files import kind_of
-from data.text import shortened, shown
 from tasks.base import COMPONENT, Problem, Score, Task, calling
 from tasks.scoring import CUT_OFF, finite_number
 

@@ -30,10 +30,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from align.words import normalise
-from data.errors import UserError
+from align.needleman import normalise
+from data.errors import UserError, shown
 from data.rows import Row, read_rows
-from data.text import shown
 from tasks.base import (
     COMPONENT,
     SPLITS,

@@ -8,8 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from data.errors import UserError
-from data.text import shown
+from data.errors import UserError, shown
 from tasks.base import COMPONENT, Problem, Score, Task, calling
 
 # Rounding, even in float32, moves a reward out of its range by at most this share of the range.

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.errors import UserError
-from data.text import shortened
+from data.errors import UserError, shortened
 from grpo.model.forward import Model
 from grpo.model.sizes import text_config
 

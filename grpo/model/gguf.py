@@ -18,9 +18,8 @@ from typing import Any
 from tokenizers import AddedToken, Regex, decoders
 from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
 
-from data.errors import UserError, needs
+from data.errors import UserError, needs, shown
 from data.files import kind_of
-from data.text import shown
 
 SUFFIX = ".gguf"
 

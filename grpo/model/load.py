@@ -23,9 +23,8 @@ from transformers import (
 from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
 
-from data.errors import UserError, needs
+from data.errors import UserError, needs, shortened
 from data.files import kind_of
-from data.text import shortened
 from grpo.model import gguf
 from grpo.model.forward import Model
 from grpo.model.policy import Policy

@@ -22,9 +22,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from data.errors import UserError
+from data.errors import UserError, escape_control, shortened
 from data.files import read_text
-from data.text import escape_control, shortened
 from tasks.base import Problem, Task
 from tasks.supply import Examples
 

@@ -13,9 +13,8 @@ from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dic
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from data.errors import UserError
+from data.errors import UserError, shortened
 from data.files import MAX_BYTES, kind_of, read_json
-from data.text import shortened
 from grpo.model.forward import Model
 from grpo.model.sizes import text_config
 

@@ -26,9 +26,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from data.errors import UserError, blaming
+from data.errors import UserError, blaming, shortened
 from data.files import check_links, kind_of, read_json, sync
-from data.text import shortened
 from grpo.learn.optimizer import Optimizer
 from grpo.model.weights import check_loaded
 from grpo.run.files import CHECKPOINT, checkpoint_folders, resume_hint, step_of

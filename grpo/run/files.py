@@ -7,9 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from data.errors import UserError
+from data.errors import UserError, quoted
 from data.files import kind_of, open_own
-from data.text import quoted
 from grpo.config import Config
 
 # Where runs are written.

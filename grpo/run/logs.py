@@ -24,7 +24,7 @@ from typing import Any
 
 import msgspec
 
-from data.errors import UserError, blaming
+from data.errors import UserError, blaming, escape_control, shortened
 from data.files import (
     check_links,
     kind_of,
@@ -34,7 +34,6 @@ from data.files import (
     read_yaml,
     write_whole,
 )
-from data.text import escape_control, shortened
 from grpo.config import KINDS as SETTING_KINDS
 from grpo.config import Config, checked
 from grpo.records import Decision, Group, StepReport

@@ -30,9 +30,8 @@ import torch
 import transformers
 from huggingface_hub import snapshot_download
 
-from data.errors import UserError, blaming
+from data.errors import UserError, blaming, quoted, shortened
 from data.files import kind_of, read_json
-from data.text import quoted, shortened
 from grpo.config import (
     FROM_PYTHON,
     ON_RESUME,

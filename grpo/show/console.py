@@ -16,7 +16,7 @@ import torch
 from rich.console import Console as RichConsole
 from rich.text import Text
 
-from data.text import escape_control, shortened
+from data.errors import escape_control, shortened
 from grpo.config import Config
 from grpo.evaluate import ShowProgress
 from grpo.records import StepReport

@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from align.needleman import nw_align
-from align.words import split_words
-from data.text import escape_control
+from align.needleman import nw_align, split_words
+from data.errors import escape_control
 from grpo.config import WEIGHT_WORDS, WEIGHTED_BY
 from grpo.records import CLASSES, WHY, Group
 from tasks.registry import explain

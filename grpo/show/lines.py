@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from data.text import escape_control
+from data.errors import escape_control
 from grpo.records import StepReport, level_name
 
 # The metrics in the line of a step, and their formats. Widths are fixed, so that the lines of a run

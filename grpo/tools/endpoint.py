@@ -14,8 +14,7 @@ from typing import Any
 
 import httpx
 
-from data.errors import UserError, blaming
-from data.text import escape_control, shortened
+from data.errors import UserError, blaming, escape_control, shortened
 from grpo.evaluate import ShowProgress, score_groups
 from grpo.records import Completion, Group
 from grpo.tools.evaluate import Evaluation

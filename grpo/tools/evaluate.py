@@ -7,9 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
+from data.errors import UserError, escape_control
 from data.files import write_whole
-from data.text import escape_control
 from grpo.config import Config
 from grpo.evaluate import (
     EvaluationSettings,

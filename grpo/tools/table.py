@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from data.text import escape_control
+from data.errors import escape_control
 from grpo.evaluate import truncation_warning
 from grpo.model.prompts import middle_left_out
 from grpo.records import Group

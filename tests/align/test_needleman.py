@@ -1,7 +1,8 @@
-"""Needleman-Wunsch against its definition, against Biopython, and by its laws."""
+"""What a word is; Needleman-Wunsch against its definition, against Biopython, and by its laws."""
 
 import random
 import tracemalloc
+import unicodedata
 from functools import cache
 from itertools import groupby
 
@@ -10,10 +11,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from align import bitparallel
+from align import needleman
 from align.needleman import (
     Alignment,
     Op,
+    normalise,
     nw_align,
     nw_align_batch,
     nw_score,
@@ -21,6 +23,8 @@ from align.needleman import (
     prefix_scores,
     similarity,
     similarity_batch,
+    split_words,
+    word_ends,
 )
 
 
@@ -99,7 +103,7 @@ def test_bits_and_arrays_agree(firsts, b, chunk_bits):
     """However many sequences share an integer. Floats use the arrays, and these sums are exact."""
     pairs = [(a, b) for a in firsts]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bitparallel, "CHUNK_BITS", chunk_bits)
+        patch.setattr(needleman, "CHUNK_BITS", chunk_bits)
         assert nw_align_batch(pairs) == nw_align_batch(pairs, match=1.0)
         assert nw_score_batch(pairs).tolist() == nw_score_batch(pairs, match=1.0).tolist()
 
@@ -108,14 +112,15 @@ def test_bits_and_arrays_agree(firsts, b, chunk_bits):
     "lengths, parts",
     [
         ([], []),
-        ([9] * 5, [range(2), range(2, 4), range(4, 5)]),
-        ([9, 10], [range(1), range(1, 2)]),
-        ([50, 0], [range(1), range(1, 2)]),
+        ([9] * 5, [2, 2, 1]),
+        ([9, 10], [1, 1]),
+        ([50, 0], [1, 1]),
     ],
 )
 def test_chunks_by_hand(lengths, parts, monkeypatch):
-    monkeypatch.setattr(bitparallel, "CHUNK_BITS", 60)  # a length of 9 takes 3 (9 + 1) = 30
-    assert list(bitparallel.chunks(lengths)) == parts
+    monkeypatch.setattr(needleman, "CHUNK_BITS", 60)  # a length of 9 takes 3 (9 + 1) = 30
+    columns = needleman._columns([("a" * length, "b") for length in lengths], keep_moves=False)
+    assert [len(each.firsts) for each in columns] == parts
 
 
 def test_long_sequences_by_bits():
@@ -287,3 +292,50 @@ def test_by_hand():
     # match, match, c passed over and d matched, too many, too many
     assert prefix_scores([list("abdxx")], list("abcd")) == [[0, 1, 2, 2, 1, 0]]
     assert prefix_scores([[], ["a"]], []) == [[0], [0, -1]]
+
+
+# ---- words
+
+# Letters with combining marks, a Hangul syllable in parts, whitespace of every kind and a blank
+# that is none.
+AWKWARD = "aeé\u0301\u0327ﬁ\u1112\u1161., \t\n\r\u00a0\u2003\u3000\x1f\u200b"
+TEXTS = st.text(AWKWARD, max_size=20) | st.text()
+
+
+def test_punctuation_belongs_to_the_word_it_touches():
+    assert split_words(" The  owl,\nit seems. ") == ["The", "owl,", "it", "seems."]
+
+
+def test_no_words():
+    assert split_words("") == split_words(" \t\n\u00a0\u3000") == word_ends("  ") == []
+
+
+def test_composed_and_combining_characters_are_one_word():
+    assert split_words("cafe\u0301") == split_words("caf\u00e9") == ["caf\u00e9"]
+
+
+def test_compatibility_characters_stay():
+    assert split_words("ﬁn") == ["ﬁn"]  # form C, not KC, which would make it "fin"
+
+
+@given(TEXTS)
+@example("a\x1fb")
+def test_words_are_what_python_splits(text):
+    assert split_words(text) == unicodedata.normalize("NFC", text).split()
+
+
+@given(TEXTS)
+def test_words_survive_joining(text):
+    words = split_words(text)
+    assert split_words(" ".join(words)) == words
+
+
+@given(TEXTS)
+@example(
+    "\u2000e\u0301 \u0301x"
+)  # an en quad, which normalises to another space; a mark on a space
+def test_ends_are_in_the_text_as_it_is(text):
+    ends, words = word_ends(text), split_words(text)
+    assert [
+        normalise(piece).strip() for piece in map(text.__getitem__, map(slice, [0, *ends], ends))
+    ] == words

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from align.words import normalise
+from align.needleman import normalise
 from data.corpus import FOREIGN, KINDS, Document, documents_of, load_corpus, load_foreign
 from data.errors import UserError
 from tasks import make

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from align.words import split_words
+from align.needleman import split_words
 from tasks.drafts import Guess, _Walk
 from tasks.interleave import Interleave, interleaved
 

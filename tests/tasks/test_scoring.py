@@ -14,8 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.errors import UserError
-from data.text import shortened
+from data.errors import UserError, shortened
 from grpo.variance import classify
 from tasks.base import Problem, Score
 from tasks.scoring import range_of, scores_of, scores_of_groups

@@ -12,8 +12,8 @@ from itertools import accumulate, chain, takewhile
 from pathlib import Path
 from typing import Any
 
+from data.errors import escape_control
 from data.files import write_whole
-from data.text import escape_control
 from grpo.config import Config
 from grpo.ending import FAILED, figures_of
 from grpo.records import WHY, Group, level_name

@@ -1,8 +1,8 @@
 """The groups of a step as compact JSON, for the page that shows them.
 
-Every text is escaped here (`data.text.escape_control`). Every completion is aligned with its target
-here, too, so that the page needs no aligner of its own. A text that several completions of a group
-share is stored once.
+Every text is escaped here (`data.errors.escape_control`). Every completion is aligned with its
+target here, too, so that the page needs no aligner of its own. A text that several completions of a
+group share is stored once.
 """
 
 from bisect import bisect_left
@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from align.words import split_words, word_ends
-from data.text import escape_control, printable
+from align.needleman import split_words, word_ends
+from data.errors import escape_control, printable
 from grpo.records import Completion, Group
 from grpo.run.logs import MOST_TOKENS, tokenizer_of
 from grpo.show.group import aligned, first_divergence, reward_in_words, summaries
