@@ -30,6 +30,8 @@ from data.errors import UserError, shown
 from grpo.config import Config, resolve_config
 from grpo.curriculum import (
     Curriculum,
+    Indexed,
+    ProblemStream,
     demonstrate,
     has_right_targets,
     most_updates,
@@ -37,7 +39,7 @@ from grpo.curriculum import (
 )
 from grpo.distributed import SINGLE, Ranks
 from grpo.ending import EndWatch
-from grpo.evaluate import score_groups
+from grpo.evaluate import budgets, score_groups
 from grpo.learn.advantages import advantages, token_advantages
 from grpo.learn.loss import OwnLoss, load_loss
 from grpo.learn.optimizer import Optimizer, default_rate, lr_factor
@@ -47,7 +49,6 @@ from grpo.model.sizes import optimizer_bytes, text_config
 from grpo.records import Group, StepReport, first_tries, truncated_share
 from grpo.rollout.generate import Drafting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
-from grpo.stream import Indexed, ProblemStream
 from grpo.variance import VarianceMonitor
 from tasks.base import COMPONENT, Problem, Task, calling, credits_of, problems_of, worded
 from tasks.registry import load_task
@@ -270,22 +271,23 @@ class Trainer:
         """Return an unscored group for each problem. `attempt` counts from 0."""
         if not problems:
             return []
+
+        config = self.config
+        indices, asked = zip(*problems)
         return sample_groups(
             self.policy,
             self.task,
-            [problem for _, problem in problems],
-            indices=[index for index, _ in problems],
+            asked,
+            indices=indices,
             keys=[
                 [
-                    sample_key(self.config.seed, step, index, sample, attempt)
-                    for sample in range(self.config.group_size)
+                    sample_key(config.seed, step, index, sample, attempt)
+                    for sample in range(config.group_size)
                 ]
-                for index, _ in problems
+                for index in indices
             ],
-            temperatures=[self.config.temperature] * len(problems),
-            budgets=[
-                self.stream.budget(self.policy.encode(problem), problem) for _, problem in problems
-            ],
+            temperatures=[config.temperature] * len(problems),
+            budgets=budgets(self.policy, self.task, asked, config.max_new_tokens),
             truncate=self.truncate,
             drafting=self.drafting,
             attempt=attempt,

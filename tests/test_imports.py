@@ -40,7 +40,6 @@ LAYERS = (  # of `grpo`, lowest first: a module imports its own package and lowe
     ("evaluate", "variance"),
     ("ending",),
     ("next_command",),
-    ("stream",),
     ("curriculum",),
     ("trainer",),
     ("show",),

@@ -11,6 +11,7 @@ import torch
 from forced import Forced, trainer_for, weights
 
 from grpo import trainer as trainer_module
+from grpo.evaluate import budgets
 from grpo.learn.loss import LOSSES
 from grpo.model.load import load_policy
 from tasks.base import Score
@@ -186,8 +187,8 @@ def test_dr_grpo_divides_by_the_same_number_in_every_step(tiny_policy):
     trainer = trainer_for(tiny_policy, loss="dr_grpo", max_new_tokens=None, prompts=2)
     largest = trainer.update_settings.max_length
     first = [trainer.stream.supply.at(index, 1) for index in range(16)]
-    budgets = [trainer.stream.budget(tiny_policy.encode(each), each) for each in first]
-    assert largest == max(budgets) > min(budgets)
+    found = budgets(tiny_policy, trainer.task, first, None)
+    assert largest == max(found) > min(found)
     trainer.step()
     assert trainer.update_settings.max_length == largest
 

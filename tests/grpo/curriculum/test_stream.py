@@ -2,10 +2,8 @@
 
 import json
 
-import pytest
 from forced import trainer_for
 
-from data.errors import UserError
 from tasks.base import Problem
 from tasks.supply import Supply
 
@@ -83,11 +81,3 @@ def test_repeated_problems_are_counted(tiny_policy):
     first, second = (trainer.step().metrics for _ in range(2))
     assert (first["problems/seen"], first["problems/repeated"]) == (4, 0)
     assert (second["problems/seen"], second["problems/repeated"]) == (6, 0.5)
-
-
-def test_a_run_of_another_version_is_no_start(tiny_policy):
-    stream = trainer_for(tiny_policy).stream
-    state = stream.state_dict()
-    stream.begin_after(state)
-    with pytest.raises(UserError, match="made by another version of this program; export"):
-        stream.begin_after({"drawn": 4, "seen": []})
