@@ -42,8 +42,7 @@ from grpo.records import Completion, Decision, Group, Resumable, first_tries, tr
 from grpo.rollout.generate import fitting
 from grpo.statistics import mean_interval, problems_needed, reaches_mark
 from grpo.variance import common_trap, group_class
-from tasks.base import Problem, Task, compares, levels_of, problems_of
-from tasks.scoring import range_of, scores_of
+from tasks.base import Problem, Task, compares, levels_of, problems_of, range_of, scores_of
 from tasks.supply import LADDER, Supply, patience, problem_at, problem_stream
 
 # --- the levels of the prompts --------------------------------------------------------------------

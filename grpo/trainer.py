@@ -50,9 +50,8 @@ from grpo.records import Group, StepReport, first_tries, truncated_share
 from grpo.rollout.generate import Drafting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.variance import VarianceMonitor
-from tasks.base import COMPONENT, Problem, Task, calling, credits_of, problems_of, worded
+from tasks.base import COMPONENT, Problem, Task, calling, credits_of, problems_of, range_of, worded
 from tasks.registry import load_task
-from tasks.scoring import range_of
 from tasks.supply import Supply, read_problems, split_of
 
 MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for one step

@@ -1,11 +1,16 @@
-"""What a task is: it makes problems of a level and a split, and scores completions of them."""
+"""What a task is: it makes problems of a level and a split, and scores completions of them.
+
+What a user's own code returns is checked here: problems, scores, and whatever else a task may have.
+"""
 
 import hashlib
 import json
+import math
+import numbers
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from os import sep
 from random import Random
@@ -20,6 +25,19 @@ STEPS = 100
 
 # Parts of a score under this prefix are components of the reward: their means are metrics.
 COMPONENT = "reward/"
+
+# The part `reason` of a right answer that is not exact, because it did not end. Its part `unended`
+# is what that adds to its reward, e.g. -0.02.
+CUT_OFF = "right, but cut off by the token budget"
+
+# Rounding, even in float32, moves a reward out of its range by at most this share of the range.
+ROUNDING = 1e-6
+
+# No reward is further from 0, so that sums and squares of rewards are finite.
+LARGEST = 1e30
+
+# The lowest and the highest reward.
+Range = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -67,7 +85,7 @@ class Score:
       reward from its range to [0, 1]; a task whose range is unknown must give it. Give it again
       with another reward: ``dataclasses.replace(score, reward=0.9)`` keeps the value;
     - `exact`: whether the answer is completely right; `scores_of` marks one of value 1 as well. An
-      answer that the token budget cut off is never exact (see `tasks.scoring.without_end`);
+      answer that the token budget cut off is never exact (see `without_end`);
     - `parts`: numbers and labels that explain the reward, e.g. ``{"matches": 18, "gaps": 2,
       "trap": "copies A"}``. The label `trap` names the cheap strategy that the completion follows,
       or is None. An alarm is raised if most completions follow one;
@@ -241,6 +259,174 @@ def check_problem(problem: Any, where: str) -> None:
         ) from error
 
 
+# ---- scores, checked
+
+
+def range_of(task: Task) -> Range | None:
+    """Return the lowest and the highest reward of `task`; None if it declares them unknown.
+
+    Raises UserError unless its `reward_range` is None or two finite, rising numbers.
+    """
+    declared = getattr(task, "reward_range", (0.0, 1.0))
+    limits = None if declared is None else as_range(declared)
+    if declared is None or limits:
+        return limits
+    raise UserError(
+        f"task {task.name}: reward_range is {declared!r}; give the lowest and the highest "
+        f"reward, e.g. (-1.0, 0.0), or None if they are not known; none is beyond {LARGEST:g}"
+    )
+
+
+def as_range(given: Iterable[Any]) -> Range | None:
+    """Return two rising numbers, which may be texts; None for anything else."""
+    with suppress(TypeError, ValueError):
+        low, high = map(float, given)
+        if -LARGEST <= low < high <= LARGEST:
+            return low, high
+    return None
+
+
+def finite_number(given: Any) -> float | None:
+    """Return a finite number of Python, NumPy or PyTorch as a float; None for anything else."""
+    plain = _plain(given)
+    if not isinstance(plain, numbers.Real):
+        return None
+    try:
+        number = float(plain)
+    except OverflowError:  # an integer beyond the largest float
+        return None
+    return number if math.isfinite(number) else None
+
+
+def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[Score]:
+    """Return the scores of a single group, see `scores_of_groups`."""
+    return scores_of_groups(task, [(problem, completions)])[0]
+
+
+def scores_of_groups(
+    task: Task, groups: Sequence[tuple[Problem, Sequence[str]]]
+) -> list[list[Score]]:
+    """Return the scores of several groups (problems, each with its completions), with Python's
+    numbers and every `value`.
+
+    A task that has `score_groups` scores all groups in one call, for example concurrently. A number
+    that is out of its range only by rounding is moved to the end of the range. Raises UserError if
+    the task raises an exception, if it changes a problem's data, or if it returns anything but one
+    Score for each completion, with finite numbers within the task's range and parts that JSON can
+    represent.
+    """
+    score_groups = getattr(task, "score_groups", None)
+    before = [repr(problem.data) for problem, _ in groups]
+    if score_groups and groups:
+        with calling(f"task {task.name}: score_groups()"):
+            found = list(score_groups([(problem, list(texts)) for problem, texts in groups]))
+    else:
+        found = []
+        for problem, texts in groups:
+            with calling(f"task {task.name}, {problem.title}: score()"):
+                found.append(list(task.score(problem, list(texts))))
+
+    for (problem, _), data in zip(groups, before):
+        # The run stores the data, and the task's other methods read it.
+        if data != repr(problem.data):
+            raise UserError(
+                f"task {task.name}, {problem.title}: score() changed problem.data; let it change a "
+                "copy, copy.deepcopy(problem.data)"
+            )
+    return [
+        _all_checked(task, problem, texts, scores)
+        for (problem, texts), scores in zip(groups, found, strict=True)
+    ]
+
+
+def without_end(task: Task, problem: Problem, completion: str, score: Score) -> Score:
+    """Return the `score` of a completion that the token budget cut off, which is never exact.
+
+    What it earns is the task's to say (`unended`, see `tasks.base.Task`).
+    """
+    unended = getattr(task, "unended", None)
+    earned = unended(problem, completion, score) if unended else score
+    parts = dict(earned.parts)
+    if score.exact:
+        parts |= {"reason": CUT_OFF, "unended": earned.reward - score.reward}
+    return replace(earned, parts=parts, value=earned.value, exact=False)
+
+
+def _all_checked(
+    task: Task, problem: Problem, completions: Sequence[str], scores: Sequence[Any]
+) -> list[Score]:
+    """Return the `scores` of the completions, checked as `scores_of` says."""
+    where = f"task {task.name}, {problem.title}"
+    if len(scores) != len(completions):
+        raise UserError(
+            f"{where}: score() returned {len(scores)} scores for {len(completions)} completions; "
+            "it must return one Score for each"
+        )
+
+    reward_range = range_of(task)
+    checked = []
+    for number, score in enumerate(scores, start=1):
+        try:
+            checked.append(_checked(score, reward_range))
+        except (TypeError, ValueError, RecursionError) as error:
+            raise UserError(f"{where}, completion {number}: score() returned {error}") from error
+    return checked
+
+
+def _checked(score: Any, reward_range: Range | None) -> Score:
+    """Return `score` with Python's numbers and its value; an answer of value 1 is exact.
+
+    Raises ValueError or TypeError, which says what is wrong.
+    """
+    if not isinstance(score, Score):
+        raise ValueError(f"{type(score).__name__}; it must return a Score for each")
+
+    reward = _within(score.reward, "reward", reward_range)
+    if score.gives_value:
+        value = _within(score.value, "value", (0.0, 1.0))
+    elif reward_range is None:
+        raise ValueError("no value; a task whose reward_range is None must give one, in [0, 1]")
+    else:
+        low, high = reward_range
+        value = (reward - low) / (high - low)
+
+    parts = {str(name): _plain(part) for name, part in score.parts.items()}
+    for name, part in parts.items():
+        if name == "trap" and not isinstance(part, str | None):
+            raise ValueError(f"{name!r} {part!r}; give the name of a trap, or None")
+        if name.startswith(COMPONENT):
+            _within(part, name, None)
+    json.dumps(parts)  # what it cannot hold could not be stored
+    is_exact = bool(score.exact) or value >= 1.0
+    return replace(score, reward=reward, value=value, exact=is_exact, parts=parts)
+
+
+def _plain(part: Any) -> Any:
+    """Return a number or an array of NumPy or PyTorch as Python's."""
+    return part.tolist() if hasattr(part, "tolist") else part
+
+
+def _within(given: Any, name: str, limits: Range | None) -> float:
+    """Return the number `given`; if only rounding put it outside `limits`, the nearest limit.
+
+    Raises ValueError, which begins with `name`, if it is no finite number or further outside.
+    """
+    number = finite_number(given)
+    if number is None or abs(number) > LARGEST:
+        raise ValueError(f"a {name} of {shown(given)}; give a finite number, up to {LARGEST:g}")
+    if limits is None:
+        return number
+
+    low, high = limits
+    margin = ROUNDING * (high - low)
+    if not low - margin <= number <= high + margin:
+        hint = ""
+        if name == "reward":
+            hint = "; a task declares another reward_range, and rows have --reward-range LOW,HIGH"
+        raise ValueError(f"a {name} of {number:g}; it must lie in [{low:g}, {high:g}]{hint}")
+    return min(max(number, low), high)
+
+
 # ---- what a task may have besides, see `Task`
 
 
@@ -277,8 +463,6 @@ def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
     word (or other piece), in order. The amount is what the word that ends at character `end` adds
     to the reward, judged only by the text up to `end`. The rest of the reward (for what is missing
     at the end, and any constant) is credited at the end of the text.
-
-    Raises UserError if the task has no credits.
     """
     credits: Callable[[Problem, Sequence[str]], Credits] | None = getattr(task, "credits", None)
     if credits is None:
@@ -314,10 +498,7 @@ def levels_of(task: Task, level: int) -> list[int]:
 
 
 def problems_of(task: Task, split: str) -> list[Problem]:
-    """Return all problems of `split` of a task that has a fixed set of them; [] for others.
-
-    Training repeats such a set in epochs.
-    """
+    """Return a task's fixed set of problems of `split`, which training repeats in epochs; or []."""
     found = list(asked(task, "problems", split, default=()))
     for each in found:
         check_problem(each, f"task {task.name}: problems() returned a problem that")
@@ -337,7 +518,7 @@ def foreign_of(task: Task, level: int) -> Mapping[str, Task]:
     """Return `task` on each foreign kind of text, e.g. ``{"tables": task, ...}``.
 
     No training uses these kinds (tables, code, other alphabets): all of their problems are in the
-    test split. Raises UserError if the task has none.
+    test split.
     """
     found: Mapping[str, Task] = asked(task, "foreign", level)
     if not found:

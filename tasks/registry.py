@@ -17,14 +17,13 @@ from typing import Any
 
 from data.errors import UserError, shortened, shown
 from data.files import kind_of
-from tasks.base import COMPONENT, Problem, Score, Task, calling
-from tasks.scoring import CUT_OFF, finite_number
+from tasks.base import COMPONENT, CUT_OFF, Problem, Score, Task, calling, finite_number
 
 REGISTRY = {
     "interleave": "tasks.interleave:Interleave",
     "arithmetic": "tasks.arithmetic:Arithmetic",
     "data": "tasks.rows:Rows",
-    "gsm8k": "tasks.gsm8k:Gsm8k",
+    "gsm8k": "tasks.answers:Gsm8k",
 }
 
 # The option that names a user's reward function.

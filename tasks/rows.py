@@ -35,16 +35,20 @@ from data.errors import UserError, shown
 from data.rows import Row, read_rows
 from tasks.base import (
     COMPONENT,
+    LARGEST,
+    ROUNDING,
     SPLITS,
     Problem,
+    Range,
     Score,
+    as_range,
     check_problem,
+    finite_number,
     key_of,
     raised,
     split_of_key,
 )
 from tasks.registry import load_function
-from tasks.scoring import LARGEST, ROUNDING, Range, as_range, finite_number
 
 ROLES = ("system", "user", "assistant")
 

@@ -14,7 +14,6 @@ MAY = {  # package: what it may import of the project
         "grpo",
         "tasks.base",
         "tasks.registry",
-        "tasks.scoring",
         "tasks.supply",
         "data.errors",
         "data.files",

@@ -58,8 +58,8 @@ from grpo.model.load import load_policy, read_tokenizer, resolve
 from grpo.model.weights import adapter_of
 from grpo.rollout.generate import fitting
 from grpo.trainer import Parts, Trainer
+from tasks.base import scores_of
 from tasks.registry import load_task
-from tasks.scoring import scores_of
 from tasks.supply import Supply
 
 TOP = Path(__file__).resolve().parents[2]

@@ -9,11 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.errors import UserError
-from tasks.answers import final_answer, integer_in, number_of
-from tasks.base import SPLITS
-from tasks.gsm8k import FORM, INSTRUCTION
+from tasks.answers import FORM, INSTRUCTION, final_answer, integer_in, number_of
+from tasks.base import CUT_OFF, SPLITS, scores_of, without_end
 from tasks.registry import load_task
-from tasks.scoring import CUT_OFF, scores_of, without_end
 from tasks.supply import problem_at
 
 HALF = Fraction(1, 2)

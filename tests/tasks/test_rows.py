@@ -19,10 +19,9 @@ from data.errors import UserError
 from data.rows import read_rows
 from grpo.config import Config
 from grpo.trainer import training_set
-from tasks.base import SPLITS, problems_of
+from tasks.base import SPLITS, problems_of, scores_of, scores_of_groups
 from tasks.registry import function_digest, load_task
 from tasks.rows import Rows
-from tasks.scoring import scores_of, scores_of_groups
 from tasks.supply import problem_at
 
 ROWS = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(200)]

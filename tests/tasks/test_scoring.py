@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from data.errors import UserError, shortened
 from grpo.variance import classify
-from tasks.base import Problem, Score
-from tasks.scoring import range_of, scores_of, scores_of_groups
+from tasks.base import Problem, Score, range_of, scores_of, scores_of_groups
 
 PROBLEM = Problem("given", 1, "prompt", "target", "k" * 16)
 UNSET = object()

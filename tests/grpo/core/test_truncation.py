@@ -12,11 +12,10 @@ from grpo.model.prompts import text_of
 from grpo.records import Completion, Group, truncated_share
 from grpo.tools.table import repeated_figures
 from grpo.trainer import Parts, Trainer
-from tasks.base import SPLITS
+from tasks.base import CUT_OFF, SPLITS, scores_of
 from tasks.interleave import Interleave, interleaved
 from tasks.registry import explain
 from tasks.rows import Rows
-from tasks.scoring import CUT_OFF, scores_of
 from tasks.supply import Supply
 
 

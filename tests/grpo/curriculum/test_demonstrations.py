@@ -26,9 +26,8 @@ from grpo.tools.report.page import outcome
 from grpo.trainer import Trainer
 from grpo.variance import common_trap
 from tasks import audit
-from tasks.base import Score
+from tasks.base import Score, scores_of
 from tasks.interleave import Interleave
-from tasks.scoring import scores_of
 
 TASK = Interleave("similarity")
 PROBLEM = TASK.problem(["one", "two"], ["owl", "rain"])  # one owl two rain
