@@ -23,7 +23,7 @@ from data.errors import Parser, UserError, exit_status, printable
 from data.files import kind_of
 from grpo.config import Config, load_config
 from grpo.ending import Verdict
-from grpo.model.forward import Model
+from grpo.model.check import Model
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.weights import is_adapter, save_model

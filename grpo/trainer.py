@@ -42,10 +42,10 @@ from grpo.ending import EndWatch
 from grpo.evaluate import budgets, score_groups
 from grpo.learn.advantages import advantages, token_advantages
 from grpo.learn.loss import OwnLoss, load_loss
-from grpo.learn.optimizer import Optimizer, default_rate, lr_factor
+from grpo.learn.optimizer import Optimizer, default_rate, lr_factor, optimizer_bytes
 from grpo.learn.update import PARITY, FirstPass, UpdateMemory, UpdateSettings, update
+from grpo.model.check import text_config
 from grpo.model.policy import Policy
-from grpo.model.sizes import optimizer_bytes, text_config
 from grpo.records import Group, StepReport, first_tries, truncated_share
 from grpo.rollout.generate import Drafting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation

@@ -1,7 +1,7 @@
 """Faster ways to run a model and to sample from it, with the same numbers up to rounding.
 
 The folder may be deleted. It plugs in where a policy is loaded: `accelerate` gives the policy a
-`ForwardPass` and a `Decoder` (`grpo.model.forward`) in place of the plain ones.
+forward pass and a decoder in place of the plain ones.
 
     accelerate      the fastest path that agrees with the unmodified model
     forward         the paths: fast and shared

@@ -21,6 +21,7 @@ from grpo.fast.prefix_cache import ATTENTION_NAME
 from grpo.model.check import (
     Probe,
     cause_of,
+    context_of,
     distance,
     has_low_precision,
     is_rounding,
@@ -29,7 +30,6 @@ from grpo.model.check import (
     update_distance,
 )
 from grpo.model.policy import Policy
-from grpo.model.sizes import context_of
 
 # The forward passes of a rollout, as (completions, sources, filled, length, accepted): `length` new
 # tokens for each of these completions. Row i was row `sources[i]` of the pass before, and

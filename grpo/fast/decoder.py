@@ -27,7 +27,7 @@ from grpo.rollout.sampling import choose, uniform
 
 
 class FastDecoder:
-    """Samples completions of a policy; see `grpo.model.forward.Decoder`."""
+    """Samples completions of a policy; see `grpo.rollout.generate.PlainDecoder`."""
 
     def __init__(self, policy: Policy, forward: FastForward):
         self.policy = policy

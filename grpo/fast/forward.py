@@ -16,8 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from grpo.fast.llama import FastLlama
 from grpo.fast.packing import Packing, common_length
 from grpo.fast.prefix_cache import PrefixCache
-from grpo.model.forward import Batch
-from grpo.model.policy import PlainForward, Policy
+from grpo.model.policy import Batch, PlainForward, Policy
 
 # On a CPU, prompts share their beginning if that saves at least so many tokens, and if the masks of
 # their attention have no more scores than this for each head.

@@ -19,8 +19,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from grpo.fast.merged_linear import MergedLinear, base_layer, is_plain_lora
-from grpo.model.forward import Model
-from grpo.model.sizes import attention_window
+from grpo.model.check import Model, attention_window
 
 aten = torch.ops.aten
 

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from grpo.model.forward import Model, linear_no_grad
+from grpo.model.check import Model
+from grpo.model.policy import linear_no_grad
 
 ROW_MULTIPLE = 128  # some products are faster if the number of rows is a multiple of this
 MIN_RANK = 16  # the least number of rows that the kernels' products take

@@ -28,7 +28,7 @@ from grpo.fast.varlen import (
     attend_backward,
     merge_lse,
 )
-from grpo.model.forward import to_device
+from grpo.model.policy import to_device
 
 
 @dataclass(frozen=True)

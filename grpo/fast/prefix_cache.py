@@ -19,7 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from data.errors import UserError
-from grpo.model.forward import Model
+from grpo.model.check import Model
 
 ATTENTION_NAME = "grpo_shared_prompt"
 

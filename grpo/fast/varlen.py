@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from grpo.model.forward import flat_indices, to_device
+from grpo.model.policy import flat_indices, to_device
 
 aten = torch.ops.aten
 

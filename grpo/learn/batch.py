@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from grpo.learn.loss import token_weights
-from grpo.model.forward import flat_indices, to_device
+from grpo.model.policy import flat_indices, to_device
 from grpo.records import Completion, Group
 
 

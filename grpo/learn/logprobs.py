@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from grpo.model.forward import linear_no_grad
+from grpo.model.policy import linear_no_grad
 
 # Hidden states (n, E) -> logits (n, V).
 Head = Callable[[Tensor], Tensor]

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo.distributed import SINGLE, Ranks
-from grpo.model.sizes import MEASURED_SIZE
+from grpo.model.check import MEASURED_SIZE
 
 LARGEST = 2.0**16  # the loss scale at first, in float16
 BACKOFF = 4.0  # divides the loss scale after an overflow
@@ -60,6 +60,16 @@ def lr_factor(step: int, anneal_from: int, anneal_steps: int) -> float:
         return rise
     progress = min(1.0, (step - anneal_from - 1) / anneal_steps)  # a loop by hand may go on
     return rise * 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def optimizer_bytes(trained: int, number: int) -> int:
+    """Return the bytes of masters, moments and summed gradients of `trained` numbers.
+
+    A number of the model takes `number` bytes; a float32 model is its own master.
+    """
+    masters = 4 * trained if number < 4 else 0
+    moments, sums = 8 * trained, 4 * trained
+    return masters + moments + sums
 
 
 class Optimizer:

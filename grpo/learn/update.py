@@ -20,8 +20,7 @@ from grpo.learn.batch import MicroBatch, micro_batches
 from grpo.learn.logprobs import Truncate, token_logprobs
 from grpo.learn.loss import LossInputs, LossSettings, kl_k3, step_loss, zero_padding
 from grpo.learn.optimizer import Optimizer
-from grpo.model.forward import Batch
-from grpo.model.policy import Policy
+from grpo.model.policy import Batch, Policy
 from grpo.model.weights import check_step
 from grpo.records import Group
 

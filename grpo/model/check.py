@@ -1,4 +1,4 @@
-"""Compare a way to run a model with the unmodified model.
+"""What is supported of a model: how long its sequences may be, and which ways to run it are right.
 
 The name of an architecture does not tell which ways are right. So when a model is loaded, a few
 short sequences are run both by the model alone, one at a time and without padding, and in a
@@ -17,8 +17,18 @@ import torch
 from torch import Tensor
 
 from data.errors import UserError, shortened
-from grpo.model.forward import Model
-from grpo.model.sizes import text_config
+
+# `transformers` and `peft` resolve most attributes of a model at run time, so a type checker knows
+# hardly any of them.
+Model = Any
+
+NO_CONTEXT_LIMIT = 1 << 30
+
+# The hidden size of SmolLM2-135M, on which the defaults were measured.
+MEASURED_SIZE = 576
+
+# The names of a model's own limit. MPT has the second, and the decoders of Whisper the third.
+LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
 
 # The largest distance that is accepted in float32, in nats. In a model of 30 layers rounding comes
 # to 1e-5 at most, and a missing mechanism to 1e-3 or more (runs/archive/LOG.md, 2026-11-23).
@@ -49,6 +59,53 @@ REFUSED = (
 # The settings of caps on the logits. A cap changes little as long as the logits are small, so the
 # comparison can miss it.
 CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+
+
+def text_config(config: Any) -> Any:
+    """Return the configuration of the language model, which may be a part of a larger one's."""
+    whole = getattr(config, "get_text_config", None)
+    return whole(decoder=True) if whole else config
+
+
+def context_of(config: Any, supports_windows: bool = True) -> tuple[int, str]:
+    """Return the most tokens of prompt and completion together, and why that is less than usual.
+
+    The reason is "" if it is the limit in the model's `config`. Lower limits are
+
+    - the shortest attention window, unless the forward pass `supports_windows`;
+    - with LongRoPE (arXiv:2402.13753) the context before the extension. Beyond it `transformers`
+      turns all positions of a batch by other factors, so the log-probabilities of a short text
+      would depend on the longest one beside it.
+    """
+    config = text_config(config)
+    limits = (getattr(config, name, None) for name in LIMITS)
+    found = [(next(filter(None, limits), NO_CONTEXT_LIMIT), "")]
+
+    rope = getattr(config, "rope_parameters", None) or {}
+    if rope.get("rope_type") == "longrope":
+        name = "original_max_position_embeddings"
+        original = rope.get(name) or getattr(config, name)
+        found.append(
+            (original, f"its positions are extended by LongRoPE beyond {original:,} tokens")
+        )
+
+    if not supports_windows and (window := attention_window(config)):
+        found.append((window, f"its attention window is {window:,} tokens"))
+
+    return min(found)
+
+
+def attention_window(config: Any) -> int | None:
+    """Return the attention window of the model's layers in tokens; None if all see everything.
+
+    The chunks of a chunked attention count as windows.
+    """
+    kinds = getattr(config, "layer_types", None)
+    if kinds is not None and any("chunked" in kind for kind in kinds):
+        return getattr(config, "attention_chunk_size", None)
+    if kinds is not None and not any("sliding" in kind for kind in kinds):
+        return None
+    return getattr(config, "sliding_window", None)
 
 
 @dataclass(frozen=True)
@@ -206,24 +263,15 @@ def distance(found_NV: Tensor, expected_NV: Tensor, low_precision: bool) -> floa
     differ by more, where rounding makes a router choose another expert.
     """
     difference_NV = found_NV - expected_NV
-
-    # An impossible token has -inf on both sides: no difference, where inf - inf would be NaN.
-    is_impossible_NV = expected_NV.isinf()
-    counts_NV = ~(is_impossible_NV & (found_NV == expected_NV))
     if not low_precision:
-        return difference_NV.where(counts_NV, 0.0).abs().mean(-1).max().item()
+        return difference_NV.abs().mean(-1).max().item()
 
     # Rounding of the largest logit (from 16 on bfloat16 has only multiples of 1/8) moves the
     # normaliser, and so all log-probabilities by the same amount. The deviation leaves that out.
-    deviation_N = _deviation(difference_NV, counts_NV)
-    return (deviation_N / _deviation(expected_NV, ~is_impossible_NV).mean()).median().item()
-
-
-def _deviation(x_NV: Tensor, counts_NV: Tensor) -> Tensor:
-    """Return the mean absolute deviation (N,) of the values that count from their mean."""
-    count_N1 = counts_NV.sum(-1, keepdim=True)
-    mean_N1 = x_NV.where(counts_NV, 0.0).sum(-1, keepdim=True) / count_N1
-    return ((x_NV - mean_N1).where(counts_NV, 0.0).abs().sum(-1, keepdim=True) / count_N1)[:, 0]
+    deviation_N, scale_N = (
+        (x_NV - x_NV.mean(-1, keepdim=True)).abs().mean(-1) for x_NV in (difference_NV, expected_NV)
+    )
+    return (deviation_N / scale_N.mean()).median().item()
 
 
 def refusal(policy: Any, reason: str) -> UserError:

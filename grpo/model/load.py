@@ -1,5 +1,8 @@
 """Load a policy: the embedded model, a directory in Hugging Face layout, a GGUF file or a hub id,
 and checkpoints of them.
+
+`transformers` reads GGUF files (extra `gguf`). The weights are dequantised while they are loaded,
+so the result is an ordinary model: it can be trained, saved, and loaded again without the file.
 """
 
 import copy
@@ -13,6 +16,7 @@ from typing import Any
 
 import torch
 from huggingface_hub.utils import logging as hub_logging
+from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -23,13 +27,11 @@ from transformers import (
 from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
 
-from data.errors import UserError, needs, shortened
+from data.errors import UserError, needs, shortened, shown
 from data.files import kind_of
-from grpo.model import gguf
-from grpo.model.forward import Model
+from grpo.model.check import MEASURED_SIZE, Model, text_config
 from grpo.model.policy import Policy
 from grpo.model.prompts import Tokenizer
-from grpo.model.sizes import MEASURED_SIZE, text_config
 from grpo.model.weights import (
     TEXT,
     check_files,
@@ -65,6 +67,18 @@ LORA_RANK = 64  # of models that are trained with LoRA by default
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 KINDS_OF_MODELS = "give builtin, a directory in Hugging Face layout, a GGUF file, or a hub id"
 BUILTIN = Path(__file__).resolve().parents[2] / "data" / "base_model"
+
+# How GGUF files split texts into words, by `tokenizer.ggml.pre`: a pattern, and whether GPT-2's
+# follows.
+LLAMA_3 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+SPLITS = {
+    "llama-bpe": (LLAMA_3, False),
+    "qwen2": (LLAMA_3.replace("{1,3}", ""), False),
+    "smollm": (r"\p{N}", True),
+}
 
 
 def load_policy(
@@ -213,7 +227,7 @@ def default_rank(source: str, quantise: str = "none") -> int:
 def transformers_config(source: str) -> Any:
     """Return the configuration of the whole model under `source`, as `transformers` reads it."""
     whole, _ = _layers(source)
-    place, options = gguf.place_of(whole)
+    place, options = _place_of(whole)
     with _loading(whole):
         return AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
 
@@ -225,11 +239,17 @@ def resolve(spec: str) -> str:
     """
     if spec == "builtin":
         return str(BUILTIN)
-    if gguf.is_gguf(spec):
-        gguf.check_file(spec)
+    path, exists = Path(spec), kind_of(spec)
+    if path.suffix == ".gguf":
+        if exists != "file":
+            raise UserError(
+                f"--model {spec}: no such file; give the path of a GGUF file on disk, "
+                "a directory in Hugging Face layout, or a hub id"
+            )
+        with needs("gguf", "gguf", f"--model {spec}"):
+            import gguf  # noqa: F401
         return spec
 
-    path, exists = Path(spec), kind_of(spec)
     if not exists and not HUB_ID.fullmatch(spec):
         raise UserError(f"--model {spec}: no such directory; {KINDS_OF_MODELS}")
     if exists and not is_adapter(path) and not (path / "config.json").exists():
@@ -237,6 +257,12 @@ def resolve(spec: str) -> str:
     if exists:
         check_files(path)
     return spec
+
+
+def _place_of(source: str) -> tuple[str, dict[str, str]]:
+    """Return the directory or hub id for `from_pretrained`, and the keyword for a GGUF file."""
+    path = Path(source)
+    return (str(path.parent), {"gguf_file": path.name}) if path.suffix == ".gguf" else (source, {})
 
 
 def _layers(source: str) -> tuple[str, list[Path]]:
@@ -273,7 +299,7 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
     Adapters are merged into it.
     """
     source, adapters = _layers(source)
-    place, options = gguf.place_of(source)
+    place, options = _place_of(source)
     extra: dict[str, Any] = {}
     if quantise != "none":
         if adapters or options or not device.startswith("cuda"):
@@ -344,12 +370,66 @@ def read_tokenizer(source: str) -> tuple[Tokenizer, list[str]]:
     for folder in adapters:
         if (folder / "tokenizer_config.json").exists():
             source = str(folder)
-    place, options = gguf.place_of(source)
+    place, options = _place_of(source)
     with _loading(source):
         tokenizer: Any = AutoTokenizer.from_pretrained(place, trust_remote_code=False, **options)
-        notes = gguf.correct_tokenizer(tokenizer, source) if options else []
+        notes = _correct_tokenizer(tokenizer, source) if options else []
         if isinstance(tokenizer.chat_template, dict):  # several, by name
             tokenizer.chat_template = tokenizer.chat_template["default"]
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     return tokenizer, notes
+
+
+def _correct_tokenizer(tokenizer: Any, path: str) -> list[str]:
+    """Make the `tokenizer` of a GGUF file the one that the file describes; return warnings.
+
+    `transformers` 5 reads byte-level vocabularies (Llama 3, SmolLM, Qwen) as another tokenizer than
+    the model's own: texts are split into words as GPT-2's are, lose their first blank, and have
+    only some of the added tokens; `add_bos_token` is ignored. Raises UserError for SentencePiece's
+    vocabularies: those of byte pairs are read as a unigram model, and so the policy would get
+    tokens that it never saw in training.
+    """
+    from gguf import TokenType
+    from transformers.integrations.gguf import read_gguf_metadata
+
+    # The format: the GGUF specification, `tokenizer.ggml.NAME`. The merges are only counted.
+    prefix = "tokenizer.ggml."
+    metadata, _ = read_gguf_metadata(path, (prefix + "tokens",))
+    fields = {name.removeprefix(prefix): value for name, value in metadata.items()}
+    if fields.get("model") != "gpt2":
+        raise UserError(
+            f"--model {path}: its vocabulary ({shown(fields.get('model'))}) is not byte-level; "
+            "give the model's directory in Hugging Face layout"
+        )
+
+    # Splitting and decoding.
+    pre, backend = fields.get("pre"), tokenizer.backend_tokenizer
+    backend.decoder = decoders.ByteLevel()
+    if pre in SPLITS:
+        pattern, is_gpt2 = SPLITS[pre]
+        split = pre_tokenizers.Split(Regex(pattern), "isolated")
+        by_byte = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_gpt2)
+        backend.pre_tokenizer = pre_tokenizers.Sequence([split, by_byte])
+    backend.model.ignore_merges = pre == "llama-bpe"  # a word in the vocabulary is one token
+
+    # Added tokens, and those at the beginning and the end of a text.
+    special = {TokenType.CONTROL: True, TokenType.USER_DEFINED: False}
+    tokenizer.add_tokens(
+        [
+            AddedToken(token, normalized=False, special=special[kind])
+            for token, kind in zip(fields["tokens"], fields["token_type"], strict=True)
+            if kind in special
+        ]
+    )
+    if (end := fields.get("eos_token_id")) is not None:  # the reader may take the start of a turn
+        tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
+    tokenizer.add_bos_token = fields.get("add_bos_token", pre == "llama-bpe")
+
+    if pre in (*SPLITS, "gpt-2"):
+        return []
+    return [
+        f"--model {path}: how it splits texts into words ({shown(pre)}) is not known here, so its "
+        "token ids may not be the model's own; to be sure, give --model the directory in Hugging "
+        "Face layout"
+    ]

@@ -8,18 +8,21 @@ until `grpo.model.load` puts those of `grpo.fast` in their place.
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from peft import PeftModel
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.checkpoint import checkpoint
 
 from data.errors import UserError
-from grpo.model.check import check_model
-from grpo.model.forward import Batch, Model, PaddedBatch, checkpoint_layers, linear_no_grad
+from grpo.model.check import NO_CONTEXT_LIMIT, Model, check_model, context_of, text_config
 from grpo.model.prompts import (
     PromptFormat,
     Tokenizer,
@@ -29,22 +32,15 @@ from grpo.model.prompts import (
     prompt_tokens,
     text_of,
 )
-from grpo.model.sizes import (
-    CACHE_SHARE,
-    NO_CONTEXT_LIMIT,
-    Shape,
-    context_of,
-    shape_of,
-    update_tokens,
-)
 from grpo.model.weights import save_model
 from tasks.base import Problem
+
+# What an update runs at once: a `PaddedBatch`, or a `grpo.fast.packing.Packing`.
+Batch = Any
 
 # The number of prompts, and of targets, whose tokens are kept. A step asks for the same ones to
 # sample, to check its budget, and to learn.
 CACHED_ENCODINGS = 512
-
-CPU_TOKENS_AT_ONCE = 4096
 
 # A reasoning tag at the end of a prompt, and the most tokens that it takes, blanks included.
 TAG = re.compile(r"<think(?:ing)?>\s*\Z", re.IGNORECASE)
@@ -234,16 +230,13 @@ class Policy:
     # Memory
 
     def enable_gradient_checkpointing(self) -> None:
-        """Compute activations again in the backward pass.
-
-        That takes a third more time in the update, for a fraction of its memory.
-        """
+        """Compute activations again in the backward pass: more time, a fraction of the memory."""
         if not self.gradient_checkpointing:
             self.forward.checkpoint_gradients()
         self.gradient_checkpointing = True
 
     def free_decoder(self) -> None:
-        """Free the decoder's GPU memory, which the next rollout takes again, and unused memory."""
+        """Free unused GPU memory, and the decoder's, which the next rollout takes again."""
         if self.decoder is not None:
             self.decoder.free()
         torch.cuda.empty_cache()
@@ -252,7 +245,7 @@ class Policy:
     def tokens_at_once(self) -> int:
         """How many tokens of an update fit into the GPU's free memory; a constant on a CPU."""
         if self.device.type != "cuda":
-            return CPU_TOKENS_AT_ONCE
+            return 4096
         shape, total = self._shape, self._total_bytes
         token_bytes = shape.activations(self.path == "fast", self.gradient_checkpointing)
         return update_tokens(shape, total, max(0.0, total - self.reserved_bytes), token_bytes)
@@ -269,7 +262,7 @@ class Policy:
         return max(1, int(CACHE_SHARE * left / prompt_bytes))
 
     @property
-    def _shape(self) -> Shape:
+    def _shape(self) -> "Shape":
         return shape_of(self.causal.config, next(self.model.parameters()).element_size())
 
     @property
@@ -309,7 +302,11 @@ class Policy:
 
 
 class PlainForward:
-    """How an update runs the model: by its own forward pass over whole sequences."""
+    """How an update runs the model: by its own forward pass over whole sequences.
+
+    They are padded on the right: causal attention alone is right for them in every architecture,
+    and no state is kept between two passes.
+    """
 
     def __init__(self, policy: Policy):
         self.policy = policy
@@ -329,14 +326,68 @@ class PlainForward:
         return hidden_RXE.flatten(0, 1).index_select(0, batch.predictors_M)
 
     def checkpoint_gradients(self) -> None:
-        """From now on, compute activations again in the backward pass."""
-        checkpoint_layers(self.policy.model)
+        """From now on, compute activations again in the backward pass (arXiv:1604.06174).
+
+        `transformers` has gradient checkpointing for models in training mode alone. The layers are
+        those of the longest module list, in any model.
+        """
+        modules = self.policy.model.modules()
+        for layer in max((each for each in modules if isinstance(each, nn.ModuleList)), key=len):
+            # Assigning a callable to a module's `forward` replaces it for this one module.
+            layer.forward = partial(_recomputed, layer.forward)
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
         """Within this context, the model runs without its adapter."""
         with self.policy.model.disable_adapter():
             yield
+
+
+class PaddedBatch:
+    """A micro-batch of whole sequences (R, X), padded on the right; each token counts by itself.
+
+    `predictors_M` are the places in the flattened rows that predict the completions' tokens.
+    `distinct` returns the values of the distinct tokens (U, ...) from those of all tokens (M, ...),
+    and `of_tokens` the values of all tokens from those of the distinct ones. Here they are one.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        completions: Sequence[Sequence[int]],
+        device: torch.device,
+    ):
+        each = len(completions) // len(prompts)
+        prompt_of = [prompts[r // each] for r in range(len(completions))]
+
+        # The last token of a sequence predicts nothing.
+        rows = [
+            torch.tensor([*prompt, *completion][:-1])
+            for prompt, completion in zip(prompt_of, completions)
+        ]
+        tokens_RX = pad_sequence(rows, batch_first=True)
+        X = tokens_RX.shape[1]
+        predictors = [
+            torch.arange(len(prompt) - 1, len(row)) + r * X
+            for r, (prompt, row) in enumerate(zip(prompt_of, rows))
+        ]
+        self.tokens_RX = to_device(tokens_RX, device)
+        self.predictors_M = to_device(torch.cat(predictors), device)
+
+    def distinct(self, values_M: Tensor) -> Tensor:
+        """Return the values as they are."""
+        return values_M
+
+    def of_tokens(self, values_M: Tensor) -> Tensor:
+        """Return the values as they are."""
+        return values_M
+
+
+def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call `forward`, whose activations are computed again in the backward pass."""
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
 def _stop_ids(model: Model, tokenizer: Tokenizer) -> tuple[tuple[int, ...], int]:
@@ -354,3 +405,126 @@ def _stop_ids(model: Model, tokenizer: Tokenizer) -> tuple[tuple[int, ...], int]
             "the model has no end token (eos_token_id in generation_config.json); add one"
         )
     return tuple(sorted(set(ends))), ends[0]
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """Return `tensor` on the device.
+
+    A GPU copies it from pinned memory when it gets there, and the host does not wait.
+    """
+    if torch.device(device).type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
+def flat_indices(lengths: Sequence[int], longest: int, device: torch.device) -> Tensor:
+    """Return the indices (N,) of all tokens in a flattened grid of rows of `longest` tokens.
+
+    Row i holds `lengths[i]` tokens, from its left end on.
+    """
+    is_token = torch.arange(longest) < torch.tensor(lengths)[:, None]
+    return to_device(is_token.flatten().nonzero()[:, 0], device)
+
+
+def _is_amd() -> bool:
+    """Return whether this CPU is made by AMD; only Linux tells."""
+    try:
+        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text("utf-8")
+    except OSError:
+        return False
+
+
+# PyTorch multiplies float32 matrices by MKL, which takes about twice as long as oneDNN on AMD's
+# CPUs with AVX-512.
+_prefers_onednn = (
+    torch.backends.mkldnn.is_available()
+    and torch.backends.cpu.get_cpu_capability() == "AVX512"
+    and _is_amd()
+)
+
+
+def linear_no_grad(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
+    """Return `F.linear` by the faster library. The result has no gradient."""
+    if _prefers_onednn and not x_NI.is_cuda and x_NI.dtype == torch.float32:
+        return torch.ops.mkldnn._linear_pointwise(x_NI, weight_OI, bias_O, "none", [], "")
+    return functional.linear(x_NI, weight_OI, bias_O)
+
+
+# Memory on a GPU
+
+# Keys and values may take this share of the memory that weights and optimizer leave.
+CACHE_SHARE = 0.45
+
+# Tokens times parameters that keep a GPU busy for as long as the host takes to start a micro-batch
+# (0.1 to 0.2 s): 4,000 tokens of Llama-3.2-3B, or 100,000 of SmolLM2-135M.
+BUSY_WORK = 1.15e13
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A model's sizes, as far as memory depends on them."""
+
+    layers: int
+    width: int  # E
+    inner: int  # F
+    keys: int  # K * D: numbers of a token's keys in a layer, and as many of its values
+    number: int  # bytes of a number
+
+    @property
+    def parameters(self) -> int:
+        """The number of weights in the layers, assuming that queries are as wide as the model."""
+        attention = self.width * (2 * self.width + 2 * self.keys)
+        return self.layers * (attention + 3 * self.width * self.inner)
+
+    @property
+    def cache(self) -> int:
+        """Bytes of a token's keys and values."""
+        return 2 * self.layers * self.keys * self.number
+
+    def activations(self, is_fast: bool, gradient_checkpointing: bool = False) -> int:
+        """Return the bytes of a token's activations, kept until the backward pass.
+
+        For `grpo.fast.llama` they are what its operations save; for others, a rough count. With
+        gradient checkpointing they are the inputs of all layers, and in the backward pass one
+        layer's activations and the gradients of its MLP.
+        """
+        fast = 6 * self.width + 2 * self.keys + 2 * self.inner
+        layer = fast if is_fast else 16 * self.width + 5 * self.inner
+        if gradient_checkpointing:
+            return (self.layers * self.width + layer + 4 * self.inner) * self.number
+        return self.layers * layer * self.number
+
+
+def shape_of(config: Any, number: int) -> Shape:
+    """Return the shape of a `transformers` configuration, whose numbers take `number` bytes.
+
+    Sizes that it does not name, or that differ between layers, are guessed.
+    """
+    config = text_config(config)
+
+    def size(name: str, guess: int) -> int:
+        with suppress(AttributeError, RuntimeError):  # the latter: it differs between layers
+            value = getattr(config, name)
+            return value if isinstance(value, int) and value else guess
+        return guess
+
+    width, heads = size("hidden_size", 4096), size("num_attention_heads", 1)
+    return Shape(
+        layers=size("num_hidden_layers", 32),
+        width=width,
+        inner=size("intermediate_size", 4 * width),
+        keys=size("num_key_value_heads", heads) * size("head_dim", width // heads),
+        number=number,
+    )
+
+
+def update_tokens(shape: Shape, total: float, left: float, token_bytes: int) -> int:
+    """Return how many tokens a micro-batch may have on a GPU, of `token_bytes` each.
+
+    Their activations may take a sixth of its `total` memory, or a third of what is `left` of it. To
+    keep the GPU busy (BUSY_WORK), they may take as much as keys and values may.
+    """
+    usual = min(total / 6, left / 3)
+    for_busy_gpu = min(CACHE_SHARE * left, BUSY_WORK / shape.parameters * token_bytes)
+    tokens = int(max(usual, for_busy_gpu) / token_bytes)
+    return max(256, min(65_536, tokens))

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from data.errors import UserError, shortened
 from data.files import MAX_BYTES, kind_of, read_json
-from grpo.model.forward import Model
-from grpo.model.sizes import text_config
+from grpo.model.check import Model, text_config
 
 NAMED_TENSORS = 3  # how many tensors of each kind an error names
 

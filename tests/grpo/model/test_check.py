@@ -1,4 +1,6 @@
-"""The comparison with the unmodified model: what it measures, and what it refuses by name."""
+"""What is supported of a model: its context, and the comparison with the unmodified model."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,18 +11,27 @@ from transformers import (
     AutoTokenizer,
     BertConfig,
     Gemma2Config,
+    Gemma3Config,
     GraniteConfig,
+    Llama4TextConfig,
+    LlamaConfig,
+    MistralConfig,
+    MptConfig,
+    Qwen2Config,
 )
 
 from data.errors import UserError
 from grpo.model.check import (
     FLOAT32_TOLERANCE,
     LOW_PRECISION_TOLERANCE,
+    NO_CONTEXT_LIMIT,
+    context_of,
     distance,
     probe_tokens,
 )
 from grpo.model.load import BUILTIN, load_policy
 from grpo.model.policy import Policy
+from grpo.rollout.generate import Drafting, RolloutRequest, generate
 
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN)
 
@@ -48,19 +59,14 @@ def test_the_probe_is_the_same_each_time_and_of_valid_tokens():
 
 
 def test_differences_by_hand():
-    expected = torch.tensor([[0.0, 2.0], [0.0, -torch.inf], [1.0, 3.0]])
-    found = torch.tensor([[0.1, 2.0], [0.4, -torch.inf], [1.3, 3.3]])
-    assert distance(found, expected, False) == pytest.approx(0.3)  # 0.05, 0.2, 0.3: the worst
-    # Less what is common to a place: 0.05, 0, 0. The deviations are 1, 0 and 1, 2/3 in the mean.
-    assert distance(found, expected, True) == 0.0
+    expected = torch.tensor([[0.0, 2.0], [1.0, 3.0]])
+    found = torch.tensor([[0.1, 2.0], [1.3, 3.3]])
+    assert distance(found, expected, False) == pytest.approx(0.3)  # 0.05 and 0.3: the worst
+    # Less what is common to a place: 0.05 and 0. The deviations are 1.
     assert distance(found[:1], expected[:1], True) == pytest.approx(0.05)
+    assert distance(found[1:], expected[1:], True) == pytest.approx(0.0, abs=1e-6)
     for low_precision, tolerance in ((False, FLOAT32_TOLERANCE), (True, LOW_PRECISION_TOLERANCE)):
         assert not distance(found * torch.nan, expected, low_precision) <= tolerance
-    possible = found.nan_to_num(neginf=-100.0)  # a token that can never come
-    assert distance(possible, expected, False) == torch.inf
-    never = torch.tensor([[0.0, 2.0, -torch.inf]])
-    assert distance(never, never, True) == 0.0
-    assert not distance(never.nan_to_num(neginf=-100.0), never, True) <= LOW_PRECISION_TOLERANCE
 
 
 def test_logits_times_a_constant_are_refused():
@@ -121,3 +127,100 @@ def test_weights_that_are_not_numbers_are_named_as_such(tmp_path):
     model.model.norm.weight.data[3] = torch.nan
     with pytest.raises(UserError, match="--model odd: its logits are not finite: the weights are"):
         Policy(model, TOKENIZER, name="odd")
+
+
+# The context
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "short_factor": [1.0] * 16,
+    "long_factor": [2.0 + 0.3 * i for i in range(16)],
+}
+
+
+@pytest.mark.parametrize(
+    "config, tokens, with_windows",
+    [
+        (MptConfig(max_seq_len=300), 300, 300),
+        (Gemma3Config(text_config={"sliding_window": 64, "max_position_embeddings": 96}), 64, 96),
+        (Llama4TextConfig(max_position_embeddings=256, attention_chunk_size=48), 48, 256),
+        (LlamaConfig(**SHAPE), 512, 512),
+        (MistralConfig(**SHAPE, sliding_window=64), 64, 512),
+        (MistralConfig(**SHAPE, sliding_window=None), 512, 512),
+        (Qwen2Config(**SHAPE, sliding_window=64, use_sliding_window=False), 512, 512),
+        (
+            Qwen2Config(**SHAPE, sliding_window=64, use_sliding_window=True, max_window_layers=1),
+            64,
+            512,
+        ),
+        (
+            Qwen2Config(**SHAPE, sliding_window=64, use_sliding_window=True, max_window_layers=2),
+            512,
+            512,
+        ),
+        (LlamaConfig(**SHAPE, head_dim=32, rope_parameters=LONGROPE), 32, 32),
+        (SimpleNamespace(), NO_CONTEXT_LIMIT, NO_CONTEXT_LIMIT),
+    ],
+)
+def test_the_context_is_the_shortest_limit(config, tokens, with_windows):
+    assert context_of(config, supports_windows=False)[0] == tokens
+    assert context_of(config, supports_windows=True)[0] == with_windows
+
+
+def policy_of(config, folder):
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(folder)
+    policy = load_policy(str(folder), device="cpu")
+    policy.stops = (-1,)  # completions take their whole budgets
+    return policy
+
+
+def tokens(count, seed=1):
+    drawn = torch.randint(4, 1000, (count,), generator=torch.Generator().manual_seed(seed))
+    return tuple(drawn.tolist())
+
+
+def sampled(policy, prompts, budgets, guesses=None, drafting=None):
+    request = RolloutRequest(
+        prompts,
+        keys=[[number] for number in range(len(prompts))],
+        temperatures=[1.0] * len(prompts),
+        budgets=budgets,
+        guesses=guesses,
+    )
+    return [completion for (completion,) in generate(policy, request, drafting)]
+
+
+def test_a_window_is_the_context_and_the_user_is_told(tmp_path):
+    policy = policy_of(MistralConfig(**SHAPE, sliding_window=64), tmp_path)
+    assert policy.context == 64
+    (note,) = policy.notes
+    assert "attention window is 64 tokens" in note and "may have 64 tokens together" in note
+
+
+def test_only_a_sequence_that_outgrows_the_window_is_refused(tmp_path):
+    """Not a short prompt beside a long one, and not a draft that reaches beyond the budget."""
+    policy = policy_of(MistralConfig(**SHAPE, sliding_window=64), tmp_path)
+    long, short = tokens(50), tokens(3)
+    lengths = [len(each.tokens) for each in sampled(policy, [long, short], [5, 55])]
+    assert lengths == [5, 55]
+
+    plain = sampled(policy, [long], [12])
+    right = policy.decode(plain[0].tokens)
+    drafted = sampled(policy, [long], [12], [lambda text: right * 5], Drafting("7"))
+    assert drafted[0].tokens == plain[0].tokens
+
+    with pytest.raises(UserError, match="window is 64 tokens, but prompt and completion have 65"):
+        sampled(policy, [long], [16])
+
+
+def test_longrope_models_stay_within_the_context_that_it_extends(tmp_path):
+    """Beyond it, a sample would depend on the longest one beside it."""
+    config = LlamaConfig(**SHAPE, head_dim=32, rope_parameters=LONGROPE)
+    policy = policy_of(config, tmp_path)
+    assert policy.context == 32 and "LongRoPE beyond 32 tokens" in policy.notes[0]
