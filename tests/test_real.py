@@ -17,7 +17,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from grpo import export
-from grpo.learn.logprobs import token_logprobs
+from grpo.learn.batch import token_logprobs
 from grpo.model.load import load_policy
 from grpo.model.prompts import end_of_turn
 from grpo.rollout.generate import RolloutRequest, generate

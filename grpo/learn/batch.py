@@ -1,24 +1,52 @@
-"""Groups to micro-batches of tensors, without an effect on the gradient.
+"""Groups to micro-batches of tensors, and the log-probabilities of their completions.
 
 The weight of every token is computed from the whole step (`loss.token_weights`) before anything is
 cut, so the losses and gradients of all micro-batches add up to those of the step. A group's prompt
 is run once in a micro-batch, not once for each completion.
 
+The log-probabilities are computed in bounded memory. For a vocabulary of 128,256 and 16 completions
+of 1,000 tokens the float32 logits alone take 8.2 GB, and autograd keeps several tensors of that
+size. So the output layer is applied to a chunk of tokens at a time, and applied again in the
+backward pass (gradient checkpointing, arXiv:1604.06174). One or two tensors of n x V exist at once
+instead of three of N x V, for one more matrix product with the layer. A CPU has more memory than
+time: it keeps one tensor of N x V if that is small.
+
 Shapes: P prompts; R rows (completions), of which each prompt of a micro-batch has equally many; T
-tokens; M tokens of all rows without padding.
+tokens of a row; M tokens of all rows without padding, U of them after leaving out what rows have in
+common (see `Batch.distinct`); N tokens, n of a chunk; V vocabulary; E hidden size.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from grpo.learn.loss import token_weights
-from grpo.model.policy import flat_indices, to_device
+from grpo.model.policy import Batch, Policy, flat_indices, linear_no_grad, to_device
 from grpo.records import Completion, Group
+
+# Hidden states (n, E) -> logits (n, V).
+Head = Callable[[Tensor], Tensor]
+
+# Logits (n, V), targets (n,) -> logits (n, V), excluded entries -inf.
+Truncate = Callable[[Tensor, Tensor], Tensor]
+
+# Tokens of a chunk on a GPU.
+GPU_CHUNK = 1024
+
+# Logits of a chunk on a CPU: 4 MB in float32, which stay in its cache.
+CPU_CHUNK_LOGITS = 1 << 20
+
+# Bytes of probabilities that a CPU may keep for the backward pass.
+KEPT = 1 << 28
+
+# Columns that a CUDA kernel handles at once.
+BLOCK = 4096
 
 
 @dataclass(frozen=True)
@@ -51,11 +79,8 @@ class _Row(NamedTuple):
 
     group: Group
     sample: int
+    completion: Completion
     weight: float
-
-    @property
-    def completion(self) -> Completion:
-        return self.group.completions[self.sample]
 
 
 def micro_batches(
@@ -64,15 +89,15 @@ def micro_batches(
     *,
     max_length: int,
     device: torch.device,
-    micro_tokens: int = 0,
+    micro_tokens: int = 1 << 40,
     rank: int = 0,
     ranks: int = 1,
 ) -> Iterator[MicroBatch]:
     """Yield the step's `groups`, whose advantages are filled in, in micro-batches.
 
     `kind` and `max_length` are those of `loss.token_weights`. A micro-batch has at most
-    `micro_tokens` tokens, each prompt counted once (0: no bound). A group that is too large is cut
-    into parts, but never within a row.
+    `micro_tokens` tokens, each prompt counted once. A group that is too large is cut into parts,
+    but never within a row.
 
     Each of several `ranks` gets some of the rows, with about as many tokens as the others; which
     ones does not depend on `micro_tokens`, which may differ between ranks. The weights are always
@@ -81,19 +106,21 @@ def micro_batches(
     lengths = [len(row.tokens) for group in groups for row in group.completions]
     weights = iter(token_weights(kind, torch.tensor(lengths), max_length=max_length).tolist())
     parts = [
-        [_Row(group, i, next(weights)) for i in range(len(group.completions))] for group in groups
+        [_Row(group, i, each, next(weights)) for i, each in enumerate(group.completions)]
+        for group in groups
     ]
 
     # With fewer groups than ranks they are cut, so that no rank is idle. All ranks must find the
     # same parts, so these do not depend on the memory that one of them has.
     parts = [piece for part in parts for piece in _cut(part, -(-len(part) * len(groups) // ranks))]
-    parts = _assign(parts, rank, ranks)
-    if micro_tokens:
-        parts = [piece for part in parts for piece in _cut(part, _fitting_rows(part, micro_tokens))]
+    pieces = []
+    for part in _assign(parts, rank, ranks):
+        longest = max(len(row.completion.tokens) for row in part)
+        pieces += _cut(part, max(1, (micro_tokens - len(part[0].group.prompt)) // longest))
 
     bundle: list[list[_Row]] = []
-    for part in parts:
-        is_full = bool(micro_tokens) and sum(map(_tokens, [*bundle, part])) > micro_tokens
+    for part in pieces:
+        is_full = sum(map(_tokens, [*bundle, part])) > micro_tokens
         if bundle and (is_full or len(part) != len(bundle[0])):
             yield _micro_batch(bundle, device)
             bundle = []
@@ -112,12 +139,6 @@ def _cut(part: list[_Row], most: int) -> list[list[_Row]]:
     count = len(part)
     size = -(-count // -(-count // min(count, most)))
     return [part[i : i + size] for i in range(0, count, size)]
-
-
-def _fitting_rows(part: list[_Row], micro_tokens: int) -> int:
-    """Return how many rows of the part surely fit `micro_tokens` tokens; at least one."""
-    longest = max(len(row.completion.tokens) for row in part)
-    return max(1, (micro_tokens - len(part[0].group.prompt)) // longest)
 
 
 def _assign(parts: list[list[_Row]], rank: int, ranks: int) -> list[list[_Row]]:
@@ -165,3 +186,219 @@ def _micro_batch(bundle: list[list[_Row]], device: torch.device) -> MicroBatch:
         temperatures_R=of_rows([row.group.temperature for row in rows]),
         weights_R=of_rows([row.weight for row in rows], torch.float64),
     )
+
+
+def completion_logprobs(
+    policy: Policy,
+    batch: MicroBatch,
+    truncate: Truncate | None = None,
+    packing: Batch | None = None,
+    has_entropy_gradient: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities and entropies (nats) of the completions' tokens, (R, T) each, 0 at
+    padding.
+
+    `truncate` and `has_entropy_gradient` are those of `token_logprobs`. `packing` is the result of
+    `pack` for this batch, if there is one already.
+    """
+    R, T = batch.tokens_RT.shape
+    places_M = batch.places_M
+
+    # The model runs without padding, so everything is flat until the end.
+    packing = packing or policy.forward.pack(batch.prompts, batch.completions)
+    logp_U, entropy_U = token_logprobs(
+        policy.forward.predict(packing),
+        policy.head,
+        packing.distinct(batch.tokens_RT.take(places_M)),
+        packing.distinct(batch.temperatures_R[places_M // T]),
+        truncate,
+        has_entropy_gradient=has_entropy_gradient,
+        kernels=policy.kernels,
+        products=policy.gradient_products,
+    )
+    logp_M, entropy_M = packing.of_tokens(logp_U), packing.of_tokens(entropy_U)
+
+    zeros = torch.zeros(R * T, device=places_M.device, dtype=logp_M.dtype)
+    logp_RT = zeros.scatter(0, places_M, logp_M).view(R, T)
+    entropy_RT = zeros.scatter(0, places_M, entropy_M).view(R, T)
+    return logp_RT, entropy_RT
+
+
+def token_logprobs(
+    hidden_NE: Tensor,
+    head: Head,
+    targets_N: Tensor,
+    temperature_N: Tensor,
+    truncate: Truncate | None = None,
+    *,
+    has_entropy_gradient: bool = False,
+    kernels: Any = None,
+    products: Callable[[], AbstractContextManager[None]] = nullcontext,
+    chunk: int | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return log softmax(head(hidden) / temperature) at `targets_N`, and the entropy in nats, (N,)
+    each; those of the truncated distribution if it is one.
+
+    Both are float32 even if the head is in lower precision, and float64 if the head is. Gradients
+    flow through the log-probabilities to `hidden_NE` and to the parameters of `head`; the entropy
+    is detached, unless it `has_entropy_gradient`. `head` acts on each token by itself, as a linear
+    layer does, with LoRA or without. `truncate` (top-p) gets the logits already divided by the
+    temperature, and never excludes a target.
+
+    `kernels` are those of the policy, for a GPU, and `products` is its context for the backward
+    pass's products of matrices. `chunk` is a number of tokens.
+    """
+    if chunk is None:
+        vocabulary = getattr(head, "out_features", 4096)
+        chunk = GPU_CHUNK if hidden_NE.is_cuda else max(16, CPU_CHUNK_LOGITS // vocabulary)
+
+    is_plain = truncate is None and not has_entropy_gradient
+    if is_plain and type(head) is nn.Linear and head.bias is None:
+        # Few passes over the logits, for the usual case.
+        given = hidden_NE, head.weight, targets_N, temperature_N
+        return _LinearLogprobs.apply(*given, chunk, kernels, products, torch.is_grad_enabled())
+
+    # For anything else autograd differentiates chunk by chunk.
+    parts = [
+        checkpoint(
+            _chunk_logprobs,
+            hidden_nE,
+            head,
+            targets_n,
+            temperature_n,
+            truncate,
+            has_entropy_gradient,
+            use_reentrant=False,
+        )
+        for hidden_nE, targets_n, temperature_n in zip(
+            hidden_NE.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True
+        )
+    ]
+    logprobs, entropies = zip(*parts, strict=True)
+    return torch.cat(logprobs), torch.cat(entropies)
+
+
+class _LinearLogprobs(torch.autograd.Function):
+    """`_chunk_logprobs` of a linear head without bias for all chunks, with few passes over the
+    logits.
+
+    With p = softmax(logits / temperature), the gradient of a target's log-probability with respect
+    to the logits is (onehot(target) - p) / temperature.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_NE: Tensor,
+        weight_VE: Tensor,
+        targets_N: Tensor,
+        temperature_N: Tensor,
+        chunk: int,
+        kernels: Any,
+        products: Callable[[], AbstractContextManager[None]],
+        is_learning: bool,
+    ) -> tuple[Tensor, Tensor]:
+        N, V = len(hidden_NE), len(weight_VE)
+        dtype = torch.promote_types(hidden_NE.dtype, torch.float32)
+        temperature_N = temperature_N.to(dtype)
+        logprobs_N, entropies_N, lse_N = (hidden_NE.new_empty(N, dtype=dtype) for _ in range(3))
+
+        # A CPU keeps the probabilities for the backward pass; a GPU computes them again.
+        is_fused = kernels is not None and dtype == torch.float32
+        is_kept = is_learning and not hidden_NE.is_cuda and N * V * dtype.itemsize <= KEPT
+        probability_NV = hidden_NE.new_empty(N, V, dtype=dtype) if is_kept else None
+
+        for start in range(0, N, chunk):
+            part = slice(start, start + chunk)
+            logits_nV = linear_no_grad(hidden_NE[part], weight_VE)
+            targets_n, temperature_n = targets_N[part], temperature_N[part]
+
+            if is_fused:
+                # Log-probabilities, entropies and log-sum-exps in one pass.
+                outputs = logprobs_N[part], entropies_N[part], lse_N[part]
+                kernels.logprobs[(len(targets_n),)](
+                    logits_nV, targets_n, temperature_n, *outputs, V, BLOCK=BLOCK, num_warps=8
+                )
+                continue
+
+            logits_nV = logits_nV.to(dtype).div_(temperature_n[:, None])
+            kept_nV = None if probability_NV is None else probability_NV[part]
+            probability_nV = torch.softmax(logits_nV, -1, out=kept_nV)
+            all_nV = logits_nV.log_softmax(-1)
+            logprobs_N[part] = all_nV.gather(-1, targets_n[:, None])[:, 0]
+            entropies_N[part] = -all_nV.mul_(probability_nV).sum(-1)
+
+        lse = lse_N if is_fused else None
+        ctx.save_for_backward(hidden_NE, weight_VE, targets_N, temperature_N, lse, probability_NV)
+        ctx.chunk = chunk
+        ctx.kernels = kernels
+        ctx.products = products
+        ctx.mark_non_differentiable(entropies_N)
+        return logprobs_N, entropies_N
+
+    @staticmethod
+    def backward(ctx: Any, d_N: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+        hidden_NE, weight_VE, targets_N, temperature_N, lse_N, probability_NV = ctx.saved_tensors
+        d_hidden_NE = torch.empty_like(hidden_NE)
+        d_weight_VE = torch.zeros_like(weight_VE) if ctx.needs_input_grad[1] else None
+
+        for start in range(0, len(hidden_NE), ctx.chunk):
+            part = slice(start, start + ctx.chunk)
+            hidden_nE, targets_n = hidden_NE[part], targets_N[part]
+            temperature_n, d_n = temperature_N[part], d_N[part]
+
+            # The gradient of the logits.
+            if lse_N is not None:
+                d_logits_nV = linear_no_grad(hidden_nE, weight_VE)  # still the logits
+                V = d_logits_nV.shape[1]
+                given = d_logits_nV, targets_n, temperature_n, lse_N[part], d_n.contiguous(), V
+                grid = (len(targets_n), -(-V // BLOCK))
+                ctx.kernels.logprobs_backward[grid](*given, BLOCK=BLOCK, num_warps=8)
+            else:
+                if probability_NV is not None:
+                    probability_nV = probability_NV[part]
+                else:
+                    logits_nV = linear_no_grad(hidden_nE, weight_VE).to(d_n.dtype)
+                    probability_nV = logits_nV.div_(temperature_n[:, None]).softmax(-1)
+
+                scale_n1 = (d_n / temperature_n)[:, None]
+                d_logits_nV = probability_nV.mul_(-scale_n1)
+                d_logits_nV = d_logits_nV.scatter_add_(-1, targets_n[:, None], scale_n1)
+                d_logits_nV = d_logits_nV.to(hidden_nE.dtype)
+
+            # The gradients of the linear layer: dX = dY W, and dW = dY' X summed over the chunks.
+            with ctx.products():
+                torch.mm(d_logits_nV, weight_VE, out=d_hidden_NE[part])
+                if d_weight_VE is not None:
+                    d_weight_VE.addmm_(d_logits_nV.t(), hidden_nE)
+
+        return d_hidden_NE, d_weight_VE, *6 * (None,)
+
+
+def _chunk_logprobs(
+    hidden_nE: Tensor,
+    head: Head,
+    targets_n: Tensor,
+    temperature_n: Tensor,
+    truncate: Truncate | None,
+    has_entropy_gradient: bool,
+) -> tuple[Tensor, Tensor]:
+    """Return log-probabilities and entropies of a chunk, (n,) each, by ordinary operations."""
+    logits_nV = head(hidden_nE)
+    logits_nV = logits_nV.to(torch.promote_types(logits_nV.dtype, torch.float32))
+    logits_nV = logits_nV / temperature_n.to(logits_nV.dtype)[:, None]
+    if truncate is not None:
+        logits_nV = truncate(logits_nV, targets_n)
+
+    all_nV = logits_nV.log_softmax(-1)
+    logprobs_n = all_nV.gather(-1, targets_n[:, None])[:, 0]
+
+    # The entropy comes last, because the recomputation stops at the last tensor that the backward
+    # pass needs. entr(p) = -p log p has entr(0) = 0, where p * log p is NaN for excluded tokens.
+    if not has_entropy_gradient:
+        return logprobs_n, torch.special.entr(all_nV.detach().exp()).sum(-1)
+
+    # The gradient of entr at 0 is infinite; excluded tokens shall have none.
+    probability_nV = all_nV.exp()
+    probability_nV = probability_nV.masked_fill(probability_nV == 0, 0.0)
+    return logprobs_n, torch.special.entr(probability_nV).sum(-1)

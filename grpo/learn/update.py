@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from data.errors import UserError
-from grpo.learn.batch import MicroBatch, micro_batches
-from grpo.learn.logprobs import Truncate, token_logprobs
+from grpo.learn.batch import MicroBatch, Truncate, completion_logprobs, micro_batches
 from grpo.learn.loss import LossInputs, LossSettings, kl_k3, step_loss, zero_padding
 from grpo.learn.optimizer import Optimizer
-from grpo.model.policy import Batch, Policy
+from grpo.model.policy import Policy
 from grpo.model.weights import check_step
 from grpo.records import Group
 
@@ -221,43 +220,6 @@ def _logprobs_of_first_pass(first_pass: FirstPass, batch: MicroBatch, logp_RT: T
         for name, row, tokens in zip(batch.row_ids, logp_RT, batch.completions)
     ]
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-
-
-def completion_logprobs(
-    policy: Policy,
-    batch: MicroBatch,
-    truncate: Truncate | None = None,
-    packing: Batch | None = None,
-    has_entropy_gradient: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Return log-probabilities and entropies (nats) of the completions' tokens, (R, T) each, 0 at
-    padding.
-
-    The last token of a prompt predicts the first of the completion; the completion's last token
-    predicts nothing. `truncate` and `has_entropy_gradient` are those of `token_logprobs`. `packing`
-    is the result of `pack` for this batch, if there is one already.
-    """
-    R, T = batch.tokens_RT.shape
-    places_M = batch.places_M
-
-    # The model runs without padding, so everything is flat until the end.
-    packing = packing or policy.forward.pack(batch.prompts, batch.completions)
-    logp_U, entropy_U = token_logprobs(
-        policy.forward.predict(packing),
-        policy.head,
-        packing.distinct(batch.tokens_RT.take(places_M)),
-        packing.distinct(batch.temperatures_R[places_M // T]),
-        truncate,
-        has_entropy_gradient=has_entropy_gradient,
-        kernels=policy.kernels,
-        products=policy.gradient_products,
-    )
-    logp_M, entropy_M = packing.of_tokens(logp_U), packing.of_tokens(entropy_U)
-
-    zeros = torch.zeros(R * T, device=places_M.device, dtype=logp_M.dtype)
-    logp_RT = zeros.scatter(0, places_M, logp_M).view(R, T)
-    entropy_RT = zeros.scatter(0, places_M, entropy_M).view(R, T)
-    return logp_RT, entropy_RT
 
 
 def _total(every: Sequence[dict[str, float]]) -> dict[str, float]:

@@ -42,6 +42,8 @@ Batch = Any
 # sample, to check its budget, and to learn.
 CACHED_ENCODINGS = 512
 
+CPU_TOKENS_AT_ONCE = 4096
+
 # A reasoning tag at the end of a prompt, and the most tokens that it takes, blanks included.
 TAG = re.compile(r"<think(?:ing)?>\s*\Z", re.IGNORECASE)
 TAG_TOKENS = 16
@@ -245,7 +247,7 @@ class Policy:
     def tokens_at_once(self) -> int:
         """How many tokens of an update fit into the GPU's free memory; a constant on a CPU."""
         if self.device.type != "cuda":
-            return 4096
+            return CPU_TOKENS_AT_ONCE
         shape, total = self._shape, self._total_bytes
         token_bytes = shape.activations(self.path == "fast", self.gradient_checkpointing)
         return update_tokens(shape, total, max(0.0, total - self.reserved_bytes), token_bytes)

@@ -12,8 +12,7 @@ import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
 from data.errors import UserError
-from grpo.learn.batch import micro_batches
-from grpo.learn.update import completion_logprobs
+from grpo.learn.batch import completion_logprobs, micro_batches
 from grpo.model.load import BUILTIN, load_policy
 from grpo.model.policy import Policy
 from grpo.records import Group

@@ -16,11 +16,13 @@ PROMPTS = [
 # A group that is drawn again is hotter. These are the same in float32 and float64.
 HEATS = [0.75, 1.25, 0.875]
 
+WHOLE = 1 << 30  # tokens of a micro-batch, so that a step is one
+
 SETTINGS = dict(beta=0.0, clip_low=0.2, clip_high=0.2, max_length=24, max_grad_norm=0.0)
 
 
-def update(policy, optimizer, groups, *, micro_tokens=0, before=None, **settings):
-    """One update by settings given as keywords; `micro_tokens` of 0: one micro-batch."""
+def update(policy, optimizer, groups, *, micro_tokens=WHOLE, before=None, **settings):
+    """One update by settings given as keywords."""
     memory = UpdateMemory(policy)
     memory.micro_tokens = micro_tokens
     return update_by(policy, optimizer, groups, UpdateSettings(**settings), memory, before)
@@ -38,7 +40,7 @@ def sgd(policy, rate):
     return optimizer
 
 
-def loss_and_gradients(policy, groups, kind="dapo", micro_tokens=0, **settings):
+def loss_and_gradients(policy, groups, kind="dapo", micro_tokens=WHOLE, **settings):
     settings = SETTINGS | dict(kind=kind, micro_tokens=micro_tokens) | settings
     metrics = update(policy, sgd(policy, 0.0), groups, **settings)
     return metrics["loss"], [p.grad.clone() for p in policy.parameters]

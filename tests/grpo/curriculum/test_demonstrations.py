@@ -15,9 +15,8 @@ from grpo import inspect, load_run
 from grpo.config import Config
 from grpo.curriculum import demonstrate, demonstration, has_right_targets
 from grpo.learn.advantages import token_advantages
-from grpo.learn.batch import micro_batches
+from grpo.learn.batch import completion_logprobs, micro_batches
 from grpo.learn.optimizer import Optimizer
-from grpo.learn.update import completion_logprobs
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group
 from grpo.run.rollouts import groups_of, write_rollouts

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig, Qwe
 from grpo.fast import llama as ops
 from grpo.fast.forward import FastForward
 from grpo.fast.llama import build_fast_llama
-from grpo.learn.logprobs import token_logprobs
+from grpo.learn.batch import token_logprobs
 from grpo.model import forward
 from grpo.model.load import BUILTIN, load_policy
 

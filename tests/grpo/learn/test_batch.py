@@ -30,13 +30,13 @@ def group_of(index, prompt_length, lengths, temperature=1.0):
     )
 
 
-def cut(groups, micro_tokens, kind="dapo", **ranks):
+def cut(groups, micro_tokens=1 << 30, kind="dapo", **ranks):
     cut = {"micro_tokens": micro_tokens, **ranks}
     return list(micro_batches(groups, kind, max_length=30, device=CPU, **cut))
 
 
 def test_tensors_by_hand():
-    (batch,) = cut([group_of(1, 3, [1, 3], 0.5), group_of(2, 2, [2, 2], 2.0)], 0)
+    (batch,) = cut([group_of(1, 3, [1, 3], 0.5), group_of(2, 2, [2, 2], 2.0)])
     assert batch.prompts == [(1, 1, 1), (2, 2)]
     assert batch.tokens_RT.tolist() == [[100, 0, 0], [110, 111, 112], [200, 201, 0], [210, 211, 0]]
     assert batch.mask_RT.int().tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 0], [1, 1, 0]]
@@ -54,8 +54,7 @@ def test_tensors_by_hand():
 @pytest.mark.parametrize(
     "micro_tokens, shapes",
     [
-        (0, [(2, 6)]),  # no bound: (prompts, rows)
-        (24, [(2, 6)]),  # prompts of 4 and 2, and 6 rows of 3: 6 + 18
+        (24, [(2, 6)]),  # (prompts, rows): prompts of 4 and 2, and 6 rows of 3: 6 + 18
         (23, [(1, 3), (1, 3)]),  # 4 + 9 and 2 + 9
         (10, [(1, 2), (1, 1), (1, 2), (1, 1)]),  # 4 + 6 is 10, 4 + 9 is not
         (1, [(1, 1)] * 6),  # a row is never cut
@@ -87,7 +86,7 @@ def test_every_row_comes_once_in_order_with_its_prompt_and_within_the_bound(shap
         for r, (tokens, mask) in enumerate(zip(batch.tokens_RT, batch.mask_RT)):
             rows.append((batch.prompts[r // each], tuple(tokens[mask].tolist())))
         size = sum(map(len, batch.prompts)) + int(batch.mask_RT.sum())
-        assert micro_tokens == 0 or size <= micro_tokens or len(batch.tokens_RT) == 1
+        assert size <= micro_tokens or len(batch.tokens_RT) == 1
     assert rows == [
         (group.prompt, completion.tokens) for group in groups for completion in group.completions
     ]
@@ -110,7 +109,7 @@ def test_ranks_share_out_the_rows_of_the_step(shapes, micro_tokens):
         for rank, most in enumerate(micro_tokens)
         for batch in cut(groups, most, "grpo", rank=rank, ranks=len(micro_tokens))
     ]
-    assert rows_of(parts) == rows_of(cut(groups, 0, "grpo"))
+    assert rows_of(parts) == rows_of(cut(groups, kind="grpo"))
 
 
 def test_ranks_have_about_as_much_to_do():
@@ -119,12 +118,12 @@ def test_ranks_have_about_as_much_to_do():
     loads = [
         sum(
             sum(map(len, batch.prompts)) + int(batch.mask_RT.sum())
-            for batch in cut(groups, 0, rank=rank, ranks=2)
+            for batch in cut(groups, rank=rank, ranks=2)
         )
         for rank in range(2)
     ]
     assert loads == [20 + 4 + 6, 18 + 16]
 
     # One group, four ranks: nobody idles.
-    alone = [cut([group_of(0, 2, [3] * 8)], 0, rank=rank, ranks=4) for rank in range(4)]
+    alone = [cut([group_of(0, 2, [3] * 8)], rank=rank, ranks=4) for rank in range(4)]
     assert [[len(batch.tokens_RT) for batch in part] for part in alone] == [[2]] * 4

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from grpo.learn import logprobs
-from grpo.learn.logprobs import token_logprobs
+from grpo.learn import batch
+from grpo.learn.batch import token_logprobs
 from grpo.rollout.sampling import truncation
 
 N, H, V = 11, 4, 7
@@ -58,7 +58,7 @@ def top_two_and_target(logits_NV, targets_N):
 @pytest.mark.parametrize("chunk", [1, 4, N])
 @pytest.mark.parametrize("bias, kept", HEADS)
 def test_values_and_gradients_equal_the_full_log_softmax(monkeypatch, truncate, chunk, bias, kept):
-    monkeypatch.setattr(logprobs, "KEPT", kept)
+    monkeypatch.setattr(batch, "KEPT", kept)
     hidden_NH, head, targets_N, temperature_N, weights_N = inputs()
     if bias is not None:  # a plain linear layer goes by few passes of its own
         torch.manual_seed(0)

@@ -10,8 +10,7 @@ from transformers import (
 )
 
 from data.errors import UserError
-from grpo.learn.batch import micro_batches
-from grpo.learn.update import completion_logprobs
+from grpo.learn.batch import completion_logprobs, micro_batches
 from grpo.model import load
 from grpo.model.load import BUILTIN, load_policy
 from grpo.records import Group

@@ -7,12 +7,11 @@ import pytest
 import torch
 from losses import step_loss
 from transformers import AutoModelForCausalLM
-from updates import HEATS, loss_and_gradients, one_batch
+from updates import HEATS, WHOLE, loss_and_gradients, one_batch
 
 from grpo.fast.packing import Packing
-from grpo.learn.batch import micro_batches
+from grpo.learn.batch import completion_logprobs, micro_batches
 from grpo.learn.loss import LOSSES, from_python, token_weights
-from grpo.learn.update import completion_logprobs
 from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, truncation
 
@@ -120,7 +119,7 @@ def begin_alike(groups):
 def test_gradients_of_advantages_of_tokens(tiny_policy, groups, plain):
     each_token(groups)
     expected = plain_gradients(plain, groups, "grpo")
-    for micro_tokens in (0, 60):
+    for micro_tokens in (WHOLE, 60):
         close(loss_and_gradients(tiny_policy, groups, "grpo", micro_tokens)[1], expected)
 
 
