@@ -5,6 +5,8 @@ Every rank holds the whole policy and the whole state of the trainer. The ranks 
 results before anything is decided, so they all decide alike. They divide the problems to sample and
 score and the completions to learn from, and they add up their gradients. Only rank 0 writes files
 and prints. A process that torchrun did not start is rank 0 of one.
+
+Torch takes seconds to load, so only the functions that need it import it.
 """
 
 import atexit
@@ -12,20 +14,27 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
-
-import torch
-import torch.distributed as dist
-from torch import Tensor
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Any
 
 from data.errors import UserError
-from grpo.torchrun import RANK, SIZE
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Seconds after which a rank says that it waits for the others.
 PATIENCE = 10.0
 
-BUCKET = 1 << 24  # most numbers that one all-reduce of several tensors sends
+
+def _from_environment(name: str, default: int) -> int:
+    """Return a number that torchrun sets."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isdecimal() else default
+
+
+# A RANK without a WORLD_SIZE means nothing; another job may have left it.
+SIZE = _from_environment("WORLD_SIZE", 1)
+RANK = _from_environment("RANK", 0) if SIZE > 1 else 0
 
 
 class Ranks:
@@ -51,6 +60,7 @@ class Ranks:
         """Return the items of all ranks, in the order that they had before `share`."""
         if self.size == 1:
             return local
+        import torch.distributed as dist
 
         by_rank: list[list[Any]] = [[]] * self.size
         with _peer_errors():
@@ -70,38 +80,18 @@ class Ranks:
         """Return the largest of the ranks' numbers."""
         return max(self.gather([number]))
 
-    def all_reduce(self, tensors: Sequence[Tensor]) -> None:
-        """Replace each tensor by its sum over the ranks. All tensors have one dtype and device."""
+    def all_reduce(self, tensors: Sequence["Tensor"]) -> None:
+        """Replace each tensor by its sum over the ranks."""
         if self.size == 1:
             return
+        import torch.distributed as dist
 
         with _peer_errors():
-            for bucket in _buckets(tensors):
-                if len(bucket) == 1:
-                    dist.all_reduce(bucket[0])
-                    continue
-
-                flat = torch.cat([tensor.flatten() for tensor in bucket])
-                dist.all_reduce(flat)
-                sums = flat.split([tensor.numel() for tensor in bucket])
-                torch._foreach_copy_(
-                    bucket, [part.view_as(tensor) for part, tensor in zip(sums, bucket)]
-                )
+            for tensor in tensors:
+                dist.all_reduce(tensor)
 
 
 SINGLE = Ranks()
-
-
-def _buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield the tensors in groups of up to BUCKET numbers, to pay the latency once per group."""
-    bucket: list[Tensor] = []
-    for tensor in tensors:
-        if bucket and sum(each.numel() for each in bucket) + tensor.numel() > BUCKET:
-            yield bucket
-            bucket = []
-        bucket.append(tensor)
-    if bucket:
-        yield bucket
 
 
 @contextmanager
@@ -115,6 +105,16 @@ def _peer_errors() -> Iterator[None]:
         ) from error
 
 
+@contextmanager
+def only_rank0_prints() -> Iterator[None]:
+    """Within this block the standard output of all ranks but 0 is discarded."""
+    if RANK == 0:
+        yield
+        return
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        yield
+
+
 def join_ranks(device: str) -> Ranks:
     """Join the ranks that torchrun started, until the process ends; return this one.
 
@@ -123,6 +123,9 @@ def join_ranks(device: str) -> Ranks:
     """
     if SIZE <= 1:
         return SINGLE
+    import torch
+    import torch.distributed as dist
+
     if device != "cpu" and torch.cuda.is_available():
         local, count = int(os.environ.get("LOCAL_RANK", RANK)), torch.cuda.device_count()
         if local >= count:

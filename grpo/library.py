@@ -18,7 +18,7 @@ from typing import Any
 
 from grpo.api import Model, arguments
 from grpo.config import Config
-from grpo.distributed import join_ranks
+from grpo.distributed import join_ranks, only_rank0_prints
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import PromptFormat, template_arguments
@@ -26,7 +26,6 @@ from grpo.run.files import check_output
 from grpo.run.logs import RunData
 from grpo.run.resume import checkpoint_of, config_of, load_run_policy
 from grpo.run.session import start_run
-from grpo.torchrun import only_rank0_prints
 from grpo.trainer import Callback
 
 

@@ -30,7 +30,6 @@ EXCEPTIONS = {
 CHOICE = "grpo/model/load.py"
 
 LAYERS = (  # of `grpo`, lowest first: a module imports its own package and lower layers alone
-    ("torchrun",),
     ("statistics", "records", "distributed"),
     ("model",),
     ("config",),

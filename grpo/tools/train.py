@@ -9,7 +9,7 @@ from contextlib import redirect_stderr, redirect_stdout
 
 from data.errors import Lasting, exit_status
 from grpo.config import parse
-from grpo.torchrun import RANK, only_rank0_prints
+from grpo.distributed import RANK, join_ranks, only_rank0_prints
 
 # How often a waiting thread of OpenMP asks whether there is work, before it sleeps. The default is
 # 300,000, with which two runs on the same two cores spend most of their time asking: a step takes
@@ -47,7 +47,6 @@ def main(argv: list[str]) -> int:
 def start(argv: list[str]) -> int:
     """Read the flags, and start the run on this rank."""
     config, given = parse(argv)
-    from grpo.distributed import join_ranks
     from grpo.run.session import start_run
 
     return start_run(config, given, join_ranks(config.device)).status
