@@ -2,34 +2,21 @@
 
 The verdict compares the policy after training with the policy before it, problem by problem, on the
 same held-out problems. The score alone does not decide: copying one text earns half of the
-similarity, so a policy that fell into a trap or into one wrong text has collapsed whatever its
-score; one that gives fewer exact answers got worse; and one that hardly any step updated had no
-signal to learn from.
-
-Nothing here imports torch, because the report reads verdicts.
+similarity. So a policy that fell into a trap or into one wrong text has collapsed whatever its
+score, one that gives fewer exact answers got worse, and one that hardly any step updated had no
+signal to learn from. Nothing here imports torch, because the report reads verdicts.
 """
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from operator import itemgetter
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, get_args
 
 from grpo.config import Config
-from grpo.records import (
-    WHY,
-    Completion,
-    Decision,
-    Group,
-    Resumable,
-    first_tries,
-    level_name,
-    truncated_share,
-)
+from grpo.records import WHY, Decision, Group, Resumable, first_tries, level_name, truncated_share
 from grpo.statistics import MARGIN, TAIL, mean_interval, reaches_mark
 from grpo.variance import DEGENERATE, REMEDIES, common_trap
-from tasks.base import Problem, Score
 
 # A level is solved if the mean of a held-out evaluation is at least SOLVED, and nothing more can be
 # learned there from a mean of EXHAUSTED on. That is higher than 0.99, because the mean on other
@@ -51,9 +38,8 @@ MIN_STEPS = 50  # fewer steps without a clear difference are too few to say "not
 UNFINISHED = 3  # exit status of a run that was stopped, or has not learned
 
 # Fewer updates than one in twenty steps are almost none: the run would have to be twenty times as
-# long to be trained as its steps suggest. Below 20 steps, one update is not yet rare.
+# long to be trained as its steps suggest.
 RARE = 0.05
-MIN_STEPS_FOR_RARE = 20
 
 # A level sits in a trap if at most this share of its groups varies, and COLLAPSED_SHARE of its
 # completions is in one trap or is one wrong text each; the run ends after TRAPPED times `patience`
@@ -109,19 +95,15 @@ class EndWatch(Resumable):
         self.patience = config.patience
         # The rewards of a control experiment say nothing about the policy.
         self.may_be_solved = config.patience > 0 and config.control == "none"
-        self.solved = ""  # why the run ends, once a held-out evaluation has confirmed it
-
         # Of the last steps at the last level: solved groups, all groups.
         self.recent: deque[list[int]] = deque(maxlen=SOLVED_STEPS)
         self.solved_steps = 0  # in a row, at which nearly all recent groups were solved
+        self.solved = ""  # why the run ends, once a held-out evaluation has confirmed it
 
-        # The steps in a row that trained on nothing, and the classes of their groups.
-        self.untrained = 0
-        self.classes: Counter[str] = Counter()
-
-        # The steps in a row in which the hardest level sat in a trap, and which one.
-        self.trapped = 0
-        self.trap = ""
+        self.untrained = 0  # steps in a row that trained on nothing
+        self.classes: Counter[str] = Counter()  # of the groups of these steps
+        self.trapped = 0  # steps in a row in which the hardest level sat in a trap
+        self.trap = ""  # which one
 
     def observe(self, groups: Sequence[Group], level: int | None, *, is_last: bool = True) -> None:
         """Count a step whose hardest level is `level` (None: all); `groups` has every try."""
@@ -142,7 +124,7 @@ class EndWatch(Resumable):
             is_solved = len(self.recent) == SOLVED_STEPS and solved >= SOLVED_SHARE * count
             self.solved_steps = self.solved_steps + 1 if is_solved else 0
 
-        trap = trap_of(hardest)
+        trap = _trap_of(hardest)
         self.trapped = self.trapped + 1 if trap and trap == self.trap else int(bool(trap))
         self.trap = trap
 
@@ -150,10 +132,10 @@ class EndWatch(Resumable):
         """Return why training has failed, whose hardest open level is `level`; "" if it has not."""
         if 0 < TRAPPED * self.patience <= self.trapped:
             return f"for {self.trapped} steps {self.trap} at level {level}; {REMEDIES['identical']}"
-        if not self._is_idle or self._were_solved:
+        count = self.classes.total()
+        if not self._is_idle or self.classes["solved"] > MOSTLY_SOLVED * count:
             return ""
 
-        count = self.classes.total()
         ranked = ", ".join(f"{n / count:.0%} {name}" for name, n in self.classes.most_common())
         failures = [name for name in DEGENERATE if name != "solved"]
         cause = max(failures, key=self.classes.__getitem__)
@@ -175,19 +157,14 @@ class EndWatch(Resumable):
         """Whether `patience` steps in a row trained on nothing."""
         return 0 < self.patience <= self.untrained
 
-    @property
-    def _were_solved(self) -> bool:
-        """Whether nearly all groups of the untrained steps were solved."""
-        return self.classes["solved"] > MOSTLY_SOLVED * self.classes.total()
-
     def wants_check(self, level: int) -> bool:
         """Return whether a held-out evaluation may end the run now."""
         is_due = self.solved_steps > 0 and (self.solved_steps - 1) % CHECK_EVERY == 0
         return is_due and self.may_be_solved and not self.ended(level)
 
     def take_check(self, step: int, line: Mapping[str, Any]) -> list[Decision]:
-        """Take note of the evaluation that `wants_check` asked for; return the decision to end the
-        run, if it is one.
+        """Return the decision to end the run if the evaluation that `wants_check` asked for
+        confirms it.
         """
         if not solves_level(line) or line["mean"] < EXHAUSTED:
             return []
@@ -200,29 +177,20 @@ class EndWatch(Resumable):
         return [Decision(step, line["level"], line["level"], "solved", self.solved, figures)]
 
 
-def trap_of(groups: Sequence[Group]) -> str:
+def _trap_of(groups: Sequence[Group]) -> str:
     """Return in words the trap in which the groups of a level sit; "" if they sit in none."""
     classes = Counter(group.class_name for group in groups)
     if classes["varied"] > TRAP_VARIED * len(groups):
         return ""
-    trap = common_trap([score for group in groups for score in group.scores])
-    if trap is not None:
+    if trap := common_trap([score for group in groups for score in group.scores]):
         return f"most completions were in the trap {trap!r}"
     is_common = classes["identical"] >= COLLAPSED_SHARE * len(groups)
     return "most groups wrote one wrong text each" if is_common else ""
 
 
-Kind = Literal[
-    "learned",
-    "already solved",
-    "not learned",
-    "too short to tell",
-    "not measured",
-    "collapsed",
-    "got worse",
-    "no signal",
-]
-FAILED: tuple[Kind, ...] = ("not learned", "collapsed", "got worse", "no signal")
+Failure = Literal["not learned", "collapsed", "got worse", "no signal"]
+Kind = Failure | Literal["learned", "already solved", "too short to tell", "not measured"]
+FAILED: tuple[Failure, ...] = get_args(Failure)
 
 
 @dataclass(frozen=True)
@@ -320,8 +288,7 @@ class Verdict:
         return cls(**{field.name: values[field.name] for field in fields(cls)})
 
 
-@dataclass(frozen=True)
-class HeldOut:
+class HeldOut(NamedTuple):
     """Scored answers to held-out problems: those of the untrained policy (`before`), of the trained
     one (`after`), and of the policy after the warm start (`imitated`; None without one).
     """
@@ -338,8 +305,7 @@ class HeldOut:
     def at(self, level: int) -> "HeldOut":
         """Return the answers at one level."""
         before, after, imitated = (
-            [group for group in groups or () if group.problem.level == level]
-            for groups in (self.before, self.after, self.imitated)
+            [each for each in groups or () if each.problem.level == level] for groups in self
         )
         return HeldOut(before, after, None if self.imitated is None else imitated)
 
@@ -373,22 +339,14 @@ def conclude(
     unless the policy collapsed or got worse at the level that it was training on. `evaluations` are
     the lines of eval.jsonl; `words` says what the task's labels of mistakes mean.
     """
-    was_solved = {
+    was_solved = {level: False} | {
         line["level"]: solves_level(line)
         for line in evaluations
         if line["purpose"] == "report" and line["step"] == 0
     }
-    levels = sorted({*was_solved, level}, reverse=True)
     verdicts = {
-        each: reach_verdict(
-            each,
-            answers.at(each),
-            metrics,
-            was_solved=was_solved.get(each, False),
-            stopped=stopped,
-            chances=len(levels),
-        )
-        for each in levels
+        each: reach_verdict(each, answers, metrics, was_solved[each], stopped, len(was_solved))
+        for each in sorted(was_solved, reverse=True)
     }
     chosen = verdicts[level]
     last = metrics[-1].get("levels", {}) if metrics else {}
@@ -408,27 +366,21 @@ def reach_verdict(
     level: int,
     answers: HeldOut,
     metrics: Sequence[Mapping[str, Any]],
-    *,
-    was_solved: bool,
+    was_solved: bool = False,
     stopped: str = "",
     chances: int = 1,
 ) -> Verdict:
-    """Return the verdict on a run at one level, to whose problems the `answers` are.
+    """Return the verdict on a run at one level.
 
     `metrics` are the lines of metrics.jsonl; `was_solved` is whether the untrained policy passed
     the validation check. A policy that is called "learned" if it learned at any of several levels
     has as many `chances` of being called so by mistake. So the interval misses as many times more
     rarely (Bonferroni's correction), and the probability of a mistake stays at TAIL.
     """
-
-    def gain(name: str) -> tuple[float, float]:
-        """Return the interval of what reinforcement added; it may be anything without problems."""
-        gains = [now - then for _, then, now in answers.paired(name)]
-        return mean_interval(gains, (-1.0, 1.0), TAIL / chances) if gains else (-1.0, 1.0)
-
-    values = answers.paired("value")
+    answers = answers.at(level)
+    values, exact = answers.paired("value"), answers.paired("exact")
     before, begun, after = map(fmean, zip(*values)) if values else (None, None, None)
-    low, high = gain("value")
+    low, high = _gain(values, chances)
     figures = figures_of(metrics)
     collapse, trap = _collapse(level, answers, metrics)
     no_signal = "" if was_solved else _no_signal(metrics, figures)
@@ -436,8 +388,8 @@ def reach_verdict(
     decline = ""
     if high < 0:
         decline = "the held-out score fell by more than chance explains"
-    elif gain("exact")[1] < 0:
-        _, then, now = map(fmean, zip(*answers.paired("exact")))
+    elif _gain(exact, chances)[1] < 0:
+        _, then, now = map(fmean, zip(*exact))
         decline = f"exact answers fell from {then:.3f} to {now:.3f}, which the score does not show"
 
     rows: list[tuple[Kind, Any, str]] = [  # the first that holds, and its cause
@@ -474,6 +426,12 @@ def reach_verdict(
     )
 
 
+def _gain(paired: Sequence[tuple[float, float, float]], chances: int) -> tuple[float, float]:
+    """Return the interval of what reinforcement added; without problems it may be anything."""
+    gains = [now - then for _, then, now in paired]
+    return mean_interval(gains, (-1.0, 1.0), TAIL / chances) if gains else (-1.0, 1.0)
+
+
 def _collapse(
     level: int, answers: HeldOut, metrics: Sequence[Mapping[str, Any]]
 ) -> tuple[str, str]:
@@ -489,8 +447,7 @@ def _collapse(
     )
     is_enough = len(scores) >= MIN_COMPLETIONS
 
-    trap = common_trap(scores)
-    if trap is not None:
+    if trap := common_trap(scores):
         since = _since(metrics, [line.get(f"traps/{trap}") or 0.0 for line in metrics])
         if not since and trap == common_trap(old):
             return "", trap
@@ -499,7 +456,7 @@ def _collapse(
             return f"{share:.0%} of the held-out completions are in the trap {trap!r}{since}", trap
 
     texts, old_texts = _wrong_texts(answers.after), _wrong_texts(answers.begun)
-    text, most = max(texts.items(), key=itemgetter(1), default=("", 0))
+    text, most = next(iter(texts.most_common(1)), ("", 0))
     if is_enough and most >= COLLAPSED_SHARE * len(scores):
         share = most / len(scores)
         if old and old_texts[text] / len(old) > share:
@@ -527,9 +484,8 @@ def _wrong_texts(groups: Sequence[Group]) -> Counter[str]:
 
 
 def _since(metrics: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> str:
-    """Return in words from which step on the shares stayed at COLLAPSED_SHARE or above.
-
-    Returns "" if the last one is below.
+    """Return in words from which step on the shares stayed at COLLAPSED_SHARE or above; "" if the
+    last one is below.
     """
     rest = len(metrics)
     while rest and shares[rest - 1] >= COLLAPSED_SHARE:
@@ -542,7 +498,7 @@ def _since(metrics: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> str
 def _no_signal(metrics: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]) -> str:
     """Return in words why no step, or almost none, updated the weights; "" if enough did."""
     steps, updated, name = (figures[key] for key in ("steps", "updated", "degenerate"))
-    if updated >= RARE * steps if steps >= MIN_STEPS_FOR_RARE else updated or not steps:
+    if updated >= RARE * steps:
         return ""
     if not name:
         return "no group was trained on"
@@ -558,17 +514,16 @@ def _total(metrics: Sequence[Mapping[str, Any]], name: str) -> int:
 def figures_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the figures of a verdict that come from the lines of metrics.jsonl."""
     last = metrics[-1] if metrics else {}
-    tokens = last.get("num_tokens", 0)
     kept, demonstrated = (_total(metrics, f"groups/{name}") for name in ("kept", "demonstrated"))
     classes = {name: _total(metrics, f"groups/class/{name}") for name in WHY}
     most_common = max(classes, key=classes.__getitem__)
 
     # Weighted by groups, because dynamic sampling takes more or fewer in a step.
     truncated = [line.get("completions/clipped_ratio") or 0 for line in metrics]
-    groups = [max(1, line.get("groups/count") or 1) for line in metrics]
+    groups = [line.get("groups/count") or 1 for line in metrics]
     # `on_degenerate: keep` wastes no tokens, although these groups teach nothing either.
-    wasted = last.get("wasted_tokens_total", 0) / tokens if tokens else 0.0
-    idle = (sum(classes.values()) - demonstrated) / sum(groups) if groups else 0.0
+    wasted = last.get("wasted_tokens_total", 0) / (last.get("num_tokens") or 1)
+    idle = (sum(classes.values()) - demonstrated) / max(1, sum(groups))
     return {
         "steps": len(metrics),
         # Under `on_degenerate: keep` groups without a gradient are in the loss.
@@ -586,9 +541,9 @@ def most_common_mistake(groups: Sequence[Group], words: Mapping[str, str]) -> st
     `words` says what the labels of the task mean. Returns "" if every answer is right.
     """
     mistakes = Counter(
-        mistake_of(group.problem, completion, score, words)
+        mistake_of(group, number, words)
         for group in groups
-        for completion, score in zip(group.completions, group.scores)
+        for number, score in enumerate(group.scores)
         if not score.exact
     )
     wrong = mistakes.total()
@@ -597,19 +552,18 @@ def most_common_mistake(groups: Sequence[Group], words: Mapping[str, str]) -> st
     return ""
 
 
-def mistake_of(
-    problem: Problem, completion: Completion, score: Score, words: Mapping[str, str]
-) -> str:
-    """Return what is wrong with a completion; the first of the causes that applies.
+def mistake_of(group: Group, number: int, words: Mapping[str, str]) -> str:
+    """Return what is wrong with completion `number` of a group; the first cause that applies.
 
-    A task names what goes wrong by the labels `trap` and `reason` in the parts of a score, and may
-    say in words what a label means. Other mistakes are read from the text.
+    A task names mistakes by the labels `trap` and `reason` in the parts of a score. Others are read
+    from the text.
     """
-    for label in (score.parts.get("trap"), score.parts.get("reason")):
+    completion, parts = group.completions[number], group.scores[number].parts
+    for label in (parts.get("trap"), parts.get("reason")):
         if isinstance(label, str) and label:
             return words.get(label, label)
 
-    written, wanted = completion.text.split(), problem.target.split()
+    written, wanted = completion.text.split(), group.problem.target.split()
     rows = [
         ("nothing is written", not written),
         ("truncated at the token budget", completion.is_truncated),

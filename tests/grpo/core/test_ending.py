@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo import ending
 from grpo.config import Config
 from grpo.ending import (
     MIN_STEPS,
@@ -18,6 +17,7 @@ from grpo.ending import (
     conclude,
     mistake_of,
     most_common_mistake,
+    reach_verdict,
     solves_level,
 )
 from grpo.records import Completion, Group
@@ -183,10 +183,6 @@ def test_a_restored_state_goes_on_identically(classes, cut):
     second = observe(restored(watch(3, *steps[:cut]), 3), *steps[cut:])
     assert whole.state_dict() == second.state_dict()
     assert whole.ended(1) == second.ended(1)
-
-
-def reach_verdict(level, answers, lines, was_solved=False, **more):
-    return ending.reach_verdict(level, answers.at(level), lines, was_solved=was_solved, **more)
 
 
 def answers(values, level=10, text="", finish="stop", **score):
@@ -533,7 +529,8 @@ WORDS = {"copies A": "only text A is copied"}
 def mistake(text, target="a b c", parts=None, finish="stop"):
     problem = Problem("t", 3, "p", target, "k")
     completion = Completion((1,), (0.0,), text, finish)
-    return mistake_of(problem, completion, Score(0.0, parts or {}), WORDS)
+    made = Group(0, problem, (1,), 1.0, [completion], scores=[Score(0.0, parts or {})])
+    return mistake_of(made, 0, WORDS)
 
 
 @pytest.mark.parametrize(
