@@ -2,7 +2,7 @@
 
 import ast
 import functools
-import json
+import hashlib
 import random
 
 import pytest
@@ -10,11 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.corpus import documents_of, load_corpus, load_foreign
-from tasks.interleave import interleaved
-from tasks.make import __main__ as make
-from tasks.make import lessons
-from tasks.make.__main__ import LONG, SHORTEST, SIZES, Batches, make_tokenizer
-from tasks.make.lessons import Words, careless_interleaving, raw
+from tasks import make
+from tasks.make import (
+    LONG,
+    SHORTEST,
+    SIZES,
+    Batches,
+    Words,
+    careless_interleaving,
+    make_tokenizer,
+    raw,
+)
 
 
 @functools.cache
@@ -39,6 +45,17 @@ def runs_of_words(text, length):
 # The lessons.
 
 
+def test_the_lessons_are_those_of_the_embedded_model():
+    """Byte for byte: of both kinds of text, in every skill."""
+    digest = hashlib.sha256()
+    supply = Words(random.Random(5), ["er", "ing"])
+    for number in range(60):
+        supply.is_strange = number % 2 == 1
+        for skill in (*make.SHARES, "arithmetic"):
+            digest.update(repr(make.lesson(skill, 4 + 3 * number, supply)).encode())
+    assert digest.hexdigest()[:16] == "c54a36039bdba6b6"
+
+
 def test_passages_come_from_training_documents():
     documents = documents_of("train", load_corpus())
     assert words().texts == [document.words for document in documents]
@@ -49,7 +66,7 @@ def test_passages_come_from_training_documents():
     assert len(words().passage(2000)) == 2000  # of several documents
 
 
-@pytest.mark.parametrize("skill", lessons.SHARES)
+@pytest.mark.parametrize("skill", make.SHARES)
 def test_no_lesson_shows_a_window_of_a_held_out_document(skill):
     length = 8  # no run of eight words is shared by training and held-out documents
     held_out = set()
@@ -57,7 +74,7 @@ def test_no_lesson_shows_a_window_of_a_held_out_document(skill):
         for document in documents_of(split, load_corpus()):
             held_out |= runs_of_words(document.words, length)
     for _ in range(100):
-        prompt, answer = lessons.lesson(skill, 80, words())
+        prompt, answer = make.lesson(skill, 80, words())
         assert answer and not runs_of_words(f"{prompt or ''} {answer}".split(), length) & held_out
 
 
@@ -72,32 +89,9 @@ def test_the_careless_demonstrator_keeps_each_texts_order(seed, n, m):
         assert all(own.count(word) <= 2 for word in own)  # a stutter says a word twice, no more
 
 
-def share_of_right(a, b, count=1000):
-    rng = random.Random(1)
-    right = sum(careless_interleaving(a, b, rng) == interleaved(a, b) for _ in range(count))
-    return right / count
-
-
-def test_how_often_the_demonstrator_is_right():
-    """Bounds are four standard deviations, 0.0155 at most: p < 1e-4 each."""
-    # Short words: the careful, 0.31, without a slip at ten words, 0.998^10 = 0.98; the careless
-    # cling to a turn at one of eight words at least.
-    short = share_of_right(["to", "be", "a", "so,", "in"], ["of", "it", "an", "or", "is"])
-    assert 0.245 < short < 0.363
-
-    # Long words: the careless slip at each of ten with 0.2, but a turn lost at the ninth is none,
-    # nor is, at the last, anything but a skip or a stutter: 0.8^8 * 0.8545 * 0.927 = 0.133 are
-    # right. 0.31 * 0.98 + 0.69 * 0.133 = 0.396.
-    a, b = [f"walking{i}" for i in range(25)], [f"running{i}" for i in range(25)]
-    assert 0.334 < share_of_right(a[:5], b[:5]) < 0.458
-
-    # Nobody is careful beyond ten words: 0.8^20 = 0.012 at 11 words, instead of 0.31.
-    assert share_of_right(a[:11], b[:11], 400) <= 0.05
-
-
 @given(st.integers(4, 300))
 def test_turns_are_never_word_by_word(size):
-    prompt, answer = lessons.turns(size, words())
+    prompt, answer = make.turns(size, words())
     texts = texts_of(prompt)
     counts = prompt.split("\n")[0].removeprefix("Take turns: ").split(", then ")
     strides = tuple(int(part.split(" ")[0]) for part in counts)
@@ -114,7 +108,7 @@ def test_turns_are_never_word_by_word(size):
 def test_arithmetic_is_right_or_hasty():
     rng, right = random.Random(0), 0
     for _ in range(1000):
-        prompt, answer = lessons.arithmetic(rng)
+        prompt, answer = make.arithmetic(rng)
         tree = ast.parse(prompt.removeprefix("What is ").split("?")[0], mode="eval").body
         steps = sum(isinstance(node, ast.BinOp) for node in ast.walk(tree))
         assert steps <= 3  # four are new ground
@@ -139,9 +133,9 @@ def test_bytes_are_those_of_the_tokenizer():
 
 @pytest.mark.parametrize("length", [SHORTEST, 160, 1280])
 def test_a_row_is_filled_by_what_its_length_is_for(monkeypatch, length):
-    asked = []
+    asked, lesson = [], make.lesson
     monkeypatch.setattr(
-        make, "lesson", lambda skill, *given: asked.append(skill) or lessons.lesson(skill, *given)
+        make, "lesson", lambda skill, *given: asked.append(skill) or lesson(skill, *given)
     )
     for _ in range(25):
         tokens, start = batches().row(length)
@@ -159,15 +153,14 @@ SHAPE = dict(
     num_hidden_layers=2,
     num_attention_heads=2,
     num_key_value_heads=1,
+    tie_word_embeddings=True,
 )
 
 
 @pytest.mark.slow  # 20 s
-def test_the_program_writes_a_model_and_its_recipe(tmp_path, monkeypatch, capsys):
+def test_the_program_writes_a_model(tmp_path, monkeypatch, capsys):
     for name, value in (("SHAPE", SHAPE), ("VOCABULARY", 400), ("BATCH_TOKENS", 4096)):
         monkeypatch.setattr(make, name, value)
-    make.main(["--workers", "1", "--steps", "3", "--output", str(tmp_path / "model")])
+    make.train(tmp_path / "model", steps=3, workers=1, seed=0)
     assert "step 0: loss 5.9" in capsys.readouterr().out  # about log 400
-    recipe = json.loads((tmp_path / "model" / "recipe.json").read_text())
-    assert recipe["steps"] == 3 and recipe["num_hidden_layers"] == 2 and recipe["tokens"] > 9000
     assert (tmp_path / "model" / "model.safetensors").exists()
