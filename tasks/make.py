@@ -603,7 +603,7 @@ DECAY = 0.4  # the share of the training, at its end, over which it falls linear
 
 def build(vocabulary: int) -> LlamaForCausalLM:
     """Return a new model of `SHAPE` with random weights."""
-    ends = dict(bos_token_id=None, pad_token_id=PAD, eos_token_id=END)
+    ends: dict[str, Any] = dict(bos_token_id=None, pad_token_id=PAD, eos_token_id=END)
     return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, **ends, **SHAPE))
 
 
