@@ -25,7 +25,7 @@ import multiprocessing
 import random
 import string
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -138,7 +138,7 @@ class Words:
         return replaced(plain, rng.uniform(0.2, 1.0), lambda: rng.choice(stock), rng)
 
 
-def pick(shares: dict[Any, float], rng: random.Random) -> Any:
+def pick(shares: Mapping[Any, float], rng: random.Random) -> Any:
     """Return one of the keys of `shares`, drawn as often as they say."""
     return rng.choices(list(shares), list(shares.values()))[0]
 
