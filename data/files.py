@@ -41,6 +41,17 @@ def kind_of(path: str | Path) -> Literal["file", "folder", "other", ""]:
     return "file" if stat.S_ISREG(mode) else "other"
 
 
+def check_output(path: str, flag: str) -> None:
+    """Raise UserError, before a long computation, if `flag` names a file that cannot be written."""
+    target = Path(path).absolute()
+    if kind_of(target) == "folder":
+        raise UserError(f"{flag} {path}: is a directory; give the path of a file")
+
+    folder = next(one for one in target.parents if kind_of(one))
+    if not kind_of(target) and not (folder.is_dir() and os.access(folder, os.W_OK)):
+        raise UserError(f"{flag} {path}: cannot be written, because of {folder}")
+
+
 def read_text(path: str | Path) -> str:
     """Return the text of a UTF-8 file; UserError when it cannot be read or is no UTF-8."""
     return _decode(str(path), read_bytes(path))

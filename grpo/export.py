@@ -28,8 +28,7 @@ from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.weights import is_adapter, save_model
 from grpo.run.checkpoint import disk_refusal, find_resume
-from grpo.run.files import step_of
-from grpo.run.logs import RunData, load_run
+from grpo.run.logs import RunData, load_run, step_of
 from grpo.run.resume import check_base, checkpoint_of
 from grpo.show.lines import summary_table
 

@@ -26,8 +26,7 @@ from rich.text import Text
 
 from data.errors import Parser, UserError, escape_control, exit_status, quoted
 from grpo.records import WHY, Group
-from grpo.run.logs import MOST_TOKENS, RunData, load_run, tokenizer_of
-from grpo.run.rollouts import KINDS
+from grpo.run.logs import KINDS, MOST_TOKENS, RunData, load_run, tokenizer_of
 from grpo.show.group import (
     advantage_range,
     by_reward,

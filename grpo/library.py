@@ -16,13 +16,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from data.files import check_output
 from grpo.api import Model, arguments
 from grpo.config import Config
 from grpo.distributed import join_ranks, only_rank0_prints
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import PromptFormat, template_arguments
-from grpo.run.files import check_output
 from grpo.run.logs import RunData
 from grpo.run.resume import checkpoint_of, config_of, load_run_policy
 from grpo.run.session import start_run

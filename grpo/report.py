@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from data.errors import Parser, UserError, exit_status, printable
-from grpo.run.files import check_output
+from data.files import check_output
 from grpo.run.logs import load_run
 from grpo.tools.report.page import MEGABYTES, RELOAD_SECONDS, write_report
 

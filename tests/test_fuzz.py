@@ -17,8 +17,7 @@ from data.errors import UserError
 from data.files import read_json, read_jsonl, read_jsonl_zst, read_text
 from grpo.config import Config, load_config, parse
 from grpo.run.checkpoint import find_resume, verify
-from grpo.run.logs import load_run, read_metrics
-from grpo.run.rollouts import groups_of
+from grpo.run.logs import groups_of, load_run, read_metrics
 from tasks.answers import integer_in
 from tasks.supply import read_problems
 

@@ -30,7 +30,8 @@ from data.errors import UserError, blaming, shortened
 from data.files import check_links, kind_of, read_json, sync
 from grpo.learn.optimizer import Optimizer
 from grpo.model.weights import check_loaded
-from grpo.run.files import CHECKPOINT, checkpoint_folders, resume_hint, step_of
+from grpo.records import StepReport
+from grpo.run.logs import CHECKPOINT, checkpoint_folders, resume_hint, step_of
 from grpo.trainer import Trainer
 
 # Errors of the operating system as the writers in Rust (safetensors, tokenizers) report them.
@@ -45,7 +46,7 @@ COPIED_SHARE = 0.25
 
 
 class Saver:
-    """The checkpoints of one run: one every `save_every` steps, and one of the last step.
+    """Saves and restores the checkpoints of one run.
 
     - `saved`: the last step that is saved, or being saved;
     - `best`: level, reward and name of the saved checkpoint with the highest reward at the highest
@@ -63,57 +64,63 @@ class Saver:
         self.sources = sources
         self.say = say
         self.best = (0, -1.0, "")
-        self.saved: int | None = None
+        self.saved = -1  # none
         self.copies = HostCopies()
         self.writer = ThreadPoolExecutor(1)
         self.writing: Future[str] | None = None
 
-    def save_if_due(self, step: int, level: int, reward: float, *, is_last: bool) -> None:
-        """Save the state after `step`, which had this mean `reward`, if that is due."""
-        self.collect()
-        every = self.trainer.config.save_every
-        if step % every == 0 or is_last:
-            self.best = max(self.best, (level, reward, f"step-{step:06d}"))
-            self.save()
-
-    def save(self) -> None:
+    def save(self, report: StepReport | None = None) -> None:
         """Copy the state after this step, and write the copy while training continues.
 
-        A state that is too large to be copied is written while training waits.
+        A state that is too large to be copied is written while training waits. With the `report` of
+        the step the checkpoint may become the best one.
         """
         self.collect(wait=True)
         trainer = self.trainer
         self.saved = trainer.done
+        if report:
+            name = f"step-{self.saved:06d}"
+            self.best = max(self.best, (report.metrics["level"], report.metrics["reward"], name))
         if not trainer.ranks.is_rank0:
             return
 
-        tensors = {
-            "weights": trainer.policy.saved_tensors(),
-            "optimizer": trainer.optimizer.state_dict(),
-        }
-        is_copied = _bytes_in(tensors) <= COPIED_SHARE * host_memory()
+        optimizer = trainer.optimizer.state_dict()
+        weights, moments = trainer.policy.saved_tensors(), moments_of(optimizer)
+        size = sum(tensor.nbytes for tensor in (*weights.values(), *moments.values()))
+        is_copied = size <= COPIED_SHARE * host_memory()
         if is_copied:
-            tensors = self.copies.take(tensors)
+            weights, moments = self.copies.take(weights, moments)
         texts = {
             "rng.json": json.dumps(rng_state()),
             "trainer.json": json.dumps({"trainer": trainer.state(), "best": self.best}),
             "sources.json": json.dumps(self.sources, indent=1) + "\n",
         }
-        self.writing = self.writer.submit(self._write, self.saved, tensors, texts, self.best[2])
+        self.writing = self.writer.submit(
+            self._write, weights, moments, optimizer["loss_scale"], texts
+        )
         if not is_copied:
             self.collect(wait=True)
 
-    def _write(self, step: int, tensors: dict[str, Any], texts: dict[str, str], best: str) -> str:
-        """Write a checkpoint, and return a line for the console. Called in the thread."""
-        with new_checkpoint(self.folder, step) as folder:
-            self.trainer.policy.save(folder, tensors["weights"])
-            save_optimizer(folder, tensors["optimizer"])
+    def _write(
+        self,
+        weights: dict[str, Tensor],
+        moments: dict[str, Tensor],
+        loss_scale: dict[str, Any],
+        texts: dict[str, str],
+    ) -> str:
+        """Write the checkpoint, and return a line for the console. Called in the thread.
+
+        The next `save` waits for it, before it changes `saved` and `best`.
+        """
+        with new_checkpoint(self.folder, self.saved) as folder:
+            self.trainer.policy.save(folder, weights)
+            save_optimizer(folder, moments, loss_scale)
             for name, text in texts.items():
                 (folder / name).write_text(text, "utf-8")
 
         # Only now, so that older ones remain if this one cannot be written.
-        prune(self.folder, keep=best)
-        return f"checkpoint step-{step:06d} is saved"
+        prune(self.folder, keep=self.best[2])
+        return f"checkpoint step-{self.saved:06d} is saved"
 
     def collect(self, *, wait: bool = False) -> None:
         """Report the checkpoint that is being written once it is complete, or raise its error."""
@@ -147,31 +154,19 @@ class HostCopies:
         self._copies: dict[Hashable, Tensor] = {}
 
     @torch.no_grad()
-    def take(self, tree: Mapping[str, Any]) -> dict[str, Any]:
-        """Return nested dictionaries with a copy of each tensor; tied weights share theirs."""
-        copied = {key: self._copied(item) for key, item in tree.items()}
+    def take(self, *parts: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
+        """Return each part with a copy of each tensor; tied weights share theirs."""
+        copied = [{name: self._copied(tensor) for name, tensor in part.items()} for part in parts]
         if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         return copied
 
-    def _copied(self, value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: self._copied(item) for key, item in value.items()}
-        if not isinstance(value, Tensor):
-            return value
-
-        place = value.device, value.data_ptr(), value.shape, value.stride(), value.dtype
+    def _copied(self, tensor: Tensor) -> Tensor:
+        place = tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
         if place not in self._copies:
-            memory = torch.empty(value.shape, dtype=value.dtype, pin_memory=value.is_cuda)
+            memory = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
             self._copies[place] = memory
-        return self._copies[place].copy_(value, non_blocking=True)
-
-
-def _bytes_in(tree: Any) -> int:
-    """Return the size of all tensors in nested dictionaries."""
-    if isinstance(tree, Mapping):
-        return sum(map(_bytes_in, tree.values()))
-    return tree.nbytes if isinstance(tree, Tensor) else 0
+        return self._copies[place].copy_(tensor, non_blocking=True)
 
 
 def host_memory() -> int:
@@ -316,16 +311,22 @@ def _remove(paths: list[Path]) -> None:
 # --- optimizer and random generators ----------------------------------------------------------
 
 
-def save_optimizer(folder: Path, state: dict[str, Any]) -> None:
-    """Write an optimizer's `state_dict()`: tensors to safetensors, the rest to optimizer.json."""
-    tensors = {
-        f"{number}/{name}": tensor.contiguous()
+def moments_of(state: dict[str, Any]) -> dict[str, Tensor]:
+    """Return the tensors in an optimizer's `state_dict()`, by number of the weight and name."""
+    return {
+        f"{number}/{name}": tensor
         for number, entry in state["state"].items()
         for name, tensor in entry.items()
     }
-    save_file(tensors, folder / "optimizer.safetensors")
-    rest = {"loss_scale": state["loss_scale"]}
-    (folder / "optimizer.json").write_text(json.dumps(rest), "utf-8")
+
+
+def save_optimizer(
+    folder: Path, moments: Mapping[str, Tensor], loss_scale: Mapping[str, Any]
+) -> None:
+    """Write the state of an optimizer: tensors to safetensors, the loss scale to JSON."""
+    contiguous = {name: tensor.contiguous() for name, tensor in moments.items()}
+    save_file(contiguous, folder / "optimizer.safetensors")
+    (folder / "optimizer.json").write_text(json.dumps({"loss_scale": loss_scale}), "utf-8")
 
 
 def load_optimizer(folder: Path, optimizer: Optimizer) -> None:

@@ -3,7 +3,6 @@ is solved. Each evaluation is a line of eval.jsonl and a line on the console.
 """
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -34,15 +33,24 @@ WARM_START_SEED = 3_000_017
 WARM_START_PROBLEMS = 32
 
 
-@dataclass
 class HeldOutEvaluator:
-    """Scores the policy of a run on problems that it was not trained on."""
+    """Scores the policy of a run on problems that it was not trained on.
 
-    trainer: Trainer
-    files: RunFiles | NoFiles
-    console: Console
-    warn: Callable[[str], None]  # shows a warning and keeps it in warnings.log
-    warned: set[str] = field(default_factory=set)  # keys of the warnings that have been shown
+    `warn` shows a warning and keeps it in warnings.log.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        files: RunFiles | NoFiles,
+        console: Console,
+        warn: Callable[[str], None],
+    ):
+        self.trainer = trainer
+        self.files = files
+        self.console = console
+        self.warn = warn
+        self.warned: set[str] = set()  # keys of the warnings that have been shown
 
     @cached_property
     def _dataset(self) -> set[str]:
@@ -66,22 +74,18 @@ class HeldOutEvaluator:
         Writes and shows a line of eval.jsonl for each level, and returns them. The groups are
         stored as `rollouts` of that kind. A level without such problems gets a warning instead.
         """
-        lines, groups = [], []
-        for level in sorted(levels):
-            line, answers = self._measure(
-                level, seed, size or self.trainer.config.eval_problems, purpose
-            )
-            lines += [line] if line else []
-            groups += answers
-
+        size = size or self.trainer.config.eval_problems
+        measured = [self._measure(level, seed, size, purpose) for level in sorted(levels)]
+        lines = [line for line, _ in measured if line]
         if not lines:
             return []
 
         # The lines come last, because a resumed run takes them as a sign that this step has been
         # evaluated: the final evaluation follows the last checkpoint.
         if rollouts:
+            groups = [group for _, answers in measured for group in answers]
             self.files.write_rollouts(rollouts, self.trainer.done, groups)
-        self.files.write_evaluations(lines)
+        self.files.write_evaluations(*lines)
         for line in lines:
             self.console.evaluation(line)
             # A policy that is still imitating right answers is not expected to stop by itself.
@@ -109,36 +113,29 @@ class HeldOutEvaluator:
         self, level: int, seed: int, size: int, purpose: str
     ) -> tuple[dict[str, Any] | None, list[Group]]:
         """Return the line of eval.jsonl of a level, and the groups; (None, []) without problems."""
-        trainer, config, task = self.trainer, self.trainer.config, self.trainer.task
-        asked = config.max_new_tokens
+        trainer, config = self.trainer, self.trainer.config
+        policy, task, asked = trainer.policy, trainer.task, config.max_new_tokens
+        seen = trainer.stream.seen | self._dataset
         found = find_problems(
-            trainer.policy,
-            task,
-            level,
-            "validation",
-            seed=seed,
-            size=size,
-            seen=trainer.stream.seen | self._dataset,
-            budget=asked,
+            policy, task, level, "validation", seed=seed, size=size, seen=seen, budget=asked
         )
         if not found.problems:
-            self._warn_once(f"no {purpose} evaluation at level {level}: {found.why_none}")
+            why = f"no {purpose} evaluation at level {level}: {found.why_none}"
+            self._warn_once(why, why)
             return None, []
-        self._warn_once(first_room_warning(trainer.policy, task, found.problems, asked), "room")
+        self._warn_once(first_room_warning(policy, task, found.problems, asked), "room")
 
         # In a small family of problems a report and a validation check may share a problem. With
         # different seeds they do not share its completion.
-        unit = getattr(task, "level_unit", "")
         settings = EvaluationSettings.of(
             config,
             seed=0 if seed == EVAL_SEED else seed,
             samples=config.group_size if compares(task) else 1,
         )
+        unit = getattr(task, "level_unit", "")
         with self.console.working(f"evaluating at {level_name(level, unit)}") as progress:
-            local = evaluate(
-                trainer.policy, task, trainer.ranks.share(found.problems), settings, progress
-            )
-        groups = trainer.ranks.gather(local)
+            mine = trainer.ranks.share(found.problems)
+            groups = trainer.ranks.gather(evaluate(policy, task, mine, settings, progress))
         for index, group in enumerate(groups):
             group.index = index
 
@@ -153,7 +150,7 @@ class HeldOutEvaluator:
             "temperature": config.temperature,
             "top_k": 0,
             "top_p": config.top_p,
-            "budget": max(budgets(trainer.policy, task, found.problems, asked)),
+            "budget": max(budgets(policy, task, found.problems, asked)),
             "asked": found.asked,
             "dropped": found.dropped,
             "too_long": found.too_long,
@@ -163,8 +160,8 @@ class HeldOutEvaluator:
         }
         return line, groups
 
-    def _warn_once(self, text: str, key: str = "") -> None:
-        """Show a warning, if there is one, unless one with its key (by default its text) was."""
-        if text and (key or text) not in self.warned:
-            self.warned.add(key or text)
+    def _warn_once(self, text: str, key: str) -> None:
+        """Show a warning, if there is one, unless one with its key was."""
+        if text and key not in self.warned:
+            self.warned.add(key)
             self.warn(text)

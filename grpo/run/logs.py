@@ -1,14 +1,14 @@
-"""The logs of a run: how they are written, and `load_run`, which reads all data of a run.
-
-| file | holds |
-|---|---|
-| metrics.jsonl, eval.jsonl, curriculum.jsonl | a line for each step, evaluation and decision |
-| seen.jsonl, groups.jsonl | the keys of the problems, and a summary of each group, by step |
-| samples.log, warnings.log, prompt.txt | text for people |
-| rollouts/ | every prompt and completion, see `grpo.run.rollouts` |
+"""The files in the directory of a run: their names, how they are written, and how `load_run` reads
+them. docs/run-files.md lists them.
 
 Rank 0 writes with `RunFiles`; the other ranks have `NoFiles`. Readers check what they read, so that
 a damaged or foreign file is one line that names it. Neither torch nor transformers is imported.
+
+A file in rollouts/ has everything that is needed to replay an update, in one JSON line for each
+group: the problem, the token ids of the prompt, temperature, class, action and trap, and of each
+completion its token ids, the sampler's log-probabilities, which are stored exactly, its text,
+reward with its parts, and advantage. The advantage is a number, or a list with one for each token.
+In the second case the credits that it comes from are stored as well.
 """
 
 import dataclasses
@@ -24,25 +24,37 @@ from typing import Any
 
 import msgspec
 
-from data.errors import UserError, blaming, escape_control, shortened
+from data.errors import UserError, blaming, escape_control, quoted, shortened
 from data.files import (
     check_links,
     kind_of,
     open_own,
+    raw_json,
     read_bytes,
     read_jsonl,
+    read_jsonl_zst,
     read_yaml,
+    write_jsonl_zst,
     write_whole,
 )
 from grpo.config import KINDS as SETTING_KINDS
 from grpo.config import Config, checked
-from grpo.records import Decision, Group, StepReport
-from grpo.run.files import resume_hint
-from grpo.run.rollouts import KINDS, file_of, groups_of, remove_after, steps_of, write_rollouts
+from grpo.records import Action, Completion, Decision, Group, GroupClass, StepReport
 from grpo.run.trackers import Trackers
 from grpo.show.group import best_and_worst, completion_record, summaries
+from tasks.base import Problem, Score
 
 LOGS = ("metrics.jsonl", "eval.jsonl", "seen.jsonl", "curriculum.jsonl", "groups.jsonl")
+
+# What a run writes before it has a result.
+BEGINNING = {".lock", "config.yaml", "prompt.txt", "warnings.log"}
+
+CHECKPOINT = re.compile(r"step-(\d{6,})")
+
+# Steps, evaluations, validation checks, the pre-flight, the answers that were imitated, the
+# evaluation after that, and the batch of a step that failed.
+KINDS = ("step", "eval", "promotion", "preflight", "imitation", "imitated", "failed")
+ROLLOUTS = re.compile(rf"({'|'.join(KINDS)})-(\d+)\.jsonl\.zst")
 
 SAMPLES_EVERY = 10  # steps between entries of samples.log
 
@@ -60,20 +72,66 @@ REQUIRED: dict[str, dict[str, Any]] = {
 REPORT = {"level": int, **dict.fromkeys(("mean", "ci_low", "ci_high", "exact"), Number)}
 
 
+# --- names ------------------------------------------------------------------------------------
+
+
+def file_of(run: Path, kind: str, step: int) -> Path:
+    """Return the file of a step's rollouts of a `kind`, one of `KINDS`."""
+    return run / "rollouts" / f"{kind}-{step:06d}.jsonl.zst"
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step of a checkpoint's folder."""
+    match = CHECKPOINT.fullmatch(checkpoint.name)
+    assert match is not None, f"{checkpoint} is not a checkpoint"
+    return int(match[1])
+
+
+def checkpoint_folders(run: Path) -> list[Path]:
+    """Return the folders of a run's checkpoints by step, damaged ones included."""
+    folders = (run / "checkpoints").glob("step-*")
+    return sorted((path for path in folders if CHECKPOINT.fullmatch(path.name)), key=step_of)
+
+
+def resume_hint(folder: Path) -> str:
+    """Return how to continue a run that ends here: from its last checkpoint, if there is one."""
+    if checkpoint_folders(folder):
+        return f"continue with --resume {quoted(folder)}"
+    if not folder.exists() or has_no_result(folder):
+        return "start it again"
+    return f"start it again after rm -r {quoted(folder)}, because it has no checkpoint yet"
+
+
+def has_no_result(folder: Path) -> bool:
+    """Return whether a run that ends here loses nothing."""
+    return {path.name for path in folder.iterdir()} <= BEGINNING
+
+
 # --- logs -------------------------------------------------------------------------------------
 
 
-class MetricsLog:
-    """A file of JSON Lines, each with a "step". Lines are on the disk when `append` returns."""
+def append_lines(path: Path, *lines: dict[str, Any]) -> None:
+    """Append lines to a log, all at once. NaN and infinity become null, because JSON lacks them."""
+    finite = [json.loads(json.dumps(line), parse_constant=lambda _: None) for line in lines]
+    append_text(path, _json_lines(finite))
 
-    def __init__(self, folder: Path, name: str = "metrics.jsonl"):
-        self.path = Path(folder) / name
 
-    def append(self, *lines: dict[str, Any]) -> None:
-        """Write lines at once. JSON has no NaN or infinity, so such numbers become null."""
-        finite = [json.loads(json.dumps(line), parse_constant=lambda _: None) for line in lines]
-        texts = [json.dumps(line, ensure_ascii=False) for line in finite]
-        append(self.path, "".join(f"{text}\n" for text in texts))
+def _json_lines(lines: Iterable[dict[str, Any]]) -> str:
+    return "".join(f"{json.dumps(line, ensure_ascii=False)}\n" for line in lines)
+
+
+def append_text(path: Path, text: str) -> None:
+    """Append `text` to a file. It is on the disk when this function returns."""
+    try:
+        with open_own(path, "a") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be written: {error.strerror}; free some space and "
+            f"{resume_hint(path.parent)}"
+        ) from error
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -93,20 +151,6 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def append(path: Path, text: str) -> None:
-    """Append `text` to a file. It is on the disk when this function returns."""
-    try:
-        with open_own(path, "a") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be written: {error.strerror}; free some space and "
-            f"{resume_hint(path.parent)}"
-        ) from error
-
-
 def rewind(run: Path, step: int) -> None:
     """Remove what the run's logs and rollouts hold of steps after `step`, which are made again, and
     lines and files that a killed process has not completed.
@@ -114,25 +158,108 @@ def rewind(run: Path, step: int) -> None:
     for path in (run / name for name in LOGS):
         if path.exists():
             lines = [line for line in read_metrics(path) if line["step"] <= step]
-            texts = [json.dumps(line, ensure_ascii=False) for line in lines]
-            write_whole(path, "".join(f"{text}\n" for text in texts).encode())
+            write_whole(path, _json_lines(lines).encode())
 
     path = run / "samples.log"
     if path.exists():
         # Bytes, because the last line may end in the middle of a character.
-        entries = re.split(
-            rb"^(?==== step \d+ )", read_bytes(path).rpartition(b"\n")[0], flags=re.M
-        )
+        whole = read_bytes(path).rpartition(b"\n")[0]
+        entries = re.split(rb"^(?==== step \d+ )", whole, flags=re.M)
         kept = [entry for entry in entries[1:] if int(entry.split(None, 3)[2]) <= step]
         write_whole(path, b"".join(entry.rstrip(b"\n") + b"\n" for entry in kept))
 
-    remove_after(run, step)
+    for path in (run / "rollouts").glob("*.jsonl.zst"):
+        name = ROLLOUTS.fullmatch(path.name)
+        if name and int(name[2]) > step:
+            path.unlink()
     for path in (*run.glob(".*.partial"), *run.glob("rollouts/.*.partial")):
         if not path.name.startswith(".report."):  # which another process may write now
             path.unlink()
 
 
-# --- all of them ------------------------------------------------------------------------------
+# --- rollouts ---------------------------------------------------------------------------------
+
+
+def write_rollouts(path: Path, groups: Sequence[Group], *, step: int) -> None:
+    """Write the groups of one step with a checksum, completely or not at all."""
+    numbered = enumerate(groups)
+    write_jsonl_zst(path, ({"step": step, "group": n} | _to_json(group) for n, group in numbered))
+
+
+def _to_json(group: Group) -> dict[str, Any]:
+    advantages = group.advantages or [None] * len(group.completions)
+    rows = zip(group.completions, group.scores, advantages, strict=True)
+    return {
+        "index": group.index,
+        "attempt": group.attempt,
+        "task": group.problem.task,
+        "level": group.problem.level,
+        "temperature": group.temperature,
+        "class": group.class_name,
+        "action": group.action,
+        "trap": group.trap,
+        "problem": raw_json(group.problem.to_json()),
+        "prompt_tokens": group.prompt,
+        **({"shots": group.shots} if group.shots else {}),
+        "completions": [_completion_to_json(*row) for row in rows],
+    }
+
+
+def _completion_to_json(completion: Completion, score: Score, advantage: Any) -> dict[str, Any]:
+    values = {
+        "tokens": completion.tokens,
+        "logprobs": raw_json(completion.logprobs),
+        "text": raw_json(completion.text),
+        "finish": completion.finish,
+        "reward": score.reward,
+        "value": score.value,
+        "exact": score.exact,
+        "advantage": raw_json(advantage),
+        "parts": raw_json(dict(score.parts)),
+    }
+    # Most runs need neither of these.
+    if completion.is_demonstration:
+        values["is_demonstration"] = True
+    if score.credits is not None:
+        values["credits"] = raw_json(score.credits)
+    return values
+
+
+def groups_of(path: Path) -> list[Group]:
+    """Return the groups that a file holds. Raises UserError if it is damaged."""
+    lines = read_jsonl_zst(path)
+    if not lines:
+        raise UserError(f"{path}: holds no groups")
+    groups = []
+    for number, line in enumerate(lines, start=1):
+        with blaming(f"{path}, line {number}: is not a group that a run writes"):
+            groups.append(_from_json(line))
+    return groups
+
+
+def _from_json(line: dict[str, Any]) -> Group:
+    """Return the group of a line. Any exception means that it is not one."""
+    rows = line["completions"]
+    advantages = msgspec.convert(
+        [row["advantage"] for row in rows], list[float | list[float] | None]
+    )
+    return Group(
+        index=msgspec.convert(line["index"], int),
+        problem=msgspec.convert(line["problem"], Problem),
+        prompt=msgspec.convert(line["prompt_tokens"], tuple[int, ...]),
+        temperature=msgspec.convert(line["temperature"], float),
+        completions=msgspec.convert(rows, list[Completion]),
+        attempt=msgspec.convert(line["attempt"], int),
+        scores=msgspec.convert(rows, list[Score]),
+        class_name=msgspec.convert(line["class"], GroupClass),
+        action=msgspec.convert(line["action"], Action),
+        advantages=[] if None in advantages else advantages,  # type: ignore[arg-type]  # no None
+        trap=msgspec.convert(line["trap"], str | None),
+        shots=msgspec.convert(line.get("shots", ()), tuple[str, ...]),
+    )
+
+
+# --- all that a run writes --------------------------------------------------------------------
 
 
 class RunFiles:
@@ -146,41 +273,35 @@ class RunFiles:
         self.mark = config.mark
         self.trackers = Trackers(config.track, folder, dataclasses.asdict(config), done, warn)
 
-    def append(self, log: str, *lines: dict[str, Any]) -> None:
-        """Write lines to one of the LOGS, all of them at once, e.g. to "eval"."""
-        MetricsLog(self.folder, f"{log}.jsonl").append(*lines)
-
     def write_step(self, report: StepReport) -> None:
         """Write a step: rollouts, metrics, problem keys, groups, decisions and samples."""
         step, groups = report.step, report.groups
         self.write_rollouts("step", step, groups)
-        self.append("metrics", report.metrics)
+        append_lines(self.folder / "metrics.jsonl", report.metrics)
         self.trackers.send(report.metrics)
-        keys = dict.fromkeys(group.problem.key for group in groups)
-        self.append("seen", {"step": step, "keys": list(keys)})
-        self.append("groups", {"step": step, "groups": summaries(groups)})
+        self.write_seen(step, dict.fromkeys(group.problem.key for group in groups))
+        append_lines(self.folder / "groups.jsonl", {"step": step, "groups": summaries(groups)})
         self.write_decisions(report.decisions)
         if step == 1 or step % SAMPLES_EVERY == 0:
             date = datetime.now(UTC).isoformat(timespec="seconds")
             text = f"=== step {step} {date}\n{best_and_worst(groups)}"
-            append(self.folder / "samples.log", text)
+            append_text(self.folder / "samples.log", text)
 
-    def write_imitation(self, groups: list[Group]) -> None:
-        """Write the right answers that were imitated before the first step, and their keys."""
-        self.write_rollouts("imitation", 0, groups)
-        keys = [group.problem.key for group in groups]
-        self.append("seen", {"step": 0, "imitated": True, "keys": keys})
+    def write_seen(self, step: int, keys: Iterable[str], **about: Any) -> None:
+        """Write the keys of the problems that a step trained on."""
+        append_lines(self.folder / "seen.jsonl", {"step": step, **about, "keys": list(keys)})
 
     def write_decisions(self, decisions: Sequence[Decision]) -> None:
         """Write decisions to curriculum.jsonl."""
         for decision in decisions:
-            self.append("curriculum", {**decision.to_json(), **self.mark})
+            append_lines(self.folder / "curriculum.jsonl", {**decision.to_json(), **self.mark})
 
-    def write_evaluations(self, lines: Sequence[dict[str, Any]]) -> None:
+    def write_evaluations(self, *lines: dict[str, Any]) -> None:
         """Write lines to eval.jsonl, all of them at once."""
-        self.append("eval", *lines)
+        append_lines(self.folder / "eval.jsonl", *lines)
         for line in lines:
-            self.trackers.send(line)
+            if line["purpose"] != "verdict":
+                self.trackers.send(line)
 
     def write_rollouts(self, kind: str, step: int, groups: list[Group]) -> None:
         """Write groups of a kind (`KINDS`) with all their texts to rollouts/."""
@@ -194,10 +315,8 @@ class RunFiles:
 
     def write_warning(self, line: str) -> None:
         """Append a warning to warnings.log, because the console may be closed or lost."""
-        append(
-            self.folder / "warnings.log",
-            f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC  {escape_control(line)}\n",
-        )
+        text = f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC  {escape_control(line)}\n"
+        append_text(self.folder / "warnings.log", text)
 
     def finish(self) -> None:
         """Close the trackers."""
@@ -211,7 +330,7 @@ class NoFiles:
         return lambda *_, **__: None
 
 
-# --- reading them back -------------------------------------------------------------------------
+# --- reading a run ----------------------------------------------------------------------------
 
 
 class RunData:
@@ -240,18 +359,19 @@ class RunData:
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl."""
-        return self._log("metrics.jsonl")
+        return read_metrics(self.path / "metrics.jsonl")
 
     @cached_property
     def evals(self) -> list[dict[str, Any]]:
         """The evaluations: the lines of eval.jsonl except verdicts."""
-        return [line for line in self._log("eval.jsonl") if line["purpose"] != "verdict"]
+        lines = read_metrics(self.path / "eval.jsonl")
+        return [line for line in lines if line["purpose"] != "verdict"]
 
     @property
     def verdict(self) -> dict[str, Any] | None:
         """The last verdict on the run (see `grpo.ending`); None if there is none yet."""
-        lines = [line for line in self._log("eval.jsonl") if line["purpose"] == "verdict"]
-        return lines[-1] if lines else None
+        lines = read_metrics(self.path / "eval.jsonl")
+        return next((line for line in reversed(lines) if line["purpose"] == "verdict"), None)
 
     @property
     def reports(self) -> list[dict[str, Any]]:
@@ -261,19 +381,21 @@ class RunData:
     @cached_property
     def decisions(self) -> list[dict[str, Any]]:
         """The lines of curriculum.jsonl."""
-        return self._log("curriculum.jsonl")
+        return read_metrics(self.path / "curriculum.jsonl")
 
     @cached_property
     def group_index(self) -> list[dict[str, Any]]:
         """A record for each group of all steps, see `grpo.show.group.summaries`."""
-        lines = self._log("groups.jsonl")
+        lines = read_metrics(self.path / "groups.jsonl")
         return [{"step": line["step"], **group} for line in lines for group in line["groups"]]
 
     def steps(self, kind: str = "step") -> list[int]:
-        """Return the steps whose rollouts of a `kind` are stored, see `grpo.run.rollouts.KINDS`."""
+        """Return the steps whose rollouts of a `kind`, one of `KINDS`, are stored, rising."""
         if kind not in KINDS:
             raise UserError(f"rollouts of kind {kind!r}: give one of {', '.join(KINDS)}")
-        return steps_of(self.path, kind)
+        paths = (self.path / "rollouts").glob(f"{kind}-*")
+        names = (ROLLOUTS.fullmatch(path.name) for path in paths)
+        return sorted(int(name[2]) for name in names if name)
 
     def groups(self, step: int, kind: str = "step") -> list[Group]:
         """Return the groups of a step, in the order in which they were drawn."""
@@ -315,9 +437,6 @@ class RunData:
                     place = {"step": each, "group": number, "sample": sample}
                     records.append(place | completion_record(one, sample))
         return records
-
-    def _log(self, name: str) -> list[dict[str, Any]]:
-        return read_metrics(self.path / name)
 
 
 def read_config(run: Path) -> dict[str, Any]:

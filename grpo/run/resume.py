@@ -16,10 +16,11 @@ import dataclasses
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +32,7 @@ import transformers
 from huggingface_hub import snapshot_download
 
 from data.errors import UserError, blaming, quoted, shortened
-from data.files import kind_of, read_json
+from data.files import kind_of, open_own, read_json
 from grpo.config import (
     FROM_PYTHON,
     ON_RESUME,
@@ -49,10 +50,12 @@ from grpo.model import load
 from grpo.model.policy import Policy
 from grpo.model.weights import layers_of
 from grpo.run.checkpoint import find_resume, run_of, seen_keys
-from grpo.run.files import HOME, checkpoint_folders, locked, new_folder, new_run, step_of
-from grpo.run.logs import read_config
+from grpo.run.logs import checkpoint_folders, has_no_result, read_config, step_of
 from tasks.base import Task, sources_of
 from tasks.registry import function_digest, programs_of
+
+# Where runs are written.
+HOME = Path("runs")
 
 # Task options that decide no result, and so may change when a run goes on.
 FREE_OPTIONS = ("reward-timeout",)
@@ -147,6 +150,70 @@ def _resumed_path(resume: str) -> Path:
 def saved_options(resume: str) -> dict[str, str]:
     """Return the task's options in the run that `resume` names."""
     return load_config(run_of(_resumed_path(resume)) / "config.yaml").task_options
+
+
+# --- the folder of a run ----------------------------------------------------------------------
+
+
+def new_folder(config: Config) -> Path:
+    """Return a directory that does not exist yet, named after task, level and seed."""
+    parts = [config.task.rpartition(":")[2]]
+    for value in config.task_options.values():
+        if "," not in value:  # a list of numbers says little
+            parts.append(Path(value.partition(":")[0]).stem[:60])
+    level = [str(config.level)] if config.level else []
+    parts += [*level, *config.mark.values(), f"seed{config.seed}"]
+
+    base = "-".join(filter(None, (re.sub(r"[^a-z0-9-]+", "-", part.lower()) for part in parts)))
+    names = [base, *(f"{base}-{number}" for number in range(2, 10_000))]
+    return next(HOME / name for name in names if not (HOME / name).exists())
+
+
+@contextmanager
+def new_run(folder: Path) -> Iterator[None]:
+    """Make the folder of a run, and remove it at the end of the block if it has no result."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError as error:
+        way = f"--resume {quoted(folder)}"
+        if not checkpoint_folders(folder):
+            way = f"remove it (rm -r {quoted(folder)})"
+            with locked(folder):  # unless it is being trained
+                pass
+        raise UserError(
+            f"--name {folder.name}: {folder} exists; give another name, or {way}"
+        ) from error
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            if has_no_result(folder):
+                shutil.rmtree(folder)
+                folder.parent.rmdir()  # unless other runs are there
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock `folder` until the block or the process ends; UserError if another process has.
+
+    Some network file systems have no locks (Lustre without the option `flock`).
+    """
+    import fcntl  # not on Windows, which `exit_status` refuses
+
+    with open_own(folder / ".lock", "a") as file:
+        # A forked process, such as a reward's, inherits the open file, and with it the lock, which
+        # it would still hold when this process has been killed.
+        os.register_at_fork(after_in_child=file.close)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise UserError(
+                f"{folder}: another process is training this run; wait for its end, or start "
+                "another run with --name"
+            ) from error
+        except OSError:
+            pass
+        yield
 
 
 # --- from the policy of an earlier run --------------------------------------------------------

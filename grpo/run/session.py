@@ -1,15 +1,18 @@
-"""A run: when each file is written to its directory, and how it ends.
+"""The life of a run, from top to bottom: opened, prepared, trained step by step, and concluded.
 
-docs/run-files.md lists the files. Rank 0 writes them; the other ranks do the same work but write
-nothing.
+docs/run-files.md lists the files that it writes. Rank 0 writes them; the other ranks do the same
+work but write nothing.
 """
 
-import dataclasses
 import gc
+import os
 import signal
 import sys
+import threading
+import time
 from collections.abc import Collection
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,15 +38,30 @@ from grpo.model.prompts import middle_left_out, sent_lines
 from grpo.next_command import EndedRun, next_command, next_commands, remedy
 from grpo.records import Decision, Group, StepReport
 from grpo.run.checkpoint import Saver, remove_checkpoints_after, seen_keys
-from grpo.run.files import resume_hint, step_of
 from grpo.run.heldout import HeldOutEvaluator
-from grpo.run.interrupt import Interrupt
-from grpo.run.logs import NoFiles, RunData, RunFiles, load_run, rewind
+from grpo.run.logs import (
+    NoFiles,
+    RunData,
+    RunFiles,
+    file_of,
+    load_run,
+    resume_hint,
+    rewind,
+    step_of,
+)
 from grpo.run.resume import OpenedRun, facts, open_run, sources_of_run
-from grpo.run.rollouts import file_of
 from grpo.run.trackers import check_installed
 from grpo.show.console import Console, settings_of
 from grpo.trainer import Parts, Trainer, load_parts
+
+# Signals of which a second one stops the run immediately, and others. A scheduler sends SIGUSR1
+# when the time of a job is almost over (Slurm's --signal=USR1@120), and SIGTERM later.
+STOPPING = (signal.SIGINT, signal.SIGTERM)
+GENTLE = (signal.SIGHUP, signal.SIGUSR1)
+
+# A signal that follows the first one within so many seconds is the same request: many programs send
+# one twice, once to the process and once to its group (GNU `timeout` does).
+SAME = 1.0
 
 
 class RunResult(NamedTuple):
@@ -68,9 +86,7 @@ def start_run(config: Config, given: dict, ranks: Ranks, **values: Any) -> RunRe
         config, parts = load_parts(config, **values)
         check_installed(config.track)
         assert config.steps is not None, "the configuration is resolved"
-
-        metric = getattr(parts.task, "metric", "score")
-        console = Console(config.steps, metric)
+        console = Console(config.steps, getattr(parts.task, "metric", "score"))
         try:
             with Interrupt() as interrupt:
                 with console.loading(config.model):
@@ -129,19 +145,18 @@ def choose_prompt(
 
 
 class Run:
-    """The directory of one run, and the rules by which it is written.
-
-    `train` makes it: `begin` prepares it, `after_step` follows each step, and `finish` or
-    `save_and_exit` ends it.
-    """
+    """The directory of one run, and the order in which it is written."""
 
     def __init__(self, opened: OpenedRun, trainer: Trainer, console: Console):
-        self.opened = opened
+        self.checkpoint = opened.checkpoint  # where a resumed run continues
         self.folder = opened.folder
         self.trainer = trainer
         self.config = trainer.config
         self.ranks = trainer.ranks
         self.console = console
+        assert self.config.level is not None and self.config.steps, "the configuration is resolved"
+        self.level = self.config.level  # the one that the run was asked to train
+        self.steps = self.config.steps
 
         sources = self.ranks.on_rank0(
             lambda: sources_of_run(opened, self.config, trainer.task, trainer.own_loss)
@@ -152,29 +167,20 @@ class Run:
         self.files: RunFiles | NoFiles = NoFiles()
         if self.ranks.is_rank0:
             self.config.save(self.folder / "config.yaml", **about)
-            done = step_of(opened.checkpoint) if opened.checkpoint else 0
+            done = step_of(self.checkpoint) if self.checkpoint else 0
             self.files = RunFiles(self.folder, self.config, done, self._warn)
         self.heldout = HeldOutEvaluator(trainer, self.files, console, self._warn)
-
-    @property
-    def level(self) -> int:
-        """The level that the run was asked to train."""
-        assert self.config.level is not None, "the configuration is resolved"
-        return self.config.level
-
-    @property
-    def reported_levels(self) -> set[int]:
-        """The levels at which the policy is evaluated now: the one asked for, and with --curriculum
-        the hardest open one.
-        """
-        current = {self.trainer.curriculum.level} if self.config.curriculum else set()
-        return {self.level} | current
+        self.notes = [
+            *opened.warnings,
+            *trainer.policy.notes,
+            *getattr(trainer.task, "notes", ()),
+        ]
 
     def _warn(self, line: str) -> None:
         self.console.warn(line)
         self.files.write_warning(line)
 
-    def train(self, interrupt: Interrupt) -> int:
+    def train(self, interrupt: "Interrupt") -> int:
         """Make the steps, and evaluate on held-out problems before, during and after them.
 
         Returns the exit status. It is that of the verdict: 0, or 3 if the run was stopped or has
@@ -182,46 +188,37 @@ class Run:
         """
         try:
             self.console.settings(settings_of(self.folder, self.config, self.trainer))
-            start = self.begin()
-            if self.config.preflight == "only":
-                self.console.say(
-                    "--preflight only: nothing was trained; to train, repeat the command without it"
-                )
-                self.files.finish()
-                return 0
+            self._show_prompt()
+            for note in self.notes:
+                self._warn(note)
 
-            if not self.opened.checkpoint:
+            if self.checkpoint:
+                self._restore(self.checkpoint)
+            else:
+                start = self._find_start()
+                if self.config.preflight == "only":
+                    self.console.say(
+                        "--preflight only: nothing was trained; to train, repeat the command "
+                        "without it"
+                    )
+                    self.files.finish()
+                    return 0
+
                 self.evaluate()
-            if start and self.wants_imitation(start):
-                self._imitate_answers()
-                self.saver.save()
+                if start and self.wants_imitation(start):
+                    self._imitate_answers()
+                    self.saver.save()
+
             self.take_steps(interrupt)
             if number := self.ranks.max(interrupt.wanted or 0):
-                self.save_and_exit(signal.Signals(number).name)
+                self._save_and_exit(signal.Signals(number).name)
                 return 128 + number
-            return self.finish()
+            return self._finish()
         finally:
             gc.unfreeze()
             self.saver.writer.shutdown()  # waits for a checkpoint that is being written
 
     # --- before the first step ----------------------------------------------------------------
-
-    def begin(self) -> Start | None:
-        """Show the prompt, restore the checkpoint if there is one, and make the pre-flight.
-
-        Returns the choice of the pre-flight, or None if none is made. A resumed run makes none.
-        """
-        self._show_prompt()
-        notes = getattr(self.trainer.task, "notes", ())
-        for warning in (*self.opened.warnings, *self.trainer.policy.notes, *notes):
-            self._warn(warning)
-
-        if self.opened.checkpoint:
-            self._restore(self.opened.checkpoint)
-            return None
-        if self.config.start:
-            self._begin_after(Path(self.config.start))
-        return self._make_preflight() if self.config.preflight != "off" else None
 
     def _show_prompt(self) -> None:
         """Show the run's first prompt as it is sent to the model, and write it to prompt.txt."""
@@ -246,15 +243,20 @@ class Run:
         ended = f", where it had ended: {self.trainer.ended}" if self.trainer.ended else ""
         self.console.say(f"resumed {self.folder} after step {done}{ended}")
 
-    def _begin_after(self, start: Path) -> None:
-        """Exclude from evaluations the problems that the policy of checkpoint `start` has seen."""
-        seen = seen_keys(start)
-        self.trainer.stream.begin_after(read_json(start / "trainer.json")["trainer"])
-        self.files.append("seen", {"step": 0, "keys": seen})
-        self.console.say(
-            f"started from {start}: the {len(seen):,} problems that it was trained on are excluded "
-            "from evaluations"
-        )
+    def _find_start(self) -> Start | None:
+        """Exclude from evaluations what the policy of an earlier run has seen, and make the
+        pre-flight. Returns its choice; None without one.
+        """
+        if self.config.start:
+            start = Path(self.config.start)
+            seen = seen_keys(start)
+            self.trainer.stream.begin_after(read_json(start / "trainer.json")["trainer"])
+            self.files.write_seen(0, seen)
+            self.console.say(
+                f"started from {start}: the {len(seen):,} problems that it was trained on are "
+                "excluded from evaluations"
+            )
+        return self._make_preflight() if self.config.preflight != "off" else None
 
     def _make_preflight(self) -> Start:
         """Sample a few problems of each level, and choose the level where the run starts."""
@@ -314,41 +316,44 @@ class Run:
         """Run the warm start, and report the result."""
         trainer = self.trainer
         level = trainer.curriculum.level
-
         with self.console.working("imitating right answers"):
             answers = trainer.imitate(lambda: self.heldout.warm_start_score(level))
         imitation = trainer.imitation
         assert imitation is not None
 
-        self.files.write_imitation(answers)
+        self.files.write_rollouts("imitation", 0, answers)
+        self.files.write_seen(0, [group.problem.key for group in answers], imitated=True)
         decision = Decision(0, level, level, "imitation", imitation["why"], imitation)
         self.files.write_decisions([decision])
         self.console.say(decision.line)
         if imitation["updates"]:  # so that the verdict can tell what imitation taught
-            self.heldout.evaluate("imitation", self.reported_levels, rollouts="imitated")
+            self.evaluate("imitation", rollouts="imitated")
 
     # --- during training ----------------------------------------------------------------------
 
-    def take_steps(self, interrupt: Interrupt) -> None:
+    @property
+    def is_over(self) -> bool:
+        """Whether no step follows."""
+        return bool(self.trainer.ended) or self.trainer.done >= self.steps
+
+    def take_steps(self, interrupt: "Interrupt") -> None:
         """Make the remaining steps, and store each."""
         trainer = self.trainer
-        assert trainer.config.steps is not None, "the configuration is resolved"
         # The collector would search all that exists now every few steps, for a quarter of a second.
         gc.collect()
         gc.freeze()
         # Shown beside the first step of the process, which takes longer than the others.
         note = " (the first also allocates memory and compiles kernels)"
-        while (
-            trainer.done < trainer.config.steps
-            and not trainer.ended
-            and not self.ranks.max(interrupt.wanted or 0)
-        ):
+        while not self.is_over and not self.ranks.max(interrupt.wanted or 0):
             interrupt.renew()
+            step = trainer.done + 1
             try:
-                with self.console.working(f"step {trainer.done + 1}{note}"):
+                with self.console.working(f"step {step}{note}"):
                     report = trainer.step()
             except FloatingPointError as error:
-                raise FloatingPointError(f"{error}{self.save_failed()}") from error
+                self.files.write_rollouts("failed", step, trainer.current)
+                saved = file_of(self.folder, "failed", step)
+                raise FloatingPointError(f"{error}; its batch is saved in {saved}") from error
             note = ""
             self.after_step(report)
 
@@ -360,38 +365,35 @@ class Run:
             self._warn(warning)
 
         self.heldout.end_if_solved()
-        every, is_last = self.config.eval_every, report.step == self.config.steps
-        if every and report.step % every == 0 and not is_last and not self.trainer.ended:
+        every = self.config.eval_every
+        if every and report.step % every == 0 and not self.is_over:
             self.evaluate()
 
         # Saved last, so that a run that is resumed here has everything about the step.
         self.save_if_due(report)
 
-    def evaluate(self, is_final: bool = False) -> None:
-        """Report the policy's score on held-out problems: a line for each level in eval.jsonl.
+    def evaluate(self, purpose: str = "report", rollouts: str = "eval") -> None:
+        """Score the policy on held-out problems: a line for each level in eval.jsonl.
 
-        At the end of a --curriculum so is the first level, which was evaluated before training.
+        The levels are the one asked for, and with --curriculum the hardest open one; after the last
+        step also the first one, which was evaluated before training.
         """
-        levels = self.reported_levels
-        if is_final and self.config.curriculum:
-            levels |= {self.trainer.curriculum.levels[0]}
-        self.heldout.evaluate("report", levels, rollouts="eval")
+        levels = {self.level}
+        if self.config.curriculum:
+            levels.add(self.trainer.curriculum.level)
+            if self.is_over:
+                levels.add(self.trainer.curriculum.levels[0])
+        self.heldout.evaluate(purpose, levels, rollouts=rollouts)
 
     def save_if_due(self, report: StepReport) -> None:
         """Save the state of this step if that is due; report the previous save."""
-        is_last = bool(self.trainer.ended) or report.step == self.config.steps
-        level, reward = report.metrics["level"], report.metrics["reward"]
-        self.saver.save_if_due(report.step, level, reward, is_last=is_last)
-
-    def save_failed(self) -> str:
-        """Write the batch of a failed step, for inspection; return a phrase that says where."""
-        step = self.trainer.done + 1
-        self.files.write_rollouts("failed", step, self.trainer.current)
-        return f"; its batch is saved in {file_of(self.folder, 'failed', step)}"
+        self.saver.collect()
+        if report.step % self.config.save_every == 0 or self.is_over:
+            self.saver.save(report)
 
     # --- after the last step ------------------------------------------------------------------
 
-    def save_and_exit(self, signal: str) -> None:
+    def _save_and_exit(self, signal: str) -> None:
         """Save the last step, unless it is saved already, because a signal ends the run."""
         if self.saver.saved != self.trainer.done:
             self.saver.save()
@@ -401,30 +403,42 @@ class Run:
             f"{resume_hint(self.folder)}"
         )
 
-    def finish(self) -> int:
+    def _finish(self) -> int:
         """Evaluate the trained policy, show the verdict, and return its exit status."""
         reports = self.ranks.on_rank0(lambda: load_run(self.folder).reports)
         if all(line["step"] < self.trainer.done for line in reports):
-            self.evaluate(is_final=True)
+            self.evaluate()
         self.saver.collect(wait=True)
         return self.ranks.on_rank0(self._conclude)
 
     def _conclude(self) -> int:
         """Write and show the verdict; return the exit status. Called on rank 0 only."""
-        trainer = self.trainer
+        trainer, mark = self.trainer, self.config.mark
         if trainer.ended and not trainer.stopped:
             self.console.say(f"ended after step {trainer.done}: {trainer.ended}")
 
         run = load_run(self.folder)
         ended = self._ended_run(run)
         verdict = self._verdict(run)
-        verdict = dataclasses.replace(
-            verdict, remedy=remedy(ended, verdict), next_command=next_command(ended, verdict)
-        )
+        advice = next_command(ended, verdict)
+        verdict = replace(verdict, remedy=remedy(ended, verdict), next_command=advice)
         if run.verdict is None or run.verdict["step"] < trainer.done:
-            self.files.append("eval", verdict.to_json() | self.config.mark)
-        self._show_summary(run, verdict, next_commands(ended))
+            self.files.write_evaluations(verdict.to_json() | mark)
 
+        reports = [line for line in run.reports if line["level"] == self.level]
+        names = ("metrics.jsonl", "rollouts", "checkpoints")
+        self.console.summary(
+            files={name.partition(".")[0]: str(self.folder / name) for name in names},
+            next_commands=list(dict.fromkeys([advice, *next_commands(ended)])),
+            before=[line for line in reports if line["step"] == 0],
+            after=reports[-1:],
+            verdict=verdict.lines(
+                getattr(trainer.task, "metric", "score"),
+                getattr(trainer.task, "level_unit", ""),
+                mark.get("control", ""),
+            ),
+            is_expected=verdict.is_expected(bool(mark)),
+        )
         if trainer.stopped:
             self.console.say(f"stopped after step {trainer.done}: {trainer.stopped}")
         self.files.finish()
@@ -453,7 +467,7 @@ class Run:
     def _ended_run(self, run: RunData) -> EndedRun:
         """Return what the next commands depend on."""
         trainer = self.trainer
-        levels = list(trainer.curriculum.levels)
+        levels = trainer.curriculum.levels
         survey = levels_to_survey(trainer.stream.supply, [*levels[:-1], self.level])
         return EndedRun(
             run.path,
@@ -466,19 +480,57 @@ class Run:
             ended=trainer.ended,
         )
 
-    def _show_summary(self, run: RunData, verdict: Verdict, commands: list[str]) -> None:
-        trainer, mark = self.trainer, self.config.mark
-        reports = [line for line in run.reports if line["level"] == self.level]
-        names = ("metrics.jsonl", "rollouts", "checkpoints")
-        self.console.summary(
-            files={name.partition(".")[0]: str(self.folder / name) for name in names},
-            next_commands=list(dict.fromkeys([verdict.next_command, *commands])),
-            before=[line for line in reports if line["step"] == 0],
-            after=reports[-1:],
-            verdict=verdict.lines(
-                getattr(trainer.task, "metric", "score"),
-                getattr(trainer.task, "level_unit", ""),
-                mark.get("control", ""),
-            ),
-            is_expected=verdict.is_expected(bool(mark)),
-        )
+
+class Interrupt:
+    """Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end a run after its current step, which is saved.
+
+    The first of them within the `with` block is `wanted`. A second SIGINT or SIGTERM, after more
+    than `SAME` seconds, goes to the handler that was there before, and ends the run immediately.
+    SIGHUP stays ignored under nohup. Python can handle signals only in the main thread; in any
+    other one nothing is recorded.
+    """
+
+    def __init__(self) -> None:
+        self.wanted: signal.Signals | None = None
+        self.time = 0.0  # of the first signal, by the monotonic clock
+        self.earlier: dict[int, Any] = {}
+        self.process = os.getpid()
+
+    def __enter__(self) -> "Interrupt":
+        if threading.current_thread() is threading.main_thread():
+            gentle = [each for each in GENTLE if signal.getsignal(each) == signal.SIG_DFL]
+            numbers = [*STOPPING, *gentle]
+            self.earlier = {number: signal.signal(number, self.note) for number in numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.earlier.items():
+            signal.signal(number, handler)
+        self.earlier = {}
+
+    def renew(self) -> None:
+        """Set all handlers again, also the one that ignores SIGHUP under nohup.
+
+        Triton replaces them without Python's knowledge when it compiles the first kernel: LLVM then
+        sends a signal again, and meanwhile a second one would kill the process.
+        """
+        for number in (*STOPPING, *GENTLE) if self.earlier else ():
+            if (handler := signal.getsignal(number)) is not None:
+                signal.signal(number, handler)
+
+    def note(self, number: int, _: object) -> None:
+        """Remember the first signal, and announce how the run ends; pass a second one on."""
+        if os.getpid() != self.process:  # forked, for example by a reward function: not a run
+            signal.signal(number, self.earlier[number])
+            signal.raise_signal(number)
+        elif number in STOPPING and self.wanted in STOPPING:
+            if time.monotonic() - self.time > SAME:
+                for each in STOPPING:
+                    signal.signal(each, self.earlier.pop(each))
+                signal.raise_signal(number)
+        elif number in STOPPING or not self.wanted:
+            self.wanted, self.time = signal.Signals(number), time.monotonic()
+            line = f"\n{self.wanted.name}: finishing and saving the current step\n"
+            with suppress(OSError, ValueError, AttributeError):  # standard error may be gone
+                # Not print: a handler may run in the middle of one.
+                os.write(sys.stderr.fileno(), line.encode())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError, escape_control
-from data.files import write_whole
+from data.files import check_output, write_whole
 from grpo.config import Config
 from grpo.evaluate import (
     EvaluationSettings,
@@ -23,7 +23,6 @@ from grpo.evaluate import (
 from grpo.model.load import load_policy
 from grpo.model.prompts import format_of, sent_lines, wording_text
 from grpo.records import Group, truncated_share
-from grpo.run.files import check_output
 from grpo.run.resume import checkpoint_of, config_of, load_run_policy
 from grpo.show.console import Console
 from grpo.tools.table import add_differences, as_json, repeated_figures, show

@@ -20,8 +20,7 @@ from grpo.config import load_config, require_trusted
 from grpo.model.load import load_policy
 from grpo.records import Group, first_tries
 from grpo.run.checkpoint import checkpoints, load_optimizer
-from grpo.run.files import step_of
-from grpo.run.logs import RunData
+from grpo.run.logs import RunData, step_of
 from grpo.trainer import Parts, Trainer, reward_metrics
 from tasks.registry import load_task
 

@@ -8,8 +8,7 @@ import yaml
 from small_train import SMALL, fails, run
 
 from data.files import read_jsonl_zst
-from grpo.run.logs import read_metrics
-from grpo.run.rollouts import groups_of
+from grpo.run.logs import groups_of, read_metrics
 from grpo.tools import evaluation
 
 METRICS = set(

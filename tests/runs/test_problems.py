@@ -9,8 +9,7 @@ from small_runs import FEW, OWN
 from small_train import TOP, fails, make_set, run
 
 from grpo.ending import UNFINISHED
-from grpo.run.logs import read_metrics
-from grpo.run.rollouts import groups_of
+from grpo.run.logs import groups_of, read_metrics
 from grpo.tools import evaluation, train
 from tasks.registry import load_task
 from tasks.supply import problem_at, write_problems

@@ -4,8 +4,7 @@ import json
 import re
 
 from grpo.records import Completion, Group
-from grpo.run.logs import MetricsLog, load_run
-from grpo.run.rollouts import write_rollouts
+from grpo.run.logs import append_lines, load_run, write_rollouts
 from grpo.tools.report import page as report
 from tasks.base import Problem, Score
 
@@ -58,7 +57,7 @@ def make_run(folder, *, steps=STEPS, control="none", groups=None):
         "facts: {torch: 2.13.0, device: cpu, threads: 2}\n"
     )
     for step in range(1, steps + 1):
-        MetricsLog(folder).append(metrics_of(step))
+        append_lines(folder / "metrics.jsonl", metrics_of(step))
         varied = group(
             (f"a b c d{step}", 0.75), ("a x c", 0.25), (EVIL, 0.0), advantages=[1.0, -0.25, -0.75]
         )
@@ -74,7 +73,8 @@ def make_run(folder, *, steps=STEPS, control="none", groups=None):
         ]
         write_rollouts(folder / "rollouts" / f"step-{step:06d}.jsonl.zst", drawn, step=step)
     for step, mean in ((0, 0.1), (steps, 0.9)):
-        MetricsLog(folder, "eval.jsonl").append(
+        append_lines(
+            folder / "eval.jsonl",
             {
                 "step": step,
                 "purpose": "report",
@@ -87,9 +87,10 @@ def make_run(folder, *, steps=STEPS, control="none", groups=None):
                 "ci_high": mean + 0.05,
                 "exact": mean,
                 "n": 20,
-            }
+            },
         )
-    MetricsLog(folder, "curriculum.jsonl").append(
+    append_lines(
+        folder / "curriculum.jsonl",
         {
             "step": 3,
             "from": 3,
@@ -97,7 +98,7 @@ def make_run(folder, *, steps=STEPS, control="none", groups=None):
             "kind": "promotion",
             "why": f"mean 0.9 {EVIL}",
             "figures": {},
-        }
+        },
     )
     return folder
 

@@ -17,8 +17,7 @@ from data.files import write_whole
 from grpo.config import Config
 from grpo.ending import FAILED, figures_of
 from grpo.records import WHY, Group, level_name
-from grpo.run.files import checkpoint_folders, step_of
-from grpo.run.logs import RunData
+from grpo.run.logs import RunData, checkpoint_folders, step_of
 from grpo.show.lines import clock_time, counted, interval, sampling_name
 from grpo.tools.report.samples import Pieces, packed, pieces_of
 from grpo.variance import COLLAPSED

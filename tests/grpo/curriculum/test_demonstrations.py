@@ -19,7 +19,7 @@ from grpo.learn.batch import completion_logprobs, micro_batches
 from grpo.learn.optimizer import Optimizer
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group
-from grpo.run.rollouts import groups_of, write_rollouts
+from grpo.run.logs import groups_of, write_rollouts
 from grpo.tools import train
 from grpo.tools.report.page import outcome
 from grpo.trainer import Trainer

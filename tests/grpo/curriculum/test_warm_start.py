@@ -23,7 +23,7 @@ from grpo.curriculum import (
 )
 from grpo.learn.update import imitate
 from grpo.model.load import load_policy
-from grpo.run.rollouts import write_rollouts
+from grpo.run.logs import write_rollouts
 from grpo.run.session import Run
 from grpo.tools import train
 from grpo.trainer import Parts, Trainer

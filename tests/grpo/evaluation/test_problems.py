@@ -4,8 +4,7 @@ from pathlib import Path
 
 from small_evaluations import CLIMB, evaluated
 
-from grpo.run.logs import load_run, read_metrics
-from grpo.run.rollouts import groups_of
+from grpo.run.logs import groups_of, load_run, read_metrics
 from grpo.tools import evaluation
 from tasks.audit import audit
 from tasks.base import Problem

@@ -11,8 +11,7 @@ from grpo.evaluate import (
     evaluate,
     find_problems,
 )
-from grpo.run.logs import load_run
-from grpo.run.rollouts import groups_of
+from grpo.run.logs import groups_of, load_run
 from grpo.tools import evaluation
 from tasks.registry import load_task
 

@@ -16,7 +16,7 @@ from grpo.learn.optimizer import (
     Optimizer,
     lr_factor,
 )
-from grpo.run.checkpoint import load_optimizer, save_optimizer
+from grpo.run.checkpoint import load_optimizer, moments_of, save_optimizer
 
 RATE = 1e-4
 
@@ -101,7 +101,8 @@ def test_what_is_saved_goes_on_bit_for_bit(tmp_path, dtype, steps):
     one, two = made(dtype), made(dtype, seed=1)
     for seed in range(steps):
         take(*one, seed)
-    save_optimizer(tmp_path, one[1].state_dict())
+    state = one[1].state_dict()
+    save_optimizer(tmp_path, moments_of(state), state["loss_scale"])
 
     two[0].load_state_dict(one[0].state_dict())
     load_optimizer(tmp_path, two[1])
@@ -204,7 +205,8 @@ def test_the_factor_is_saved_and_restored(tmp_path):
     weight, optimizer = float16_optimizer()
     gradient_of(weight, optimizer, 16.0)
     optimizer.step()
-    save_optimizer(tmp_path, optimizer.state_dict())
+    state = optimizer.state_dict()
+    save_optimizer(tmp_path, moments_of(state), state["loss_scale"])
     _, other = float16_optimizer()
     load_optimizer(tmp_path, other)
     assert other.loss_scale == optimizer.loss_scale < LARGEST and other.steps_at_scale == 1

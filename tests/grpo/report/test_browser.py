@@ -7,7 +7,7 @@ from driven import assert_quiet, open_page, press, texts, wait
 from report_runs import EVIL, group, make_run
 
 from grpo import report
-from grpo.run.rollouts import write_rollouts
+from grpo.run.logs import write_rollouts
 
 pytestmark = pytest.mark.browser
 

@@ -5,8 +5,7 @@ from driven import assert_quiet, open_page, press, texts, wait
 from report_runs import EVIL, group, make_run, metrics_of
 
 from grpo import report
-from grpo.run.logs import MetricsLog
-from grpo.run.rollouts import write_rollouts
+from grpo.run.logs import append_lines, write_rollouts
 
 pytestmark = [pytest.mark.browser, pytest.mark.slow]
 
@@ -18,7 +17,7 @@ def url(tmp_path_factory):
     for step in range(7, 13):
         more = {"loss": 0.5, "grad_norm": 0.1} if step != 9 else {}
         metrics = metrics_of(step, **more, **{EVIL: step, "group_std": 2.0})
-        MetricsLog(folder).append({**metrics, "level": 4 + (step > 9)})
+        append_lines(folder / "metrics.jsonl", {**metrics, "level": 4 + (step > 9)})
     solved = group(("42", 1.0), ("<b>41</b>", 0.0625), target="", class_name="tied", key="k9")
     write_rollouts(folder / "rollouts" / "step-000004.jsonl.zst", [solved, solved], step=4)
     other = make_run(folder.parent / "two")

@@ -8,8 +8,7 @@ from report_runs import EVIL, STEPS, data_of, group, make_run, metrics_of, page_
 
 from grpo import report as program
 from grpo.records import CLASSES, WHY
-from grpo.run.logs import MetricsLog, load_run
-from grpo.run.rollouts import write_rollouts
+from grpo.run.logs import append_lines, load_run, write_rollouts
 from grpo.tools.report import page as report
 from grpo.variance import DEGENERATE
 
@@ -46,10 +45,10 @@ def test_a_live_page_is_written_until_the_run_has_ended(made, capsys, monkeypatc
     def train_on(seconds):
         pages.append(data_of((made / "report.html").read_text())["data"])
         step = STEPS + len(pages)
-        MetricsLog(made).append(metrics_of(step))
+        append_lines(made / "metrics.jsonl", metrics_of(step))
         if len(pages) == 2:
             line = {"step": step, "purpose": "verdict", "verdict": "learned"}
-            MetricsLog(made, "eval.jsonl").append(line)
+            append_lines(made / "eval.jsonl", line)
 
     monkeypatch.setattr(program.time, "sleep", train_on)
     assert said(capsys, made, "--live").out.count("\n") == 1
@@ -208,9 +207,11 @@ def test_the_verdict_comes_first(made):
         "mistake": f"skips a word {EVIL}",
         "next_command": "python eval.py --model runs/made",
     }
-    MetricsLog(made, "eval.jsonl").append(line)
+    append_lines(made / "eval.jsonl", line)
     for step in range(7, 10):
-        MetricsLog(made).append(metrics_of(step, loss=0.1, wasted_tokens_total=90 * step))
+        append_lines(
+            made / "metrics.jsonl", metrics_of(step, loss=0.1, wasted_tokens_total=90 * step)
+        )
     outcome = data_of(page_of(made))["data"]["runs"][0]["outcome"]
     assert (outcome["title"], outcome["tone"]) == ("Learned", "good")
     assert outcome["text"].startswith("+0.800 on held-out problems (95 % interval +0.700 to +0.900")
@@ -227,8 +228,9 @@ def test_the_verdict_comes_first(made):
 @pytest.mark.parametrize("kind", ["collapsed", "not learned"])
 def test_a_failed_run_has_its_cause_at_the_top_and_nothing_in_the_colour_of_success(made, kind):
     why = {"cause": f"100% in the trap '{EVIL}'", "remedy": "try --reward prefix"}
-    MetricsLog(made, "eval.jsonl").append(
-        {"step": 6, "purpose": "verdict", "verdict": kind, "difference": 0.2, **why}
+    append_lines(
+        made / "eval.jsonl",
+        {"step": 6, "purpose": "verdict", "verdict": kind, "difference": 0.2, **why},
     )
     page = page_of(made)
     outcome = data_of(page)["data"]["runs"][0]["outcome"]

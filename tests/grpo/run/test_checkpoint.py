@@ -13,6 +13,7 @@ import pytest
 import torch
 from small_runs import OWN
 
+from grpo.records import StepReport
 from grpo.run import checkpoint as store
 from grpo.run.checkpoint import (
     HostCopies,
@@ -172,15 +173,14 @@ def options(tiny_model, tmp_path, monkeypatch):
 
 def test_a_copy_is_of_its_moment_and_reuses_its_memory():
     weight = torch.arange(4.0)
-    live = {"weight": weight, "tied": weight, "view": weight.view(2, 2).t(), "deep": {1: {"n": 7}}}
+    live = {"weight": weight, "tied": weight, "view": weight.view(2, 2).t()}
     copies = HostCopies()
-    before = copies.take(live)
+    (before,) = copies.take(live)
     weight.add_(10)
     assert before["weight"].tolist() == [0, 1, 2, 3] and before["view"].tolist() == [[0, 2], [1, 3]]
-    assert before["deep"] == {1: {"n": 7}}
     assert before["weight"].data_ptr() == before["tied"].data_ptr() != before["view"].data_ptr()
 
-    after = copies.take(live)
+    (after,) = copies.take(live)
     assert after["weight"].tolist() == [10, 11, 12, 13]
     assert after["weight"].data_ptr() == before["weight"].data_ptr()
 
@@ -271,9 +271,10 @@ def test_a_run_that_fails_finishes_the_checkpoint_under_way(
 
 
 def test_the_best_checkpoint_is_of_the_hardest_level(tmp_path):
-    trainer = SimpleNamespace(config=SimpleNamespace(save_every=10))
+    trainer = SimpleNamespace(ranks=SimpleNamespace(is_rank0=False))
     saver = Saver(tmp_path, trainer, {}, print)
-    saver.save = lambda: None
-    for step, level, reward in ((5, 10, 1.0), (10, 10, 0.9), (20, 25, 0.2), (30, 25, 0.1)):
-        saver.save_if_due(step, level, reward, is_last=False)
+    for step, level, reward in ((10, 10, 0.9), (20, 25, 0.2), (30, 25, 0.1)):
+        trainer.done = step
+        saver.save(StepReport(step, {"level": level, "reward": reward}, []))
+    saver.save()
     assert saver.best == (25, 0.2, "step-000020")

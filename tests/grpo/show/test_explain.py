@@ -13,7 +13,7 @@ from grpo.config import LOSSES, SCALES
 from grpo.learn.advantages import advantages
 from grpo.learn.loss import token_weights
 from grpo.records import Completion, Group
-from grpo.run.rollouts import file_of, write_rollouts
+from grpo.run.logs import file_of, write_rollouts
 from grpo.show import group as show
 from tasks.base import Problem, Score
 

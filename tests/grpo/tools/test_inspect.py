@@ -12,8 +12,7 @@ from report_runs import group
 
 from data.errors import UserError
 from grpo import inspect, load_run
-from grpo.run.logs import MetricsLog, read_metrics
-from grpo.run.rollouts import groups_of, write_rollouts
+from grpo.run.logs import append_lines, groups_of, read_metrics, write_rollouts
 from grpo.show.group import summaries
 from grpo.tools import train
 from tasks.base import Score
@@ -66,7 +65,7 @@ def made(tmp_path):
     )
     for step, groups in ((1, [varied, solved]), (2, [tied])):
         write_rollouts(folder / "rollouts" / f"step-{step:06d}.jsonl.zst", groups, step=step)
-        MetricsLog(folder, "groups.jsonl").append({"step": step, "groups": summaries(groups)})
+        append_lines(folder / "groups.jsonl", {"step": step, "groups": summaries(groups)})
     return folder
 
 
@@ -166,7 +165,7 @@ def test_degenerate(made, capsys):
     assert "varied" not in text
     (made / "groups.jsonl").write_text("")
     varied = group(("a", 1.0), ("b", 0.0))
-    MetricsLog(made, "groups.jsonl").append({"step": 1, "groups": summaries([varied])})
+    append_lines(made / "groups.jsonl", {"step": 1, "groups": summaries([varied])})
     assert "no such group" in said(capsys, made, "degenerate").out
 
 
