@@ -41,7 +41,7 @@ from grpo.model.prompts import check_conversations
 from grpo.records import Completion, Decision, Group, Resumable, first_tries, truncated_share
 from grpo.rollout.generate import fitting
 from grpo.statistics import mean_interval, problems_needed, reaches_mark
-from grpo.variance import common_trap, group_class
+from grpo.variance import classify, common_trap
 from tasks.base import Problem, Task, compares, levels_of, problems_of, range_of, scores_of
 from tasks.supply import LADDER, Supply, patience, problem_at, problem_stream
 
@@ -199,8 +199,7 @@ class ProblemStream(Resumable):
         self.next_index = 0
         self.seen: set[str] = set()
         self.trained: Counter[int] = Counter()
-        self._warnings: list[str] = []  # see `take_warnings`
-        self._warned: set[str] = set()  # of what
+        self.warnings: dict[str, str] = {}  # the first of each kind; "" once it has been taken
 
     def at(self, index: int, level: int) -> Indexed:
         """Return the first problem of a level from `index` on that fits the context."""
@@ -215,20 +214,17 @@ class ProblemStream(Resumable):
                 f"right answer do not fit the model's {self.policy.context:,} tokens or "
                 "--max-new-tokens"
             )
-            self._warn_once("left out", left_out)
-        self._warn_once("room", first_room_warning(self.policy, self.task, [problem], asked))
+            self.warnings.setdefault("left out", left_out)
+        if little_room := first_room_warning(self.policy, self.task, [problem], asked):
+            self.warnings.setdefault("room", little_room)
         return index + len(passed), problem
-
-    def _warn_once(self, of: str, warning: str) -> None:
-        if warning and of not in self._warned:
-            self._warned.add(of)
-            self._warnings.append(warning)
 
     def take_warnings(self) -> list[str]:
         """Return what to say of the problems drawn since the last call: the first that was left
         out, and the first whose prompt leaves too little room for completions.
         """
-        taken, self._warnings = self._warnings, []
+        taken = [warning for warning in self.warnings.values() if warning]
+        self.warnings = dict.fromkeys(self.warnings, "")
         return taken
 
     def check(self, levels: Sequence[int]) -> None:
@@ -326,8 +322,8 @@ def prompts_to_try(
     """Return the configuration with each prompt that the pre-flight may choose.
 
     What the user has `given` stays. Only a task that has `wordings` leaves the choice; the embedded
-    model knows the first of them alone, an earlier run's policy knows that run's, and a dataset has
-    its own. Where the chat template knows of thinking, it is off, because answers are short.
+    model and an earlier run's policy know but one of them, and a dataset has its own. Where the
+    chat template knows of thinking, it is off, because answers are short.
     """
     wordings = getattr(task, "wordings", ())
     if config.model == "builtin" or config.start or config.dataset or not wordings:
@@ -391,10 +387,8 @@ def survey(
     training_levels: Sequence[int],
     ranks: Ranks = SINGLE,
 ) -> tuple[list[dict[str, Any]], list[Group]]:
-    """Sample a few problems of each level; return a row for each level, and all groups.
-
-    They are sampled exactly as the run will sample them. Their seed is the same in every run, so
-    tables can be compared. They do not count as seen, because nothing is learned from them.
+    """Sample a few problems of each level as the run will; return a row for each level, and all
+    groups. The problems do not count as seen, because nothing is learned from them.
 
     Beyond the first of the `training_levels` the survey ends at a level without a right answer,
     because harder ones would take longest and show nothing.
@@ -419,8 +413,7 @@ def survey(
             break
 
     for index, group in enumerate(groups):
-        group.index = index
-        group.action = "skip"  # nothing is learned from it
+        group.index, group.action = index, "skip"
     return rows, groups
 
 
@@ -433,10 +426,9 @@ def sample_levels(
     ranks: Ranks,
     required: Collection[int] = (),
 ) -> list[Group]:
-    """Return a scored and classified group for each of `count` distinct problems of each level, or
-    as many as there are.
+    """Return a scored and classified group for each of `count` distinct problems of each level.
 
-    The task is user code, and need not have levels that are not `required`.
+    There may be fewer, and a user's task need not have levels that are not `required`.
     """
     budget = config.max_new_tokens
     problems: list[Problem] = []
@@ -453,7 +445,7 @@ def sample_levels(
     settings = EvaluationSettings.of(config, SURVEY_SEED, config.group_size)
     groups = ranks.gather(evaluate(policy, supply.task, ranks.share(problems), settings))
     for group in groups:
-        group.class_name = group_class(group, range_of(supply.task))
+        group.class_name = classify(group, range_of(supply.task))
     return groups
 
 
@@ -480,17 +472,17 @@ Row = Mapping[str, Any]
 
 
 def is_solved(row: Row) -> bool:
-    """Return whether nearly all answers are right."""
+    """Return whether nearly all answers at a level are right."""
     return row["exact"] >= NEARLY_SOLVED
 
 
 def is_within_reach(row: Row) -> bool:
-    """Return whether training can begin at this level, or has nothing left to do there."""
+    """Return whether training can begin at a level, or has nothing left to do there."""
     return is_solved(row) or (row["varied"] >= VARIED and row["any_exact"] >= ANY_EXACT)
 
 
 def finding(row: Row) -> str:
-    """Return the deciding figures in words."""
+    """Return in words what decides whether a level is within reach."""
     if is_solved(row):
         return f"{row['exact']:.0%} of its answers are right"
     return f"{row['varied']:.0%} of its groups vary and {row['any_exact']:.0%} hold a right answer"
@@ -500,8 +492,8 @@ def finding(row: Row) -> str:
 class Start:
     """How a run starts, e.g. ``Start([1, 2, 3, 5, 10], 10, "50% of its groups ...", False)``.
 
-    `levels` are those of training, open up to `open_to`. `is_near` tells whether a level within
-    reach is near enough to learn the first asked level by reward alone; `why` is a sentence.
+    The `levels` of training are open up to `open_to`. If `is_near`, a level within reach is near
+    enough to learn the first asked level by reward alone.
     """
 
     levels: list[int]
@@ -547,8 +539,8 @@ def choose_levels(rows: Sequence[Row], asked: Sequence[int], *, mixed: bool = Fa
 
 # --- right answers, shown or imitated -------------------------------------------------------------
 
-# Right answers in an update of the warm start. SmolLM2-135M then needs 18 to 22 updates, or 12
-# seconds, for 10 words (runs/archive/LOG.md, 2026-11-23: "10 words by one command").
+# Right answers in an update of the warm start. SmolLM2-135M needs 18 to 22 updates for 10 words
+# (runs/archive/LOG.md, 2026-11-23: "10 words by one command").
 ANSWERS = 32
 
 # Updates between two held-out scores. The score rises by 0.03 an update, and a score every five
@@ -568,8 +560,8 @@ MAX_SHARE = 0.05
 def has_right_targets(stream: ProblemStream, level: int) -> bool:
     """Return whether the next problem has a target, and it is scored as right.
 
-    A task with continuous rewards may have targets that are no better than other texts, and rows of
-    the user's own have none. One that compares completions does not say what a target alone earns.
+    Targets of continuous rewards may be no better than other texts, and rows of the user's own have
+    none. A task that compares completions does not say what a target alone earns.
     """
     _, problem = stream.at(stream.next_index, level)
     if not problem.target.strip() or compares(stream.task):
@@ -597,9 +589,8 @@ def demonstrate(
     (runs/archive/LOG.md, 2026-11-27). So here the ratio uses the trainer's own log-probabilities:
     the gradient of a token is its advantage times the one of log p.
 
-    The group's action becomes "demonstrate"; the copy is learned from. A group that will be sampled
-    again is left alone, and so is one whose problem has no target, or one that is not scored as
-    right, or earns no more than the best completion.
+    The group's action becomes "demonstrate"; the copy is learned from. A group is left alone that
+    will be sampled again, or whose target is not right or earns no more than its completions.
     """
     stuck = [
         group
@@ -636,9 +627,8 @@ def demonstrate(
 
 
 def draw_answers(stream: ProblemStream, level: int, size: int) -> list[Group]:
-    """Return the right answers of the next `size` problems, which then count as seen.
-
-    Each is a group of one completion, with advantage 1.
+    """Return the right answers of the next `size` problems, which then count as seen, as groups of
+    one completion each, with advantage 1.
     """
     policy = stream.policy
     groups: list[Group] = []
@@ -662,10 +652,8 @@ def draw_answers(stream: ProblemStream, level: int, size: int) -> list[Group]:
 
 
 def most_updates(steps: int, completions: int) -> int:
-    """Return the most updates before a run of `steps` with `completions` completions each.
-
-    That is a share MAX_SHARE of the run, counting answers like completions, which are about as
-    long. It is never less than the updates before the first validation.
+    """Return the most updates before a run of `steps` with `completions` each: MAX_SHARE of the
+    run, since answers are about as long as completions, but enough for one validation.
     """
     return max(VALIDATE_EVERY, int(MAX_SHARE * steps * completions / ANSWERS))
 
@@ -682,8 +670,8 @@ def warm_start(
 ) -> tuple[dict[str, Any], list[Group]]:
     """Imitate right answers of `level` until the held-out score is ENOUGH, or for `limit` updates.
 
-    It is for a policy with no level within reach. `validate` returns the policy's held-out score.
-    Returns the figures, which are recorded apart from what reinforcement adds, and the answers.
+    `validate` returns the policy's held-out score. Returns the figures, which are recorded apart
+    from what reinforcement adds, and the answers.
     """
     answers: list[Group] = []
     losses: list[float] = []  # of each update, nats per token
@@ -696,9 +684,10 @@ def warm_start(
             scores.append([len(losses), validate()])
 
     before, after = scores[0][1], scores[-1][1]
-    cause = "its share of the run is spent"
-    if after >= ENOUGH:
-        cause = "the score is enough for reinforcement"
+    is_enough = after >= ENOUGH
+    cause = (
+        "the score is enough for reinforcement" if is_enough else "its share of the run is spent"
+    )
     figures = {
         "updates": len(losses),
         "answers": len(answers),

@@ -8,14 +8,12 @@ log-probabilities with the sampler's, which is called parity. Before the first s
 is far from the task may imitate right answers (`imitate`), and in groups without a right completion
 one may be shown (`demonstrate`); `--reward-alone` forbids both.
 
-A group whose completions all earn the same has no gradient from its rewards: it is degenerate, any
-other group is varied. `Trainer.rollout` asks the variance monitor (`grpo.variance`) what happens to
-it: by `on_degenerate` it is skipped (the default), kept, or sampled again, at most twice, and then
-skipped. `Trainer.collect` draws further problems besides it until `dynamic_sampling` groups vary. A
-group teaches if it varies and is trained on.
+A group whose completions all earn the same has no gradient from its rewards; any other is varied.
+The variance monitor (`grpo.variance`) decides what happens to it: by `on_degenerate` it is skipped
+(the default), kept, or sampled again, at most twice, and then skipped. `Trainer.collect` draws
+further problems until `dynamic_sampling` groups teach, that is, vary and are trained on.
 """
 
-import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -23,7 +21,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean, stdev
+from statistics import fmean
 from typing import Any
 
 from data.errors import UserError, shown
@@ -49,8 +47,8 @@ from grpo.model.policy import Policy
 from grpo.records import Group, StepReport, first_tries, truncated_share
 from grpo.rollout.generate import Drafting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
-from grpo.variance import VarianceMonitor
-from tasks.base import COMPONENT, Problem, Task, calling, credits_of, problems_of, range_of, worded
+from grpo.variance import VarianceMonitor, reward_metrics
+from tasks.base import Problem, Task, calling, credits_of, problems_of, range_of, worded
 from tasks.registry import load_task
 from tasks.supply import Supply, read_problems, split_of
 
@@ -61,7 +59,8 @@ ANNEAL_STEPS = 120
 
 MAX_GRAD_NORM = 1.0  # gradients are clipped to it
 
-# What a checkpoint saves beside the trainer's own numbers and its stream of problems.
+# What a checkpoint saves of a trainer, beside its stream: values, and stations with a state.
+VALUES = ("done", "tokens", "varied_share", "imitation")
 STATIONS = ("curriculum", "monitor", "end", "drafting")
 
 # A function of the user's own that is called after each step. Its result is ignored. Numbers that
@@ -74,15 +73,13 @@ class Parts:
     """What a trainer is made of, besides configuration and policy, e.g. ``Parts(Interleave())``.
 
     Without a `supply`, problems come from the task's stream or fixed set, as `problems` of the
-    configuration says, and never from its `dataset`. Without an `own_loss`, `loss` of the
-    configuration names the loss. The `callbacks` are called after each step, in order, on rank 0
-    alone.
+    configuration says, and never from its `dataset`. Without an `own_loss`, its `loss` is used.
     """
 
     task: Task
     supply: Supply | None = None
     own_loss: OwnLoss | None = None
-    callbacks: Sequence[Callback] = ()
+    callbacks: Sequence[Callback] = ()  # called after each step, in order, on rank 0 alone
 
 
 class Trainer:
@@ -119,8 +116,7 @@ class Trainer:
         self.curriculum = Curriculum(config.levels_for(task))
 
         # How rewards become advantages.
-        self.reward_range = range_of(task)
-        self.monitor = VarianceMonitor(config, self.reward_range)
+        self.monitor = VarianceMonitor(config, range_of(task))
         self.credits = credits_of(task) if config.credit == "alignment" else None
 
         # How the policy learns from them.
@@ -160,8 +156,7 @@ class Trainer:
         kept = [group for group in groups if group.action == "keep"]
 
         # The advantage of a completion is its reward, compared with those of its group.
-        by_group: Sequence[Any] = self.compute_advantages(kept)
-        for group, values in zip(kept, by_group, strict=True):
+        for group, values in zip(kept, self.compute_advantages(kept), strict=True):
             group.advantages = values
 
         # Follow the gradient of the clipped surrogate, at a lower rate if fewer groups have one.
@@ -249,9 +244,9 @@ class Trainer:
             if self.ranks.size > 1:
                 self.timer.lap("wait")
 
-            key = f"{self.config.seed}/{step}/{attempt}/{tried[0].index}"
             # In a control experiment only: shuffle or flatten the rewards.
-            apply_control(tried, self.config.control, key, self.reward_range)
+            key = f"{self.config.seed}/{step}/{attempt}/{tried[0].index}"
+            self.monitor.apply_control(tried, key)
 
             # Here it is decided what happens to groups without variance: keep, skip or resample,
             # of which the last attempt is skipped.
@@ -292,7 +287,7 @@ class Trainer:
             attempt=attempt,
         )
 
-    def compute_advantages(self, kept: list[Group]) -> list[list[float]] | list[list[list[float]]]:
+    def compute_advantages(self, kept: list[Group]) -> Sequence[Any]:
         """Return the advantages of each group: one number for each completion, or under
         --credit alignment a list with one number for each of its tokens, from credits that are
         added to the groups' scores.
@@ -406,10 +401,9 @@ class Trainer:
         return StepReport(step, metrics, groups, lines, decisions)
 
     def metrics(self, step: int, groups: list[Group], learned: dict[str, Any]) -> dict[str, Any]:
-        """Return the step's line of metrics.jsonl. `groups` has every try; `learned` are the
-        metrics of the update.
+        """Return the step's line of metrics.jsonl; `learned` are the metrics of the update.
 
-        Metrics of rewards and lengths count only first tries.
+        Of the `groups`, rewards and lengths count only first tries.
         """
         first = first_tries(groups)
         lengths = [len(each.tokens) for group in first for each in group.completions]
@@ -443,16 +437,15 @@ class Trainer:
     @property
     def ended(self) -> str:
         """Why no step follows although steps are left; "" if one does."""
-        if ended := self.end.ended(self.curriculum.level):
-            return ended
         has_fallen = self.anneal_from + self.anneal_steps <= self.done < self.steps
-        return "the learning rate has fallen to zero" if has_fallen else ""
+        fallen = "the learning rate has fallen to zero" if has_fallen else ""
+        return self.end.ended(self.curriculum.level) or fallen
 
     # --- before the first step ----------------------------------------------------------------
 
     def check_fit(self) -> None:
-        """Raise UserError if a level of the run does not fit the context or the budget, if the chat
-        template refuses or drops turns, or if right answers are to be shown and the task has none.
+        """Raise UserError if problems do not suit the run (see `ProblemStream.check`), or if right
+        answers are to be shown and the task has none.
         """
         self.stream.check(self._levels)
         if self.config.demonstrate and not self.knows_answers:
@@ -483,9 +476,9 @@ class Trainer:
         return has_right_targets(self.stream, self.curriculum.level)
 
     def imitate(self, validate: Callable[[], float]) -> list[Group]:
-        """Run the warm start; return the answers that were imitated.
+        """Run the warm start and keep its figures; return the answers that were imitated.
 
-        `validate` returns the held-out score. The figures are kept in `imitation`.
+        `validate` returns the held-out score.
         """
         self.imitation, answers = warm_start(
             self.stream,
@@ -503,20 +496,15 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         """Return the state without tensors, as JSON types."""
         return {
-            "done": self.done,
-            "tokens": self.tokens,
-            "varied_share": self.varied_share,
-            "imitation": self.imitation,
+            **{name: getattr(self, name) for name in VALUES},
             **self.stream.state_dict(),
             **{name: getattr(self, name).state_dict() for name in STATIONS},
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore a state that `state` returned."""
-        self.done = state["done"]
-        self.tokens = state["tokens"]
-        self.varied_share = state["varied_share"]
-        self.imitation = state["imitation"]
+        for name in VALUES:
+            setattr(self, name, state[name])
         self.stream.load_state_dict(state)
         for name in STATIONS:
             getattr(self, name).load_state_dict(state[name])
@@ -556,30 +544,6 @@ def training_set(config: Config, task: Task) -> list[Problem]:
     return problems
 
 
-def apply_control(
-    groups: Sequence[Group], control: str, key: str, reward_range: tuple[float, float] | None
-) -> None:
-    """Remove the information from the rewards of `groups`, in place, for a control experiment.
-
-    "shuffled-rewards" permutes the rewards over all completions, with a generator seeded by `key`.
-    "constant-reward" replaces each by the middle of the `reward_range`, or by 0.5 if that is
-    unknown. "none" is an ordinary run and changes nothing. Scores keep their values and parts.
-    """
-    if control == "none":
-        return
-
-    rewards = [score.reward for group in groups for score in group.scores]
-    if control == "shuffled-rewards":
-        random.Random(f"control/{key}").shuffle(rewards)
-    else:
-        assert control == "constant-reward"
-        rewards = [fmean(reward_range or (0.0, 1.0))] * len(rewards)
-
-    remaining = iter(rewards)
-    for group in groups:
-        group.scores = [replace(score, reward=next(remaining)) for score in group.scores]
-
-
 def run_callback(callback: Callback, report: StepReport) -> None:
     """Call `callback` with the report of a step.
 
@@ -610,20 +574,3 @@ class StepTimer:
         now = time.perf_counter()
         self.parts[f"time/{name}"] += now - self.last
         self.last = now
-
-
-def reward_metrics(first: Sequence[Group]) -> dict[str, float]:
-    """Return means over the completions of first tries, and the rewards' standard deviation.
-
-    The parts of a score that are called "reward/..." are components of the reward. A completion
-    without a component counts as 0.
-    """
-    scores = [score for group in first for score in group.scores]
-    names = {name for score in scores for name in score.parts if name.startswith(COMPONENT)}
-    return {
-        "reward": fmean(score.reward for score in scores),
-        "reward_std": stdev(score.reward for score in scores) if len(scores) > 1 else 0.0,
-        "value": fmean(score.value for score in scores),
-        "exact": fmean(score.exact for score in scores),
-        **{name: fmean(score.parts.get(name, 0.0) for score in scores) for name in sorted(names)},
-    }

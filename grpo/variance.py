@@ -8,11 +8,13 @@ describes all of this for users.
 """
 
 import math
+import random
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
-from statistics import fmean
+from statistics import fmean, stdev
 from typing import Any
 
 from grpo.config import Config
@@ -25,7 +27,7 @@ from grpo.records import (
     first_tries,
     truncated_share,
 )
-from tasks.base import Score
+from tasks.base import COMPONENT, Score
 
 DEGENERATE: tuple[GroupClass, ...] = CLASSES[1:]
 
@@ -64,33 +66,25 @@ TRAP_REMEDY = (
 )
 
 
-def classify(
-    scores: Sequence[Score], texts: Sequence[str], reward_range: tuple[float, float] | None
-) -> GroupClass:
-    """Return the class of a group, without asking what the loss leaves out.
+def classify(group: Group, reward_range: tuple[float, float] | None) -> GroupClass:
+    """Return the class of a scored group.
 
-    Rewards at the top of the `reward_range` are solved, and those at the bottom failed; an unknown
-    range (None) has no ends. Identical right answers are solved, not collapsed.
+    Rewards at the top of the `reward_range` are solved, unless the budget cut a completion off, and
+    those at the bottom failed; an unknown range (None) has no ends. Identical right answers are
+    solved, not collapsed.
     """
-    rewards = [score.reward for score in scores]
+    rewards = group.rewards
     if max(rewards) - min(rewards) > EQUAL:
         return "varied"
 
     lowest, highest = reward_range or (-math.inf, math.inf)
-    if all(score.exact for score in scores) or min(rewards) >= highest - EQUAL:
+    has_ended = not any(completion.is_truncated for completion in group.completions)
+    is_highest = has_ended and min(rewards) >= highest - EQUAL
+    if is_highest or all(score.exact for score in group.scores):
         return "solved"
-    if len(set(texts)) == 1:
+    if len(set(group.texts)) == 1:
         return "identical"
     return "failed" if max(rewards) <= lowest + EQUAL else "tied"
-
-
-def group_class(group: Group, reward_range: tuple[float, float] | None) -> GroupClass:
-    """Return the class of a scored group by `classify`; one with a completion that the budget cut
-    off is not solved.
-    """
-    if reward_range and any(completion.is_truncated for completion in group.completions):
-        reward_range = reward_range[0], math.inf
-    return classify(group.scores, group.texts, reward_range)
 
 
 def common_trap(scores: Sequence[Score]) -> str | None:
@@ -118,10 +112,29 @@ class VarianceMonitor(Resumable):
         self.shares: deque[dict[str, float]] = deque(maxlen=ALARM_STEPS)  # of each cause, by step
         self.lasted: dict[str, int] = {}  # for how many steps each cause has lasted
 
+    def apply_control(self, groups: Sequence[Group], key: str) -> None:
+        """Remove the information from the rewards of scored groups, for a control experiment.
+
+        "shuffled-rewards" permutes the rewards over all completions, with a generator seeded by
+        `key`. "constant-reward" replaces each by the middle of the range, or by 0.5 if that is
+        unknown. Scores keep their values and parts.
+        """
+        rewards = [score.reward for group in groups for score in group.scores]
+        if self.config.control == "shuffled-rewards":
+            random.Random(f"control/{key}").shuffle(rewards)
+        elif self.config.control == "constant-reward":
+            rewards = [fmean(self.reward_range or (0.0, 1.0))] * len(rewards)
+        else:
+            return
+
+        remaining = iter(rewards)
+        for group in groups:
+            group.scores = [replace(score, reward=next(remaining)) for score in group.scores]
+
     def classify(self, groups: Sequence[Group]) -> None:
         """Fill in the class, the trap and the action of scored groups."""
         for group in groups:
-            group.class_name = group_class(group, self.reward_range)
+            group.class_name = classify(group, self.reward_range)
             group.trap = common_trap(group.scores)
             group.action = self.decide(group.class_name, group.attempt)
 
@@ -216,6 +229,23 @@ def _traps(groups: Sequence[Group]) -> Counter[str]:
 def _wasted(groups: Sequence[Group]) -> int:
     """Return the tokens of the groups that were not learned from."""
     return sum(group.tokens for group in groups if group.action not in ("keep", "demonstrate"))
+
+
+def reward_metrics(first: Sequence[Group]) -> dict[str, float]:
+    """Return means over the completions of first tries, and the rewards' standard deviation.
+
+    The parts of a score that are called "reward/..." are components of the reward. A completion
+    without a component counts as 0.
+    """
+    scores = [score for group in first for score in group.scores]
+    names = {name for score in scores for name in score.parts if name.startswith(COMPONENT)}
+    return {
+        "reward": fmean(score.reward for score in scores),
+        "reward_std": stdev(score.reward for score in scores) if len(scores) > 1 else 0.0,
+        "value": fmean(score.value for score in scores),
+        "exact": fmean(score.exact for score in scores),
+        **{name: fmean(score.parts.get(name, 0.0) for score in scores) for name in sorted(names)},
+    }
 
 
 # Upper bounds of the bins of the standard deviations of reward. The first bin holds only 0.

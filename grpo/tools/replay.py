@@ -21,7 +21,8 @@ from grpo.model.load import load_policy
 from grpo.records import Group, first_tries
 from grpo.run.checkpoint import checkpoints, load_optimizer
 from grpo.run.logs import RunData, step_of
-from grpo.trainer import Parts, Trainer, reward_metrics
+from grpo.trainer import Parts, Trainer
+from grpo.variance import reward_metrics
 from tasks.registry import load_task
 
 # The programs of a run that the user allows to be executed.

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from data.errors import UserError, shortened
-from grpo.variance import classify
 from tasks.base import Problem, Score, range_of, scores_of, scores_of_groups
 
 PROBLEM = Problem("given", 1, "prompt", "target", "k" * 16)
@@ -169,27 +168,6 @@ def test_a_score_that_changes_the_data_of_its_problem_is_refused(change):
     scores_of_groups(task, [(problem, ["a"])])
     with pytest.raises(UserError, match=r"^task .*: score\(\) changed problem\.data; let it"):
         scores_of_groups(task, [(PROBLEM, ["a"]), (problem, ["x"])])
-
-
-@pytest.mark.parametrize(
-    "limits, floor, middle, top",
-    [((0.0, 1.0), 0, 0.5, 1), ((-1, 0), -1, -0.5, 0), ((0, 100), 0, 50, 100)],
-)
-def test_solved_and_failed_are_the_ends_of_the_range(limits, floor, middle, top):
-    classes = [
-        classify([Score(reward, value=0.5)] * 2, texts, limits)
-        for reward in (floor, middle, top)
-        for texts in (["a", "b"], ["a", "a"])
-    ]
-    assert classes == ["failed", "identical", "tied", "identical", "solved", "solved"]
-
-
-@given(st.floats(-100, 100))
-def test_an_unknown_range_has_no_ends(reward):
-    score, more = Score(reward, value=0.5), Score(reward + 1, value=0.5)
-    assert classify([score] * 2, ["a", "b"], None) == "tied"
-    assert classify([score] * 2, ["a", "a"], None) == "identical"
-    assert classify([score, more], ["a", "b"], None) == "varied"
 
 
 NUMBERS = [

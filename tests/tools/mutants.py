@@ -120,7 +120,7 @@ tests/grpo/curriculum/test_stream.py
 groups always vary | classify | max(_a) - min(_a) > _b | True | CORE/test_variance.py
 a try too many | VarianceMonitor.decide | _a < _b | _a <= _b | CORE/test_variance.py
 later tries count | Trainer.metrics | first_tries(_a) | _a | CORE/test_trainer.py
-rewards are not shuffled | apply_control | random.Random(_a).shuffle(_b) | None | \
+rewards are not shuffled | VarianceMonitor.apply_control | random.Random(_a).shuffle(_b) | None | \
 CORE/test_trainer.py
 a level opens by luck | reaches_mark | _a and _b | _a | tests/grpo/curriculum/test_curriculum.py
 a level is forgotten | Curriculum.weights | max(FLOOR, _a) | _a | \

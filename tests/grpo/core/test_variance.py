@@ -15,7 +15,6 @@ from grpo.variance import (
     VarianceMonitor,
     classify,
     common_trap,
-    group_class,
     histogram,
 )
 from tasks.base import Problem, Score
@@ -40,6 +39,13 @@ def group(class_name, action="keep", attempt=0, tokens=3, distinct=None):
     )
 
 
+def class_of(rewards, texts, limits=(0, 1), finishes=("stop", "stop")):
+    completions = [Completion((1,), (0.0,), *each) for each in zip(texts, finishes, strict=True)]
+    scores = [Score(reward, value=0.5) for reward in rewards]
+    problem = Problem("t", 1, "p", "x", "k")
+    return classify(Group(0, problem, (1,), 1.0, completions, scores=scores), limits)
+
+
 def monitor_for(on_degenerate="skip", **settings):
     return VarianceMonitor(Config(on_degenerate=on_degenerate, **settings))
 
@@ -53,11 +59,7 @@ def step(level=1, **counts):
     "rewards, texts, class_name",
     [
         ([0.1, 0.2], ["a", "b"], "varied"),
-        (
-            [1.0, 1.0],
-            ["a", "a"],
-            "solved",
-        ),  # identical and right is solved: there is nothing to mend
+        ([1.0, 1.0], ["a", "a"], "solved"),  # though identical: there is nothing to mend
         ([1.0, 1.0], ["a", "b"], "solved"),
         ([0.5, 0.5], ["a", "a"], "identical"),
         ([0.0, 0.0], ["a", "a"], "identical"),  # one wrong text is the collapse, whatever it earns
@@ -66,12 +68,25 @@ def step(level=1, **counts):
     ],
 )
 def test_classes_by_hand(rewards, texts, class_name):
-    assert classify([Score(reward) for reward in rewards], texts, (0, 1)) == class_name
+    assert class_of(rewards, texts) == class_name
 
 
 @pytest.mark.parametrize("apart, class_name", [(1e-9, "tied"), (1e-5, "varied")])
 def test_only_rounding_is_no_variance(apart, class_name):
-    assert classify([Score(0.5), Score(0.5 + apart)], ["a", "b"], (0, 1)) == class_name
+    assert class_of([0.5, 0.5 + apart], ["a", "b"]) == class_name
+
+
+@pytest.mark.parametrize("limits, middle", [((-1, 0), -0.5), ((0, 100), 50)])
+def test_solved_and_failed_are_the_ends_of_the_range(limits, middle):
+    low, high = limits
+    classes = [class_of([reward] * 2, ["a", "b"], limits) for reward in (low, middle, high)]
+    assert classes == ["failed", "tied", "solved"]
+
+
+@given(st.floats(-100, 100))
+def test_an_unknown_range_has_no_ends(reward):
+    assert class_of([reward, reward], ["a", "b"], None) == "tied"
+    assert class_of([reward, reward + 1], ["a", "b"], None) == "varied"
 
 
 @pytest.mark.parametrize("reward_range", [None, (0, 1.2)])
@@ -87,14 +102,8 @@ def test_right_answers_are_solved(reward_range):
     assert right[0].class_name == "identical"
 
 
-@pytest.mark.parametrize("ends, class_name", [("sss", "solved"), ("sst", "tied")])
-def test_an_answer_that_does_not_end_is_not_solved(ends, class_name):
-    """`ends` tells for each completion whether it stopped (s) or was truncated (t)."""
-    finish = {"s": "stop", "t": "length"}
-    completions = [Completion((1,), (0.0,), str(i), finish[end]) for i, end in enumerate(ends)]
-    problem = Problem("t", 1, "p", "x", "k")
-    made = Group(0, problem, (1,), 1.0, completions, scores=[Score(1.0)] * 3)
-    assert group_class(made, (0.0, 1.0)) == class_name
+def test_an_answer_that_does_not_end_is_not_solved():
+    assert class_of([1.0, 1.0], ["a", "b"], finishes=("stop", "length")) == "tied"
 
 
 def test_later_tries_do_not_alarm():
