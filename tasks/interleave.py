@@ -8,12 +8,17 @@ default, `pairs`, aligns the pairs of neighbouring words instead: one text alone
 and earns 0. docs/rewards.md has a table of what such strategies earn.
 """
 
-import copy
 import random
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, takewhile
+from operator import eq
+
+import numpy as np
 
 from align.needleman import (
     Alignment,
@@ -27,8 +32,6 @@ from align.needleman import (
 from data.corpus import Document, fingerprint, load_corpus, load_foreign, load_texts, split_of
 from data.errors import UserError
 from tasks.base import SPLITS, Problem, Score, key_of
-from tasks.drafts import Guess
-from tasks.traps import IN_WORDS, TrapNames
 
 PROMPT = (
     "Two processes each read a text, one word at a time, and each keeps its own place. They take "
@@ -48,6 +51,24 @@ TURNS = (
 )
 
 
+# The cheap strategies that `TrapNames` recognises, in the words of a verdict.
+TRAPS = {
+    "empty": "nothing is written",
+    "copies A": "only text A is copied",
+    "copies B": "only text B is copied",
+    "doubles A": "each word of text A is written twice",
+    "doubles B": "each word of text B is written twice",
+    "A then B": "text A is written whole, then text B",
+    "B then A": "text B is written whole, then text A",
+    "B first": "text B runs a word ahead",
+    "turn lost": "one text runs ahead of its turn",
+    "runs on in A": "after some turns text A continues alone",
+    "runs on in B": "after some turns text B continues alone",
+    "runs on": "more words follow a whole answer",
+    "stops half way": "the answer stops half way",
+}
+
+
 def interleaved(a: Sequence[str], b: Sequence[str]) -> list[str]:
     """Return a1 b1 a2 b2 ...; the rest of a longer text follows.
 
@@ -60,9 +81,7 @@ def interleaved(a: Sequence[str], b: Sequence[str]) -> list[str]:
 
 def explain(problem: Problem, completion: str, score: Score, reward: str | None) -> str:
     """Return how a completion earned its reward, e.g. "0.190 = 4 right before the first error / 21
-    written".
-
-    What the division is by is named by the longer text: "21 written", or "20 wanted".
+    written"; or "20 wanted", if that is longer.
     """
     parts = score.parts
     earned = f"{score.reward:.3f}"
@@ -88,10 +107,8 @@ def explain(problem: Problem, completion: str, score: Score, reward: str | None)
 
 
 class Interleave:
-    """The main task. `reward` is one of `rewards`.
-
-    Problems are drawn from `documents`, from the user's `texts` (a folder or a file), or from the
-    embedded corpus.
+    """The main task. Problems are drawn from `documents`, from the user's `texts` (a folder), or
+    from the embedded corpus.
     """
 
     name = "interleave"
@@ -101,7 +118,7 @@ class Interleave:
     climbs = True
     metric = "similarity"
     level_unit = "words"
-    mistakes = IN_WORDS
+    mistakes = TRAPS
     wordings = (PROMPT, ONLY, TURNS)
     demonstrates = True  # the target is an answer worth showing, not only one that is right
     placeholders = {
@@ -136,20 +153,16 @@ class Interleave:
 
     @cached_property
     def _by_split(self) -> dict[str, list[Document]]:
-        """The documents of each split."""
         return {
             split: [document for document in self._documents if split_of(document) == split]
             for split in SPLITS
         }
 
     def foreign(self, level: int) -> "Mapping[str, Interleave]":
-        """Return the task on each foreign kind of text (see `tasks.base.foreign_of`).
-
-        A kind without two texts of `level` words is left out.
-        """
+        """Return the task on each foreign kind that has two texts of `level` words."""
         tasks = {}
         for kind, documents in load_foreign().items():
-            task = copy.copy(self)
+            task = copy(self)
             task._documents = documents
             task._by_split = {"train": [], "validation": [], "test": documents}
             if len(task._long_enough("test", level)) >= 2:
@@ -157,11 +170,7 @@ class Interleave:
         return tasks
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
-        """Return a problem with `level` words in each text: windows of two documents of `split`.
-
-        Raises UserError if the split has fewer than two documents of that many words. Training on
-        the user's own texts needs two in each split.
-        """
+        """Return a problem with `level` words in each text: windows of two documents of `split`."""
         # With the user's own texts, missing evaluation texts are reported before training.
         needed = SPLITS if self.texts and split == "train" else (split,)
         for each in needed:
@@ -169,8 +178,7 @@ class Interleave:
                 raise UserError(self._too_few(level, each))
 
         first, second = rng.sample(self._long_enough(split, level), 2)
-        a, b = _window(first, level, rng), _window(second, level, rng)
-        return self.problem(a, b)
+        return self.problem(_window(first, level, rng), _window(second, level, rng))
 
     def _long_enough(self, split: str, level: int) -> list[Document]:
         """Return the documents of `split` with at least `level` words."""
@@ -181,11 +189,11 @@ class Interleave:
         counts = ", ".join(f"{len(self._long_enough(each, level))} of {each}" for each in SPLITS)
         lengths = sorted(len(document.words) for document in self._by_split[split])
         most = lengths[-2] if len(lengths) >= 2 else 0  # a problem takes two documents
-        where = f"--texts {self.texts}" if self.texts else f"--words {level}"
         return (
-            f"{where}: of {len(self._documents)} texts these have {level} words or more: {counts}; "
-            f"a problem takes two of one split, and the {split} split allows at most --words "
-            f"{most}; give fewer words, or more --texts (fifty usually suffice)"
+            f"--{f'texts {self.texts}' if self.texts else f'words {level}'}: of "
+            f"{len(self._documents)} texts these have {level} words or more: {counts}; a problem "
+            f"takes two of one split, and the {split} split allows at most --words {most}; give "
+            "fewer words, or more --texts (fifty usually suffice)"
         )
 
     def problem(self, a: Sequence[str], b: Sequence[str]) -> Problem:
@@ -201,18 +209,15 @@ class Interleave:
         )
 
     def key(self, problem: Problem) -> str:
-        """Return the canonical key, computed again from the two windows."""
+        """Return the key of a stored problem, computed again from its two windows."""
         return self.problem(problem.data["a"], problem.data["b"]).key
 
     def sources(self) -> dict[str, str]:
-        """Return the fingerprint of each document by title (see `tasks.base.sources_of`).
-
-        It depends on the words and not on their layout, like windows and splits.
-        """
+        """Return the fingerprint of each document by title (see `tasks.base.sources_of`)."""
         return {document.title: fingerprint(document) for document in self._documents}
 
-    def draft(self, problem: Problem) -> Guess:
-        """Return a guess at the continuation of completions (see `tasks.base.Task`)."""
+    def draft(self, problem: Problem) -> "Guess":
+        """Return a guesser for speculative decoding (see `tasks.base.Task`)."""
         return Guess(*([normalise(word) for word in problem.data[name]] for name in "ab"))
 
     def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
@@ -235,7 +240,7 @@ class Interleave:
         alignments = nw_align_batch([(words, target) for words in written])
         of_pairs = nw_score_batch([(list(pairwise(words)), target_pairs) for words in written])
         scores = {
-            text: self._score(words, target, traps, alignment, pairs)
+            text: self._score(words, traps, alignment, pairs)
             for text, words, alignment, pairs in zip(
                 distinct, written, alignments, of_pairs.tolist()
             )
@@ -243,9 +248,7 @@ class Interleave:
         return [scores[text] for text in completions]
 
     def unended(self, problem: Problem, completion: str, score: Score) -> Score:
-        """Return the score of an answer that the token budget cut off: where all words are right,
-        the last one does not count (see `tasks.base.Task`).
-        """
+        """Do not count the last word where all are right (see `tasks.base.Task`)."""
         if not score.exact:
             return score
         *before, _ = [0, *word_ends(completion)]
@@ -257,21 +260,20 @@ class Interleave:
     ) -> list[tuple[tuple[int, float], ...]]:
         """Return what each word of each completion earned (see `tasks.base.credits_of`).
 
-        The i-th word earns V_i - V_(i-1), where V_i = v_i / max(i,
-        words of the target) is the reward of the text so far, without a penalty for words that are
-        still missing. P_i is from `align.needleman.prefix_scores`, S is the score of the whole
-        alignment, and M the length of the longer of text and target. The last column, for missing
-        words and constants, is settled at the end of the text:
+        The i-th word earns V_i - V_(i-1), where V_i = v_i / max(i, words of the target) is the
+        reward of the text so far, without a penalty for words that are still missing. P_i is from
+        `prefix_scores`, S is the score of the whole alignment, and M the length of the longer of
+        text and target. The last column, for missing words and constants, is settled at the end of
+        the text, where an answer that the token budget cut off loses its last word (`unended`):
 
             reward      v_i                               reward - V_n
             prefix      words before the first wrong one  0
             similarity  P_i / 2                           1/2 + (S - P_n) / 2M
             pairs       P_(i-1) / 2, over pairs of words  1/2 + (S - P_(n-1)) / 2M
 
-        For `pairs` all of these count pairs of neighbouring words; the last one ends at word i.
-        An answer that the token budget cut off loses its last word there as well (see `unended`).
-        The operations of the final alignment cannot be used, because the operation at a word may
-        depend on later words.
+        For `pairs` all of these count pairs of neighbouring words; the last one ends at word i. The
+        operations of the final alignment cannot be used, because the operation at a word may depend
+        on later words.
         """
         target = split_words(problem.target)
         distinct = list(dict.fromkeys(completions))
@@ -300,17 +302,10 @@ class Interleave:
                 yield first + _shares([score / 2 for score in scores], len(wanted))
 
     def _score(
-        self,
-        words: list[str],
-        target: list[str],
-        traps: TrapNames,
-        alignment: Alignment,
-        pairs: int,
+        self, words: list[str], traps: "TrapNames", alignment: Alignment, pairs: int
     ) -> Score:
-        """Return the score of a completion of these `words`.
-
-        `pairs` is the score of the alignment of the pairs of words.
-        """
+        """Return the score of a completion of these `words`, see `score`."""
+        target = traps.target
         kinds = [op.kind for op in alignment.ops]
         prefix = _right_words(words, target)
         exact = words == target
@@ -352,3 +347,298 @@ def _right_words(words: Sequence[str], target: Sequence[str]) -> int:
 def _shares(values: Sequence[float], wanted: int) -> list[float]:
     """Return value number i, over i symbols, as a share of the longer of text and target."""
     return [value / max(i, wanted, 1) for i, value in enumerate(values)]
+
+
+# ---- traps
+
+
+# Kinds of steps. B_LEADS is the most frequent case of OUT_OF_TURN: B is one word ahead.
+KINDS = range(5)
+ALONG_A, ALONG_B, IN_TURN, B_LEADS, OUT_OF_TURN = KINDS
+
+ALONE = {ALONG_A: "copies A", ALONG_B: "copies B", B_LEADS: "B first", OUT_OF_TURN: "turn lost"}
+CHANGES = {
+    (ALONG_A, ALONG_B): "A then B",
+    (ALONG_B, ALONG_A): "B then A",
+    (IN_TURN, ALONG_A): "runs on in A",
+    (IN_TURN, ALONG_B): "runs on in B",
+    (IN_TURN, OUT_OF_TURN): "turn lost",
+}
+
+# A strategy must explain at least this share of the steps.
+MIN_SHARE = 0.7
+
+
+class TrapNames:
+    """Names the cheap strategy (the trap) that a completion follows, if it follows one.
+
+    Each pair of neighbouring words is a step. A step continues in A, continues in B, takes turns
+    (as the target does), or takes turns with one text ahead of its place. A strategy is one kind of
+    step throughout, or one kind up to some place and another kind after it. Shares of steps are
+    robust: a single mistake changes one or two steps, whereas in a comparison place by place it
+    would shift all later words.
+    """
+
+    def __init__(self, a: Sequence[str], b: Sequence[str], target: list[str]):
+        self.a, self.b, self.target = a, b, target
+        self.words = {*a, *b}
+
+    @cached_property
+    def kinds(self) -> dict[tuple[str, str], int]:
+        """For each (word, next word), a bit for each kind that this step can be."""
+        kinds: dict[tuple[str, str], int] = defaultdict(int)
+
+        def add(kind: int, words: Sequence[str], following: Sequence[str]) -> None:
+            for step in zip(words, following):
+                kinds[step] |= 1 << kind
+
+        for kind, text in ((ALONG_A, self.a), (ALONG_B, self.b)):
+            add(kind, text, text[1:])
+            add(kind, text, text[2:])  # a word was left out
+        add(IN_TURN, self.target, self.target[1:])
+
+        # B is `lead` words ahead: word i of A is followed by word i + lead of B, then by word i + 1
+        # of A.
+        for lead in (-2, -1, 1, 2):
+            for kind in (OUT_OF_TURN, B_LEADS) if lead == 1 else (OUT_OF_TURN,):
+                add(kind, self.a[max(0, -lead) :], self.b[max(0, lead) :])
+                add(kind, self.b[max(0, lead - 1) :], self.a[max(0, 1 - lead) :])
+        return dict(kinds)
+
+    def name(self, words: Sequence[str], alignment: Alignment) -> str | None:
+        """Return the name of the trap that a completion of these `words` is in, or None.
+
+        `alignment` is the best one with the target. A completion must not be nearly right.
+        """
+        if not words:
+            return "empty"
+
+        # A whole answer, after which the text continues.
+        length = len(self.target)
+        steps = pairwise(words[:length])
+        in_turn = sum(self.kinds.get(step, 0) >> IN_TURN & 1 for step in steps)
+        if len(words) > 1.1 * length and in_turn >= MIN_SHARE * length:
+            return "runs on"
+
+        known = [word for word in words if word in self.words]
+        if len(known) < MIN_SHARE * len(words):
+            return None
+
+        once = [word for word, before in zip(known, [None, *known]) if word != before]
+        found = self._strategy(once)
+        if found == IN_TURN:
+            # Few words match the last quarter of the target.
+            matched = [op.j for op in alignment.ops if op.kind == "match" and op.j is not None]
+            near_end = sum(j >= 0.75 * length for j in matched)
+            stops = len(words) < 0.8 * length and near_end <= length / 8
+            return "stops half way" if stops else None
+        if not isinstance(found, int):
+            return found
+        doubles = found in (ALONG_A, ALONG_B) and len(known) >= 1.5 * len(once)
+        return ALONE[found].replace("copies", "doubles") if doubles else ALONE[found]
+
+    def _strategy(self, words: Sequence[str]) -> int | str | None:
+        """Return the kind of most steps, or the name of the change that explains most of them, or
+        None if neither explains enough.
+        """
+        steps = [self.kinds.get(step, 0) for step in pairwise(words)]
+        if not steps:
+            return IN_TURN if words[:1] == self.target[:1] else None
+
+        # counts[k]: how many of the first k steps are of each kind, (steps + 1, kinds).
+        is_kind = np.array(steps)[:, None] >> np.array(KINDS) & 1
+        counts = np.concatenate([np.zeros((1, len(KINDS)), int), is_kind.cumsum(axis=0)])
+        total = counts[-1]
+        enough = MIN_SHARE * len(steps)
+
+        # The single strategy that explains most steps. If B leads in enough of them, that is its
+        # name, although after a mistake some steps are out of turn in another way.
+        alone = max(KINDS, key=lambda kind: total[kind])
+        if alone == OUT_OF_TURN and total[B_LEADS] >= enough:
+            alone = B_LEADS
+
+        # The change of strategy that explains most steps, wherever it happens. It must explain more
+        # than a single strategy does, by three steps at least: a mistake changes two.
+        explained = {
+            name: (counts[:, first] + total[then] - counts[:, then]).max()
+            for (first, then), name in CHANGES.items()
+        }
+        best = max(explained, key=explained.__getitem__)
+        if explained[best] >= max(enough, total.max() + max(3, 0.1 * len(steps))):
+            return best
+        return alone if total[alone] >= enough else None
+
+
+# ---- drafts for speculative decoding
+
+# A word of the texts: 0 for A or 1 for B, and the index of the word.
+Spot = tuple[int, int]
+
+# How a word follows the one before: whether it is in the other text, and how far it is from the
+# place reached in its text. 0 is the next word, -1 repeats the last one.
+Move = tuple[bool, int]
+
+TAKES_TURNS: Move = (True, 0)
+STAYS: Move = (False, 0)
+
+
+class Guess:
+    """Guesses the rest of an interleaving of the words `a` and `b`.
+
+    It keeps track of the places in A and in B that the completion has reached. After a mistake (a
+    word that is skipped, repeated or misspelt, a lost turn, a jump) it assumes that the policy
+    continues from its new places and takes turns again. It assumes that other behaviour, such as
+    staying in one text or writing every word twice, continues only after seeing it twice in a row.
+
+    If no white space follows the last word of the text, the word may be unfinished, and the guess
+    begins with its missing letters. If the next text continues the last one, only the new part is
+    read. Copies are independent. The time is linear in the number of new words (times the logarithm
+    of how often a word occurs) and in the length of the guess.
+
+    >>> Guess(["Owls", "see."], ["It", "rains,"])("Owls Owls I")
+    't see. rains,'
+    """
+
+    def __init__(self, a: Sequence[str], b: Sequence[str]):
+        self.texts = (a, b)
+        self.index: tuple[dict[str, list[int]], ...] = ({}, {})  # the places of each word
+        for words, index in zip(self.texts, self.index):
+            for place, word in enumerate(words):
+                index.setdefault(word, []).append(place)
+        self._start()
+
+    def _start(self) -> None:
+        """Go to the start of both texts. A begins, as if B had just had its turn."""
+        self.read = ""  # the text that was followed, up to its last whole word
+        self.places = (0, 0)  # the index of the next word of each text
+        self.last = 1  # the text of the last word
+        self.moves = (TAKES_TURNS,) * 4  # how the last four words followed each other
+
+    def __call__(self, text: str) -> str:
+        """Return how the text is expected to continue."""
+        is_unfinished = bool(text) and not text[-1].isspace()
+        last = text.rsplit(None, 1)[-1] if is_unfinished else ""
+        whole = text[: len(text) - len(last)]
+
+        if not whole.startswith(self.read):
+            self._start()
+        self._follow(split_words(whole[len(self.read) :]))
+        self.read = whole
+        return " ".join(copy(self)._rest(normalise(last)))
+
+    def _follow(self, words: Sequence[str]) -> None:
+        """Write `words`, each taken from the place where it most likely comes from."""
+        place = 0
+        while place < len(words):
+            # The words that are as expected are written at once.
+            expected = self._ahead(len(words) - place)
+            number = sum(takewhile(bool, map(eq, words[place:], expected)))
+            self._advance(number)
+            place += number
+
+            if place < len(words):
+                self._write(self._find(words[place]))
+                place += 1
+
+    def _rest(self, letters: str) -> list[str]:
+        """Write, and return, the words that are expected after the `letters` of a word."""
+        rest = []
+        if letters:
+            spot = self._find_beginning(letters)
+            self._write(spot or self._expected())
+            rest.append(self._word(spot)[len(letters) :] if spot else "")
+
+        # The limit stops the guess for a policy that repeats words, which never reaches the end.
+        most = sum(map(len, self.texts))
+        while self._expected() and len(rest) < most:
+            ahead = self._ahead(most - len(rest) - 1)
+            self._advance(len(ahead))
+            rest += ahead
+
+            if spot := self._expected():
+                rest.append(self._word(spot))
+                self._write(spot)
+        return rest
+
+    def _word(self, spot: Spot) -> str:
+        return self.texts[spot[0]][spot[1]]
+
+    def _ahead(self, most: int) -> list[str]:
+        """Return about `most` next words if the last four moves took turns, or all stayed in one
+        text; [] if the moves were not alike.
+        """
+        if self.moves not in ((STAYS,) * 4, (TAKES_TURNS,) * 4):
+            return []
+        a, b = (text[place : place + most] for text, place in zip(self.texts, self.places))
+        in_last, in_other = (b, a) if self.last else (a, b)
+        if self.moves[-1] == STAYS:
+            return list(in_last)
+        return [word for pair in zip(in_other, in_last) for word in pair]
+
+    def _advance(self, number: int) -> None:
+        """Write `number` of the words that `_ahead` returns."""
+        if self.moves[-1] == STAYS:
+            self._move_on(self.last, number)
+        else:
+            self._move_on(1 - self.last, (number + 1) // 2)
+            self._move_on(self.last, number // 2)
+            self.last = (self.last + number) % 2
+
+    def _write(self, spot: Spot | None) -> None:
+        """Write the word at `spot`, and continue after it."""
+        if spot is None:
+            return
+        text, place = spot
+        step = place - self.places[text]
+        self.moves = *self.moves[1:], (text != self.last, step)
+        self.last = text
+        self._move_on(text, step + 1)
+
+    def _move_on(self, text: int, number: int) -> None:
+        a, b = self.places
+        self.places = (a, b + number) if text else (a + number, b)
+
+    def _expected(self) -> Spot | None:
+        """Return the place of the next word; None at the end of both texts."""
+        # A pattern of two moves that was seen twice continues with its first move.
+        first, second, third, fourth = self.moves
+        is_repeated = (first, second) == (third, fourth) or third == fourth == STAYS
+        changes, step = third if is_repeated else TAKES_TURNS
+
+        turn = 1 - self.last if changes else self.last
+        for text, place in (
+            (turn, self.places[turn] + step),
+            (turn, self.places[turn]),
+            (1 - turn, self.places[1 - turn]),
+        ):
+            if 0 <= place < len(self.texts[text]):
+                return text, place
+        return None
+
+    def _find(self, word: str) -> Spot | None:
+        """Return where `word` most likely comes from.
+
+        A word that is in neither text counts as the expected one.
+        """
+        expected = self._expected()
+        if expected and self._word(expected) == word:
+            return expected
+        return self._nearest([word]) or expected
+
+    def _find_beginning(self, letters: str) -> Spot | None:
+        """Return the place of the word that is most likely begun by `letters`; None if none is."""
+        expected = self._expected()
+        if expected and self._word(expected).startswith(letters):
+            return expected
+        words = [word for index in self.index for word in index if word.startswith(letters)]
+        return self._nearest(words)
+
+    def _nearest(self, words: Sequence[str]) -> Spot | None:
+        """Return where one of `words` occurs nearest to the places reached; None if nowhere."""
+        near = []
+        for text, index in enumerate(self.index):
+            for places in [index[word] for word in words if word in index]:
+                # The last occurrence before the place reached, and the first one after it.
+                after = bisect_left(places, self.places[text])
+                near += [(text, place) for place in places[max(0, after - 1) : after + 1]]
+        return min(near, key=lambda spot: abs(spot[1] - self.places[spot[0]]), default=None)

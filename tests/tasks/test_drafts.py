@@ -5,8 +5,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from align.needleman import split_words
-from tasks.drafts import Guess, _Walk
-from tasks.interleave import Interleave, interleaved
+from tasks.interleave import Guess, Interleave, interleaved
 
 TASK = Interleave(documents=[])
 A, B = ["a1", "a2", "a3", "a4"], ["b1", "b2", "b3", "b4"]
@@ -123,9 +122,9 @@ def test_a_guess_that_remembers_is_that_of_a_fresh_one(a, b, text, data):
 
 
 def test_only_what_is_new_is_read(monkeypatch):
-    words, read, follow = [f"w{i}" for i in range(40)], [], _Walk.follow
+    words, read, follow = [f"w{i}" for i in range(40)], [], Guess._follow
     monkeypatch.setattr(
-        _Walk, "follow", lambda self, words: read.append(list(words)) or follow(self, words)
+        Guess, "_follow", lambda self, words: read.append(list(words)) or follow(self, words)
     )
     guess = Guess(words, [])
     guess(" ".join(words[:30]))
