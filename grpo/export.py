@@ -24,9 +24,8 @@ from data.files import kind_of
 from grpo.config import Config, load_config
 from grpo.ending import Verdict
 from grpo.model.check import Model
-from grpo.model.load import load_policy
-from grpo.model.policy import Policy
-from grpo.model.weights import is_adapter, save_model
+from grpo.model.load import is_adapter, load_policy
+from grpo.model.policy import Policy, save_model
 from grpo.run.checkpoint import disk_refusal, find_resume
 from grpo.run.logs import RunData, load_run, step_of
 from grpo.run.resume import check_base, checkpoint_of

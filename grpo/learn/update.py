@@ -19,8 +19,8 @@ from data.errors import UserError
 from grpo.learn.batch import MicroBatch, Truncate, completion_logprobs, micro_batches
 from grpo.learn.loss import LossInputs, LossSettings, kl_k3, step_loss, zero_padding
 from grpo.learn.optimizer import Optimizer
+from grpo.model.check import check_step
 from grpo.model.policy import Policy
-from grpo.model.weights import check_step
 from grpo.records import Group
 
 # How the names of metrics begin that compare the trainer's log-probabilities with the sampler's.

@@ -1,4 +1,4 @@
-"""What is supported of a model: how long its sequences may be, and which ways to run it are right.
+"""Checks of a model: its files and tensors, its context, and which ways to run it are right.
 
 The name of an architecture does not tell which ways are right. So when a model is loaded, a few
 short sequences are run both by the model alone, one at a time and without padding, and in a
@@ -8,15 +8,17 @@ depends on more than the tokens before, and is refused.
 Shapes: T tokens of a completion, N tokens of all completions, V vocabulary.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from data.errors import UserError, shortened
+from data.files import MAX_BYTES
 
 # `transformers` and `peft` resolve most attributes of a model at run time, so a type checker knows
 # hardly any of them.
@@ -29,36 +31,6 @@ MEASURED_SIZE = 576
 
 # The names of a model's own limit. MPT has the second, and the decoders of Whisper the third.
 LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
-
-# The largest distance that is accepted in float32, in nats. In a model of 30 layers rounding comes
-# to 1e-5 at most, and a missing mechanism to 1e-3 or more (runs/archive/LOG.md, 2026-11-23).
-FLOAT32_TOLERANCE = 1e-4
-
-# The largest relative distance that is accepted in bfloat16, float16 and quantised models. Rounding
-# comes to 0.03 in a trained model of 30 layers (SmolLM2), to 0.04 in a random one (the shape of
-# Llama-3.2-3B), and a missing mechanism to 0.142 or more (tests/support/tiny_architectures.py).
-LOW_PRECISION_TOLERANCE = 0.07
-
-# In a model of random weights rounding grows with depth and width. So a larger distance is accepted
-# up to this multiple of the model's own rounding: the distance between two of its attention
-# implementations.
-OWN_ROUNDINGS = 2.0
-
-# A relative distance that is never accepted as rounding.
-MISSING = 0.14
-
-# Standard deviation of the adapters' second matrices during the comparison. In bfloat16, an ignored
-# scale of 1/2 then makes a difference of 0.10 (SmolLM2), and rounding one of 0.03.
-ADAPTER_STD = 0.03
-
-REFUSED = (
-    "its logits are more than its output layer on its last hidden state, or a token's "
-    "probabilities depend on more than the tokens before it"
-)
-
-# The settings of caps on the logits. A cap changes little as long as the logits are small, so the
-# comparison can miss it.
-CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 
 
 def text_config(config: Any) -> Any:
@@ -106,6 +78,142 @@ def attention_window(config: Any) -> int | None:
     if kinds is not None and not any("sliding" in kind for kind in kinds):
         return None
     return getattr(config, "sliding_window", None)
+
+
+# Files and tensors
+
+NAMED_TENSORS = 3  # how many tensors of each kind an error names
+
+# What `transformers` and `tokenizers` read of a directory.
+KINDS = (".json", ".jinja", ".safetensors", ".txt", ".model")
+
+# The largest hidden state that is accepted in float16. Its numbers end at twice this, and training
+# moves the largest hidden states little.
+LIMIT = 32_768.0
+
+# What the forward pass reads. The largest hidden states belong to the first tokens of a text, to
+# line ends and to marks (massive activations, arXiv:2402.17762).
+TEXT = """Which of the two is larger? Add the numbers, then compare: 17 + 25 = 42, and 3 * 9 = 27.
+A train that leaves at 8:15 is 12 minutes late; "never mind", said the clerk, "it is Tuesday."
+  def half(x): return x / 2  # {"key": [1.5, null]}
+| one | two | three |
+
+The river was low, the reeds were dry, and nothing moved but a heron and its shadow.
+"""
+
+
+def check_files(folder: Path) -> None:
+    """Raise UserError if a file that `transformers` reads is not an ordinary one, or too large."""
+    for path in sorted(folder.iterdir()):
+        if path.suffix in KINDS:
+            if not path.is_file():
+                raise UserError(f"--model {folder}: {path.name} is no ordinary file")
+            if path.suffix in (".json", ".jinja") and path.stat().st_size > MAX_BYTES:
+                raise UserError(
+                    f"--model {folder}: {path.name} has {path.stat().st_size >> 20:,} MiB; at "
+                    f"most {MAX_BYTES >> 20:,} MiB are read"
+                )
+
+
+def check_step(tensors: Mapping[str, Tensor]) -> None:
+    """Raise FloatingPointError if one of the tensors is not finite after a step of the optimizer.
+
+    An optimizer can turn a finite gradient into a weight that is NaN. It can also square it to an
+    infinite second moment, which freezes the weight for good. Neither shows in the step's loss.
+    """
+    if fault := _fault(tensors):
+        raise FloatingPointError(f"after the optimizer's step {fault}")
+
+
+def check_loaded(tensors: Mapping[str, Tensor], source: str) -> None:
+    """Raise UserError if one of the tensors read from `source` is not finite."""
+    if fault := _fault(tensors):
+        raise UserError(
+            f"{source}: {fault}; the file is damaged: give another model, or an earlier checkpoint"
+        )
+
+
+def _fault(tensors: Mapping[str, Tensor]) -> str:
+    """Return which of the floating-point tensors is not finite, in words; "" if all are.
+
+    Their norm tells it in most cases: it is not finite if any number is NaN or infinite. Nor is it
+    if squares of finite numbers overflow. So only then each tensor is checked.
+    """
+    found = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    if torch.nn.utils.get_total_norm(found.values()).isfinite():
+        return ""
+
+    for name, tensor in found.items():
+        if count := int((~tensor.isfinite()).sum()):
+            return f"{name} is not finite ({count:,} of {tensor.numel():,} numbers)"
+    return ""
+
+
+def check_names(source: str, what: str, differences: Mapping[str, Iterable[str]]) -> None:
+    """Raise UserError unless the tensors read from `source` are exactly those of `what`.
+
+    The `differences` are names of tensors, by kind: "missing", "unexpected", "of another shape".
+    """
+    problems = []
+    for kind, names in differences.items():
+        if found := sorted(names):
+            others = ", ..." if len(found) > NAMED_TENSORS else ""
+            problems.append(f"{len(found)} {kind} ({', '.join(found[:NAMED_TENSORS])}{others})")
+    if problems:
+        raise UserError(
+            f"--model {source}: the tensors there are not those of {what}: {'; '.join(problems)}; "
+            "give a folder whose weights and configuration were saved together"
+        )
+
+
+@torch.no_grad()
+def fits_float16(model: Model, tokens: list[int]) -> bool:
+    """Return whether no hidden state of `model`, which is in float16, exceeds LIMIT on `tokens`.
+
+    A model that cannot run fits: `check_model` says later why it cannot.
+    """
+    ids = torch.tensor([tokens], device=model.device)
+    try:
+        output = model(input_ids=ids, use_cache=False, output_hidden_states=True)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:
+        return True
+    # What is not a number is not below the limit.
+    return all(bool(hidden.abs().amax() <= LIMIT) for hidden in output.hidden_states)
+
+
+# Ways to run a model
+
+# The largest distance that is accepted in float32, in nats. In a model of 30 layers rounding comes
+# to 1e-5 at most, and a missing mechanism to 1e-3 or more (runs/archive/LOG.md, 2026-11-23).
+FLOAT32_TOLERANCE = 1e-4
+
+# The largest relative distance that is accepted in bfloat16, float16 and quantised models. Rounding
+# comes to 0.03 in a trained model of 30 layers (SmolLM2), to 0.04 in a random one (the shape of
+# Llama-3.2-3B), and a missing mechanism to 0.142 or more (tests/support/tiny_architectures.py).
+LOW_PRECISION_TOLERANCE = 0.07
+
+# In a model of random weights rounding grows with depth and width. So a larger distance is accepted
+# up to this multiple of the model's own rounding: the distance between two of its attention
+# implementations.
+OWN_ROUNDINGS = 2.0
+
+# A relative distance that is never accepted as rounding.
+MISSING = 0.14
+
+# Standard deviation of the adapters' second matrices during the comparison. In bfloat16, an ignored
+# scale of 1/2 then makes a difference of 0.10 (SmolLM2), and rounding one of 0.03.
+ADAPTER_STD = 0.03
+
+REFUSED = (
+    "its logits are more than its output layer on its last hidden state, or a token's "
+    "probabilities depend on more than the tokens before it"
+)
+
+# The settings of caps on the logits. A cap changes little as long as the logits are small, so the
+# comparison can miss it.
+CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,15 @@ import copy
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub.utils import logging as hub_logging
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from safetensors import SafetensorError, safe_open
 from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
 from transformers import (
     AutoConfig,
@@ -28,22 +30,19 @@ from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
 
 from data.errors import UserError, needs, shortened, shown
-from data.files import kind_of
-from grpo.model.check import MEASURED_SIZE, Model, text_config
-from grpo.model.policy import Policy
-from grpo.model.prompts import Tokenizer
-from grpo.model.weights import (
+from data.files import kind_of, read_json
+from grpo.model.check import (
+    MEASURED_SIZE,
     TEXT,
+    Model,
     check_files,
     check_loaded,
     check_names,
     fits_float16,
-    is_adapter,
-    layers_of,
-    load_adapter,
-    merged,
-    new_adapter,
+    text_config,
 )
+from grpo.model.policy import Policy
+from grpo.model.prompts import Tokenizer
 
 try:
     from grpo.fast.accelerate import accelerate
@@ -54,9 +53,6 @@ except ModuleNotFoundError as missing:  # `grpo/fast/` may be deleted: all else 
     def accelerate(policy: Policy, may_round: bool = False) -> None:
         """Leave the policy its model's own forward pass."""
 
-
-# A model's files are data: none of them is executed or unpickled.
-SAFE_FILES = {"trust_remote_code": False, "use_safetensors": True}
 
 # How bitsandbytes is asked for each kind of quantisation.
 BITS_OPTIONS: dict[str, dict[str, Any]] = {
@@ -151,8 +147,10 @@ def load_policy(
     # The reference is the policy as it was at the start, which need not be its base.
     frozen = None
     if keep_reference and not is_lora:
-        is_new = weights is None
-        frozen = copy.deepcopy(model) if is_new else _load_model(resolve(spec), device, model.dtype)
+        if weights is None:
+            frozen = copy.deepcopy(model)
+        else:
+            frozen = _load_model(resolve(spec), device, model.dtype)
     elif keep_reference and first:
         frozen = load_adapter(copy.deepcopy(model), first)
 
@@ -242,10 +240,7 @@ def resolve(spec: str) -> str:
     path, exists = Path(spec), kind_of(spec)
     if path.suffix == ".gguf":
         if exists != "file":
-            raise UserError(
-                f"--model {spec}: no such file; give the path of a GGUF file on disk, "
-                "a directory in Hugging Face layout, or a hub id"
-            )
+            raise UserError(f"--model {spec}: no such file; {KINDS_OF_MODELS}")
         with needs("gguf", "gguf", f"--model {spec}"):
             import gguf  # noqa: F401
         return spec
@@ -273,9 +268,8 @@ def _layers(source: str) -> tuple[str, list[Path]]:
 
 @contextmanager
 def _loading(source: str) -> Iterator[None]:
-    """Within this context, errors of `transformers` become a UserError of one line.
-
-    They concern models that are absent, damaged or incomplete.
+    """Within this context, errors about models that are absent, damaged or incomplete become a
+    UserError of one line.
     """
     try:
         with warnings.catch_warnings():
@@ -294,9 +288,9 @@ def _loading(source: str) -> Iterator[None]:
 
 
 def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "none") -> Model:
-    """Return the model. Raises UserError unless the files hold exactly its weights.
+    """Return the model, with its adapters merged.
 
-    Adapters are merged into it.
+    Raises UserError unless the files hold exactly its weights.
     """
     source, adapters = _layers(source)
     place, options = _place_of(source)
@@ -307,7 +301,11 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
                 f"--config: quantise {quantise}: needs a GPU, and a whole model in Hugging Face "
                 "layout; leave it out, or give both (python -m grpo.export ADAPTER FOLDER)"
             )
-        extra = _quantisation(quantise, dtype)
+        with needs("bitsandbytes", "bits", f"--config: quantise {quantise}"):
+            if not is_bitsandbytes_available():
+                raise ImportError
+        bits = BitsAndBytesConfig(bnb_4bit_compute_dtype=dtype, **BITS_OPTIONS[quantise])
+        extra = {"quantization_config": bits}
     elif options:  # else the weights would stay in their blocks on a GPU
         extra = {"quantization_config": GgufConfig(dequantize=True)}
 
@@ -319,7 +317,9 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
             output_loading_info=True,
             # Else mismatches are logged, and the exception does not name them.
             ignore_mismatched_sizes=True,
-            **SAFE_FILES,
+            # The files are data: none of them is executed or unpickled.
+            trust_remote_code=False,
+            use_safetensors=True,
             **options,
             **extra,
         )
@@ -345,23 +345,9 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
         model.name_or_path = model.config.name_or_path = source
         vars(model.config).pop("_model_name_or_path", None)  # the file's title, not a path
     for folder in adapters:
-        model = merged(model, folder)
+        model = load_adapter(model, folder).merge_and_unload().requires_grad_(True)
+        model.name_or_path = model.config.name_or_path = str(folder)
     return model.eval()
-
-
-def _quantisation(name: str, dtype: torch.dtype) -> dict[str, BitsAndBytesConfig]:
-    """Return the arguments of `from_pretrained` for a quantisation.
-
-    Raises UserError if bitsandbytes is missing.
-    """
-    with needs("bitsandbytes", "bits", f"--config: quantise {name}"):
-        if not is_bitsandbytes_available():
-            raise ImportError
-    return {
-        "quantization_config": BitsAndBytesConfig(
-            bnb_4bit_compute_dtype=dtype, **BITS_OPTIONS[name]
-        )
-    }
 
 
 def read_tokenizer(source: str) -> tuple[Tokenizer, list[str]]:
@@ -433,3 +419,96 @@ def _correct_tokenizer(tokenizer: Any, path: str) -> list[str]:
         "token ids may not be the model's own; to be sure, give --model the directory in Hugging "
         "Face layout"
     ]
+
+
+# LoRA adapters (arXiv:2106.09685)
+
+ALPHA = 32  # an adapter adds ALPHA / rank times its product
+
+
+def adapter_of(rank: int, left_out: Sequence[str] = ()) -> LoraConfig:
+    """Return the configuration of a new adapter: on all linear layers except the head.
+
+    Those whose names are `left_out` get none.
+    """
+    return LoraConfig(
+        r=rank,
+        lora_alpha=ALPHA,
+        target_modules="all-linear",
+        exclude_modules=list(left_out) or None,
+        task_type="CAUSAL_LM",
+    )
+
+
+def new_adapter(model: Model, rank: int, seed: int) -> PeftModel:
+    """Return `model` with a new adapter. Raises UserError if the model cannot have one."""
+    torch.manual_seed(seed)  # the adapter's A is random
+    try:
+        return get_peft_model(model, adapter_of(rank, _beside_the_text(model)))
+    except ValueError as error:
+        raise UserError(
+            f"--lora-rank {rank}: {str(error).splitlines()[0]}; give --lora-rank 0"
+        ) from error
+
+
+def _beside_the_text(model: Model) -> list[str]:
+    """Return the names of the linear layers that text does not go through: of images, of sound."""
+    if text_config(model.config) is model.config:
+        return []
+    of_text = set(model.get_decoder().modules())
+    return [
+        name
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear) and module not in of_text
+    ]
+
+
+def is_adapter(folder: Path) -> bool:
+    """Return whether `folder` holds an adapter."""
+    return kind_of(folder / "adapter_config.json") == "file"
+
+
+def layers_of(source: str) -> tuple[str, list[Path]]:
+    """Return the whole model under `source` and the adapters on it, the innermost first.
+
+    An adapter names the model that it was trained on. Raises UserError if it names none or itself.
+    """
+    adapters: list[Path] = []
+    while is_adapter(folder := Path(source)):
+        file = folder / "adapter_config.json"
+        found = read_json(file)
+        base = found.get("base_model_name_or_path") if isinstance(found, dict) else None
+        if not isinstance(base, str) or not base or Path(base) in [folder, *adapters]:
+            raise UserError(f"{file}: names no base model (base_model_name_or_path)")
+        adapters.insert(0, folder)
+        source = base
+    return source, adapters
+
+
+def load_adapter(model: Model, folder: Path) -> PeftModel:
+    """Return `model` with the adapter of a checkpoint, to be trained further.
+
+    Raises UserError unless the file holds exactly the adapter's weights.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # missing keys are reported below
+            adapted = PeftModel.from_pretrained(
+                model, folder, is_trainable=True, use_safetensors=True
+            )
+
+        with safe_open(folder / "adapter_model.safetensors", "pt") as file:
+            found = set(file.keys())
+    except torch.OutOfMemoryError:
+        raise
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        reason = shortened(" ".join(str(error).split()), 200)
+        raise UserError(
+            f"{folder}: its adapter does not fit {type(model).__name__} ({reason}); give the base "
+            "model that it was trained on, and an adapter as save_pretrained writes it"
+        ) from error
+
+    expected = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
+    differences = {"missing": expected - found, "unexpected": found - expected}
+    check_names(str(folder), "its adapter", differences)
+    return adapted

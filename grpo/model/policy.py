@@ -32,7 +32,6 @@ from grpo.model.prompts import (
     prompt_tokens,
     text_of,
 )
-from grpo.model.weights import save_model
 from tasks.base import Problem
 
 # What an update runs at once: a `PaddedBatch`, or a `grpo.fast.packing.Packing`.
@@ -58,11 +57,10 @@ class Policy:
     - `notes`: warnings for the user.
     - `reserved_bytes`: memory that is not free for caches and activations: the weights, and what a
       trainer adds.
-    - `rollout_tokens`: the most tokens that the completions of a rollout may have at a time, after
-      memory ran out.
+    - `rollout_tokens`: the most tokens that a rollout may have at a time, after memory ran out.
     - `events`: lines for the console, such as that memory ran out.
     - `frozen`: the reference, if that is a separate model.
-    - `path`: how the model is run: "plain", or one of `grpo.fast.accelerate.PATHS`.
+    - `path`: how the model is run: "plain", or "fast" or "shared" (see `grpo.fast.forward`).
     - `kernels`: `grpo.fast.update_kernels` on a GPU.
     - `gradient_products`: a context of an update's products of matrices, in which they may round
       (see `grpo.fast.merged_linear`).
@@ -157,10 +155,7 @@ class Policy:
     # Text and tokens
 
     def use(self, format: PromptFormat) -> None:
-        """Put problems to the model in this `format` from now on.
-
-        Raises UserError if its chat template cannot express it.
-        """
+        """Use this `format` from now on. Raises UserError if the template cannot express it."""
         check_arguments(self.tokenizer.chat_template, format.arguments)
         self.format = format
         self._prompt_tokens = lru_cache(CACHED_ENCODINGS)(
@@ -186,9 +181,7 @@ class Policy:
         return tokens
 
     def opened(self, problem: Problem) -> str:
-        """Return the reasoning tag that the prompt of `problem` ends with, e.g. "<think>\\n"; "" if
-        it does not.
-        """
+        """Return the reasoning tag that ends the prompt, e.g. "<think>\\n"; "" if there is none."""
         found = TAG.search(text_of(self.tokenizer, self.encode(problem)[-TAG_TOKENS:]))
         return found[0] if found else ""
 
@@ -303,6 +296,19 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
 
+def save_model(model: Model, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
+    """Write a model, or only its adapter if it has one; `tensors`, if given, replace its own."""
+    # `peft` writes sets in an order that changes from process to process.
+    for config in getattr(model, "peft_config", {}).values():
+        for name in ("target_modules", "exclude_modules"):
+            if isinstance(getattr(config, name), set):
+                setattr(config, name, sorted(getattr(config, name)))
+
+    # Embeddings are never trained with an adapter. Without this option `peft` asks the hub.
+    options = {"save_embedding_layers": False} if isinstance(model, PeftModel) else {}
+    model.save_pretrained(folder, state_dict=None if tensors is None else dict(tensors), **options)
+
+
 class PlainForward:
     """How an update runs the model: by its own forward pass over whole sequences.
 
@@ -395,8 +401,8 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 def _stop_ids(model: Model, tokenizer: Tokenizer) -> tuple[tuple[int, ...], int]:
     """Return the token ids that end a completion, and the one that ends a right answer.
 
-    The end tokens are those of the generation config (one or several), of the tokenizer and of the
-    chat template, which knows best: the model was trained on it. Raises UserError if there is none.
+    They are those of the chat template, which knows best (see `end_of_turn`), of the tokenizer and
+    of the generation config (one or several). Raises UserError if there is none.
     """
     declared = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     several = declared if isinstance(declared, list) else [declared]

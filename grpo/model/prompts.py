@@ -110,9 +110,8 @@ def render(
 ) -> str:
     """Return the text that the chat `template` makes of `turns`, up to where the answer begins.
 
-    A template that asks for today's date gets TODAY, so that a prompt is the same every day. Raises
-    UserError if the template, a program of the model's makers, fails or does not pass on all of the
-    turns. Only white space may change.
+    Raises UserError if the template fails or does not pass on all of the turns. Only white space
+    may change.
     """
     fix = "leave out --system or --shots, give one user turn, or correct the template"
     try:
@@ -136,17 +135,11 @@ def render(
     return text
 
 
-# Which token ends an answer. A model's files declare its end tokens, and its chat template shows
-# one: the control token that it writes after an assistant's turn. The two may differ. Base models
-# with a chat template declare the end of a document, and the GGUF reader of `transformers` takes
-# the first token of a turn for the last one. The template is right: the model was trained on it.
-
-QUESTION = "Which?"
-ANSWER = "This"  # one plain word, which no template changes
-
-
 def end_of_turn(tokenizer: Tokenizer) -> int | None:
     """Return the token that the chat template writes after an assistant's answer.
+
+    A model's files also declare end tokens, which may differ: base models with a chat template
+    declare the end of a document. The template is right, because the model was trained on it.
 
     It is a token that was added to the vocabulary, "special" or not. Returns None if there is no
     template, if it takes no assistant's turn, or if plain text follows the answer.
@@ -155,33 +148,25 @@ def end_of_turn(tokenizer: Tokenizer) -> int | None:
     if not tokenizer.chat_template or not added:
         return None
 
-    turns = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": ANSWER}]
+    word = "This"  # which no template changes
+    turns = [{"role": "user", "content": "Which?"}, {"role": "assistant", "content": word}]
     try:
         text = tokenizer.apply_chat_template(turns, tokenize=False)
     except Exception:  # the template may raise anything
         return None
 
-    _, answer, rest = text.rpartition(ANSWER)
+    _, answer, rest = text.rpartition(word)
     found = one_of(added).match(rest.lstrip()) if answer else None
     return tokenizer.convert_tokens_to_ids(found[0]) if found else None
 
 
-MAX_LINES = 24  # of a prompt on the console
-MAX_CHARACTERS = 300  # of each of its lines
-
-
 @dataclass(frozen=True)
 class PromptFormat:
-    """What is added to a problem's prompt.
+    """What is added to a problem's prompt."""
 
-    For example ``PromptFormat("Be brief.", Examples(task, seed=0, count=2), {"enable_thinking":
-    False})``. `system` is the text of a system turn ("": none), `examples` are the solved problems
-    shown before the question, and `arguments` are variables of the chat template.
-    """
-
-    system: str = ""
-    examples: Examples | None = None
-    arguments: TemplateArguments = field(default_factory=dict)
+    system: str = ""  # the text of a system turn; "": none
+    examples: Examples | None = None  # solved problems that are shown before the question
+    arguments: TemplateArguments = field(default_factory=dict)  # of the chat template
 
     def turns(self, problem: Problem | str) -> tuple[Turn, ...]:
         """Return all turns of `problem`, or of a prompt without a problem."""
@@ -223,7 +208,6 @@ def template_arguments(text: str) -> dict[str, Any]:
         arguments = None
     if not isinstance(arguments, dict):
         raise UserError(f"""{where}: give a JSON object, e.g. '{{"enable_thinking": false}}'""")
-
     return arguments
 
 
@@ -233,9 +217,8 @@ def system_text(given: str) -> str:
 
 
 def wording_text(path: str) -> str:
-    """Return the text of the file that --wording names; "", the task's own wording, if none.
-
-    The line end that editors add is left out.
+    """Return the text of the file that --wording names, without the line end that editors add; "",
+    the task's own wording, if none.
     """
     return read_text(Path(path)).removesuffix("\n").removesuffix("\r") if path else ""
 
@@ -264,9 +247,9 @@ def check_conversations(policy: Any, problems: Iterable[Problem]) -> None:
 
 
 def sent_lines(policy: Any, problem: Problem) -> list[str]:
-    """Return the whole prompt of `problem`, decoded from its token ids, line by line.
+    """Return the lines of the whole prompt of `problem`, decoded from its token ids.
 
-    Control tokens are shown by their names. Nothing in the lines is unprintable.
+    Nothing in them is unprintable.
     """
     text = text_of(policy.tokenizer, policy.encode(problem))
     return [escape_control(line) for line in text.split("\n")]
@@ -274,8 +257,7 @@ def sent_lines(policy: Any, problem: Problem) -> list[str]:
 
 def middle_left_out(lines: Sequence[str]) -> list[str]:
     """Return `lines` shortened to fit a screen: the beginning and the end of a long text."""
-    half = MAX_LINES // 2
     kept = list(lines)
-    if len(kept) > MAX_LINES:
-        kept = [*kept[:half], f"… {len(kept) - 2 * half:,} lines …", *kept[-half:]]
-    return [shortened(line, MAX_CHARACTERS) for line in kept]
+    if len(kept) > 24:
+        kept = [*kept[:12], f"… {len(kept) - 24:,} lines …", *kept[-12:]]
+    return [shortened(line, 300) for line in kept]

@@ -29,7 +29,7 @@ from torch import Tensor
 from data.errors import UserError, blaming, shortened
 from data.files import check_links, kind_of, read_json, sync
 from grpo.learn.optimizer import Optimizer
-from grpo.model.weights import check_loaded
+from grpo.model.check import check_loaded
 from grpo.records import StepReport
 from grpo.run.logs import CHECKPOINT, checkpoint_folders, resume_hint, step_of
 from grpo.trainer import Trainer

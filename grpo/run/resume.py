@@ -47,8 +47,8 @@ from grpo.config import (
 from grpo.distributed import Ranks
 from grpo.learn.loss import OwnLoss
 from grpo.model import load
+from grpo.model.load import layers_of
 from grpo.model.policy import Policy
-from grpo.model.weights import layers_of
 from grpo.run.checkpoint import find_resume, run_of, seen_keys
 from grpo.run.logs import checkpoint_folders, has_no_result, read_config, step_of
 from tasks.base import Task, sources_of

@@ -54,8 +54,7 @@ from grpo.evaluate import (
     summarise,
 )
 from grpo.learn.optimizer import BETAS, WARMUP
-from grpo.model.load import load_policy, read_tokenizer, resolve
-from grpo.model.weights import adapter_of
+from grpo.model.load import adapter_of, load_policy, read_tokenizer, resolve
 from grpo.rollout.generate import fitting
 from grpo.trainer import Parts, Trainer
 from tasks.base import scores_of

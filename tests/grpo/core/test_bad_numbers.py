@@ -17,8 +17,8 @@ from tiny_models import make_tiny_model
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from data.errors import UserError
+from grpo.model.check import check_loaded, check_step
 from grpo.model.load import load_policy
-from grpo.model.weights import check_loaded, check_step
 from grpo.records import Completion
 from grpo.rollout import generate as engine
 from grpo.rollout.generate import RolloutRequest

@@ -114,7 +114,7 @@ def test_a_run_is_resumed_evaluated_and_exported(model, tmp_path, monkeypatch, c
 @pytest.mark.parametrize(
     "damage, said",
     [
-        (lambda path: path.unlink(), "no such file; give the path of a GGUF file on disk"),
+        (lambda path: path.unlink(), "no such file; give builtin, a directory"),
         (lambda path: path.write_bytes(b""), "cannot be loaded"),
         (lambda path: path.write_bytes(path.read_bytes()[:-9]), "cannot be loaded"),
         (

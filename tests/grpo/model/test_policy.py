@@ -177,12 +177,13 @@ def test_a_quantised_base_is_for_a_gpu(tiny_model):
         load_policy(str(tiny_model), device="cpu", lora_rank=4, quantise="nf4")
 
 
-def test_a_missing_bitsandbytes_is_one_line(monkeypatch):
+def test_a_missing_bitsandbytes_is_one_line(tiny_model, monkeypatch):
+    monkeypatch.setattr(load, "_device", lambda _: "cuda:0")
     monkeypatch.setattr(load, "is_bitsandbytes_available", lambda: False)
     with pytest.raises(
         UserError, match="--config: quantise nf4: bitsandbytes is not installed; pip inst"
     ):
-        load._quantisation("nf4", torch.float32)
+        load_policy(str(tiny_model), lora_rank=4, quantise="nf4")
 
 
 @pytest.mark.gpu

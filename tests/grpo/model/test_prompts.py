@@ -15,8 +15,6 @@ from grpo.config import Config
 from grpo.model.load import BUILTIN
 from grpo.model.policy import Policy
 from grpo.model.prompts import (
-    MAX_CHARACTERS,
-    MAX_LINES,
     PromptFormat,
     check_conversations,
     middle_left_out,
@@ -264,11 +262,11 @@ def test_examples_count_against_the_context():
 @given(st.lists(st.text(max_size=400), max_size=60))
 def test_a_long_prompt_is_shown_without_its_middle(texts):
     shown = middle_left_out(texts)
-    assert len(shown) <= MAX_LINES + 1
-    assert all(len(line) <= MAX_CHARACTERS + 3 and line.isprintable() for line in shown)
-    if len(texts) > MAX_LINES:
-        assert f"{len(texts) - MAX_LINES} lines" in shown[MAX_LINES // 2]
-    if texts and len(texts[-1]) < MAX_CHARACTERS and texts[-1].isprintable():
+    assert len(shown) <= 25
+    assert all(len(line) <= 300 + 3 and line.isprintable() for line in shown)
+    if len(texts) > 24:
+        assert f"{len(texts) - 24} lines" in shown[12]
+    if texts and len(texts[-1]) < 300 and texts[-1].isprintable():
         assert shown[-1] == texts[-1]
 
 

@@ -13,9 +13,9 @@ from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM, LlamaConfig, ResNetConfig
 
 from data.errors import UserError
-from grpo.model import load, weights
+from grpo.model import check, load
+from grpo.model.check import fits_float16
 from grpo.model.load import load_policy
-from grpo.model.weights import fits_float16
 
 UP = "model.layers.0.mlp.up_proj.weight"
 NORM = "model.norm.weight"
@@ -276,6 +276,6 @@ def test_auto_takes_bfloat16_where_float16_is_too_narrow(folder, half_by_default
 def test_a_continued_run_keeps_its_precision(folder, tmp_path, half_by_default, monkeypatch, dtype):
     policy = load_policy(str(folder), device="cpu", dtype=dtype)
     policy.save(tmp_path / "saved")
-    monkeypatch.setattr(weights, "LIMIT", 0.0)  # so that a new run would take bfloat16
+    monkeypatch.setattr(check, "LIMIT", 0.0)  # so that a new run would take bfloat16
     again = load_policy(str(folder), device="cpu", weights=tmp_path / "saved")
     assert again.dtype == getattr(torch, dtype)
