@@ -29,7 +29,7 @@ from grpo.model.policy import Policy, save_model
 from grpo.run.checkpoint import disk_refusal, find_resume
 from grpo.run.logs import RunData, load_run, step_of
 from grpo.run.resume import check_base, checkpoint_of
-from grpo.show.lines import summary_table
+from grpo.show.console import summary_table
 
 # The settings and facts that the model card names.
 SETTINGS = "loss scale credit beta learning_rate prompts group_size temperature lora_rank seed"

@@ -12,31 +12,30 @@ Steps are counted from 1, groups and completions from 0, as in the run's files. 
 if a replayed step differs, and 2 if there is no such run, step or group, or if a file is damaged.
 Several runs side by side are in the report (`python -m grpo.report`); `grpo.load_run` gives every
 record to Python and pandas.
+
+Nothing depends on colour alone: a text has the marks of wdiff, `[-missing-]`, `{+added+}`, and both
+for a word that replaces another.
 """
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 from rich.text import Text
 
 from data.errors import Parser, UserError, escape_control, exit_status, quoted
-from grpo.records import WHY, Group
+from grpo.config import WEIGHT_WORDS, WEIGHTED_BY
+from grpo.records import CLASSES, WHY, Group
 from grpo.run.logs import KINDS, MOST_TOKENS, RunData, load_run, tokenizer_of
-from grpo.show.group import (
-    advantage_range,
-    by_reward,
-    classes_of,
-    done_to,
-    group_lines,
-    summaries,
-    why,
-)
-from grpo.show.lines import show_table
+from grpo.show.console import show_table
+from grpo.show.group import Column, aligned, first_divergence, reward_in_words, summaries
 
 Record = Mapping[str, Any]
 
@@ -75,22 +74,19 @@ GROUP_FIGURES = {
     "distinct": ("distinct", "d"),
 }
 
-# The columns of `tokens`.
-TOKEN_FIGURES = {
-    "position": ("position", "d"),
-    "token": ("token", "d"),
-    "log-prob": ("logprob", ".4f"),
-    "advantage": ("advantage", "+.3f"),
+# What was done with a group, by its action.
+DONE_TO = {
+    "keep": "kept",
+    "skip": "skipped",
+    "resample": "resampled",
+    "demonstrate": "shown the right answer",
 }
 
-# The columns of text of `step` and `degenerate`. Only groups that were sampled for training have a
-# class, and something done with them.
-TRAINING: dict[str, Callable[[Record], Any]] = {
-    "class": itemgetter("class"),
-    "done": done_to,
-    "advantages": itemgetter("advantages"),
-}
-TRAP: dict[str, Callable[[Record], Any]] = {"trap": lambda line: line["trap"] or ""}
+# The colours of words that are not right.
+STYLES = {"substitute": "bold magenta", "delete": "bold red", "insert": "bold blue"}
+
+# In a long run of right words, this many are shown at each end.
+CONTEXT = 6
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -105,9 +101,6 @@ def show(argv: Sequence[str] | None) -> int:
     width = None if sys.stdout.isatty() else PIPE_WIDTH
     console = Console(width=width, highlight=False, markup=False, emoji=False)
     return arguments.command(run, arguments, console) or 0
-
-
-# --- the command line -------------------------------------------------------------------------
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -164,24 +157,33 @@ def show_next(
     console.print(line, style="dim", soft_wrap=True)
 
 
-# --- the views --------------------------------------------------------------------------------
+# --- steps and groups -------------------------------------------------------------------------
 
 
 def show_steps(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     """Show a line for each step."""
     require_steps(run, run.metrics)
-    show_table(console, run.metrics, STEP_FIGURES, {"classes": classes_of})
-    show_next(run, f"step {run.metrics[-1]['step']}", arguments, console)
+    lines = []
+    for line in run.metrics:
+        numbers = {name: line.get(f"groups/class/{name}") for name in CLASSES}
+        classes = ", ".join(f"{number:g} {name}" for name, number in numbers.items() if number)
+        lines.append({**line, "classes": classes})
+    show_table(console, lines, STEP_FIGURES, ["classes"])
+    show_next(run, f"step {lines[-1]['step']}", arguments, console)
 
 
 def show_step(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     """Show a line for each group of a step."""
     groups = run.groups(arguments.step, arguments.kind)
-    lines = [
-        {**line, "advantages": advantage_range(group)}
-        for line, group in zip(summaries(groups), groups)
-    ]
-    words = TRAINING | TRAP if arguments.kind in ("step", "failed") else TRAP
+    lines = []
+    for line, group in zip(summaries(groups), groups):
+        rows = [row if isinstance(row, list) else [row] for row in group.advantages]
+        extent = f"{min(map(min, rows)):+.2f} to {max(map(max, rows)):+.2f}" if rows else ""
+        lines.append({**line, "done": done_to(line), "advantages": extent})
+
+    # Only groups that were sampled for training have a class, and something done with them.
+    is_training = arguments.kind in ("step", "failed")
+    words = ["class", "done", "advantages", "trap"] if is_training else ["trap"]
     show_table(console, lines, GROUP_FIGURES, words)
     widest = max(lines, key=itemgetter("reward_std"))
     show_next(run, f"group {arguments.step} {widest['group']}", arguments, console)
@@ -190,37 +192,119 @@ def show_step(run: RunData, arguments: argparse.Namespace, console: Console) -> 
 def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     """Show the groups without gradient."""
     require_steps(run, run.group_index)
-    lines = [line for line in run.group_index if line["class"] in WHY]
+    lines = [
+        {**line, "why": WHY[line["class"]], "done": done_to(line)}
+        for line in run.group_index
+        if line["class"] in WHY
+    ]
     if not lines:
         console.print("no such group: every group carried a gradient")
         return
-    words = {"why": lambda line: WHY[line["class"]], "done": done_to, **TRAP}
-    show_table(console, lines, {"step": ("step", "d"), **GROUP_FIGURES}, words)
+    figures = {"step": ("step", "d"), **GROUP_FIGURES}
+    show_table(console, lines, figures, ["why", "done", "trap"])
     last = f"group {lines[-1]['step']} {lines[-1]['group']}"
     count = f"{len(lines)} of {len(run.group_index)} groups; "
     show_next(run, last, arguments, console, before=count)
 
 
+def done_to(line: Record) -> str:
+    """Return what was done with a group, e.g. "kept" or "skipped (try 3)"."""
+    tries = f" (try {line['attempt'] + 1})" if line["attempt"] else ""
+    return DONE_TO.get(line["action"], str(line["action"])) + tries
+
+
+# --- the completions of a group ---------------------------------------------------------------
+
+
 def show_group(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
-    """Show the completions of a group next to the target, highest reward first."""
+    """Show the completions of a group next to the target, highest reward first.
+
+    Completions with the same text are shown once.
+    """
     group = run.group(arguments.step, arguments.group, arguments.kind)
-    for line in group_lines(group, run.config.get("reward") or ""):
-        console.print(line)
-    console.print()
-    lowest = by_reward(group)[-1]
-    show_next(run, f"why {arguments.step} {arguments.group} {lowest}", arguments, console)
-
-
-def show_why(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
-    """Say in words why a completion earned its reward and advantage, and what it taught."""
-    step, number, sample, kind = (
-        getattr(arguments, name) for name in ("step", "group", "sample", "kind")
+    (line,) = summaries([group])
+    figures = (
+        f", {done_to(line)}; reward {line['reward']:.3f} ± {line['reward_std']:.3f}, "
+        f"{line['distinct']} distinct texts in {len(group.texts)} completions, temperature "
+        f"{group.temperature:g}"
     )
-    group_of(run, arguments)
-    for name, sentence in why(run.config, run.groups(step, kind), number, sample, kind).items():
-        line = Text.assemble((f"{name:<9}  ", "bold"), escape_control(sentence))
-        console.print(line, soft_wrap=not console.is_terminal)
-    show_next(run, f"tokens {step} {number} {sample}", arguments, console)
+    console.print(Text.assemble(("prompt  ", "bold"), escape_control(group.problem.prompt)))
+    if group.problem.target.strip():
+        console.print(Text.assemble(("target  ", "bold"), escape_control(group.problem.target)))
+    console.print(Text.assemble(("group   ", "bold"), line["class"], figures))
+
+    by_reward = sorted(range(len(group.rewards)), key=lambda sample: -group.rewards[sample])
+    same_text = defaultdict(list)
+    for sample in by_reward:
+        same_text[group.texts[sample]].append(sample)
+    for samples in same_text.values():
+        console.print()
+        for text in completion_lines(group, samples, run.config.get("reward") or ""):
+            console.print(text)
+    console.print()
+    show_next(run, f"why {arguments.step} {arguments.group} {by_reward[-1]}", arguments, console)
+
+
+def completion_lines(group: Group, samples: Sequence[int], reward_name: str) -> Iterator[Text]:
+    """Yield the lines of the completions `samples`, which have the same text."""
+    first = samples[0]
+    completion, score = group.completions[first], group.scores[first]
+    target = group.problem.target
+
+    title = f"completion{'s' * (len(samples) > 1)} {', '.join(map(str, samples))}"
+    reward = f" ({reward_name})" if reward_name else ""
+    end = "truncated" if completion.is_truncated else "complete"
+    if completion.is_demonstration:
+        end = "the right answer, which was shown"
+    yield Text.assemble(
+        (title, "bold"),
+        f"  reward {score.reward:.3f}{reward}, score {score.value:.3f}, advantage "
+        f"{advantage_of(group, first)}, {len(completion.tokens)} tokens, {end}",
+    )
+
+    said = []
+    if target.strip():
+        said.append(first_divergence(target, completion.text) or "right to the end")
+    for name, value in score.parts.items():
+        if value is not None:
+            text = f"{value:.3g}" if isinstance(value, float) else escape_control(str(value))
+            said.append(f"{name} {text}")
+    if said:
+        yield Text(", ".join(said), "dim")
+    yield rendered(aligned(target, completion.text))
+
+
+def rendered(columns: Sequence[Column]) -> Text:
+    """Return the alignment as text; the number of its words is the middle of a long right run."""
+    pieces: list[Text] = []
+    for right, same in groupby(columns, lambda column: column.kind in ("match", "plain")):
+        run = list(same)  # neighbouring words that are all right, or all wrong
+        words = [_word(column) for column in run]
+        hidden = len(run) - 2 * CONTEXT
+        if right and hidden > CONTEXT:
+            what = "right" if run[0].kind == "match" else "more"
+            words[CONTEXT:-CONTEXT] = [Text(f"… {hidden} {what} …", "dim")]
+        pieces += words
+    return Text(" ").join(pieces)
+
+
+def _word(column: Column) -> Text:
+    kind, wanted, written = column
+    if kind in ("match", "plain"):
+        return Text(escape_control(written or ""))
+    missing = f"[-{escape_control(wanted)}-]" if wanted is not None else ""
+    added = f"{{+{escape_control(written)}+}}" if written is not None else ""
+    return Text(missing + added, STYLES[kind])
+
+
+def advantage_of(group: Group, sample: int) -> str:
+    """Return the advantage of a completion, or the range of its tokens' advantages."""
+    if not group.advantages:
+        return "none"
+    advantage = group.advantages[sample]
+    if isinstance(advantage, list):
+        return f"{min(advantage):+.3f} to {max(advantage):+.3f} by token"
+    return f"{advantage:+.3f}"
 
 
 def show_tokens(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
@@ -240,12 +324,125 @@ def show_tokens(run: RunData, arguments: argparse.Namespace, console: Console) -
             {
                 "position": position,
                 "token": token,
-                "text": text,
-                "logprob": logprob,
+                "log-prob": logprob,
                 "advantage": own,
+                "text": text,
             }
         )
-    show_table(console, lines, TOKEN_FIGURES, {"text": itemgetter("text")})
+    formats = {"position": "d", "token": "d", "log-prob": ".4f", "advantage": "+.3f"}
+    show_table(console, lines, {name: (name, x) for name, x in formats.items()}, ["text"])
+
+
+# --- why, in sentences that have the numbers that they are made of -----------------------------
+
+
+def show_why(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
+    """Say in words why a completion earned its reward and advantage, and what it taught."""
+    step, number, sample, kind = (
+        getattr(arguments, name) for name in ("step", "group", "sample", "kind")
+    )
+    group_of(run, arguments)
+    for name, sentence in why(run.config, run.groups(step, kind), number, sample, kind).items():
+        line = Text.assemble((f"{name:<9}  ", "bold"), escape_control(sentence))
+        console.print(line, soft_wrap=not console.is_terminal)
+    show_next(run, f"tokens {step} {number} {sample}", arguments, console)
+
+
+def why(
+    config: Record, groups: Sequence[Group], number: int, sample: int, kind: str = "step"
+) -> dict[str, str]:
+    """Return the sentences on "reward", "advantage" and "training" of a completion.
+
+    It is completion `sample` of group `number`, in `groups` of a step's rollouts of a `kind`.
+    """
+    group = groups[number]
+    advantage = training = "none: the completion was not sampled for training"
+    if kind == "step":
+        advantage = advantage_in_words(config, groups, group, sample)
+        training = training_in_words(config, groups, group, sample)
+    is_of_step = kind in ("step", "failed")
+    reward = reward_in_words(config, group, sample, is_of_step=is_of_step)
+    return {"reward": reward, "advantage": advantage, "training": training}
+
+
+def advantage_in_words(config: Record, groups: Sequence[Group], group: Group, sample: int) -> str:
+    """Return how the reward became the advantage, e.g. "-0.523 = (0.190 - 0.471) / 0.537, ..."."""
+    from grpo.learn.advantages import EPS, divisors  # imports torch, which takes seconds
+
+    rewards = group.rewards
+    mean = fmean(rewards)
+    if not group.advantages:
+        done = DONE_TO.get(group.action, "not trained on")
+        if group.action in ("resample", "demonstrate"):
+            done += ", see its next try"
+        return (
+            f"none: the group was {done} ({group.class_name}: "
+            f"{WHY.get(group.class_name, 'its rewards vary')}); the mean of its {len(rewards)} "
+            f"rewards is {mean:.3f}"
+        )
+
+    advantage = advantage_of(group, sample)
+    if isinstance(group.advantages[sample], list):
+        return f"{advantage}: each token has its own, by what its word added to the reward"
+
+    # "batch" is over all groups that the step trained on.
+    scale = config.get("scale", "group")
+    trained = [each for each in groups if each.advantages] if scale == "batch" else [group]
+    (divisor, *_) = divisors([each.rewards for each in trained], scale=scale)
+
+    digits = _enough_digits(advantage, rewards[sample], mean, divisor)
+    difference = f"({rewards[sample]:.{digits}f} - {mean:.{digits}f})"
+    of_group = f"the reward less the mean of the group's {len(rewards)} rewards"
+    if scale == "none":
+        return f"{advantage} = {difference}: {of_group}"
+
+    count = sum(len(each.rewards) for each in trained)
+    whose = "their" if scale == "group" else f"the step's {count} trained rewards'"
+    return (
+        f"{advantage} = {difference} / {divisor:.{digits + 1}f}: {of_group}, over {whose} standard "
+        f"deviation + {EPS:g}"
+    )
+
+
+def _enough_digits(advantage: str, reward: float, mean: float, divisor: float) -> int:
+    """Return the decimals (one more for the divisor) that give the `advantage` again."""
+    for digits in range(3, 17):
+        difference = round(reward, digits) - round(mean, digits)
+        if float(f"{difference / round(divisor, digits + 1):.3f}") == float(advantage):
+            return digits
+    return 3  # the stored advantage was computed in another way
+
+
+def training_in_words(config: Record, groups: Sequence[Group], group: Group, sample: int) -> str:
+    """Return whether the step trained on a completion, and with which weight."""
+    completion = group.completions[sample]
+    if group.action == "demonstrate":
+        if sample == len(group.completions) - 1:
+            return "no: the right answer took its place in the group's next try"
+        return "in the group's next try, in which the right answer takes the last one's place"
+    if not group.advantages:
+        return "no: the group taught nothing"
+
+    trained = [
+        len(each.tokens)
+        for each in chain.from_iterable(one.completions for one in groups if one.advantages)
+    ]
+    length, loss = len(completion.tokens), str(config.get("loss", "dapo"))
+    weight = "weighted by the run's own loss"
+    if loss in WEIGHTED_BY:
+        numbers = {"rows": len(trained), "length": length, "tokens": sum(trained)}
+        weight = f"each with weight 1 / {WEIGHT_WORDS[WEIGHTED_BY[loss]].format(**numbers)}"
+
+    advantage, effect = group.advantages[sample], ""
+    if advantage == 0:
+        effect = "; its advantage is 0, so it taught nothing"
+    elif not isinstance(advantage, list):
+        sign, verb = ("positive", "raises") if advantage > 0 else ("negative", "lowers")
+        effect = f"; its advantage is {sign}, so the update {verb} its probability"
+    return f"yes, on its {length} tokens, {weight}{effect}"
+
+
+# --- replay -----------------------------------------------------------------------------------
 
 
 def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -> int:
@@ -253,20 +450,18 @@ def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -
     from grpo.tools.replay import replay  # imports the trainer, which takes seconds
 
     result = replay(run, arguments.step, (arguments.task, arguments.reward_file, arguments.loss))
-    lines = [
-        {"figure": name, "stored": old, "again": new, "same": old == new}
-        for name, (old, new) in result["figures"].items()
-    ]
-    *numbers, texts, advantages = lines
-    words: dict[str, Callable[[Record], Any]] = {
-        "": itemgetter("figure"),
-        "same": lambda line: Text("yes") if line["same"] else Text("no", "bold red"),
-    }
-    figures = {"stored": ("stored", ".17g"), "repeated": ("again", ".17g")}
-    show_table(console, numbers, figures, words)
-    for line, source in ((texts, "tokens"), (advantages, "rewards")):
-        verb = "are the same" if line["same"] else "differ"
-        console.print(f"{line['figure']} from the stored {source}: they {verb}")
+    lines, said = [], []
+    for name, (old, new) in result["figures"].items():
+        if source := {"texts": "tokens", "advantages": "rewards"}.get(name):
+            verb = "are the same" if old == new else "differ"
+            said.append(f"{name} from the stored {source}: they {verb}")
+        else:
+            same = Text("yes") if old == new else Text("no", "bold red")
+            lines.append({"figure": name, "stored": old, "repeated": new, "same": same})
+    figures = {name: (name, ".17g") for name in ("stored", "repeated")}
+    show_table(console, lines, figures, ["figure", "same"])
+    for line in said:
+        console.print(line)
     start = f"step {result['start']}'s checkpoint" if result["start"] else "the run's first model"
     outcome = "identical to the last bit" if result["same"] else "it differs"
     console.print(f"step {arguments.step}, repeated from {start}: {outcome}")

@@ -80,7 +80,7 @@ class TrainedRun(RunData):
 
     def report(self, output: str | Path | None = None) -> Path:
         """Write the report, one HTML page, and return its path (by default in the run)."""
-        from grpo.tools.report.page import write_report  # a tool, which a loop does not need
+        from grpo.report import write_report  # which a loop does not need
 
         if output:
             check_output(str(output), "report()")

@@ -12,24 +12,67 @@ is no such run, or if a file is damaged.
 """
 
 import argparse
+import hashlib
+import html
+import json
 import math
+import re
 import sys
 import time
-from collections.abc import Sequence
+from base64 import b64encode
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from itertools import accumulate, chain, takewhile
 from pathlib import Path
+from typing import Any
 
-from data.errors import Parser, UserError, exit_status, printable
-from data.files import check_output
-from grpo.run.logs import load_run
-from grpo.tools.report.page import MEGABYTES, RELOAD_SECONDS, write_report
+from data.errors import Parser, UserError, escape_control, exit_status, printable
+from data.files import check_output, write_whole
+from grpo.config import Config
+from grpo.ending import FAILED, figures_of
+from grpo.records import WHY, Group, level_name
+from grpo.run.logs import RunData, checkpoint_folders, load_run, step_of
+from grpo.show.console import counted, interval, sampling_name
+from grpo.tools.report.samples import Pieces, packed, pieces_of
+from grpo.variance import COLLAPSED
+from tasks.registry import is_of_project
+
+Record = Mapping[str, Any]
+
+# The folder of page.html and its parts.
+FOLDER = Path(__file__).parent / "tools" / "report"
+SCRIPTS = ("base.js", "charts.js", "samples.js", "page.js")
+STYLES = ("page.css", "samples.css")
+
+# The Content-Security-Policy of the page: no script but its own, and no network.
+POLICY = "default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:"
+
+# How often the page of a run in progress is written and loaded again.
+RELOAD_SECONDS = 30
+
+# The size of the completions of all runs, unless another is asked for. One step may take an eighth
+# of it, and the steps with decisions and warnings a half, so that the first and last always fit.
+MEGABYTES = 3.0
+STEP_SHARE = 1 / 8
+NOTABLE_SHARE = 1 / 2
+
+# The most points of a curve. Of a longer run only every second, third ... step is shown.
+MAX_POINTS = 2000
+
+# Learning begins where the running mean of this many steps has risen, for good, by this share of
+# its whole rise. A smaller rise than MIN_RISE is not told from noise.
+WINDOW = 3
+SHARE = 0.2
+MIN_RISE = 0.05
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program with these arguments; return the exit status."""
-    return exit_status("grpo.report", lambda: report(argv))
+    return exit_status("grpo.report", lambda: start(argv))
 
 
-def report(argv: Sequence[str] | None) -> int:
+def start(argv: Sequence[str] | None) -> int:
     """Write the page, and print its path; with --live, again until the runs have ended."""
     arguments = parse(argv)
     if arguments.output:
@@ -66,6 +109,350 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     if not 0 < arguments.megabytes < math.inf:
         raise UserError("--megabytes: give a number above 0, such as 4")
     return arguments
+
+
+# --- the page ---------------------------------------------------------------------------------
+
+
+def write_report(
+    runs: Sequence[RunData],
+    output: Path | None = None,
+    megabytes: float = MEGABYTES,
+    *,
+    is_live: bool = False,
+) -> Path:
+    """Write the page of `runs`, and return its path: by default report.html in the first run.
+
+    `megabytes` is the size of the completions of all runs together. A live page loads itself again.
+    """
+    output = output or runs[0].path / "report.html"
+    budget = round(megabytes * 1e6 / len(runs))
+    write_whole(output, page(runs, budget, is_live=is_live).encode())
+    return output
+
+
+def page(runs: Sequence[RunData], budget: int, *, is_live: bool = False) -> str:
+    """Return the page as HTML, with at most `budget` bytes of completions for each run."""
+    from plotly.offline import get_plotlyjs  # here, because it takes a while to import
+
+    samples = [kept_samples(run, budget) for run in runs]
+    descriptions = [described(run, list(kept)) for run, kept in zip(runs, samples)]
+    values = {"runs": descriptions, "classes": WHY, "reload": RELOAD_SECONDS if is_live else 0}
+    blocks = {"data": _compact(values)}
+    for number, kept in enumerate(samples):
+        steps = ",".join(f'"{step}":{text}' for step, text in kept.items())
+        blocks[f"samples-{number}"] = f"{{{steps}}}"
+
+    scripts = {
+        "plotly": get_plotlyjs(),
+        "script": "".join((FOLDER / name).read_text("utf-8") for name in SCRIPTS),
+    }
+    # The page allows these scripts and no others.
+    digests = [hashlib.sha256(script.encode()).digest() for script in scripts.values()]
+    hashes = " ".join(f"'sha256-{b64encode(digest).decode()}'" for digest in digests)
+    names = ", ".join(description["name"] for description in descriptions)
+    parts = {
+        **scripts,
+        "title": html.escape(f"{names} · report"),
+        "style": "".join((FOLDER / name).read_text("utf-8") for name in STYLES),
+        # Elements that are not executed, and that nothing in them ends.
+        "data": "\n".join(
+            f'<script type="application/json" id="{name}">{text}</script>'
+            for name, text in blocks.items()
+        ),
+        "policy": POLICY.format(hashes=hashes),
+    }
+
+    # All parts are inserted in one pass, so that marks within a part stay as they are.
+    frame = (FOLDER / "page.html").read_text("utf-8")
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], frame)
+
+
+def _compact(value: Any) -> str:
+    """Return a value as JSON with each "<" escaped; it occurs in strings only."""
+    return json.dumps(value, separators=(",", ":")).replace("<", "\\u003c")
+
+
+# --- what the page shows of a run, except for its completions ---------------------------------
+
+
+def described(run: RunData, kept: Sequence[int]) -> dict[str, Any]:
+    """Return the verdict, metrics, evaluations, decisions, warnings, checkpoints and settings.
+
+    The page has the completions of the steps in `kept`.
+    """
+    config = {name: value for name, value in run.config.items() if name != "facts"}
+    defaults, control = asdict(Config()), config.get("control") or "none"
+    every = max(1, math.ceil(len(run.metrics) / MAX_POINTS))
+    lines = run.metrics[::every]
+    numbers = [[key for key, x in line.items() if isinstance(x, (int, float))] for line in lines]
+    # A task or a reward of the user's own may have any range.
+    has_own = "reward-range" in (config.get("task_options") or {})
+    is_known = is_of_project(str(config.get("task"))) and not has_own
+    seconds = accumulate(line.get("step_time") or 0.0 for line in run.metrics)
+    return _harmless_values(
+        {
+            "name": run.path.resolve().name,
+            "path": str(run.path),
+            "control": None if control == "none" else str(control),
+            "outcome": outcome(run),
+            "headline": headline(run),
+            "heldout": heldout(run),
+            "range": [0.0, 1.0] if is_known else None,
+            # The curves, the minutes trained after each step, and how many steps the run has made.
+            "metrics": {
+                name: [line.get(name) for line in lines]
+                for name in dict.fromkeys(chain.from_iterable(numbers))
+            },
+            "minutes": [value / 60 for value in seconds][::every],
+            "made": len(run.metrics),
+            # What happened, by step.
+            "evals": run.evals,
+            "decisions": run.decisions,
+            "warnings": warnings_of(run.metrics),
+            "checkpoints": [step_of(path) for path in checkpoint_folders(run.path)],
+            # The settings, and which steps have completions.
+            "config": _listed(config),
+            "changed": [name for name, x in config.items() if x != defaults.get(name, x)],
+            "facts": _listed(run.config.get("facts") or {}),
+            "stored": len(run.steps()),
+            "kept": kept,
+        }
+    )
+
+
+def _harmless_values(value: Any) -> Any:
+    """Return JSON values with texts escaped, and floats rounded to six significant digits."""
+    if isinstance(value, str):
+        return escape_control(value)
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, Mapping):
+        return {_harmless_values(key): _harmless_values(each) for key, each in value.items()}
+    return [_harmless_values(each) for each in value] if isinstance(value, (list, tuple)) else value
+
+
+def headline(run: RunData) -> list[tuple[str, str]]:
+    """Return the facts at the head of the page, as (name, text)."""
+    config, facts = run.config, run.config.get("facts") or {}
+    unit = next((line.get("unit") or "" for line in run.evals), "")
+    model = str(config.get("model"))
+    if config.get("start"):
+        model = f"{model}, started from {config['start']}"
+
+    tokens = run.metrics[-1].get("num_tokens", 0) if run.metrics else 0
+    seconds = sum(line.get("step_time") or 0 for line in run.metrics)
+    threads = f", {facts['threads']} threads" if facts.get("threads") else ""
+    return [
+        ("task", str(config.get("task"))),
+        ("level", f"{config.get('level', '')} {unit}".strip()),
+        ("model", model),
+        ("reward", str(config.get("reward") or "the task's own reward")),
+        ("steps", f"{len(run.metrics):,}"),
+        ("tokens", f"{tokens:,}"),
+        ("time", f"{timedelta(seconds=round(seconds))} h"),
+        ("hardware", f"{facts.get('device', 'unknown')}{threads}"),
+    ]
+
+
+def heldout(run: RunData) -> list[dict[str, Any]]:
+    """Return the first and the last reported score for each level and temperature.
+
+    Those of the run's own level come first.
+    """
+    series: dict[tuple, list[Record]] = {}
+    for line in run.reports:
+        series.setdefault((line["level"], line["temperature"]), []).append(line)
+
+    own_level = run.config.get("level")
+    found = []
+    for level, temperature in sorted(series, key=lambda key: (key[0] != own_level, key)):
+        lines = series[level, temperature]
+        ends, last = lines[:1] + lines[1:][-1:], lines[-1]
+        metric = last.get("metric", "score")
+        exact = " → ".join(f"{line['exact']:.2f}" for line in ends)
+        found.append(
+            {
+                "what": f"{metric} at {level_name(level, last.get('unit') or '')}",
+                "how": f"{counted(last)}, {sampling_name(last)}",
+                "scores": [interval(line) for line in ends],
+                # An exact match is the score itself, so it is not repeated.
+                "exact": None if metric == "exact match" else exact,
+            }
+        )
+    return found
+
+
+def warnings_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
+    """Return the steps at which something went wrong, and what: a trap, collapsed groups, alarms.
+
+    What holds for several steps in a row is listed at the first of them.
+    """
+    found = []
+    before: set[str] = set()
+    for line in lines:
+        now = _troubles(line)
+        found += [{"step": line["step"], "why": why} for why in sorted(now - before)]
+        before = now
+    return found
+
+
+def _troubles(line: Record) -> set[str]:
+    """Return what went wrong at a step: an alarm, or most of it in a trap or collapsed."""
+    troubles = {each for each in line.get("events", ()) if each.startswith("ALARM")}
+    for name, share in line.items():
+        if name.startswith("traps/") and (share or 0) >= 0.5:
+            trap = name.removeprefix("traps/")
+            troubles.add(f"at least half of the completions are in a trap: {trap}")
+
+    collapsed = sum(line.get(f"groups/class/{name}") or 0 for name in COLLAPSED)
+    if collapsed >= 0.5 * (line.get("groups/count") or math.inf):
+        troubles.add("at least half of the groups collapsed")
+    if line.get("stopped"):
+        troubles.add(f"stopped: {line['stopped']}")
+    return troubles
+
+
+def _listed(values: Record) -> list[tuple[str, str]]:
+    """Return names and values as the page shows them, e.g. ("level", "25")."""
+    shown = {name: "–" if value in (None, "", {}) else value for name, value in values.items()}
+    return [
+        (str(name), value if isinstance(value, str) else json.dumps(value, default=str))
+        for name, value in shown.items()
+    ]
+
+
+# --- the verdict ------------------------------------------------------------------------------
+
+
+def outcome(run: RunData) -> dict[str, Any]:
+    """Return the verdict: a title, a sentence, figures (name, text, step or None), and a command.
+
+    A run that is still training, or was interrupted, has no verdict line. Its figures are those of
+    the steps so far.
+    """
+    line = run.verdict or {}
+    kind = line.get("verdict", "no verdict yet")
+    is_good = kind in ("learned", "already solved")
+    text = ""
+    if line.get("difference") is not None:
+        text = f"{line['difference']:+.3f} on held-out problems"
+    if line.get("low") is not None:
+        bounds = f"95 % interval {line['low']:+.3f} to {line['high']:+.3f}"
+        text += f" ({bounds}, n = {line['n']}, paired)"
+    if line.get("imitated") is not None:
+        text += f", of which imitation does not count: it had reached {line['imitated']:.3f}"
+
+    spent = figures_of(run.metrics)
+    shown = f"{spent['demonstrated']:.0%} of the groups trained on"
+    began = learning_began(run.metrics) if kind == "learned" else None
+    solved = line.get("solved_step")
+    figures = [
+        ("steps that updated the weights", f"{spent['updated']} of {spent['steps']}", None),
+        ("sampled tokens that taught nothing", f"{spent['untaught']:.0%}", None),
+        ("completions truncated", f"{spent['truncated']:.0%}", None),
+        ("right answers shown", shown if spent["demonstrated"] else "", None),
+        ("learning began", "" if began is None else f"step {began}", began),
+        ("solved for good", "" if solved is None else f"step {solved}", solved),
+        ("most common mistake", line.get("mistake"), None),
+        ("stopped", line.get("stopped"), None),
+    ]
+    return {
+        "title": kind.capitalize(),
+        "tone": "good" if is_good else "bad" if kind in FAILED else "open",
+        "text": text,
+        "why": [line[name] for name in ("cause", "remedy") if line.get(name)],
+        "figures": [figure for figure in figures if figure[1]],
+        "next": line.get("next_command") or "",
+    }
+
+
+def learning_began(metrics: Sequence[Record]) -> int | None:
+    """Return the first step from which the score has risen for good; None if it does not rise.
+
+    It is looked for at the run's first level: a harder one lowers the score.
+
+    >>> lines = [{"step": n + 1, "level": 1, "value": 0.0 if n < 9 else 1.0} for n in range(20)]
+    >>> learning_began(lines)
+    10
+    """
+    first = metrics[0].get("level") if metrics else None
+    lines = list(takewhile(lambda line: line.get("level") == first, metrics))
+    scores = [line["value"] for line in lines if line.get("value") is not None]
+    if len(scores) < max(len(lines), 2 * WINDOW):
+        return None
+
+    running = [sum(scores[at : at + WINDOW]) / WINDOW for at in range(len(scores) - WINDOW + 1)]
+    rise = max(running) - running[0]
+    if rise < MIN_RISE:
+        return None
+    low = [at for at, mean in enumerate(running) if mean < running[0] + SHARE * rise]
+    begins = low[-1] + WINDOW
+    return int(lines[begins]["step"]) if begins < len(lines) else None
+
+
+# --- the completions that fit -----------------------------------------------------------------
+
+
+def kept_samples(run: RunData, budget: int) -> dict[int, str]:
+    """Return the groups of some steps as JSON, as many as fit into `budget` bytes.
+
+    Notable steps (with decisions and warnings) come first, then evenly spaced ones.
+    """
+    steps, pieces = run.steps(), pieces_of(run.path)
+    marked = {line["step"] for line in run.decisions if line["kind"] != "stay"}
+    marked |= {line["step"] for line in warnings_of(run.metrics)}
+    notable = sorted(marked & set(steps))
+
+    def texts(wanted: Sequence[int]) -> Iterator[tuple[int, str]]:
+        for step in wanted:
+            yield step, packed_step(run.groups(step), run.config, pieces, STEP_SHARE * budget)
+
+    kept = _as_many(texts(evenly_spaced(notable)), NOTABLE_SHARE * budget)
+    rest = [step for step in evenly_spaced(steps) if step not in kept]
+    kept |= _as_many(texts(rest), budget - sum(map(len, kept.values())))
+    return dict(sorted(kept.items()))
+
+
+def packed_step(
+    groups: Sequence[Group], config: Record, pieces: Pieces | None, budget: float = math.inf
+) -> str:
+    """Return the groups of a step as JSON; evenly spaced ones, if `budget` bytes are too few."""
+    texts = (
+        (number, _compact(packed(groups[number], number, config, pieces)))
+        for number in evenly_spaced(range(len(groups)))
+    )
+    kept = _as_many(texts, budget - 40)  # the bytes around the groups
+    in_order = ",".join(text for _, text in sorted(kept.items()))
+    return f'{{"count":{len(groups)},"groups":[{in_order}]}}'
+
+
+def _as_many(texts: Iterable[tuple[int, str]], budget: float) -> dict[int, str]:
+    """Return the first of the numbered texts, as many as fit into `budget` bytes."""
+    kept: dict[int, str] = {}
+    for number, text in texts:
+        budget -= len(text) + 1
+        if budget < 0:
+            break
+        kept[number] = text
+    return kept
+
+
+def evenly_spaced(numbers: Sequence[int]) -> list[int]:
+    """Return numbers in an order in which those so far are always evenly spaced.
+
+    First the ends, then the middles of ever smaller gaps.
+
+    >>> evenly_spaced(range(5))
+    [0, 4, 2, 1, 3]
+    """
+    order: dict[int, None] = {}
+    parts = 1
+    while len(order) < len(numbers):
+        last = len(numbers) - 1
+        order |= dict.fromkeys(numbers[part * last // parts] for part in range(parts + 1))
+        parts *= 2
+    return list(order)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from grpo import load_run
-from grpo.show.lines import interval
+from grpo.show.console import interval
 
 HEAD = "run|steps|before|after|exact|n|M tokens|wasted|std, first steps|last".split("|")
 

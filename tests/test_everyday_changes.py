@@ -16,7 +16,7 @@ from grpo.learn import loss
 from grpo.model.load import load_policy
 from grpo.records import CLASSES
 from grpo.run import trackers
-from grpo.show.lines import FIGURES
+from grpo.show.console import FIGURES
 from grpo.variance import RETRIES, VarianceMonitor
 
 WEIGHTS = {
@@ -49,7 +49,7 @@ def test_a_metric_that_the_console_shows_is_measured(tiny_model):
     policy = load_policy(str(tiny_model), device="cpu", keep_reference=True)
     measured = trainer_for(policy, beta=0.1).step().metrics
     missing = FIGURES.keys() - measured.keys() - {"memory_gb"}  # of a GPU
-    assert not missing, f"grpo/show/lines.py has the format of what no step measures: {missing}"
+    assert not missing, f"grpo/show/console.py has the format of what no step measures: {missing}"
 
 
 def test_a_tracker_has_a_class_and_a_package():

@@ -135,7 +135,7 @@ def choose_prompt(
     with console.working("pre-flight"):
         best, rows = survey_prompts(policy, parts.supply, configs, level, ranks)
 
-    console.prompts(rows)
+    console.survey(rows)
     why = (
         f"prompt {best + 1} of {len(rows)} does best: reward {rows[best]['reward']:.3f}, score "
         f"{rows[best]['value']:.3f}"
@@ -231,7 +231,7 @@ class Run:
         title = f"the first prompt as it is sent to the model, {number:,} tokens"
         if policy.tokenizer.chat_template is None:
             title += ", without a chat template: the model has none"
-        self.console.prompt(title, middle_left_out(lines))
+        self.console.part(title, [f"  {line}" for line in middle_left_out(lines)], "dim")
 
     def _restore(self, checkpoint: Path) -> None:
         """Continue from a checkpoint. Files of later steps are removed; they are made again."""

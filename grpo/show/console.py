@@ -1,40 +1,68 @@
 """The console of a run: one line for each thing that happens, and what is being done meanwhile.
 
 Text from a model or a file passes `escape_control`, and is never parsed for markup. So no such text
-can move the cursor or colour the screen. All clock times are UTC.
+can move the cursor or colour the screen. All clock times are UTC. Torch is not imported until a
+run's settings are shown, because programs that only read a run use these lines and tables, too.
 """
 
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from datetime import timedelta
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-import torch
 from rich.console import Console as RichConsole
 from rich.text import Text
 
 from data.errors import escape_control, shortened
 from grpo.config import Config
-from grpo.evaluate import ShowProgress
-from grpo.records import StepReport
-from grpo.show.lines import Evaluation, evaluation_line, show_table, step_line, summary_table
-from grpo.trainer import Trainer
+from grpo.records import StepReport, level_name
 from tasks.base import declared_budget, problems_of, sources_of
 
-# Without a terminal: the seconds that an activity takes before a line says how far it is, and the
-# seconds between two such lines.
-FIRST = 10.0
+if TYPE_CHECKING:
+    from grpo.trainer import Trainer
+
+Record = Mapping[str, Any]
+
+# Without a terminal, the seconds between two lines that say how far an activity is.
 EVERY = 30.0
 
 # The weight of a step's time in the moving average that predicts the time left.
 PACE_WEIGHT = 0.2
 
-# The columns of the table of a pre-flight: heading, (key of the number, format).
+# The metrics in the line of a step, and their formats. Widths are fixed, so that the lines of a run
+# form columns. "{name}" is the name of the score.
+FIGURES = {
+    "level": "  level {:>3g}",
+    "reward": "  reward {:.3f}",
+    "group_std": " ± {:.3f}",
+    "value": "  {name} {:.3f}",
+    "groups/kept": "  trained on {:>2g}",
+    "groups/count": " of {:g} groups",
+    "groups/resampled": "  resampled {:>2g}",
+    "temperature": "  T {:.2f}",
+    "completions/clipped_ratio": "  truncated {:>4.0%}",
+    "completions/mean_length": "  {:>5.1f} tokens",
+    "tokens_per_second": "  {:>7,.0f} tok/s",
+    "step_time": "  {:>5.1f} s",
+    "memory_gb": "  {:>5.1f} GB",
+}
+
+# What precedes an evaluation that is no report, by its purpose.
+OCCASIONS = {
+    "warm start": "imitating: ",
+    "imitation": "after imitation: ",
+    "promotion": "validation check: ",
+}
+
+# The columns of the pre-flight's tables of levels and of prompts: heading, (key, format).
 SURVEY = {
     "level": ("level", "g"),
+    "examples": ("shots", "g"),
+    "reward": ("reward", ".3f"),
     "score": ("value", ".3f"),
     "exact": ("exact", ".3f"),
     "std": ("reward_std", ".3f"),
@@ -44,19 +72,13 @@ SURVEY = {
     "distinct": ("distinct", ".1f"),
 }
 
-PROMPTS = {
-    "examples": ("shots", "g"),
-    "reward": ("reward", ".3f"),
-    "score": ("value", ".3f"),
-    "groups\nthat vary": ("varied", ".0%"),
-    "truncated": ("truncated", ".0%"),
-}
-
-
-def _end_of_wording(row: Mapping[str, Any]) -> str:
-    """Return the last words of the instruction, before the texts."""
-    instruction = row["wording"].partition("\n")[0]
-    return f"… {instruction[-50:]}" if instruction else "as the task's own"
+# Settings that are always in the list of a run's settings, and those that are shown elsewhere. The
+# others are listed if they are not at their default.
+MAIN = "reward learning_rate lora_rank temperature loss scale credit beta on_degenerate".split()
+ELSEWHERE = (
+    "task level steps name resume start mixed control dataset problems task_options model device "
+    "dtype prompts group_size max_new_tokens curriculum"
+).split()
 
 
 class Console:
@@ -96,19 +118,19 @@ class Console:
         for name, value in settings.items():
             self._write(f"{name:<{width}}  {value}")
 
-    def survey(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Print the table of the pre-flight: each row has the fields of a `LevelSurvey`."""
-        show_table(self._rich, rows, SURVEY, {})
+    def survey(self, rows: Sequence[Record]) -> None:
+        """Print a table of the pre-flight, with a row for each level or for each prompt."""
+        figures = {head: column for head, column in SURVEY.items() if column[0] in rows[0]}
+        words = ["the wording ends"] if "wording" in rows[0] else []
+        lines = [{**row, "the wording ends": _ending(row.get("wording", ""))} for row in rows]
+        show_table(self._rich, lines, figures, words)
 
-    def prompts(self, rows: Sequence[Mapping[str, Any]]) -> None:
-        """Print the table of prompts: each row has the fields of a `PromptSurvey`."""
-        show_table(self._rich, rows, PROMPTS, {"the wording ends": _end_of_wording})
-
-    def prompt(self, title: str, lines: Sequence[str]) -> None:
-        """Print a prompt under its title."""
-        self._write(title, "dim")
+    def part(self, title: str, lines: Sequence[str], style: str = "bold") -> None:
+        """Print lines below a title."""
+        self._write("")
+        self._write(title, style)
         for line in lines:
-            self._write(f"  {line}")
+            self._write(line)
 
     def step(self, report: StepReport) -> None:
         """Print the line of a finished step (1, 2, ...), and its events."""
@@ -121,7 +143,7 @@ class Console:
         for event in report.events:
             self.say(event, "yellow" if event.startswith("ALARM") else "")
 
-    def evaluation(self, line: Evaluation) -> None:
+    def evaluation(self, line: Record) -> None:
         """Print a line of eval.jsonl (see `evaluation_line`)."""
         self.say(evaluation_line({"metric": self.metric, **line}))
 
@@ -129,8 +151,8 @@ class Console:
         self,
         files: Mapping[str, str],
         next_commands: Sequence[str] = (),
-        before: Sequence[Evaluation] = (),
-        after: Sequence[Evaluation] = (),
+        before: Sequence[Record] = (),
+        after: Sequence[Record] = (),
         verdict: Sequence[str] = (),
         is_expected: bool = True,
     ) -> None:
@@ -139,24 +161,13 @@ class Console:
         A verdict that is not expected is in colour.
         """
         if verdict:
-            title, *lines = verdict
-            self._write("")
-            self._write(title, "bold" if is_expected else "bold red")
-            for line in lines:
-                self._write(line)
+            self.part(verdict[0], verdict[1:], "bold" if is_expected else "bold red")
         if before or after:
             title, *lines = summary_table(before, after, self.metric)
-            self._part(title, lines)
+            self.part(title, lines)
         width = max(map(len, files))
-        self._part("files", [f"  {key:<{width}}  {path}" for key, path in files.items()])
-        self._part("next", [f"  {command}" for command in next_commands])
-
-    def _part(self, title: str, lines: Sequence[str]) -> None:
-        """Print the part of a summary below its title."""
-        self._write("")
-        self._write(title, "bold")
-        for line in lines:
-            self._write(line)
+        self.part("files", [f"  {key:<{width}}  {path}" for key, path in files.items()])
+        self.part("next", [f"  {command}" for command in next_commands])
 
     def _write(self, line: str, style: str = "") -> None:
         """Print a line in one piece, so that a path or a command in it can be copied whole."""
@@ -168,12 +179,12 @@ class Console:
     # --- what is being done -------------------------------------------------------------------
 
     @contextmanager
-    def working(self, what: str) -> Iterator[ShowProgress]:
+    def working(self, what: str) -> Iterator[Callable[[str, int, int], None]]:
         """Show that `what` is being done as long as this block lasts.
 
         The block gets a function that says how far it is: ``progress("scoring", 64, 200)``.
         """
-        start, next_line = time.monotonic(), FIRST
+        start, next_line = time.monotonic(), EVERY
         status = self._rich.status(_dim(what), spinner="line", refresh_per_second=4)
 
         def progress(part: str, done: int, total: int) -> None:
@@ -204,18 +215,16 @@ def _dim(line: str) -> Text:
     return Text(escape_control(line), "dim")
 
 
+def _ending(wording: str) -> str:
+    """Return the last words of the instruction, before the texts."""
+    instruction = wording.partition("\n")[0]
+    return f"… {instruction[-50:]}" if instruction else "as the task's own"
+
+
 # --- the settings of a run --------------------------------------------------------------------
 
-# Settings that are shown always; all others but those of other lines if they are not at their
-# default.
-MAIN = "reward learning_rate lora_rank temperature loss scale credit beta on_degenerate".split()
-ELSEWHERE = (
-    "task level steps name resume start mixed control dataset problems task_options model device "
-    "dtype prompts group_size max_new_tokens curriculum"
-).split()
 
-
-def settings_of(folder: Path, config: Config, trainer: Trainer) -> dict[str, str]:
+def settings_of(folder: Path, config: Config, trainer: "Trainer") -> dict[str, str]:
     """Return a line for each aspect of the run in `folder`."""
     control = {
         name: f"{control}: a control experiment, whose rewards carry no information"
@@ -232,9 +241,12 @@ def settings_of(folder: Path, config: Config, trainer: Trainer) -> dict[str, str
     if own := problems_of(task, "train"):
         problems = f"{len(own):,} training problems of the data, shuffled each epoch"
 
-    default = {each.name: each.default for each in fields(Config)}
-    names = [name for name in default if name in MAIN or getattr(config, name) != default[name]]
-    chosen = {name: getattr(config, name) for name in names if name not in ELSEWHERE}
+    chosen = [
+        f"{each.name} {shortened(str(value), 40)}"
+        for each in fields(Config)
+        if (value := getattr(config, each.name)) != each.default or each.name in MAIN
+        if each.name not in ELSEWHERE
+    ]
     return {
         "run": str(folder),
         **control,
@@ -242,11 +254,13 @@ def settings_of(folder: Path, config: Config, trainer: Trainer) -> dict[str, str
         "problems": problems,
         "model": _model(config, trainer),
         "batch": _batch(config, trainer),
-        "settings": ", ".join(f"{name} {shortened(str(x), 40)}" for name, x in chosen.items()),
+        "settings": ", ".join(chosen),
     }
 
 
-def _model(config: Config, trainer: Trainer) -> str:
+def _model(config: Config, trainer: "Trainer") -> str:
+    import torch
+
     policy, ranks = trainer.policy, trainer.ranks.size
     sizes = policy.model.parameters(), policy.parameters
     size, trained = (sum(each.numel() for each in part) / 1e6 for part in sizes)
@@ -260,7 +274,7 @@ def _model(config: Config, trainer: Trainer) -> str:
     )
 
 
-def _batch(config: Config, trainer: Trainer) -> str:
+def _batch(config: Config, trainer: "Trainer") -> str:
     assert config.level is not None, "the configuration is resolved"
     budget = config.max_new_tokens or declared_budget(trainer.task, config.level)
     up_to = f", up to {budget} new tokens" if budget else ""
@@ -269,3 +283,127 @@ def _batch(config: Config, trainer: Trainer) -> str:
         f"{config.prompts} prompts × {config.group_size} completions{up_to}, micro-batches of "
         f"{trainer.update_memory.micro_tokens:,} tokens{recomputed}"
     )
+
+
+# --- steps and evaluations --------------------------------------------------------------------
+
+
+def step_line(
+    report: StepReport, total_steps: int, seconds_left: float | None = None, metric: str = "score"
+) -> str:
+    """Return a step as one line of aligned figures. `metric` is the name of the score."""
+    width = len(str(total_steps))
+    head = f"{control_mark(report.metrics)}step {report.step:>{width}}/{total_steps}"
+    metrics = report.metrics
+    figures = "".join(
+        style.format(metrics[key], name=metric)
+        for key, style in FIGURES.items()
+        if metrics.get(key) is not None
+    )
+    eta = "" if seconds_left is None else f"ETA {timedelta(seconds=round(seconds_left))}"
+    return "  ".join(filter(None, (head, figures.lstrip(), eta)))
+
+
+def control_mark(line: Record) -> str:
+    """Return the mark that precedes every line of a control experiment; "" for an ordinary run."""
+    return f"CONTROL {line['control']}  " if line.get("control") else ""
+
+
+def evaluation_line(line: Record) -> str:
+    """Return a line of eval.jsonl as a sentence.
+
+    `metric` in the line is the name of the score, `unit` what a level counts ("words"; "" for a
+    level that counts nothing).
+    """
+    split = "training" if line["split"] == "train" else "held-out"
+    details = f"{counted(line)}, {sampling_name(line)}, exact {line['exact']:.3g}"
+    if "exact_low" in line:
+        details += f" [{line['exact_low']:.3f}, {line['exact_high']:.3f}]"
+    if line.get("truncated"):
+        details += f", truncated {line['truncated']:.3g}"
+    if line.get("dropped"):
+        details += f"; {line['dropped']} dropped: the policy was trained on them"
+    if line.get("too_long"):
+        details += f"; {line['too_long']} dropped: too long for the context or the budget"
+
+    mark = control_mark(line) + OCCASIONS.get(line.get("purpose", ""), "")
+    level = level_name(line["level"], line.get("unit", "words"))
+    score = f"{line.get('metric', 'score')} at {level}: {interval(line)}"
+    return f"{mark}{split} {score} ({details})"
+
+
+def interval(line: Record) -> str:
+    """Return the mean of an evaluation with its 95 % interval."""
+    return f"{line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}]"
+
+
+def counted(line: Record) -> str:
+    """Return the number of problems of an evaluation, and the number asked for if higher."""
+    if line["n"] < line.get("asked", 0):
+        return f"n = {line['n']} distinct problems, {line['asked']} asked for"
+    return f"n = {line['n']}"
+
+
+def sampling_name(line: Record) -> str:
+    """Return how the completions of an evaluation were sampled."""
+    return f"temperature {line['temperature']:g}" if line["temperature"] else "greedy"
+
+
+def summary_table(
+    before: Sequence[Record], after: Sequence[Record], metric: str = "score"
+) -> list[str]:
+    """Return the evaluations before and after training as a table.
+
+    Its lines: title, head, and a row for each level and temperature. A missing evaluation is a
+    dash.
+    """
+    old, new = (
+        {(line["level"], line["temperature"]): line for line in lines} for lines in (before, after)
+    )
+    first = [*before, *after][0]
+    counts = ", ".join(map(str, sorted({line["n"] for line in (*before, *after)})))
+    table = [
+        f"{control_mark(first)}held-out {first.get('metric', metric)}, mean [95 % interval], "
+        f"n = {counts}",
+        f"{'level':>5}  {'sampling':<8}  {'before':<20}  {'after':<20}  exact",
+    ]
+
+    for level, temperature in sorted(old.keys() | new.keys()):
+        pair = [lines.get((level, temperature)) for lines in (old, new)]
+        sampling = f"T {temperature:g}" if temperature else "greedy"
+        means = "  ".join(f"{interval(line) if line else '-':<20}" for line in pair)
+        exact = " → ".join(f"{line['exact']:.3f}" if line else "  -  " for line in pair)
+        table.append(f"{level:>5}  {sampling:<8}  {means}  {exact}")
+    return table
+
+
+# --- tables -----------------------------------------------------------------------------------
+
+
+def show_table(
+    console: RichConsole,
+    lines: Sequence[Record],
+    figures: Mapping[str, tuple[str, str]],
+    words: Sequence[str] = (),
+) -> None:
+    """Print a table with a row for each line, cut at the edge of the screen.
+
+    `figures` are the columns of numbers: heading to (key, format). `words` are the columns of text
+    after them, whose headings are the keys.
+    """
+    columns: dict[str, list[Text]] = {}
+    for head, (key, style) in figures.items():
+        numbers = [line.get(key) for line in lines]
+        columns[head] = [Text("-" if x is None else format(x, style)) for x in numbers]
+    for head in words:
+        cells = [line.get(head) or "" for line in lines]
+        columns[head] = [Text(escape_control(x)) if isinstance(x, str) else x for x in cells]
+
+    for head, column in columns.items():
+        column.insert(0, Text(head, "bold"))
+        width = max(cell.cell_len for cell in column)
+        for cell in column:
+            cell.align("left" if head in words else "right", width)
+    # Not a `rich.table.Table`, which takes 4 s for 5,000 rows.
+    rows = [Text("  ").join(row) for row in zip(*columns.values())]
+    console.print(Text("\n").join(rows), no_wrap=True, overflow="ellipsis")

@@ -1,13 +1,26 @@
-"""What `eval.py` does with its flags: prepare each model, evaluate it, and compare."""
+"""What `eval.py` does with its flags: evaluate each model, compare them, and show the results.
+
+A model is loaded here, or is asked by way of an OpenAI-compatible server (--endpoint).
+"""
 
 import argparse
+import json
 import math
+import os
 import sys
+import time
 from collections.abc import Iterable, Mapping, Sequence
+from math import comb
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from data.errors import UserError, escape_control
+import httpx
+from rich.console import Console as RichConsole
+from rich.table import Table
+
+from data.errors import UserError, blaming, escape_control, shortened
 from data.files import check_output, write_whole
 from grpo.config import Config
 from grpo.evaluate import (
@@ -17,16 +30,27 @@ from grpo.evaluate import (
     evaluate,
     first_room_warning,
     held_out_stream,
+    score_groups,
     select,
     summarise,
+    truncation_warning,
 )
 from grpo.model.load import load_policy
-from grpo.model.prompts import format_of, sent_lines, wording_text
-from grpo.records import Group, truncated_share
+from grpo.model.prompts import format_of, middle_left_out, sent_lines, wording_text
+from grpo.records import Completion, Group, truncated_share
 from grpo.run.resume import checkpoint_of, config_of, load_run_policy
 from grpo.show.console import Console
-from grpo.tools.table import add_differences, as_json, repeated_figures, show
-from tasks.base import Problem, Task, compares, foreign_of, problems_of, worded
+from grpo.statistics import mean_interval
+from tasks.base import (
+    Problem,
+    Task,
+    compares,
+    declared_budget,
+    foreign_of,
+    key_of,
+    problems_of,
+    worded,
+)
 from tasks.registry import (
     REWARD_FILE,
     check_wording,
@@ -35,7 +59,9 @@ from tasks.registry import (
     require_trusted_task,
     split_options,
 )
-from tasks.supply import DistinctProblems, parse_levels, read_problems
+from tasks.supply import DistinctProblems, first_distinct, parse_levels, read_problems
+
+Result = dict[str, Any]
 
 # The settings of a run that hold in its evaluation, unless a flag overrides them.
 SAMPLING = ("temperature", "top_p", "max_new_tokens")
@@ -44,15 +70,32 @@ PROMPT = ("system", "shots", "chat_template_kwargs", "wording")
 # What a search for problems counts.
 COUNTS = ("asked", "dropped", "too_long")
 
+# Groups of each result whose worst completion is shown, and the columns if standard output is not a
+# terminal.
+WORST = 2
+WIDTH = 100
 
-def report(flags: argparse.Namespace, others: list[str], kind: type["Evaluation"]) -> int:
+# Of requests to a server: the key's variable, how many at a time, and seconds before each try. A
+# long completion on a slow server takes minutes.
+KEY = "OPENAI_API_KEY"
+AT_A_TIME = 8
+PAUSES = (0, 1, 2, 4, 8, 16)
+MAY_SUCCEED_LATER = {408, 409, 425, 429}
+TIMEOUT = httpx.Timeout(600.0, connect=20.0)
+
+# Without the model's tokenizer, the budget is a token for each character of the target, and this
+# many more.
+MARGIN = 32
+
+
+def report(flags: argparse.Namespace, others: list[str]) -> int:
     """Evaluate each model, write the figures and the answers, and show them; return 0.
 
-    `others` are words that may be flags of the task; `kind` is Evaluation, or RemoteEvaluation for
-    models behind a server.
+    `others` are words that may be flags of the task.
     """
     if flags.json:
         check_output(flags.json, "--json")
+    kind = RemoteEvaluation if flags.endpoint else Evaluation
     evaluations = [kind(flags, model, others) for model in flags.models]
     results = [result for each in evaluations for result in each.results()]
     add_differences(results)
@@ -74,8 +117,8 @@ class Evaluation:
     def __init__(self, flags: argparse.Namespace, model: str, others: list[str]):
         """Prepare everything but the model, which takes longer to load.
 
-        `others` are the words of the command line that may be flags of the task. Raises UserError
-        for an unknown flag, and if a run's task is a program that the flags do not name.
+        Raises UserError for an unknown flag among the `others`, and if a run's task is a program
+        that the flags do not name.
         """
         self.flags, self.model = flags, model
         self.checkpoint, warnings = (None, []) if flags.endpoint else checkpoint_of(model)
@@ -136,9 +179,7 @@ class Evaluation:
         of_rows = {problem.level for problem in problems_of(self.task, "train")}
         return [max(of_rows, default=getattr(self.task, "default_level", 1))]
 
-    # --- the model and its results ------------------------------------------------------------
-
-    def results(self) -> list[dict[str, Any]]:
+    def results(self) -> list[Result]:
         """Return the result of each level and, with --foreign, of each kind of text there."""
         flags, task = self.flags, self.task
         dataset = read_problems(Path(flags.dataset), task) if flags.dataset else []
@@ -148,6 +189,84 @@ class Evaluation:
         for level, tasks in kinds.items():
             results += self._foreign(level, tasks)
         return results
+
+    def _at_level(self, level: int, dataset: Sequence[Problem]) -> Result:
+        """Return the result of a level. Raises UserError if there is no problem."""
+        flags, task = self.flags, self.task
+        if flags.dataset:
+            problems = [worded(task, one) for one in dataset if one.level == level]
+            found = self._select(problems, flags.problems)
+            where = f"{flags.dataset}, level {level}"
+        else:
+            found = self._find(task, level, flags.problems, flags.split)
+            where = f"the {flags.split} split, level {level}, --seed {flags.seed}"
+        if not found.problems:
+            raise UserError(found.error or f"{where}: {found.why_none}")
+        source = {"split": flags.split, "dataset": flags.dataset}
+        return self._result(task, level, found, source)
+
+    def _foreign(self, level: int, tasks: Mapping[str, Task]) -> list[Result]:
+        """Return the result of each foreign kind of text at a level, and last that of all kinds.
+
+        The kinds share the problems evenly. A kind has no result if none of its problems fits the
+        model. Raises UserError if none of any kind fits.
+        """
+        size = math.ceil(self.flags.problems / len(tasks))
+        results = []
+        for kind, task in tasks.items():
+            found = self._find(task, level, size, "test")
+            if found.problems:
+                source = {"split": "test", "dataset": "", "foreign": kind}
+                results.append(self._result(task, level, found, source))
+            else:
+                _say(f"warning: level {level}, {kind}: {found.why_none} that fits the model")
+        if not results:
+            raise UserError(
+                f"--foreign: no problem of level {level} fits the model; give a lower level"
+            )
+
+        every = [group for result in results for group in result["groups"]]
+        overall = {**results[0], **_figures(every), "foreign": "all", "groups": []}
+        for name in COUNTS:
+            overall[name] = sum(result[name] for result in results)
+        overall["budget"] = max(result["budget"] for result in results)
+        return [*results, overall]
+
+    def _find(self, task: Task, level: int, size: int, split: str) -> DistinctProblems:
+        """Return `size` distinct problems that the model may be evaluated on, or all there are."""
+        stream, limits = held_out_stream(task, level, split, seed=self.flags.seed, size=size)
+        return self._select(stream, size, **limits)
+
+    def _result(
+        self, task: Task, level: int, found: DistinctProblems, source: Mapping[str, str]
+    ) -> Result:
+        """Return the result: figures, "sent" (the lines of the first prompt), and all "groups".
+
+        `source` says where the problems come from.
+        """
+        settings, answering = self.settings, self.answering
+        kind = f", foreign {source['foreign']}" if "foreign" in source else ""
+        what = f"{self.model}, level {level}{kind}"
+        with Console(0, file=sys.stderr).working(what) as progress:
+            groups = self._answer(task, found.problems, progress)
+        return {
+            "model": self.model,
+            **self.config.mark,
+            "task": settings.task,
+            **settings.task_options,
+            "level": level,
+            **source,
+            "seed": self.flags.seed,
+            **{name: getattr(settings, name) for name in PROMPT},
+            **{name: getattr(answering, name) for name in SAMPLING},
+            **{name: getattr(found, name) for name in COUNTS},
+            "samples": answering.samples,
+            **_figures(groups),
+            **self._about(task, found.problems),
+            "groups": groups,
+        }
+
+    # --- what depends on the model ------------------------------------------------------------
 
     def _load(self) -> None:
         """Load the model, and the keys of the problems that it was trained on."""
@@ -162,51 +281,6 @@ class Evaluation:
             _say(f"warning: {note}")
         self.policy.use(self.format)
 
-    def _at_level(self, level: int, dataset: Sequence[Problem]) -> dict[str, Any]:
-        """Return the result of a level. Raises UserError if there is no problem."""
-        flags, task = self.flags, self.task
-        if flags.dataset:
-            problems = [worded(task, one) for one in dataset if one.level == level]
-            found = self._select(problems, flags.problems)
-            where = f"{flags.dataset}, level {level}"
-        else:
-            found = self._find(task, level, flags.problems, flags.split)
-            where = f"the {flags.split} split, level {level}, --seed {flags.seed}"
-        if not found.problems:
-            raise UserError(found.error or f"{where}: {found.why_none}")
-        return self._result(task, level, found, self._answer(task, level, found))
-
-    def _foreign(self, level: int, tasks: Mapping[str, Task]) -> list[dict[str, Any]]:
-        """Return the result of each foreign kind of text at a level, and last that of all kinds.
-
-        The kinds share the problems evenly. A kind has no result if none of its problems fits the
-        model. Raises UserError if none of any kind fits.
-        """
-        size = math.ceil(self.flags.problems / len(tasks))
-        found = {kind: self._find(task, level, size, "test") for kind, task in tasks.items()}
-        results = []
-        every: list[Group] = []
-        for kind, task in tasks.items():
-            if found[kind].problems:
-                groups = self._answer(task, level, found[kind], kind)
-                results.append(self._result(task, level, found[kind], groups, kind))
-                every += groups
-        if not every:
-            raise UserError(
-                f"--foreign: no problem of level {level} fits the model; give a lower level"
-            )
-        together = DistinctProblems(
-            [group.problem for group in every],
-            *(sum(getattr(each, name) for each in found.values()) for name in COUNTS),
-        )
-        overall = self._result(self.task, level, together, every, "all")
-        return [*results, {**overall, "groups": []}]
-
-    def _find(self, task: Task, level: int, size: int, split: str) -> DistinctProblems:
-        """Return `size` distinct problems that the model may be evaluated on, or all there are."""
-        stream, limits = held_out_stream(task, level, split, seed=self.flags.seed, size=size)
-        return self._select(stream, size, **limits)
-
     def _select(
         self, problems: Iterable[Problem], size: int, **limits: int | None
     ) -> DistinctProblems:
@@ -215,14 +289,6 @@ class Evaluation:
         return select(self.policy, problems, size, self.seen, budget, **limits)
 
     def _answer(
-        self, task: Task, level: int, found: DistinctProblems, kind: str = ""
-    ) -> list[Group]:
-        """Return the model's scored completions, and show how far it is."""
-        where = f"level {level}{kind and f', foreign {kind}'}"
-        with Console(0, file=sys.stderr).working(f"{self.model}, {where}") as progress:
-            return self._sample(task, found.problems, progress)
-
-    def _sample(
         self, task: Task, problems: Sequence[Problem], progress: ShowProgress
     ) -> list[Group]:
         """Return the model's scored completions, and warn if there is little room for them."""
@@ -231,44 +297,309 @@ class Evaluation:
             _say(f"warning: {warning}")
         return evaluate(self.policy, task, problems, settings, progress)
 
-    def _about(self, task: Task, problems: Sequence[Problem]) -> dict[str, Any]:
+    def _about(self, task: Task, problems: Sequence[Problem]) -> Result:
         """Return the largest budget, and the first prompt, decoded from its token ids."""
         budget = max(budgets(self.policy, task, problems, self.answering.max_new_tokens))
         return {"budget": budget, "sent": sent_lines(self.policy, problems[0])}
 
-    def _result(
-        self,
-        task: Task,
-        level: int,
-        found: DistinctProblems,
-        groups: list[Group],
-        kind: str = "",
-    ) -> dict[str, Any]:
-        """Return the result: figures, "sent" (the lines of the first prompt), and all "groups"."""
-        flags, settings, answering = self.flags, self.settings, self.answering
-        # Where foreign problems come from: flags apply to the other problems only.
-        source = {"split": flags.split, "dataset": flags.dataset}
-        if kind:
-            source = {"split": "test", "dataset": "", "foreign": kind}
+
+class RemoteEvaluation(Evaluation):
+    """The evaluation of a model behind a server. Its tokenizer and its context are not known.
+
+    The server is asked by POST .../chat/completions, several requests at a time in threads. A
+    request that may succeed later (no connection, a timeout, a status in MAY_SUCCEED_LATER, or 500
+    and above) is repeated after a pause. Any other status is the user's mistake. The key comes from
+    the environment, and is neither stored nor shown.
+    """
+
+    def _load(self) -> None:
+        self.url = _address(self.flags.endpoint)
+        key = os.environ.get(KEY, "").strip()
+        if not (key.isascii() and key.isprintable()):
+            raise UserError(f"{KEY}: has characters that no header can hold; copy the key again")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.client = httpx.Client(headers=headers, timeout=TIMEOUT)
+
+    def _select(
+        self, problems: Iterable[Problem], size: int, **limits: int | None
+    ) -> DistinctProblems:
+        return first_distinct(problems, size, (), **limits)
+
+    def _answer(
+        self, task: Task, problems: Sequence[Problem], progress: ShowProgress
+    ) -> list[Group]:
+        """Ask for the completions of each problem, and score them.
+
+        Raises UserError if the server refuses a request, or if all tries fail.
+        """
+        size = self.answering.samples
+        bodies = [self._body(task, problem, i) for problem in problems for i in range(size)]
+        completions = [self._ask(bodies[0])]  # alone: it shows whether the server can be reached
+        with ThreadPool(AT_A_TIME) as pool:
+            for completion in pool.imap(self._ask, bodies[1:]):
+                progress("asking", len(completions), len(bodies))
+                completions.append(completion)
+
+        groups = []
+        for number, problem in enumerate(problems):
+            own = completions[number * size : (number + 1) * size]
+            groups.append(Group(number, problem, (), self.answering.temperature, own))
+        progress("scoring", 0, len(groups))
+        score_groups(task, groups)
+        return groups
+
+    def _about(self, task: Task, problems: Sequence[Problem]) -> Result:
+        """Return the largest budget, and the first prompt by its turns: the server writes them."""
+        turns = [f"{role}: {text}" for role, text in self.format.turns(problems[0])]
+        return {
+            "endpoint": self.url,
+            "budget": max(self._budget(task, problem) for problem in problems),
+            "sent": [escape_control(line) for text in turns for line in text.split("\n")],
+        }
+
+    def _budget(self, task: Task, problem: Problem) -> int:
+        declared = declared_budget(task, problem.level)
+        return self.answering.max_new_tokens or max(declared, len(problem.target) + MARGIN)
+
+    def _body(self, task: Task, problem: Problem, sample: int) -> Result:
+        """Return the request for one sample of a problem."""
+        turns = self.format.turns(problem)
         return {
             "model": self.model,
-            **self.config.mark,
-            "task": settings.task,
-            **settings.task_options,
-            "level": level,
-            **source,
-            "seed": flags.seed,
-            **{name: getattr(settings, name) for name in PROMPT},
-            **{name: getattr(answering, name) for name in SAMPLING},
-            **{name: getattr(found, name) for name in COUNTS},
-            "samples": answering.samples,
-            **summarise(groups),
-            **repeated_figures(groups),
-            "truncated": truncated_share(groups),
-            **self._about(task, found.problems),
-            "groups": groups,
+            "messages": [{"role": role, "content": text} for role, text in turns],
+            "temperature": self.answering.temperature,
+            "top_p": self.answering.top_p,
+            "max_tokens": self._budget(task, problem),
+            "seed": int(key_of(self.flags.seed, problem.key, sample), 16) % 2**31,
         }
+
+    def _ask(self, body: Result) -> Completion:
+        """Return the server's answer to a request, after several tries if necessary."""
+        for pause in PAUSES:
+            time.sleep(pause)
+            try:
+                response = self.client.post(self.url, json=body)
+            except httpx.HTTPError as error:
+                reason = f"{type(error).__name__}: {error}"
+                continue
+            if response.is_success:
+                return self._read(response)
+            status, text = response.status_code, " ".join(response.text.split())
+            reason = f"status {status}: {shortened(text, 200) or 'no reason given'}"
+            if status not in MAY_SUCCEED_LATER and status < 500:
+                raise UserError(f"--endpoint {self.url}, model {self.model}: {reason}")
+        raise UserError(f"--endpoint {self.url}: {len(PAUSES)} tries failed; the last: {reason}")
+
+    def _read(self, response: httpx.Response) -> Completion:
+        """Return the answer in a response."""
+        text = shortened(" ".join(response.text.split()), 120) or "it is empty"
+        what = f"the response is not that of an OpenAI-compatible server: {text}"
+        with blaming(f"--endpoint {self.url}: {what}"):
+            choice = response.json()["choices"][0]
+            # JSON can write half of a surrogate pair, which no file can hold.
+            answer = (choice["message"]["content"] or "").encode("utf-8", "replace").decode()
+            finish = "length" if choice.get("finish_reason") == "length" else "stop"
+        return Completion((), (), answer, finish)
+
+
+def _address(given: str) -> str:
+    """Return the address for chats of a server; its "/v1" may be left out."""
+    try:
+        url = httpx.URL(given)
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in ("http", "https") or not url.host:
+        raise UserError(f"--endpoint {given}: give an address such as http://localhost:8000/v1")
+    if url.userinfo or url.query:
+        raise UserError(f"--endpoint {url.host}: give the key in {KEY}, not in the address")
+
+    return str(url.copy_with(path=f"{url.path.rstrip('/') or '/v1'}/chat/completions"))
 
 
 def _say(text: str) -> None:
     print(f"eval.py: {escape_control(text)}", file=sys.stderr)
+
+
+# --- figures and the file of answers ----------------------------------------------------------
+
+
+def _figures(groups: Sequence[Group]) -> Result:
+    return {
+        **summarise(groups),
+        **repeated_figures(groups),
+        "truncated": truncated_share(groups),
+    }
+
+
+def repeated_figures(groups: Sequence[Group]) -> Result:
+    """Return pass@k for k = 1, 2, 4, ... and the number of samples; {} if there is one sample each.
+
+    For example ``{"pass_at": [{"k": 1, "mean": 0.25, "ci_low": 0.2, "ci_high": 0.3}, ...]}``. Of n
+    samples of a problem, k are all wrong in comb(wrong, k) of comb(n, k) choices: the estimator of
+    Chen et al. 2021 (arXiv:2107.03374), which has no bias. Intervals are over problems, because the
+    samples of one problem are not independent.
+    """
+    n = min(len(group.scores) for group in groups)
+    if n == 1:
+        return {}
+
+    wrongs = [sum(not score.exact for score in group.scores) for group in groups]
+    powers = [2**i for i in range(n.bit_length()) if 2**i < n]
+    rates = {k: [1 - comb(wrong, k) / comb(n, k) for wrong in wrongs] for k in (*powers, n)}
+    return {"pass_at": [{"k": k, **_mean_of(values, 0.0)} for k, values in rates.items()]}
+
+
+def _mean_of(values: Sequence[float], least: float) -> dict[str, float]:
+    low, high = mean_interval(values, (least, 1.0))
+    return {"mean": fmean(values), "ci_low": low, "ci_high": high}
+
+
+def add_differences(results: Sequence[Result]) -> None:
+    """Add to each result how its model differs from the first one, problem by problem.
+
+    Only problems that both were given count. A result of the first model gets nothing, nor does one
+    without such problems.
+    """
+    first = results[0]["model"]
+    of_first: dict[tuple, dict[str, float]] = {}
+    for result in results:
+        place = result["level"], result.get("foreign")
+        values = {
+            group.problem.key: fmean(score.value for score in group.scores)
+            for group in result["groups"]
+        }
+        if result["model"] == first:
+            of_first[place] = values
+            continue
+        others = of_first.get(place, {})
+        differences = [values[key] - others[key] for key in sorted(values.keys() & others.keys())]
+        if differences:
+            figures = _mean_of(differences, -1.0)
+            result["difference"] = {"to": first, "n": len(differences), **figures}
+
+
+def as_json(results: Sequence[Result]) -> bytes:
+    """Return the content of --json: the figures of each result, and all answers by problem."""
+    lines = []
+    for result in results:
+        answers = [
+            {
+                "key": group.problem.key,
+                "prompt": group.problem.prompt,
+                "target": group.problem.target,
+                "completions": group.texts,
+                "scores": [score.value for score in group.scores],
+                "exact": [bool(score.exact) for score in group.scores],
+            }
+            for group in result["groups"]
+        ]
+        figures = {key: x for key, x in result.items() if key not in ("sent", "groups")}
+        lines.append({**figures, "prompt": "\n".join(result["sent"]), "answers": answers})
+    return (json.dumps(lines, indent=1) + "\n").encode()
+
+
+# --- what is printed --------------------------------------------------------------------------
+
+
+def show(results: Sequence[Result], metric: str) -> None:
+    """Print the results, several samples and differences beside them, and the worst completions.
+
+    `metric` is what the task calls its score.
+    """
+    width = None if sys.stdout.isatty() else WIDTH
+    console = RichConsole(width=width, highlight=False, markup=False, emoji=False)
+    first = results[0]
+    has_several = len({result["model"] for result in results}) > 1
+    control = f"CONTROL {first['control']}: " if "control" in first else ""
+    whose = "" if has_several else f"{first['model']}: "
+    texts = f" of {first['texts']}" if "texts" in first else ""
+    source = first["dataset"] or f"the {first['split']} split{texts}"
+
+    names = []
+    rows: list[dict[str, str]] = []
+    samples: list[dict[str, str]] = []
+    differences: list[dict[str, str]] = []
+    for result in results:
+        kind = f", {result['foreign']}" if "foreign" in result else ""
+        head = {"model": result["model"]} if has_several else {}
+        names.append(", ".join([*head.values(), f"level {result['level']}{kind}"]))
+        head["level"] = f"{result['level']}{kind}"
+        rows.append(head | _row(result))
+        for entry in result.get("pass_at", []):
+            samples.append({**head, "figure": f"pass@{entry['k']}", **_mean(entry)})
+        if difference := result.get("difference"):
+            differences.append({**head, "n": str(difference["n"]), **_mean(difference, "+")})
+    _print_table(console, f"{control}{whose}{metric} on {source}", rows)
+    _print_table(console, "several samples of each problem", samples)
+    _print_table(console, f"{metric}, difference to {first['model']}", differences)
+
+    for name, result in zip(names, results):
+        for line in _remarks(name, result):
+            console.print(escape_control(line), soft_wrap=True)
+    console.print("\nthe first prompt as it was sent to the model", style="bold")
+    for line in middle_left_out(first["sent"]):
+        console.print(f"  {line}", soft_wrap=True)
+    for name, result in zip(names, results):
+        _show_worst(console, name, result["groups"])
+
+
+def _print_table(console: RichConsole, title: str, rows: Sequence[Mapping[str, str]]) -> None:
+    """Print rows, whose keys are the columns; nothing if there is no row."""
+    if rows:
+        table = Table(title=escape_control(title), title_justify="left")
+        for name in rows[0]:
+            table.add_column(name, justify="right", overflow="fold")
+        for row in rows:
+            table.add_row(*map(escape_control, row.values()))
+        console.print(table)
+
+
+def _row(result: Result) -> dict[str, str]:
+    """Return a row of the main table, by the names of its columns."""
+    sampling = "greedy" if result["temperature"] == 0 else f"T {result['temperature']:g}"
+    if sampling != "greedy" and result["top_p"] < 1:
+        sampling += f", top-p {result['top_p']:g}"
+    samples = f" × {result['samples']}" if result["samples"] > 1 else ""
+    return {
+        "n": f"{result['n']}{samples}",
+        "sampling": sampling,
+        "budget": str(result["budget"]),
+        **_mean(result),
+        "exact": f"{result['exact']:.3f}",
+        "truncated": f"{result['truncated']:.3f}",
+        "trained on": str(result["dropped"]),
+    }
+
+
+def _mean(entry: Result, sign: str = "") -> dict[str, str]:
+    interval = f"{entry['ci_low']:{sign}.4f} … {entry['ci_high']:{sign}.4f}"
+    return {"mean": f"{entry['mean']:{sign}.4f}", "95 % interval": interval}
+
+
+def _remarks(name: str, result: Result) -> list[str]:
+    """Return what a reader must know in addition to the figures of a result, which is of `name`."""
+    lines = []
+    if result["n"] < result["asked"]:
+        lines.append(f"{result['n']} distinct problems at {name}; {result['asked']} asked for")
+    if result["too_long"]:
+        lines.append(
+            f"{name}: {result['too_long']} problems do not fit the model's context or the budget "
+            "and were left out"
+        )
+    if warning := truncation_warning(result, name):
+        lines.append(f"warning: {warning}")
+    return lines
+
+
+def _show_worst(console: RichConsole, name: str, groups: Sequence[Group]) -> None:
+    """Print the worst completions of `groups`, and their targets, unless they are right."""
+    by_value = sorted(groups, key=lambda group: min(score.value for score in group.scores))
+    for group in by_value[:WORST]:
+        pairs = zip(group.scores, group.completions)
+        score, completion = min(pairs, key=lambda pair: pair[0].value)
+        if score.exact:
+            return
+        console.print(f"\n{escape_control(name)}, score {score.value:.4f}", style="bold")
+        if group.problem.target.strip():
+            console.print(f"  wanted: {escape_control(group.problem.target)}")
+        console.print(f"  wrote:  {escape_control(completion.text)}")

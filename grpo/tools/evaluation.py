@@ -42,10 +42,9 @@ def main(argv: list[str]) -> int:
 def start(argv: list[str]) -> int:
     """Read the flags, and evaluate. Torch is loaded after that, because it takes seconds."""
     flags, others = parse(argv)
-    from grpo.tools import endpoint, evaluate
+    from grpo.tools.evaluate import report
 
-    kind = endpoint.RemoteEvaluation if flags.endpoint else evaluate.Evaluation
-    return evaluate.report(flags, others, kind)
+    return report(flags, others)
 
 
 def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:

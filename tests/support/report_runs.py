@@ -3,9 +3,9 @@
 import json
 import re
 
+from grpo import report
 from grpo.records import Completion, Group
 from grpo.run.logs import append_lines, load_run, write_rollouts
-from grpo.tools.report import page as report
 from tasks.base import Problem, Score
 
 EVIL = "<script>alert(1)</script>"

@@ -10,7 +10,7 @@ from grpo.ending import solves_level
 from grpo.evaluate import score_groups, summarise
 from grpo.model.prompts import text_of
 from grpo.records import Completion, Group, truncated_share
-from grpo.tools.table import repeated_figures
+from grpo.tools.evaluate import repeated_figures
 from grpo.trainer import Parts, Trainer
 from tasks.base import CUT_OFF, SPLITS, scores_of
 from tasks.interleave import Interleave, interleaved

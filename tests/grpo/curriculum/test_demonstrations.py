@@ -19,9 +19,9 @@ from grpo.learn.batch import completion_logprobs, micro_batches
 from grpo.learn.optimizer import Optimizer
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group
+from grpo.report import outcome
 from grpo.run.logs import groups_of, write_rollouts
 from grpo.tools import train
-from grpo.tools.report.page import outcome
 from grpo.trainer import Trainer
 from grpo.variance import common_trap
 from tasks import audit

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from grpo.tools import endpoint, evaluation
+from grpo.tools import evaluate, evaluation
 from tasks.registry import load_task
 from tasks.supply import problem_at
 
@@ -86,7 +86,7 @@ def serving(behave: Behaviour):
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(endpoint, "PAUSES", (0,) * 6)
+    monkeypatch.setattr(evaluate, "PAUSES", (0,) * 6)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 

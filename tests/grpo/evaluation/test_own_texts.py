@@ -85,4 +85,4 @@ def test_foreign_kinds_are_reported_beside_the_test_split(tiny_model, monkeypatc
     code, tables, every = both[2:5]
     assert every["mean"] == pytest.approx((code["mean"] + tables["mean"]) / 2)
     said = " ".join(capsys.readouterr().out.split())  # a long title is broken into lines
-    assert "2, code" in said and "level 2, foreign code, score" in said
+    assert "2, code" in said and "level 2, code, score" in said

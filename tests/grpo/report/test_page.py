@@ -6,10 +6,9 @@ import re
 import pytest
 from report_runs import EVIL, STEPS, data_of, group, make_run, metrics_of, page_of
 
-from grpo import report as program
+from grpo import report
 from grpo.records import CLASSES, WHY
 from grpo.run.logs import append_lines, load_run, write_rollouts
-from grpo.tools.report import page as report
 from grpo.variance import DEGENERATE
 
 
@@ -19,7 +18,7 @@ def made(tmp_path):
 
 
 def said(capsys, *argv, status=0):
-    assert program.main([str(part) for part in argv]) == status
+    assert report.main([str(part) for part in argv]) == status
     return capsys.readouterr()
 
 
@@ -50,7 +49,7 @@ def test_a_live_page_is_written_until_the_run_has_ended(made, capsys, monkeypatc
             line = {"step": step, "purpose": "verdict", "verdict": "learned"}
             append_lines(made / "eval.jsonl", line)
 
-    monkeypatch.setattr(program.time, "sleep", train_on)
+    monkeypatch.setattr(report.time, "sleep", train_on)
     assert said(capsys, made, "--live").out.count("\n") == 1
     pages.append(data_of((made / "report.html").read_text())["data"])
     assert [page["reload"] for page in pages] == [report.RELOAD_SECONDS] * 2 + [0]
@@ -66,7 +65,7 @@ def test_what_is_said_of_a_run(made):
         ["reward", "prefix"],
         ["steps", "6"],
         ["tokens", "600"],
-        ["time", "0:09 min"],
+        ["time", "0:00:09 h"],
         ["hardware", "cpu, 2 threads"],
     ]
     assert run["heldout"] == [

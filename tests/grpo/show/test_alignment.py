@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from align.needleman import nw_score
-from grpo.show.group import CONTEXT, aligned, first_divergence, rendered
+from grpo.inspect import CONTEXT, rendered
+from grpo.show.group import aligned, first_divergence
 
 TEXTS = st.lists(st.sampled_from("abcd"), max_size=8).map(" ".join)
 

@@ -14,7 +14,6 @@ from grpo.learn.advantages import advantages
 from grpo.learn.loss import token_weights
 from grpo.records import Completion, Group
 from grpo.run.logs import file_of, write_rollouts
-from grpo.show import group as show
 from tasks.base import Problem, Score
 
 REWARDS = [[1.0, 0.25, 0.5, 0.25], [0.0, 0.5, 0.5, 0.0]]
@@ -51,7 +50,7 @@ def write(folder, **settings):
 def why(run, step, number, sample, kind="step"):
     """Return the sentences on a completion of a stored step."""
     data = load_run(run)
-    return show.why(data.config, data.groups(step, kind), number, sample, kind)
+    return inspect.why(data.config, data.groups(step, kind), number, sample, kind)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +80,7 @@ def test_an_advantage_comes_out_again_from_the_numbers_that_are_printed(rewards,
     """In nearly tied groups three digits are not enough: 0.002 / 0.0046 is not 0.489."""
     one = group(rewards, advantages([rewards], scale=scale)[0])
     for sample in range(len(rewards)):
-        words = show.advantage_in_words({"scale": scale}, [one], one, sample)
+        words = inspect.advantage_in_words({"scale": scale}, [one], one, sample)
         said, reward, mean, over = re.match(
             r"(\S+) = \((\S+) - (\S+)\)(?: / (\S+))?:", words
         ).groups(default="1")
