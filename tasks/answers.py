@@ -252,7 +252,7 @@ class Gsm8k(Rows):
     name = "gsm8k"
     metric = "exact match"
     level_unit = ""
-    argument = ("FOLDER", "the folder of train.jsonl and test.jsonl")
+    argument = "FOLDER, the folder of train.jsonl and test.jsonl"
     options = {}
 
     def __init__(self, argument: str):

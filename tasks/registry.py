@@ -39,8 +39,7 @@ def load_task(
     """Return the task `spec`, a name of `REGISTRY` or ``path/to/file.py:ClassName``.
 
     `reward` is one of the task's `rewards`, or None for the default. A `wording` replaces the
-    prompt of all problems (see `worded`). Raises UserError if there is no such task, file, class,
-    reward or option, or if the wording does not suit the task.
+    prompt of all problems (see `worded`).
     """
     task_class = _load_class(spec)
     for name in options:
@@ -48,7 +47,13 @@ def load_task(
             raise UserError(_no_such_flag(name, spec))
 
     keywords = {name.replace("-", "_"): value for name, value in options.items()}
-    keywords |= _argument(spec, task_class)
+    if is_of_project(spec):
+        name, _, argument = spec.partition(":")
+        expected = getattr(task_class, "argument", "")
+        if bool(argument) != bool(expected):
+            raise UserError(f"--task {spec}: give {f'{name}:{expected}' if expected else name}")
+        if argument:
+            keywords["argument"] = argument
     if reward is not None:
         rewards = tuple(getattr(task_class, "rewards", ()))
         if reward not in rewards:
@@ -74,36 +79,22 @@ def is_of_project(spec: str) -> bool:
     return spec.partition(":")[0] in REGISTRY
 
 
-def _argument(spec: str, task_class: Any) -> dict[str, str]:
-    """Return the keyword argument that "name:argument" gives a task of the project."""
-    name, colon, argument = spec.partition(":")
-    expected = getattr(task_class, "argument", None)
-    if not is_of_project(spec) or not (expected or colon):
-        return {}
-    if not expected:
-        raise UserError(f"--task {spec}: task {name} has no argument; give --task {name}")
-    if not argument:
-        placeholder, meaning = expected
-        raise UserError(f"--task {spec}: give {name}:{placeholder}, {meaning}")
-    return {"argument": argument}
-
-
 def _load_class(spec: str) -> Any:
-    """Return the class of task `spec`. Raises UserError if there is none."""
+    """Return the class of task `spec`."""
     if is_of_project(spec):
         module, _, name = REGISTRY[spec.partition(":")[0]].rpartition(":")
         return getattr(importlib.import_module(module), name)
 
-    path, name = _program(spec), spec.rpartition(":")[2]
-    if path is None:
+    where, _, name = spec.rpartition(":")
+    if not where.endswith(".py"):
         known = ", ".join(sorted(REGISTRY))
         raise UserError(
             f"--task {spec}: no such task; give one of {known}, or path/to/file.py:ClassName"
         )
 
-    found = load_from_file(path, name, kind="task", where=f"--task {spec}")
+    found = load_from_file(Path(where), name, kind="task", where=f"--task {spec}")
     if not isinstance(found, type):
-        raise UserError(f"--task {spec}: {path} defines no class {name}")
+        raise UserError(f"--task {spec}: {where} defines no class {name}")
     return found
 
 
@@ -114,8 +105,7 @@ def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
     """Execute a user's file and return its attribute `name`; None if it has none.
 
     `kind` ("task", "reward") is part of the module's name, so that a task and a reward in files of
-    the same name do not replace each other. Raises UserError, which begins with `where`, if there
-    is no such file, or if it raises an exception.
+    the same name do not replace each other. Errors begin with `where`.
     """
     if kind_of(path) != "file":
         raise UserError(f"{where}: no file {shortened(str(path), 300)}")
@@ -132,14 +122,13 @@ def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
 
 
 def load_function(spec: str) -> Callable:
-    """Return the reward function ``path/to/file.py:name``. Raises UserError if there is none."""
+    """Return the reward function ``path/to/file.py:name``."""
     where, _, name = spec.rpartition(":")
-    path = Path(where)
-    if path.suffix != ".py":
+    if not where.endswith(".py"):
         raise UserError(f"--reward-file {spec}: give path/to/file.py:function")
-    function = load_from_file(path, name, kind="reward", where=f"--reward-file {spec}")
+    function = load_from_file(Path(where), name, kind="reward", where=f"--reward-file {spec}")
     if not callable(function):
-        raise UserError(f"--reward-file {spec}: {path} defines no function {name}")
+        raise UserError(f"--reward-file {spec}: {where} defines no function {name}")
     return function
 
 
@@ -153,12 +142,6 @@ def function_digest(function: Callable) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _program(spec: str) -> Path | None:
-    """Return the file of ``path/to/file.py:ClassName``; None for anything else."""
-    path = Path(spec.rpartition(":")[0])
-    return None if is_of_project(spec) or path.suffix != ".py" else path
-
-
 def programs_of(spec: str, task: Task) -> list[Path]:
     """Return the files that a user's task or reward function executes."""
     task_file = [] if is_of_project(spec) else [Path(spec.rpartition(":")[0])]
@@ -166,17 +149,15 @@ def programs_of(spec: str, task: Task) -> list[Path]:
 
 
 def require_trusted_task(
-    spec: str,
-    options: Mapping[str, str],
-    allowed: Collection[str | None],
-    where: str | Path,
+    spec: str, options: Mapping[str, str], allowed: Collection[str | None], where: str | Path
 ) -> None:
     """Raise UserError, which begins with `where`, unless the programs that the record of a run
     names are `allowed`: its task `spec`, and the reward function in its `options`.
 
     A run may come from a stranger, and loading a task or a reward function executes a file.
     """
-    programs = {"task": spec if _program(spec) else None, REWARD_FILE: options.get(REWARD_FILE)}
+    is_program = not is_of_project(spec) and spec.rpartition(":")[0].endswith(".py")
+    programs = {"task": spec if is_program else None, REWARD_FILE: options.get(REWARD_FILE)}
     for flag, program in programs.items():
         if program is not None and not is_allowed(program, allowed):
             raise UserError(
@@ -204,10 +185,9 @@ def explain(
     """Return in words how a completion earned its reward, e.g. "0.190 = 4 right before the first
     error / 21 written".
 
-    `spec` and `reward` are the names of the task and of its reward, as in a run's config.yaml. The
-    task is not made, because its texts may be gone. A task of the user's is a program that is not
-    loaded either: the stored parts of the score explain it, as they do where others wrote the file
-    and a part is missing. The result may quote the completion, so escape it before it is shown.
+    `spec` and `reward` are as in a run's config.yaml. The task is not made, because its texts may
+    be gone. A task of the user's is a program that is not loaded either: the stored parts of the
+    score explain it. The result may quote the completion, so escape it before it is shown.
     """
     if score.parts.get("reason") == CUT_OFF:
         return f"{score.reward:.3f} = {CUT_OFF}"
@@ -255,11 +235,10 @@ def options_of(spec: str) -> Mapping[str, str]:
 
 def flags_of_tasks() -> str:
     """Return the flags of all tasks of `REGISTRY`, as text for --help."""
-    tasks = {name: options_of(name) for name in REGISTRY}
     texts = [
         f"of --task {name}: " + "; ".join(f"--{flag}: {text}" for flag, text in flags.items())
-        for name, flags in tasks.items()
-        if flags
+        for name in REGISTRY
+        if (flags := options_of(name))
     ]
     return ". ".join(texts).replace("%", "%%")
 
@@ -273,8 +252,8 @@ def implied_task(arguments: Sequence[str]) -> str | None:
 def split_options(spec: str, arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Split command line words into the options of task `spec` and the rest.
 
-    An option is written ``--family product`` or ``--family=product``. Raises UserError for an
-    option that another task of `REGISTRY` has and this one lacks.
+    An option is written ``--family product`` or ``--family=product``. One that another task of
+    `REGISTRY` has and this one lacks is refused.
     """
     known = options_of(spec)
     others = {name for other in REGISTRY for name in options_of(other)} - set(known)

@@ -142,7 +142,7 @@ class Rows:
         self._by_split, self.notes = _divided(problems)
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
-        """Return a random row of the split."""
+        """Return a random row of the level and the split."""
         problems = [one for one in self._by_split[split] if one.level == level]
         if not problems:
             raise UserError(
@@ -159,28 +159,24 @@ class Rows:
         """Return the scores of several groups: problems, each with its completions.
 
         The calls run side by side, in threads. Results are put in the order of the completions, so
-        they do not depend on timing. Raises UserError, which names the row and the completion, if a
-        call fails, takes too long, or returns anything but finite numbers whose sum lies in the
-        range. Then the other calls are abandoned.
+        they do not depend on timing. If a call fails or takes too long, the others are abandoned.
         """
         calls = [[function.calls(*group) for function in self.functions] for group in groups]
         waiting = _start([call for of_group in calls for some in of_group for call in some])
-        found = []
         try:
-            for (problem, _), of_group in zip(groups, calls):
-                columns = [
-                    [result for call in some for result in call.results(self.timeout)]
-                    for some in of_group
-                ]
-                found.append(
-                    [
-                        self._score(results, f"{problem.title}, completion {number}")
-                        for number, results in enumerate(zip(*columns, strict=True), start=1)
-                    ]
-                )
+            return [
+                self._scores(problem, of_group) for (problem, _), of_group in zip(groups, calls)
+            ]
         finally:
             waiting.clear()
-        return found
+
+    def _scores(self, problem: Problem, calls: list[list["_Call"]]) -> list[Score]:
+        """Return the scores of a group from the `calls` of each function."""
+        columns = [[one for call in some for one in call.results(self.timeout)] for some in calls]
+        return [
+            self._score(results, f"{problem.title}, completion {number}")
+            for number, results in enumerate(zip(*columns, strict=True), start=1)
+        ]
 
     def _score(self, results: Sequence[Any], place: str) -> Score:
         """Return the score of a completion: the sum of its components."""
@@ -231,14 +227,13 @@ class Rows:
 
 
 def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
-    """Return the problem of a row. Raises UserError, which names the row, if it is none."""
+    """Return the problem of a row."""
     where, given = row
     columns = _renamed(given, names, where)
     prompt, messages = _prompt_of(columns, where)
 
     level = columns.pop("level", None)
-    if level is None:
-        level = 1
+    level = 1 if level is None else level
     # In a data frame that lacks some levels, 2 is 2.0.
     if isinstance(level, bool) or not isinstance(level, int | float) or level < 1 or level % 1:
         raise UserError(
@@ -253,10 +248,8 @@ def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
         )
 
     data: dict[str, Any] = {"where": where, "row": columns}
-    if messages:
-        data["messages"] = messages
-    if split:
-        data["split"] = split
+    data |= {"messages": messages} if messages else {}
+    data |= {"split": split} if split else {}
 
     # The key is computed last, because it takes texts that have been checked.
     problem = Problem(task, int(level), prompt, "", "unchecked", data)
@@ -364,9 +357,7 @@ def _seconds(given: str | float) -> float:
 
 
 def _components(result: Any, name: str, whose: str) -> dict[str, float]:
-    """Return the components that the function `name` returned for a completion, or its number
-    under its own name, as Python's numbers.
-    """
+    """Return the components that the function `name` returned, or its number under its name."""
     is_named = isinstance(result, Mapping)
     components = {}
     for key, value in result.items() if is_named else [(name, result)]:
@@ -383,11 +374,8 @@ def _components(result: Any, name: str, whose: str) -> dict[str, float]:
 
 
 class _Function:
-    """A reward function, and how it is called.
-
-    - `takes_group`: whether one call scores all completions of a group;
-    - `takes_all`: whether it gets all columns (``**row``);
-    - `parameters`: the names of its parameters, and whether it needs each.
+    """A reward function, and how it is called: with all columns or those that it names, for one
+    completion or for a group.
     """
 
     def __init__(self, function: Callable):
@@ -398,7 +386,7 @@ class _Function:
 
         found = inspect.signature(function).parameters.values()
         self.takes_all = any(one.kind is one.VAR_KEYWORD for one in found)
-        self.parameters = {
+        self.parameters = {  # and whether it needs each
             one.name: one.default is one.empty
             for one in found
             if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
@@ -429,25 +417,20 @@ class _Function:
         rows = [copy.deepcopy(problem.data["row"]) for _ in completions]
         if self.takes_group:
             columns = {name: [row[name] for row in rows] for name in problem.data["row"]}
-            columns |= {
-                "prompts": [problem.prompt] * len(rows),
-                "completions": list(completions),
-            }
+            columns["prompts"] = [problem.prompt] * len(rows)
+            columns["completions"] = list(completions)
             return [_Call(self, columns, f"{whose}, {len(rows)} completions")]
+
+        for row, completion in zip(rows, completions):
+            row |= {"prompt": problem.prompt, "completion": completion}
         return [
-            _Call(
-                self,
-                row | {"prompt": problem.prompt, "completion": completion},
-                f"{whose}, completion {number}",
-            )
-            for number, (row, completion) in enumerate(zip(rows, completions), start=1)
+            _Call(self, row, f"{whose}, completion {number}")
+            for number, row in enumerate(rows, start=1)
         ]
 
 
 class _Call:
-    """A call of a function, in a thread: its result, and when it began. Messages begin with
-    `whose`.
-    """
+    """A call of a function, in a thread. Messages begin with `whose`."""
 
     def __init__(self, function: _Function, columns: dict[str, Any], whose: str):
         self.function, self.whose = function, whose
@@ -471,9 +454,8 @@ class _Call:
         self.is_done.set()
 
     def results(self, timeout: float) -> list[Any]:
-        """Wait for what the call returns, for one completion or for each of the group.
-
-        Raises UserError if it raises, or takes more than `timeout` seconds from when it began.
+        """Wait, up to `timeout` seconds from when the call began, for what it returns for its
+        completion, or for each of the group.
         """
         while not self.is_done.wait(0.05):
             if time.monotonic() >= self.began + timeout:
@@ -498,8 +480,7 @@ class _Call:
 def _start(calls: Sequence[_Call]) -> deque[_Call]:
     """Start `calls` in up to WORKERS threads; return those that wait for a free one.
 
-    A thread cannot be interrupted. It is a daemon, so that one that hangs does not keep the process
-    from ending.
+    The threads are daemons: one that hangs does not keep the process from ending.
     """
     waiting = deque(calls)
 

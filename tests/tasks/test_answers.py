@@ -188,7 +188,7 @@ def test_gsm8k_mistakes(tmp_path):
             lambda: problem_at(gsm8k(tmp_path / "a"), seed=0, split="test", level=2, index=0),
             "no row of the test split has level 2",
         ),
-        (lambda: load_task("arithmetic:3"), "task arithmetic has no argument"),
+        (lambda: load_task("arithmetic:3"), "--task arithmetic:3: give arithmetic$"),
     ):
         with pytest.raises(UserError, match=message):
             make()
