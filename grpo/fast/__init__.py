@@ -6,7 +6,7 @@ forward pass and a decoder in place of the plain ones.
     accelerate      the fastest path that agrees with the unmodified model
     forward         the paths: fast and shared
     prefix_cache    shared and fast, in a rollout: the keys of a prompt are kept once
-    packing, varlen shared and fast, in an update: a micro-batch as one row without padding
+    packing         shared and fast, in an update: a micro-batch as one row without padding
     llama           our forward pass for Llama-like models; merged_linear, update_kernels (Triton)
     decoder         a rollout pass by pass; speculative says what is drafted
     cuda_decoder    its passes on a GPU, as CUDA graphs; cuda_layers and decode_kernels (Triton)

@@ -11,41 +11,49 @@ tree of tokens, in which each token stands once: a completion adds the tokens by
 from all before it, its branch, and the branch also attends to its stem, the tokens before it. Where
 most of a group answers right, that leaves a tenth of the tokens. The gradient is the same, because
 a token that stands for several completions collects the gradients of all of them.
+
+Three kernels compute the attention between runs of different lengths: FlashAttention on a GPU in
+half precision, PyTorch's memory-efficient attention on a GPU in other precisions, and its CPU
+kernel on a padded grid. None keeps the scores.
+
+Shapes: queries (N, H, D), keys and values (N, K, D), log-sum-exps (N, H). N is the number of
+queries or of keys.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from grpo.fast.varlen import (
-    Attention,
-    VarlenSegments,
-    attend,
-    attend_backward,
-    merge_lse,
-)
-from grpo.model.policy import to_device
+from grpo.model.policy import flat_indices, to_device
+
+aten = torch.ops.aten
+
+# The smallest value that FlashAttention gets as the length of the longest run of queries. With 1,
+# and fewer key heads than query heads, it treats the heads of a group as queries of one sequence
+# and relies on exactly one query in each run. Ours may have none, for a completion of one token.
+# The number only bounds the kernel's grid, so a larger one changes no result.
+MIN_QUERIES = 2
+
+# Values of `custom_mask_type` in aten._efficient_attention_forward.
+NO_MASK = 0
+CAUSAL_FROM_TOP_LEFT = 1
+
+# The memory-efficient kernel pads each row of log-sum-exps to a multiple of this many queries.
+LSE_MULTIPLE = 32
 
 
-@dataclass(frozen=True)
-class _Branch:
-    """The tokens that a completion adds to the row, e.g. ``_Branch(completion=2, stem=[7, 8],
-    start=12, length=3)`` for a completion that reads the tokens 7, 8, 12, 13 and 14 of the row.
+class _Branch(NamedTuple):
+    """The tokens that a completion adds to the row, e.g. ``_Branch(2, [7, 8], range(12, 15))`` for
+    completion 2, which reads the tokens 7, 8, 12, 13 and 14 of the row.
     """
 
     completion: int
     stem: list[int]
-    start: int
-    length: int
-
-    @property
-    def path(self) -> list[int]:
-        """The indices of all tokens that the completion reads, in order."""
-        return self.stem + list(range(self.start, self.start + self.length))
+    own: range
 
 
 class Packing:
@@ -72,19 +80,15 @@ class Packing:
     ):
         rows = len(completions) // len(prompts)
         prompt_lengths = [len(prompt) for prompt in prompts]
-        first = sum(prompt_lengths)
+        first = self.prompt_tokens = sum(prompt_lengths)  # the completions' tokens come after these
         branches = list(_branches(completions, rows, first, shares_beginnings))
 
         tokens_N, positions_N, predictors = _lay_out(prompts, completions, branches)
         self.tokens_N = to_device(tokens_N, device)
         self.positions_N = to_device(positions_N, device)
-        self.prompt_tokens = first  # the completions' tokens come after these
 
         # The length of the longest sequence: prompt and completion, less its last token.
-        self.longest_sequence = max(
-            prompt_lengths[r // rows] + len(completion) - 1
-            for r, completion in enumerate(completions)
-        )
+        self.longest_sequence = int(positions_N.max()) + 1
 
         predictors_M = to_device(predictors, device)
         self._first_U: Tensor | None = None
@@ -98,22 +102,23 @@ class Packing:
         self.predictors_U = self.distinct(predictors_M)
 
         # Prompts attend to themselves, branches to themselves, to their stems and to their prompts.
-        lengths = [branch.length for branch in branches if branch.length or not shares_beginnings]
+        lengths = [len(branch.own) for branch in branches if branch.own or not shares_beginnings]
         by_prompt = [0] * len(prompts)
         for branch in branches:
-            by_prompt[branch.completion // rows] += branch.length
-        on_stems = [branch for branch in branches if branch.stem and branch.length]
-        self.prompt_segments = VarlenSegments(prompt_lengths, prompt_lengths, True, device)
-        self.branch_segments = VarlenSegments(lengths, lengths, True, device)
-        self.on_prompts = VarlenSegments(by_prompt, prompt_lengths, False, device)
-        self.stems: VarlenSegments | None = None
+            by_prompt[branch.completion // rows] += len(branch.own)
+        self.prompt_segments = Segments(prompt_lengths, prompt_lengths, True, device)
+        self.branch_segments = Segments(lengths, lengths, True, device)
+        self.on_prompts = Segments(by_prompt, prompt_lengths, False, device)
+
+        self.stems: Segments | None = None
+        on_stems = [branch for branch in branches if branch.stem and branch.own]
         if on_stems:
-            queries = [range(each.start, each.start + each.length) for each in on_stems]
-            self.stem_queries = _indices(queries, first, device)
-            self.stem_keys = _indices([each.stem for each in on_stems], first, device)
-            self.stems = VarlenSegments(
-                list(map(len, queries)), [len(each.stem) for each in on_stems], False, device
+            queries, keys = [each.own for each in on_stems], [each.stem for each in on_stems]
+            self.stem_queries, self.stem_keys = (
+                to_device(torch.tensor([i - first for run in runs for i in run]), device)
+                for runs in (queries, keys)
             )
+            self.stems = Segments([*map(len, queries)], [*map(len, keys)], False, device)
 
     def distinct(self, values_M: Tensor) -> Tensor:
         """Return the values of tokens of the completions (M, ...) for `predictors_U` (U, ...)."""
@@ -140,23 +145,19 @@ def _lay_out(
     of the completions (M,).
     """
     rows = len(completions) // len(prompts)
-    prompt_lengths = [len(prompt) for prompt in prompts]
-    prompt_ends = list(accumulate(prompt_lengths))
+    prompt_ends = list(accumulate(map(len, prompts)))
 
     tokens = [torch.tensor(prompt) for prompt in prompts]
-    positions = [torch.arange(length) for length in prompt_lengths]
+    positions = [torch.arange(len(prompt)) for prompt in prompts]
     predictors = [torch.empty(0)] * len(completions)
-    for branch in branches:
-        prompt = branch.completion // rows
-        begin = len(branch.stem)
-        end = begin + branch.length
-        tokens.append(torch.tensor(completions[branch.completion][begin:end], dtype=torch.long))
-        positions.append(torch.arange(begin, end) + prompt_lengths[prompt])
+    for completion, stem, own in branches:
+        prompt = completion // rows
+        read = slice(len(stem), len(stem) + len(own))
+        tokens.append(torch.tensor(completions[completion][read], dtype=torch.long))
+        positions.append(torch.arange(read.start, read.stop) + len(prompts[prompt]))
 
         # The prompt's last token predicts the first one, and each token the next.
-        before = torch.tensor([prompt_ends[prompt] - 1, *branch.stem])
-        own = torch.arange(branch.start, branch.start + branch.length)
-        predictors[branch.completion] = torch.cat([before, own])
+        predictors[completion] = torch.tensor([prompt_ends[prompt] - 1, *stem, *own])
     return torch.cat(tokens), torch.cat(positions), torch.cat(predictors)
 
 
@@ -173,15 +174,14 @@ def _branches(
         if shares_beginnings:
             own.sort(key=lambda r: tuple(completions[r][:-1]))
 
-        before: _Branch | None = None
+        before: tuple[Sequence[int], list[int]] = [], []  # tokens, and their indices in the row
         for r in own:
             read = completions[r][:-1]
-            stem: list[int] = []
-            if shares_beginnings and before is not None:
-                stem = before.path[: common_length(completions[before.completion][:-1], read)]
-            before = _Branch(r, stem, start, len(read) - len(stem))
-            yield before
-            start += before.length
+            stem = before[1][: common_length(before[0], read)] if shares_beginnings else []
+            added = range(start, start + len(read) - len(stem))
+            yield _Branch(r, stem, added)
+            before = read, [*stem, *added]
+            start = added.stop
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
@@ -197,11 +197,6 @@ def _distinct_pairs(predictors_M: Tensor, targets_M: Tensor) -> tuple[Tensor, Te
     places_M = torch.arange(len(set_M), device=set_M.device)
     first_U = places_M.new_full((len(sets),), len(set_M))
     return first_U.scatter_reduce(0, set_M, places_M, "amin"), set_M
-
-
-def _indices(runs: Sequence[Sequence[int]], first: int, device: torch.device) -> Tensor:
-    """Return the indices of all runs, counted from `first`, as a tensor on the device."""
-    return to_device(torch.tensor([i - first for run in runs for i in run]), device)
 
 
 class _SharedPrefixAttention(torch.autograd.Function):
@@ -244,12 +239,10 @@ class _SharedPrefixAttention(torch.autograd.Function):
         n = packing.prompt_tokens
 
         def part(
-            queries: slice | Tensor, keys: slice | Tensor, segments: VarlenSegments
+            queries: slice | Tensor, keys: slice | Tensor, segments: Segments
         ) -> tuple[Tensor, Tensor, Tensor]:
-            attention = Attention(
-                query[queries], key[keys], value[keys], output[queries], lse[queries]
-            )
-            return attend_backward(gradient[queries], attention, segments, ctx.scale)
+            given = query[queries], key[keys], value[keys], output[queries], lse[queries]
+            return attend_backward(gradient[queries], given, segments, ctx.scale)
 
         prompts, branches = slice(0, n), slice(n, None)
         d_query, d_key, d_value = part(prompts, prompts, packing.prompt_segments)
@@ -267,3 +260,294 @@ class _SharedPrefixAttention(torch.autograd.Function):
             d_key.index_add_(0, keys, on_key)
             d_value.index_add_(0, keys, on_value)
         return d_query, d_key, d_value, None, None
+
+
+# Attention between runs of queries and runs of keys, without padding
+
+
+class Segments:
+    """Which queries attend to which keys.
+
+    The i-th run of queries attends to the i-th run of keys: to all of it or, if `is_causal`, up to
+    the query's own place. `queries` and `keys` are the lengths of the runs.
+    """
+
+    def __init__(
+        self, queries: Sequence[int], keys: Sequence[int], is_causal: bool, device: torch.device
+    ):
+        self.queries = queries
+        self.keys = keys
+        self.is_causal = is_causal
+        self.device = device
+
+        self.count = len(queries)
+        self.is_empty = not sum(queries)
+        self.max_queries = max(queries, default=0)
+        self.max_keys = max(keys, default=0)
+        # Where each run begins, and where the last one ends.
+        self.query_bounds, self.key_bounds = (
+            to_device(torch.tensor([0, *accumulate(lengths)], dtype=torch.int32), device)
+            for lengths in (queries, keys)
+        )
+
+    # Only the kernels that work on a padded grid need these.
+
+    @cached_property
+    def query_indices(self) -> Tensor:
+        """The indices of the queries in a flattened grid of rows of `max_queries`."""
+        return flat_indices(self.queries, self.max_queries, self.device)
+
+    @cached_property
+    def key_indices(self) -> Tensor:
+        """The indices of the keys in a flattened grid of rows of `max_keys`."""
+        if self.keys is self.queries:
+            return self.query_indices
+        return flat_indices(self.keys, self.max_keys, self.device)
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Return the attention (N, H, D) within `segments`, and its log-sum-exps (N, H)."""
+    if _has_flash_kernel(query):
+        return _flash(query, key, value, segments, scale)
+    if query.is_cuda:
+        return _efficient(query, key, value, segments, scale)
+    return _padded(query, key, value, segments, scale)
+
+
+def attend_backward(
+    gradient: Tensor, attention: tuple[Tensor, ...], segments: Segments, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the gradients of queries, keys and values from that of the output.
+
+    `attention` holds queries, keys, values, output and log-sum-exps. The latter two may be those of
+    a softmax over more keys. The gradients are then exactly the share of the given keys: all that
+    the backward pass of FlashAttention knows of the others is in the output and the log-sum-exp.
+    """
+    query = attention[0]
+    if _has_flash_kernel(query):
+        return _flash_backward(gradient, attention, segments, scale)
+    if query.is_cuda:
+        return _efficient_backward(gradient, attention, segments, scale)
+    return _padded_backward(gradient, attention, segments, scale)
+
+
+def merge_lse(
+    one: Tensor, other: Tensor, one_lse: Tensor, other_lse: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the attention (N, H, D) to both of two parts, and its log-sum-exps (N, H).
+
+    The result is exact: see Hydragen (arXiv:2402.05099).
+    """
+    lse = torch.logaddexp(one_lse, other_lse)
+    # The products are in the precision of the log-sum-exps, float32 at least.
+    merged = one * (one_lse - lse).exp()[..., None] + other * (other_lse - lse).exp()[..., None]
+    return merged.to(one.dtype), lse
+
+
+# FlashAttention, on a GPU in half precision
+
+
+def _has_flash_kernel(query: Tensor) -> bool:
+    return query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
+
+
+def _flash(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float
+) -> tuple[Tensor, Tensor]:
+    output, lse_HN, *_ = aten._flash_attention_forward(
+        query,
+        key,
+        value,
+        segments.query_bounds,
+        segments.key_bounds,
+        max(segments.max_queries, MIN_QUERIES),
+        segments.max_keys,
+        0.0,  # dropout
+        segments.is_causal,
+        False,  # no debug mask
+        scale=scale,
+    )
+    return output, lse_HN.transpose(0, 1)
+
+
+def _flash_backward(
+    gradient: Tensor, attention: tuple[Tensor, ...], segments: Segments, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value, output, lse_NH = attention
+    seed = _no_dropout(query.device)
+    return aten._flash_attention_backward(
+        gradient.contiguous(),
+        query,
+        key,
+        value,
+        output,
+        lse_NH.transpose(0, 1).contiguous(),
+        segments.query_bounds,
+        segments.key_bounds,
+        max(segments.max_queries, MIN_QUERIES),
+        segments.max_keys,
+        0.0,  # dropout
+        segments.is_causal,
+        seed,
+        seed[:0],
+        scale=scale,
+    )
+
+
+@cache
+def _no_dropout(device: torch.device) -> Tensor:
+    """Return a state of dropout's random numbers, which are never drawn."""
+    return torch.zeros(2, dtype=torch.uint64, device=device)
+
+
+# Memory-efficient attention, on a GPU in other precisions
+
+
+def _efficient(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float
+) -> tuple[Tensor, Tensor]:
+    H = query.shape[1]
+    key, value = (_repeat_heads(x, H) for x in (key, value))
+    output, lse, *_ = aten._efficient_attention_forward(
+        query[None],
+        key[None],
+        value[None],
+        None,  # no bias
+        segments.query_bounds,
+        segments.key_bounds,
+        segments.max_queries,
+        segments.max_keys,
+        0.0,  # dropout
+        CAUSAL_FROM_TOP_LEFT if segments.is_causal else NO_MASK,
+        True,  # with log-sum-exps
+        scale=scale,
+    )
+
+    # The log-sum-exps come as (runs, H, queries, padded).
+    indices = _query_indices_in(segments, lse.shape[2])
+    return output[0], lse.transpose(1, 2).reshape(-1, H)[indices]
+
+
+def _efficient_backward(
+    gradient: Tensor, attention: tuple[Tensor, ...], segments: Segments, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value, output, lse_NH = attention
+    H, K = query.shape[1], key.shape[1]
+
+    # Back to (runs, H, queries, padded), as the forward pass returned them.
+    length = -(-segments.max_queries // LSE_MULTIPLE) * LSE_MULTIPLE
+    rows = lse_NH.new_full((segments.count * length, H), torch.inf)
+    rows[_query_indices_in(segments, length)] = lse_NH
+    lse = rows.view(segments.count, length, H).transpose(1, 2).contiguous()
+
+    # The state of dropout's random numbers, which are never drawn.
+    seed = torch.zeros((), dtype=torch.long, device=query.device)
+    d_query, d_key, d_value, _ = aten._efficient_attention_backward(
+        gradient[None].contiguous(),
+        query[None],
+        _repeat_heads(key, H)[None],
+        _repeat_heads(value, H)[None],
+        None,  # no bias
+        output[None],
+        segments.query_bounds,
+        segments.key_bounds,
+        segments.max_queries,
+        segments.max_keys,
+        lse,
+        0.0,  # dropout
+        seed,
+        seed,
+        CAUSAL_FROM_TOP_LEFT if segments.is_causal else NO_MASK,
+        False,  # no gradient of the bias
+        scale=scale,
+    )
+
+    # A key head collects the gradients of all query heads that read it.
+    d_key, d_value = (x[0].unflatten(1, (K, -1)).sum(2) for x in (d_key, d_value))
+    return d_query[0], d_key, d_value
+
+
+def _repeat_heads(x_NKD: Tensor, H: int) -> Tensor:
+    """Return keys or values (N, H, D), one head for each query head."""
+    return x_NKD.repeat_interleave(H // x_NKD.shape[1], 1)
+
+
+def _query_indices_in(segments: Segments, length: int) -> Tensor:
+    """Return the indices of the queries in a flattened grid of rows of `length` tokens."""
+    row = segments.query_indices // segments.max_queries
+    offset = segments.query_indices % segments.max_queries
+    return row * length + offset
+
+
+# PyTorch's CPU kernel, on a padded grid
+
+
+def _padded(
+    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float
+) -> tuple[Tensor, Tensor]:
+    count, query_N, key_N = segments.count, segments.query_indices, segments.key_indices
+    query = _grid(query, query_N, count, segments.max_queries)
+    key, value = (_grid(x, key_N, count, segments.max_keys) for x in (key, value))
+    output, lse = aten._scaled_dot_product_flash_attention_for_cpu(
+        query,
+        key,
+        value,
+        0.0,  # dropout
+        segments.is_causal,
+        attn_mask=_padding_mask(segments, query),
+        scale=scale,
+    )
+    return _pack(output, query_N), _pack(lse, query_N)
+
+
+def _padded_backward(
+    gradient: Tensor, attention: tuple[Tensor, ...], segments: Segments, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    query, key, value, output, lse = attention
+    count, query_N, key_N = segments.count, segments.query_indices, segments.key_indices
+    gradient, query, output, lse = (
+        _grid(x, query_N, count, segments.max_queries) for x in (gradient, query, output, lse)
+    )
+    key, value = (_grid(x, key_N, count, segments.max_keys) for x in (key, value))
+    d_query, d_key, d_value = aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        gradient,
+        query,
+        key,
+        value,
+        output,
+        lse,
+        0.0,  # dropout
+        segments.is_causal,
+        attn_mask=_padding_mask(segments, query),
+        scale=scale,
+    )
+    return _pack(d_query, query_N), _pack(d_key, key_N), _pack(d_value, key_N)
+
+
+def _grid(x: Tensor, indices_N: Tensor, count: int, longest: int) -> Tensor:
+    """Return (N, H, ...) as (count, H, longest, ...), with zeros at padding."""
+    grid = x
+    if len(indices_N) < count * longest:
+        grid = x.new_zeros(count * longest, *x.shape[1:])
+        grid[indices_N] = x
+    return grid.unflatten(0, (count, longest)).transpose(1, 2)
+
+
+def _pack(grid: Tensor, indices_N: Tensor) -> Tensor:
+    """Return (count, H, longest, ...) as (N, H, ...), without padding."""
+    rows = grid.transpose(1, 2).flatten(0, 1)
+    return rows if len(indices_N) == len(rows) else rows[indices_N]
+
+
+def _padding_mask(segments: Segments, like: Tensor) -> Tensor | None:
+    """Return what is added to the scores, -inf at padded keys; None where nothing needs hiding.
+
+    A causal mask hides padded keys already, because they come after all queries.
+    """
+    if segments.is_causal or min(segments.keys) == segments.max_keys:
+        return None
+    lengths = segments.key_bounds.diff()
+    is_padding = torch.arange(segments.max_keys, device=like.device) >= lengths[:, None]
+    return like.new_zeros(is_padding.shape).masked_fill(is_padding, -torch.inf)[:, None, None]
