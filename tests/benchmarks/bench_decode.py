@@ -26,8 +26,8 @@ from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from grpo.fast import decoder as fast_decoder
 from grpo.fast.accelerate import accelerate
-from grpo.fast.cuda_decoder import CudaRows
 from grpo.fast.cuda_layers import bucket
+from grpo.fast.decoder import CudaRows
 from grpo.fast.speculative import DraftPlans
 from grpo.model.load import BUILTIN
 from grpo.model.policy import Policy
@@ -86,7 +86,7 @@ def time_of(work, repeats: int = 20) -> float:
 @torch.no_grad()
 def step_time(policy: Policy, rows: int, context: int) -> tuple[float, int, int]:
     """Return the seconds of one step, the bytes that it must read, and its operations."""
-    model = policy.decoder.cuda_step()
+    model = policy.decoder.step
     prompt = context // 2
     prompts = [tuple(random.choices(range(1000), k=prompt)) for _ in range(rows // 16)]
     room = context - prompt + 64
@@ -148,7 +148,7 @@ def drafted(policy: Policy, size: Size, right: float):
     P, G, new = size.P, size.G, size.new
     task = Interleave()
     rng = random.Random(1)
-    model = policy.decoder.cuda_step()
+    model = policy.decoder.step
     problem = problem_at(task, level=WORDS[new], split="train", seed=0, index=0)
     ids = torch.tensor(policy.tokenizer(problem.target, add_special_tokens=False).input_ids)
     vocabulary = len(policy.head.weight)
@@ -235,7 +235,7 @@ def step_table(policy, bandwidth: float, rate: float) -> None:
                 seconds, read, operations = step_time(policy, batch, context)
             except torch.OutOfMemoryError:
                 print(f"{batch:>7}{context:>9}   not enough memory", flush=True)
-                policy.decoder.cuda_step().free()
+                policy.decoder.step.free()
                 continue
             times = {"memory": read / bandwidth, "products": operations / rate}
             bound = max(times, key=times.__getitem__)
@@ -245,7 +245,7 @@ def step_table(policy, bandwidth: float, rate: float) -> None:
                 f"{seconds / floor:>10.2f}   {bound}",
                 flush=True,
             )
-            policy.decoder.cuda_step().free()  # the next case makes its own caches
+            policy.decoder.step.free()  # the next case makes its own caches
 
 
 def rollout_table(policy, cases: list[tuple], right: float) -> None:

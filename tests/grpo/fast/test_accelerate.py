@@ -26,8 +26,7 @@ from transformers import (
 from data.errors import UserError
 from grpo.fast import accelerate as fast
 from grpo.fast import prefix_cache
-from grpo.fast.accelerate import accelerate
-from grpo.fast.forward import FastForward
+from grpo.fast.accelerate import FastForward, accelerate
 from grpo.fast.merged_linear import MergedLinear
 from grpo.model.check import LOW_PRECISION_TOLERANCE, MISSING, check_model
 from grpo.model.load import BUILTIN, load_policy

@@ -18,7 +18,7 @@ from tiny_models import (
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.fast import decoder as fast_decoder
-from grpo.fast.cuda_decoder import CudaRows, disagreement
+from grpo.fast.decoder import CudaRows, disagreement
 from grpo.fast.speculative import DraftPlans
 from grpo.model.load import BUILTIN, load_policy
 from grpo.rollout.generate import Drafting, RolloutRequest, generate
@@ -51,7 +51,7 @@ def policy_of(folder, family, lora=0, dtype="float32", stops=tuple(range(0, VOCA
         if "lora_B" in name:  # 0 in a new adapter
             torch.nn.init.normal_(parameter, 0.0, 0.1)
     policy.stops = stops
-    assert policy.decoder.cuda_step() is not None
+    assert policy.decoder.step is not None
     return policy
 
 
@@ -120,24 +120,26 @@ def test_fused_attends_to_long_texts(tmp_path, rows):
         _, shared = policy.forward.prefill(prompts)
         shared.allocate(rows, length)
         expected = policy.forward.extend(tokens, shared)
-        model = policy.decoder.cuda_step()
+        model = policy.decoder.step
         request = RolloutRequest(prompts, [[1] * (rows // 2)] * 2, [1.0] * 2, [length] * 2)
         decoder = CudaRows(model, request, length)
         for place in (*range(0, 1080, 60), *range(1080, length)):
             T = 60 if place < 1080 else 1
             model.memory.feed[:rows, :T] = tokens[:, place : place + T]
             model.memory.state.written[:rows] = 1 + place
-            found = model.forward(rows, T, decoder._lay_out(T)).view(rows, T, -1)
+            found = model.layers.forward(rows, T, decoder._lay_out(T), model.memory).view(
+                rows, T, -1
+            )
             torch.testing.assert_close(found, expected[:, place : place + T], atol=1e-3, rtol=1e-3)
 
 
 def test_fused_sees_what_the_optimizer_changes(tmp_path):
     for lora in (0, 4):
         policy = policy_of(tmp_path, "qwen2", lora)
-        assert disagreement(policy.decoder.cuda_step()) < 1e-4
+        assert disagreement(policy.decoder.step) < 1e-4
         for parameter in policy.parameters:
             parameter.data += 0.1 * torch.randn_like(parameter)
-        assert disagreement(policy.decoder.cuda_step()) < 1e-4
+        assert disagreement(policy.decoder.step) < 1e-4
 
 
 def test_a_trained_adapter_keeps_the_fused_decoder(tmp_path):
@@ -147,8 +149,8 @@ def test_a_trained_adapter_keeps_the_fused_decoder(tmp_path):
         if ".lora_B." in name:
             weight.data = 30 * torch.randn_like(weight)
     kept = [weight.clone() for weight in policy.parameters]
-    policy.decoder.has_step = False
-    assert policy.decoder.cuda_step() is not None
+    del policy.decoder.step
+    assert policy.decoder.step is not None
     assert all(torch.equal(old, new) for old, new in zip(kept, policy.parameters, strict=True))
 
 

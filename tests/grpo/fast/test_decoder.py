@@ -13,7 +13,7 @@ from tiny_models import FAMILIES, PROMPTS, VOCABULARY, make_tiny_model, rollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo import fast
-from grpo.fast import cuda_decoder
+from grpo.fast import decoder as fast_decoder
 from grpo.fast.decoder import EagerRows, accepted
 from grpo.model.load import BUILTIN, load_policy
 from grpo.rollout.generate import RolloutRequest, generate
@@ -128,10 +128,10 @@ def test_the_captured_step_launches_its_kernels_as_they_are_declared(policy, mon
     monkeypatch.setitem(sys.modules, "grpo.fast.decode_kernels", kernels)
     monkeypatch.setattr(fast, "decode_kernels", kernels, raising=False)
 
-    step = cuda_decoder.CudaStep(policy, policy.forward)
+    step = fast_decoder.CudaStep(policy)
     prompts, keys = [(1, 2, 3), (4, 5)], [[11, 12], [13, 14]]
     request = RolloutRequest(prompts, keys, temperatures=[1.0, 0.5], budgets=[5, 6])
-    rows = cuda_decoder.CudaRows(step, request, room=9)
+    rows = fast_decoder.CudaRows(step, request, room=9)
     state = step.memory.state
     assert state.key[:4].tolist() == [11, 12, 13, 14] and state.live[:4].tolist() == [1] * 4
     assert state.temperature[:4].tolist() == [1.0, 1.0, 0.5, 0.5]
@@ -168,9 +168,7 @@ def test_a_rollout_whose_numbers_are_not_finite_is_repeated_without_the_captured
     expected = decoder.decode(request)
 
     monkeypatch.setattr(decoder, "step", object())
-    monkeypatch.setattr(
-        decoder, "rows", lambda *arguments: BrokenRows(policy, decoder.forward, *arguments)
-    )
+    monkeypatch.setattr(decoder, "rows", lambda *arguments: BrokenRows(policy, *arguments))
     assert decoder.decode(request) == expected
     (note,) = policy.take_events()
     assert "not finite: this rollout was repeated" in note
@@ -193,17 +191,18 @@ def test_the_comparison_does_not_see_what_the_adapters_have_learned(
         seen.extend(weight.std().item() for weight in b_matrices(policy))
         return difference
 
-    monkeypatch.setattr(cuda_decoder, "CudaStep", lambda policy, forward: "the step")
-    monkeypatch.setattr(cuda_decoder, "disagreement", compare)
-    on_gpu = SimpleNamespace(device=torch.device("cuda"), causal=policy.causal)
+    monkeypatch.setattr(fast_decoder, "CudaStep", lambda policy: "the step")
+    monkeypatch.setattr(fast_decoder, "disagreement", compare)
+    cuda = torch.device("cuda")
+    on_gpu = SimpleNamespace(device=cuda, causal=policy.causal, forward=policy.forward)
     monkeypatch.setattr(policy.forward.llama, "D", 32)
     if is_used:
-        assert cuda_decoder.new_cuda_step(on_gpu, policy.forward) == "the step"
+        assert fast_decoder.new_cuda_step(on_gpu) == "the step"
     else:
         with pytest.warns(
             UserWarning, match="the fused decoder disagrees with the model by 5.0e-01"
         ):
-            assert cuda_decoder.new_cuda_step(on_gpu, policy.forward) is None
+            assert fast_decoder.new_cuda_step(on_gpu) is None
 
     assert len(seen) == len(b_matrices(policy)) and all(0.01 < each < 0.05 for each in seen)
     assert all((weight == 7.0).all() for weight in b_matrices(policy))

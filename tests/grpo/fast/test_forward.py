@@ -4,8 +4,8 @@ import pytest
 import torch
 from tiny_models import PROMPTS
 
-from grpo.fast import forward, prefix_cache
-from grpo.fast.forward import common_beginning
+from grpo.fast import accelerate, prefix_cache
+from grpo.fast.accelerate import common_beginning
 
 BEGINNING = tuple(range(5, 45))
 RESTS = [(50, 51, 52, 53), (50, 51), (60,), tuple(range(70, 90)), (50, 51, 52, 54, 55)]
@@ -13,7 +13,7 @@ RESTS = [(50, 51, 52, 53), (50, 51), (60,), tuple(range(70, 90)), (50, 51, 52, 5
 
 def test_a_common_beginning_is_run_once_and_changes_nothing(tiny_policy, monkeypatch):
     """Hidden states, keys and values, and what follows them, with rests of several lengths."""
-    monkeypatch.setattr(forward, "MIN_SAVED", 1)
+    monkeypatch.setattr(accelerate, "MIN_SAVED", 1)
     prompts = [BEGINNING + rest for rest in RESTS]
     run = []
     passes = tiny_policy.forward
@@ -72,7 +72,7 @@ def test_few_tokens_and_large_masks_are_not_worth_it(tiny_policy, monkeypatch):
     assert called == []
     passes.prefill(2 * prompts)
     assert called == [40]
-    monkeypatch.setattr(forward, "MAX_SCORES", 10 * 20 * 60 - 1)
+    monkeypatch.setattr(accelerate, "MAX_SCORES", 10 * 20 * 60 - 1)
     passes.prefill(2 * prompts)
     assert called == [40]
 

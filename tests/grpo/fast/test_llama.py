@@ -11,7 +11,7 @@ from torch.nn import functional
 from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig, Qwen2Config
 
 from grpo.fast import llama as ops
-from grpo.fast.forward import FastForward
+from grpo.fast.accelerate import FastForward
 from grpo.fast.llama import build_fast_llama
 from grpo.learn.batch import token_logprobs
 from grpo.model import forward

@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.fast import decoder as fast_decoder
 from grpo.fast import speculative
-from grpo.fast.cuda_decoder import CudaRows, pass_costs
-from grpo.fast.decoder import EagerRows
+from grpo.fast.decoder import CudaRows, EagerRows, pass_costs
 from grpo.fast.speculative import LENGTHS, NO_TOKEN, Costs, DraftPlans, draft_length
 from grpo.model.load import BUILTIN, load_policy
 from grpo.rollout.generate import Drafting, RolloutRequest, generate
@@ -283,8 +282,9 @@ def test_what_passes_and_plans_cost_by_the_size_of_the_model(parameters, layers,
     weights = torch.empty(parameters, dtype=torch.bfloat16, device="meta")
     policy = SimpleNamespace(
         causal=SimpleNamespace(parameters=lambda: [weights]),
+        forward=SimpleNamespace(llama=SimpleNamespace(blocks=range(layers))),
     )
-    costs = pass_costs(policy, SimpleNamespace(blocks=range(layers)))
+    costs = pass_costs(policy)
     assert costs.meanwhile
     assert costs.fixed == pytest.approx(fixed, rel=0.01)
     assert costs.plan == pytest.approx(plan, rel=0.01)
