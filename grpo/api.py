@@ -2,7 +2,6 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,6 @@ from grpo.rollout.sampling import sample_key, truncation
 from grpo.trainer import Callback, Trainer, load_parts
 from tasks.registry import REWARD_FILE
 from tasks.rows import ROW_OPTIONS, Rows, as_flags
-
-# The name of the task of rows and reward functions.
-DATA = "data"
-
-# Settings that only a run has.
-OF_RUNS = ("resume", "name", "track")
 
 
 def make_trainer(
@@ -42,7 +35,7 @@ def make_trainer(
     if SIZE > 1:
         raise UserError("make_trainer(): has no use for several ranks; use train()")
     given, values = arguments("make_trainer()", data, reward, callbacks, options)
-    for name in OF_RUNS:
+    for name in ("resume", "name", "track"):
         if given.get(name):
             raise UserError(
                 f"make_trainer(): {name} applies only to runs; use train(), or leave it out"
@@ -71,8 +64,7 @@ def make_trainer(
 def arguments(
     where: str, data: Any, reward: Any, callbacks: Sequence[Callback], options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings that the arguments of `train` give, and the
-    values that `grpo.trainer.load_parts` takes.
+    """Return the settings that the arguments of `train` give, and what `load_parts` takes.
 
     Raises UserError, which begins with `where`, the function that the user called.
     """
@@ -89,9 +81,11 @@ def arguments(
         settings["loss"] = values["own_loss"].spec
 
     if data is not None:
-        values["task"], own = _rows(where, data, reward, of_rows, settings)
-        given = with_texts(checked(settings, where))
-        return given | own, values
+        for name in ("task", "task_options"):
+            if settings.get(name):
+                raise UserError(f"{where}: {name} and data; give one of them")
+        values["task"], own = _rows(where, data, reward, of_rows)
+        return with_texts(checked(settings, where)) | own, values
 
     if reward is not None and (not isinstance(reward, str) or ":" in reward):
         raise UserError(
@@ -107,22 +101,12 @@ def arguments(
 
 
 def _rows(
-    where: str, data: Any, reward: Any, of_rows: dict[str, Any], settings: Mapping[str, Any]
+    where: str, data: Any, reward: Any, of_rows: Mapping[str, Any]
 ) -> tuple[Rows, dict[str, Any]]:
     """Return the task of rows and reward functions, and the settings that name it.
 
     They are recorded in config.yaml, so that the command line can load the task again.
     """
-    for name in ("task", "task_options"):
-        if settings.get(name):
-            raise UserError(f"{where}: {name} and data; give one of them")
-    if settings.get("resume"):  # what is left out stays as it is
-        from grpo.run.resume import saved_options
-
-        saved = saved_options(str(settings["resume"]))
-        flags = {name: name.replace("_", "-") for name in ROW_OPTIONS}
-        of_rows = {name: saved[flag] for name, flag in flags.items() if flag in saved} | of_rows
-
     named = reward if isinstance(reward, str) else None
     functions = tuple(reward) if isinstance(reward, Sequence) and not named else (reward,)
     if functions in ((), (None,)):
@@ -133,7 +117,7 @@ def _rows(
     if named:
         options[REWARD_FILE] = named
     options |= as_flags(**of_rows)
-    return task, {"task": DATA, "task_options": options}
+    return task, {"task": "data", "task_options": options}
 
 
 class Model:
@@ -157,23 +141,17 @@ class Model:
         """Return one completion of each prompt, which is the user's turn of a chat.
 
         The run's system turn comes first. A `temperature` of 0 always takes the likeliest token.
-        The same `seed` gives the same completions. Warns if the end of the model's context cuts a
-        completion off before `max_new_tokens`, and raises UserError if it leaves no room at all.
+        The same `seed` gives the same completions. A completion ends with the model's context, too;
+        raises UserError if a prompt leaves no room in it.
         """
         if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
             raise UserError("generate: give a list of prompts, which are texts")
-        if max_new_tokens < 1 or temperature < 0 or not 0 < top_p <= 1:
-            raise UserError(
-                f"generate: max_new_tokens is {max_new_tokens}, temperature {temperature} and "
-                f"top_p {top_p}; give 1 or more, 0 or more, and a number above 0 and up to 1"
-            )
         if not prompts:
             return []
 
         context = self._policy.context
-        encoded = self._encode(prompts)
-        room = context - max(map(len, encoded))
-        if room < 1:
+        encoded = [self._policy.encode(prompt) for prompt in prompts]
+        if max(map(len, encoded)) >= context:
             raise UserError(
                 f"generate: a prompt is longer than the model's context of {context} tokens"
             )
@@ -185,24 +163,4 @@ class Model:
             budgets=[min(max_new_tokens, context - len(prompt)) for prompt in encoded],
             truncate=truncation(top_p),
         )
-        completions = [group[0] for group in generate(self._policy, request)]
-        if room < max_new_tokens and any(each.is_truncated for each in completions):
-            warnings.warn(
-                f"generate: the model's context of {context} tokens leaves a completion as few as "
-                f"{room} tokens instead of {max_new_tokens}; give shorter prompts, or a model "
-                "with a longer context",
-                stacklevel=2,
-            )
-        return [completion.text for completion in completions]
-
-    def _encode(self, prompts: Sequence[str]) -> list[tuple[int, ...]]:
-        """Return the tokens of each prompt, without the examples of --shots.
-
-        Examples belong to problems, and a plain prompt is none.
-        """
-        format = self._policy.format
-        self._policy.use(replace(format, examples=None))
-        try:
-            return [self._policy.encode(prompt) for prompt in prompts]
-        finally:
-            self._policy.use(format)
+        return [completion.text for (completion,) in generate(self._policy, request)]

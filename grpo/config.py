@@ -62,8 +62,6 @@ CLIP = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 0.28)}
 ALL_LEVELS = ",".join(map(str, LADDER))
 SCALES = ("group", "batch", "none")
 TRACKERS = ("tensorboard", "wandb")
-MAX_SHOTS = 64  # examples before a question; more would fill any context, and each is searched for
-MAX_NUMBER = 10**9  # the upper limit of all counts and weights
 
 # The default for models other than the embedded one. A run whose last level is solved ends sooner.
 STEPS = 800
@@ -81,9 +79,6 @@ ON_RESUME = ("steps", "eval_every", "eval_problems", "save_every", "device", "pa
 
 # What the run itself finds when it starts. They are in its config.yaml, but are no settings.
 FOUND = ("start", "mixed")
-
-# Files that only a run has, and only a checkpoint.
-OF_A_RUN = ("config.yaml", "trainer.json")
 
 # Other names of settings: the flag's, and TRL's most common ones.
 ELSEWHERE = {
@@ -105,7 +100,8 @@ def setting(default: Any, help: str, *, kind: str = "setting", **limits: Any) ->
     """Declare a setting that only `--config` can change.
 
     `limits`: `choices`, or the numbers `least`, `most`, `above` and `below`. `heading` begins a
-    group of the help; the rest is about the flag (see `_add_flag`).
+    group of the help. About the flag are `flags` (its spellings), `metavar` and `const` (its value
+    if it is given without one).
     """
     metadata = {"help": help, "kind": kind, **limits}
     if isinstance(default, dict):
@@ -171,7 +167,7 @@ class Config:
     )
     system: str = flag("", "text of a system turn before the user's, or @FILE", metavar="TEXT")
     shots: int = flag(
-        0, "solved problems of the same level that each prompt shows", least=0, most=MAX_SHOTS
+        0, "solved problems of the same level that each prompt shows", least=0, most=64
     )
     chat_template_kwargs: str = flag(
         "{}", "variables of the chat template, e.g. '{\"enable_thinking\": false}'", metavar="JSON"
@@ -313,22 +309,26 @@ class Config:
     def __post_init__(self) -> None:
         for name, spec in SETTINGS.items():
             self._check_limits(name, spec.metadata)
-        if self.curriculum:
-            parse_levels(self.curriculum, "--curriculum", must_rise=True)
-        template_arguments(self.chat_template_kwargs)
-        fixed_size(self.problems)
         self._check_texts()
         self._check_combinations()
 
     def _check_texts(self) -> None:
         """Raise UserError for a text or a list that is no value of its setting."""
+        if self.curriculum:
+            parse_levels(self.curriculum, "--curriculum", must_rise=True)
+        template_arguments(self.chat_template_kwargs)
+        fixed_size(self.problems)
+
         require = self._require
         is_known = set(names_in(self.track)) <= set(TRACKERS)
         require("track", is_known, f"give one of {', '.join(TRACKERS)}")
-        fix = f"give one of {', '.join(LOSSES)}, or path/to/file.py:function for your own"
-        require("loss", is_loss(self.loss), fix)
         is_device = self.device.split(":")[0] in ("auto", "cpu", "cuda")
         require("device", is_device, "give one of auto, cpu, cuda")
+
+        where, _, function = self.loss.rpartition(":")
+        is_own = bool(function) and (where.endswith(".py") or f"{where}:" == FROM_PYTHON)
+        fix = f"give one of {', '.join(LOSSES)}, or path/to/file.py:function for your own"
+        require("loss", is_own or self.loss in LOSSES, fix)
 
         name = "a" if self.name is None else self.name
         is_name = name.isprintable() and name.strip(".") != "" and not {*name} & {*"/\\"}
@@ -341,8 +341,6 @@ class Config:
     def _check_combinations(self) -> None:
         """Raise UserError for settings that do not go together."""
         require = self._require
-        is_only_source = self.problems == "fresh" or not self.dataset
-        require("problems", is_only_source, "leave it out: --dataset says which problems there are")
         weighs_tokens = self.credit == "outcome" or self.loss != "gspo"
         require("credit", weighs_tokens, "gspo weighs whole sequences; give another --loss")
         is_trainable = self.quantise == "none" or self.lora_rank != 0
@@ -359,22 +357,19 @@ class Config:
 
     def _check_limits(self, name: str, limits: Mapping[str, Any]) -> None:
         """Raise UserError unless the value of a setting keeps each of its `limits`."""
-        value = getattr(self, name)
-        if choices := limits.get("choices"):
-            is_choice = value is None or value in choices
-            self._require(name, is_choice, f"give one of {', '.join(choices)}")
+        value, choices = getattr(self, name), limits.get("choices")
+        if choices and value is not None:
+            self._require(name, value in choices, f"give one of {', '.join(choices)}")
         if isinstance(value, bool) or not isinstance(value, int | float):
             return
 
         least, above = limits.get("least", -math.inf), limits.get("above", -math.inf)
-        is_count = "least" in limits or "above" in limits  # any number may be a seed
-        most = limits.get("most", MAX_NUMBER if is_count else math.inf)
-        below = limits.get("below", math.inf)
+        most, below = limits.get("most", math.inf), limits.get("below", math.inf)
         self._require(name, math.isfinite(value), "give a finite number")
         self._require(name, value >= least, f"give {least} or more")
         self._require(name, value > above, f"give a number above {above}")
+        self._require(name, value <= most, f"give {most} or less")
         self._require(name, value < below, f"give a number below {below}")
-        self._require(name, value <= most, f"give {most:,} or less")
 
     @property
     def clips(self) -> tuple[float, float]:
@@ -422,17 +417,6 @@ def names_in(text: str | None) -> list[str]:
     return [part.strip() for part in text.split(",")] if text else []
 
 
-def is_loss(spec: str) -> bool:
-    """Return whether `spec` is a value of the setting `loss`.
-
-    >>> is_loss("dapo"), is_loss("my.py:loss"), is_loss("python:loss"), is_loss("mse")
-    (True, True, True, False)
-    """
-    where, _, name = spec.rpartition(":")
-    is_function = bool(name) and (where.endswith(".py") or spec == FROM_PYTHON + name)
-    return spec in LOSSES or is_function
-
-
 def program_of(spec: str) -> list[Path]:
     """Return the file of a loss ``path/to/file.py:function``; [] for any other loss."""
     is_program = spec not in LOSSES and not spec.startswith(FROM_PYTHON)
@@ -445,8 +429,8 @@ def spelled(name: str) -> str:
     >>> spelled("group_size"), spelled("level"), spelled("top_p")
     ('--group-size', '--words', '--config: top_p')
     """
-    info = SETTINGS[name].metadata
-    return f"--config: {name}" if info["kind"] == "setting" else _flags_of(name)[0]
+    is_setting = SETTINGS[name].metadata["kind"] == "setting"
+    return f"--config: {name}" if is_setting else _flags_of(name)[0]
 
 
 def _flags_of(name: str) -> Sequence[str]:
@@ -463,9 +447,9 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
     `levels` are those of the --dataset. Raises UserError if it lacks a level to be trained on.
     """
     if config.problems != "fresh" and levels:
+        where = config.dataset or f"task {config.task}"
         raise UserError(
-            f"--config: problems {config.problems}: task {config.task} has a set of problems; "
-            "leave it out"
+            f"--config: problems {config.problems}: {where} has a set of problems; leave it out"
         )
     level = config.level
     if level is None:
@@ -507,7 +491,7 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
 
 def is_run(path: Path) -> bool:
     """Return whether `path` is a run's directory, or a checkpoint in one."""
-    return any(kind_of(path / name) == "file" for name in OF_A_RUN)
+    return any(kind_of(path / name) == "file" for name in ("config.yaml", "trainer.json"))
 
 
 def load_config(path: Path) -> Config:
@@ -534,14 +518,13 @@ def checked(
             hint = f"did you mean {near}?" if near else "this version has no such setting"
             raise UserError(f"{where}: unknown key {name}; {hint}")
 
-        # YAML 1.1 reads the words on and off as True and False.
+        # YAML 1.1 reads the words on and off as True and False, and "1e-4" as a text.
         choices = Config.__dataclass_fields__[name].metadata.get("choices", ())
         if isinstance(value, bool) and "off" in choices:
             value = "on" if value else "off"
         if name == "task_options" and isinstance(value, dict):
             value = {str(option): str(text) for option, text in value.items()}
         try:
-            # Not strict: YAML 1.1 has no "1e-4" among its numbers.
             values[name] = msgspec.convert(value, KINDS[name], strict=False)
         except msgspec.ValidationError as error:
             kind = getattr(KINDS[name], "__name__", KINDS[name])
@@ -647,19 +630,21 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     flags = with_texts(vars(values))
 
     # Flags override --config, and a later --config overrides an earlier one.
-    sources = flags.pop("config", [])
     given: dict[str, Any] = {}
-    written: dict[str, Any] = {}  # on the command line itself, and not in a file
-    for source in sources:
+    files = []
+    allowed = programs_in(flags)  # programs that the command line itself names, and no file
+    for source in flags.pop("config", []):
         settings = read_settings(source)
         given |= settings
-        written |= settings if is_inline(source) else {}
+        if is_inline(source):
+            allowed += programs_in(settings)
+        else:
+            files.append(source)
     given |= flags
-    written |= flags
 
     # Before the task is loaded, which tells its flags.
-    files = f"--config {', '.join(source for source in sources if not is_inline(source))}"
-    require_trusted({"task": given.get("task")}, programs_in(written), files)
+    where = f"--config {', '.join(files)}"
+    require_trusted({"task": given.get("task")}, allowed, where)
 
     # What the parser does not know may be flags of the task.
     if "task" not in given and (implied := implied_task(unknown)):
@@ -668,9 +653,9 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
         options, unknown = split_options(given.get("task", Config.task), unknown)
         if unknown:
             raise UserError(_no_such_flag(unknown[0]))
-        for settings in (given, written):
-            settings["task_options"] = settings.get("task_options", {}) | options
-    require_trusted(given, programs_in(written), files)
+        given["task_options"] = given.get("task_options", {}) | options
+        allowed.append(options.get(REWARD_FILE))
+    require_trusted(given, allowed, where)
     return Config(**given), given
 
 
@@ -706,11 +691,7 @@ def make_parser(lists_all: bool = False) -> Parser:
 
 
 def _add_flag(group: Any, name: str, is_listed: bool) -> None:
-    """Add the flag of one setting to the argument group.
-
-    Its metadata may have `flags` (its spellings), `metavar`, and `const` (its value if it is given
-    without one).
-    """
+    """Add the flag of one setting to the argument group."""
     info = SETTINGS[name].metadata
     text = _help_of(name) if is_listed else argparse.SUPPRESS
 

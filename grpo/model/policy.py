@@ -165,7 +165,7 @@ class Policy:
     def encode(self, problem: Problem | str) -> tuple[int, ...]:
         """Return the token ids of the whole prompt of `problem`, up to where the answer begins.
 
-        A string is a prompt without a problem, for which no examples can be drawn.
+        A string is a prompt without a problem, which shows no examples.
         """
         turns, template = self.format.turns(problem), self.tokenizer.chat_template
         try:

@@ -181,10 +181,9 @@ class PromptFormat:
         return (*system, *shown, *question)
 
     def shots(self, problem: Problem | str) -> tuple[Problem, ...]:
-        """Return the examples that `problem` is shown with."""
-        if self.examples is None:
+        """Return the examples that `problem` is shown with; a prompt without a problem has none."""
+        if self.examples is None or isinstance(problem, str):
             return ()
-        assert isinstance(problem, Problem), "examples depend on the problem: encode(problem)"
         return self.examples.of(problem)
 
 

@@ -147,11 +147,6 @@ def _resumed_path(resume: str) -> Path:
     return max(configs, key=lambda path: path.stat().st_mtime_ns).parent
 
 
-def saved_options(resume: str) -> dict[str, str]:
-    """Return the task's options in the run that `resume` names."""
-    return load_config(run_of(_resumed_path(resume)) / "config.yaml").task_options
-
-
 # --- the folder of a run ----------------------------------------------------------------------
 
 

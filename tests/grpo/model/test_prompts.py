@@ -87,8 +87,7 @@ def test_the_turns_of_a_problem_in_their_order():
         ("assistant", second.target),
         ("user", PROBLEM.prompt),
     )
-    with pytest.raises(AssertionError, match="depend on the problem"):
-        PromptFormat("", TWO).turns(PROBLEM.prompt)
+    assert PromptFormat("", TWO).turns(PROBLEM.prompt) == (("user", PROBLEM.prompt),)
 
 
 def test_a_policy_sends_what_its_format_says():
