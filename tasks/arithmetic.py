@@ -40,13 +40,11 @@ FACTORS = range(2, 10)
 def chain(steps: int, rng: random.Random) -> tuple[str, list[int], str]:
     """Return an expression of `steps` operations, the value after each, and its canonical form.
 
-    The canonical form has no brackets, and the first two operands are sorted if they can be
-    swapped.
+    That has no brackets, and the first two operands are sorted if they can be swapped.
     """
     value = rng.choice(OPERANDS)
     text = str(value)
-    canonical = ""
-    last = ""  # the operator before
+    canonical = last = ""  # `last` is the operator before
     values: list[int] = []
 
     for _ in range(steps):
@@ -56,8 +54,8 @@ def chain(steps: int, rng: random.Random) -> tuple[str, list[int], str]:
         if values:
             canonical = f"{canonical} {operator} {operand}"
         else:
-            can_swap = operator in "+*"
-            first, second = sorted((value, operand)) if can_swap else (value, operand)
+            pair = (value, operand)
+            first, second = pair if operator == "-" else sorted(pair)
             canonical = f"{first} {operator} {second}"
 
         if last in ("+", "-"):
@@ -71,10 +69,7 @@ def chain(steps: int, rng: random.Random) -> tuple[str, list[int], str]:
 
 
 def product(digits: tuple[int, int], rng: random.Random) -> tuple[str, list[int], str]:
-    """Return a product of two integers, a list with its value, and its canonical form.
-
-    `digits` is how many digits each integer has.
-    """
+    """Return a product of two integers of so many `digits`, its value, and its canonical form."""
     x, y = (rng.choice(_integers_of(n)) for n in digits)
     return f"{x} * {y}", [x * y], "{} * {}".format(*sorted((x, y)))
 
@@ -112,10 +107,8 @@ class Arithmetic:
         return 300
 
     def levels(self, level: int) -> list[int]:
-        """Return the levels of products up to `level`: 11, 21, 22, 31 and 32 for level 32.
-
-        They have no factor with more digits than `level` has, and the longer factor is in the same
-        place. For chains the result is []: their levels are 1, 2, 3 ..., the default.
+        """Return the levels of products up to `level`: 11, 21, 22, 31 and 32 for level 32; [] for
+        chains, whose levels are 1, 2, 3 ...
         """
         if self.family == "chain":
             return []
@@ -124,10 +117,7 @@ class Arithmetic:
         return [10 * x + y for x, y in pairs if (x >= y) == (first >= second) or x == y]
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
-        """Return a problem of `split` with `level` operations (chain) or digits (product).
-
-        Raises UserError if there is no such level, or if no problem of the split is found at it.
-        """
+        """Return a problem of `split` with `level` operations (chain) or digits (product)."""
         if self.family == "product" and not (level >= 10 and level % 10):
             raise UserError(
                 f"--level {level}: products need digits of both factors, e.g. 32 for three digits "
@@ -175,21 +165,15 @@ class Arithmetic:
     def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
         """Return a score for each completion. Its `value` is 1 for the right integer, else 0.
 
-        The parts are
-
-        - `answer`: the integer that was read, as text; or `reason`: why none was read;
-        - `sign`: whether it is right;
-        - `digits_right`: which digits of the right answer agree, aligned at the ones; "011" means
-          that the last two do;
-        - `relative_error`.
+        The parts are the `answer` that was read, or the `reason` why none was; whether its `sign`
+        is right; `digits_right`, the digits of the right answer that agree, aligned at the ones
+        ("011": the last two do); and the `relative_error`.
         """
         return [_score(text, int(problem.target)) for text in completions]
 
     @staticmethod
     def unended(problem: Problem, completion: str, score: Score) -> Score:
-        """Return the score of an answer that the token budget cut off: a right one earns what its
-        digits and its error earn (see `tasks.base.Task`).
-        """
+        """Let a right answer earn what its digits and its error earn (see `tasks.base.Task`)."""
         return replace(score, reward=0.3 + 0.2, value=0.0) if score.exact else score
 
     @staticmethod
@@ -225,10 +209,9 @@ def _score(text: str, target: int) -> Score:
     written, wanted = str(abs(value)), str(abs(target))
     has_right_sign = (value < 0) == (target < 0)
 
-    # Which digits of the right answer agree, aligned at the ones.
+    # Aligned at the ones.
     missing = len(wanted) - len(written)
-    pairs = zip(written[::-1], wanted[::-1])
-    agreeing = [x == y for x, y in pairs] + [False] * missing
+    agreeing = [x == y for x, y in zip(written[::-1], wanted[::-1])] + [False] * missing
     share = has_right_sign * sum(agreeing) / max(len(written), len(wanted))
     relative_error = min(abs(value - target) / max(1, abs(target)), 1000.0)
 

@@ -32,7 +32,7 @@ class StoredProblems:
     """The problems in the rollouts of a run. Keys are computed again from the problem's data."""
 
     # The file of each problem that was trained on, by its key and also by its turns; of each that
-    # was evaluated; and of each example that a prompt showed with its answer, by key.
+    # was evaluated; and of each example that a prompt showed with its answer.
     trained: dict[str | Turns, str] = field(default_factory=dict)
     evaluated: dict[tuple[str, Turns], str] = field(default_factory=dict)
     shown: dict[str, str] = field(default_factory=dict)
@@ -40,15 +40,13 @@ class StoredProblems:
     # The stored keys of the problems trained on at each step; step 0 is the imitation.
     by_step: dict[int, set[str]] = field(default_factory=dict)
 
-    # A line for each problem whose stored key is not that of its data.
-    wrong_keys: list[str] = field(default_factory=list)
+    wrong_keys: list[str] = field(default_factory=list)  # a line for each
 
 
 def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str], str]:
     """Return what is wrong, one line each, and a summary of what was read.
 
-    Raises UserError if the run cannot be read, or if its task or its reward is a program that is
-    not `allowed`.
+    A task or a reward that is a program is executed only if it is `allowed`.
     """
     check_links(folder)
     config = read_yaml(folder / "config.yaml")
@@ -101,8 +99,8 @@ def _read_stored(folder: Path, task: Task) -> StoredProblems:
 
 
 def _evaluated_again(stored: StoredProblems, before: set[str], start: str | None) -> list[str]:
-    """Return the evaluated problems that this run trained on, or showed with their answer, and
-    those that the run it began with (`start`) had trained on (`before`).
+    """Return the evaluated problems that this run trained on or showed with their answer, or that
+    the run it began with (`start`) had trained on (`before`).
     """
     found = []
     for (key, turns), name in stored.evaluated.items():
@@ -132,10 +130,9 @@ def _listed(folder: Path) -> tuple[dict[int, set[str]], set[str]]:
 def _wrong_lists(
     folder: Path, listed: dict[int, set[str]], before: set[str], by_step: dict[int, set[str]]
 ) -> list[str]:
-    """Return how seen.jsonl and the checkpoints differ from the stored steps.
+    """Return how seen.jsonl (`listed`) and the checkpoints differ from the stored steps.
 
-    `listed` are the keys in seen.jsonl by step, `before` those that an earlier run trained on. What
-    a killed run wrote after its last checkpoint may be incomplete, and is not compared.
+    What a killed run wrote after its last checkpoint may be incomplete, and is not compared.
     """
     paths = sorted((folder / "checkpoints").glob("step-*/trainer.json"))
     trainers = {path: read_json(path)["trainer"] for path in paths}
@@ -162,7 +159,7 @@ def _wrong_lists(
 
 
 def _short(prompt: str) -> str:
-    """Return the end of a prompt, where problems differ, in quotes."""
+    """Return the end of a prompt, where problems differ."""
     return repr(prompt if len(prompt) <= 60 else "..." + prompt[-57:])
 
 
@@ -182,11 +179,9 @@ def report(arguments: list[str] | None) -> int:
     for folder in options.runs:
         with blaming(f"{folder}: is not what a run writes"):
             found, summary = audit(folder, (options.task, options.reward_file))
-
-        for line in found:
-            print(escape_control(f"{folder}: {line}"))
         outcome = f"{len(found)} findings" if found else "nothing found"
-        print(escape_control(f"{folder}: {summary}; {outcome}"))
+        for line in (*found, f"{summary}; {outcome}"):
+            print(escape_control(f"{folder}: {line}"))
         worst = max(worst, bool(found))
     return worst
 

@@ -166,10 +166,7 @@ def split_of_key(key: str) -> str:
 
 
 def worded(task: Task, problem: Problem) -> Problem:
-    """Return `problem` with its prompt in the wording that `load_task` gave the task, if any.
-
-    Raises UserError if the problem's data lacks what a placeholder needs.
-    """
+    """Return `problem` with its prompt in the wording that `load_task` gave the task, if any."""
     wording = getattr(task, "wording", "")
     placeholders = getattr(task, "placeholders", {})
     if not (wording and placeholders):
@@ -189,10 +186,10 @@ class TaskError(UserError):
 
 @contextmanager
 def calling(what: str) -> Iterator[None]:
-    """Run a task's own code within this block; `what` names the code, e.g. "task t: make()".
+    """Run a task's own code, e.g. `what` "task t: make()", within this block.
 
-    Turns any exception except UserError, and any attempt to exit, into a TaskError that names file
-    and line.
+    Any exception except UserError, and any attempt to exit, becomes a TaskError that names file and
+    line.
     """
     try:
         yield
@@ -232,8 +229,7 @@ FIELDS = {"task": str, "level": int, "prompt": str, "target": str, "key": str, "
 def check_problem(problem: Any, where: str) -> None:
     """Raise TaskError, which begins with `where`, unless `problem` is a Problem of texts and JSON.
 
-    The key must not be empty, and no text may contain half of a surrogate pair, which is not a
-    character.
+    No text may contain half of a surrogate pair, which is not a character.
     """
     if not isinstance(problem, Problem):
         raise TaskError(f"{where}: is {type(problem).__name__}, and must be a Problem")
@@ -263,10 +259,7 @@ def check_problem(problem: Any, where: str) -> None:
 
 
 def range_of(task: Task) -> Range | None:
-    """Return the lowest and the highest reward of `task`; None if it declares them unknown.
-
-    Raises UserError unless its `reward_range` is None or two finite, rising numbers.
-    """
+    """Return the lowest and the highest reward of `task`; None if it declares them unknown."""
     declared = getattr(task, "reward_range", (0.0, 1.0))
     limits = None if declared is None else as_range(declared)
     if declared is None or limits:
@@ -309,11 +302,9 @@ def scores_of_groups(
     """Return the scores of several groups (problems, each with its completions), with Python's
     numbers and every `value`.
 
-    A task that has `score_groups` scores all groups in one call, for example concurrently. A number
-    that is out of its range only by rounding is moved to the end of the range. Raises UserError if
-    the task raises an exception, if it changes a problem's data, or if it returns anything but one
-    Score for each completion, with finite numbers within the task's range and parts that JSON can
-    represent.
+    A task that has `score_groups` scores all groups in one call, for example concurrently. There
+    must be one Score for each completion, with finite numbers within the task's range and parts
+    that JSON can represent. What is out of its range only by rounding is moved to its end.
     """
     score_groups = getattr(task, "score_groups", None)
     before = [repr(problem.data) for problem, _ in groups]
@@ -342,7 +333,7 @@ def scores_of_groups(
 def without_end(task: Task, problem: Problem, completion: str, score: Score) -> Score:
     """Return the `score` of a completion that the token budget cut off, which is never exact.
 
-    What it earns is the task's to say (`unended`, see `tasks.base.Task`).
+    What it earns is the task's to say (`unended`).
     """
     unended = getattr(task, "unended", None)
     earned = unended(problem, completion, score) if unended else score
@@ -374,10 +365,7 @@ def _all_checked(
 
 
 def _checked(score: Any, reward_range: Range | None) -> Score:
-    """Return `score` with Python's numbers and its value; an answer of value 1 is exact.
-
-    Raises ValueError or TypeError, which says what is wrong.
-    """
+    """Return `score` with Python's numbers and its value; ValueError says what is wrong."""
     if not isinstance(score, Score):
         raise ValueError(f"{type(score).__name__}; it must return a Score for each")
 
@@ -407,10 +395,7 @@ def _plain(part: Any) -> Any:
 
 
 def _within(given: Any, name: str, limits: Range | None) -> float:
-    """Return the number `given`; if only rounding put it outside `limits`, the nearest limit.
-
-    Raises ValueError, which begins with `name`, if it is no finite number or further outside.
-    """
+    """Return the number `given`; if only rounding put it outside `limits`, the nearest limit."""
     number = finite_number(given)
     if number is None or abs(number) > LARGEST:
         raise ValueError(f"a {name} of {shown(given)}; give a finite number, up to {LARGEST:g}")
@@ -431,10 +416,7 @@ def _within(given: Any, name: str, limits: Range | None) -> float:
 
 
 def asked(task: Task, name: str, *arguments: Any, default: Any = None) -> Any:
-    """Return what the optional method `name` of a task returns; `default` if it has no such method.
-
-    What the method raises becomes a UserError.
-    """
+    """Return what the optional method `name` of a task returns, or `default` if it has none."""
     method = getattr(task, name, None)
     if method is None:
         return default
@@ -452,11 +434,9 @@ def compares(task: Task) -> bool:
     return bool(getattr(task, "compares", False))
 
 
-# For each completion, pairs (end, amount): what the word that ends at character `end` earned.
-Credits = list[tuple[tuple[int, float], ...]]
-
-
-def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
+def credits_of(
+    task: Task,
+) -> Callable[[Problem, Sequence[str]], list[tuple[tuple[int, float], ...]]]:
     """Return the function that tells how a reward was earned word by word, for --credit alignment.
 
     ``credits(problem, completions)`` returns for each completion a pair (end, amount) for each
@@ -464,13 +444,12 @@ def credits_of(task: Task) -> Callable[[Problem, Sequence[str]], Credits]:
     to the reward, judged only by the text up to `end`. The rest of the reward (for what is missing
     at the end, and any constant) is credited at the end of the text.
     """
-    credits: Callable[[Problem, Sequence[str]], Credits] | None = getattr(task, "credits", None)
-    if credits is None:
+    if not hasattr(task, "credits"):
         raise UserError(
             f"--credit alignment: task {task.name} does not say what each word of a completion "
             "earns; give --credit outcome"
         )
-    return credits
+    return task.credits
 
 
 def declared_budget(task: Task, level: int) -> int:

@@ -37,8 +37,7 @@ LADDER = (10, 25, 50, 100, 200, 500)  # words of each text
 
 
 def parse_levels(text: str, flag: str, *, must_rise: bool = False) -> list[int]:
-    """Return the levels written as "10,25,50". Raises UserError, which names `flag`, if they are
-    not whole numbers above 0, or if they `must_rise` and do not.
+    """Return the levels written as "10,25,50" after a `flag`.
 
     >>> parse_levels("10, 25", "--words")
     [10, 25]
@@ -92,8 +91,8 @@ def problem_stream(
 class Supply:
     """The problems that training draws. `kind` is "fresh" or "fixed:N"; a `dataset` overrides it.
 
-    Training at a level uses the problems of the dataset that have this level, or all of its
-    problems if it is `mixed`.
+    Training at a level uses the problems of the dataset that have this level, or all of them if it
+    is `mixed`.
     """
 
     def __init__(
@@ -105,9 +104,7 @@ class Supply:
         dataset: Sequence[Problem] = (),
         mixed: bool = False,
     ):
-        self.task = task
-        self.seed = seed
-        self.mixed = mixed
+        self.task, self.seed, self.mixed = task, seed, mixed
         self.fixed = fixed_size(kind)
         self.dataset = list(dataset)
 
@@ -126,10 +123,13 @@ class Supply:
     def _set_of(self, level: int) -> list[Problem]:
         """Return the problems that training at `level` repeats."""
         if self.dataset:
-            return [each for each in self.dataset if self.mixed or each.level == level]
+            return self.dataset if self.mixed else self._of_level(level)
         return distinct_problems(
             self.task, seed=self.seed, split="train", level=level, size=self.fixed
         )
+
+    def _of_level(self, level: int) -> list[Problem]:
+        return [problem for problem in self.dataset if problem.level == level]
 
     @property
     def levels(self) -> list[int]:
@@ -140,21 +140,18 @@ class Supply:
         """Return problems of `level` that training may draw, in an order that depends on `seed`."""
         if not self.dataset:
             return problem_stream(self.task, seed=seed, split="train", level=level)
-        problems = [each for each in self.dataset if each.level == level]
+        problems = self._of_level(level)
         return random.Random(f"sample/{seed}/{level}").sample(problems, len(problems))
 
     def family_size(self, level: int) -> int | None:
-        """Return how many different problems of `level` there are to train on.
-
-        Without a dataset it is what the task says, in all splits; None if it does not know.
+        """Return how many different problems of `level` there are to train on; without a dataset
+        it is what the task says, in all splits, or None.
         """
-        if self.dataset:
-            return sum(problem.level == level for problem in self.dataset)
-        return family_size(self.task, level)
+        return len(self._of_level(level)) if self.dataset else family_size(self.task, level)
 
 
 def fixed_size(kind: str) -> int:
-    """Return N of "fixed:N", 0 for "fresh". Raises UserError for anything else."""
+    """Return N of "fixed:N", 0 for "fresh"."""
     name, _, size = kind.partition(":")
     if kind == "fresh":
         return 0
@@ -174,10 +171,10 @@ def epoch_order(seed: int, epoch: int, size: int) -> list[int]:
 
 @dataclass(frozen=True)
 class DistinctProblems:
-    """What `first_distinct` found, e.g. three of the 200 problems that were `asked` for.
+    """What `first_distinct` found of the problems `asked` for.
 
     `dropped` counts distinct problems that training has seen, `too_long` those that do not fit the
-    model. `error` says why the supply failed; "" if it did not.
+    model. `error` says why the supply failed.
     """
 
     problems: list[Problem]
@@ -197,11 +194,11 @@ class DistinctProblems:
 
 
 def patience(size: int, family: int | None = None) -> int:
-    """Return how many fruitless draws in a row end the search for `size` distinct problems.
+    """Return how many fruitless draws in a row end the search for `size` distinct problems of a
+    `family` of known or unknown size.
 
-    It is ten draws for each possible problem. If exactly `size` equally likely problems exist, the
-    last one is missed with a probability of e^-10. `family` is the number of problems that exist,
-    None if it is unknown.
+    It is ten for each possible problem. If exactly `size` equally likely problems exist, the last
+    one is missed with a probability of e^-10.
     """
     most = size if family is None else min(size, family)
     return 10 * max(10, most)
@@ -218,10 +215,9 @@ def first_distinct(
     """Return the first `size` distinct `problems` that training has not `seen`, or fewer.
 
     Two problems with the same key are the same problem. The search also ends with the `problems`,
-    after `fruitless` draws in a row without a new one (required for an endless stream, see
-    `patience`), when all problems of a `family` of known size have been drawn, and when the task
-    refuses with a UserError, which the result then names. Raises TaskError if the task's code is
-    wrong.
+    after `fruitless` draws in a row without a new one (see `patience`), when all problems of a
+    `family` of known size have been drawn, and when the task refuses with a UserError, which the
+    result then names.
     """
     kept: dict[str, Problem] = {}
     dropped: set[str] = set()
@@ -250,11 +246,7 @@ def first_distinct(
 def distinct_problems(
     task: Task, *, seed: int, split: str, level: int, size: int, seen: Container[str] = ()
 ) -> list[Problem]:
-    """Return the first `size` problems of the stream that all differ, without those `seen`.
-
-    Raises UserError if the task cannot make problems of the level, or not enough different ones
-    (see `patience`).
-    """
+    """Return the first `size` problems of the stream that all differ, without those `seen`."""
     stream = problem_stream(task, seed=seed, split=split, level=level)
     family = family_size(task, level)
     found = first_distinct(stream, size, seen, fruitless=patience(size, family), family=family)
@@ -270,25 +262,18 @@ def distinct_problems(
 
 
 class Examples:
-    """Solved problems that a prompt shows before the question, e.g. ``Examples(task, seed=0,
-    count=3)``.
+    """Solved problems that a prompt shows before the question: `count` of its own level.
 
-    A prompt shows `count` different examples of its own level, from the training split, so none of
-    them is a held-out problem. They are a pure function of the seed, the level and the problem's
-    key, and the problem itself is never among them.
+    They are of the training split, so none is a held-out problem, and the problem itself is never
+    among them. They are a pure function of the seed, the level and the problem's key.
     """
 
     def __init__(self, task: Task, *, seed: int, count: int):
-        self.task = task
-        self.seed = seed
-        self.count = count
+        self.task, self.seed, self.count = task, seed, count
         self._drawn = lru_cache(512)(self._draw)  # a step asks for them several times
 
     def of(self, problem: Problem) -> tuple[Problem, ...]:
-        """Return the examples of `problem`.
-
-        Raises UserError if the training split has too few problems of its level.
-        """
+        """Return the examples of `problem`."""
         return self._drawn(problem.level, problem.key)
 
     def _draw(self, level: int, key: str) -> tuple[Problem, ...]:
@@ -310,10 +295,7 @@ class Examples:
 
 
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
-    """Write one problem a line. The file is complete, or as it was before.
-
-    Raises UserError if it cannot be written.
-    """
+    """Write one problem a line. The file is complete, or as it was before."""
     lines = [json.dumps(problem.to_json(), ensure_ascii=False) + "\n" for problem in problems]
     write_whole(path, "".join(lines).encode())
 
@@ -321,9 +303,7 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
 def read_problems(path: str | Path, task: Task | None = None) -> list[Problem]:
     """Return the problems of a file, in its order.
 
-    Raises UserError if the file cannot be read or holds no problem. Raises UserError, which names
-    the line, unless every line is a JSON object with exactly the fields of `Problem` and suits the
-    `task`, if one is given.
+    Every line must be a JSON object with exactly the fields of `Problem`, and suit the `task`.
     """
     problems = []
     for where, value in read_jsonl(path):
