@@ -169,22 +169,35 @@ class VarianceMonitor(Resumable):
             causes.append(TRUNCATED)
 
         self.lasted = {cause: self.lasted.get(cause, 0) + 1 for cause in causes}
-        return [_alarm(cause, n, mean) for cause, n in self.lasted.items() if _is_due(n)]
+        due = [ALARM_STEPS * 2**doublings for doublings in range(30)]
+        return [_alarm(cause, n, mean) for cause, n in self.lasted.items() if n in due]
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, Any]:
         """Return the metrics of a step's groups (every try), after `observe`."""
+        first = first_tries(groups)
+        completions = sum(len(group.scores) for group in first)
+        actions = Counter(group.action for group in groups)
+        classes = Counter(group.class_name for group in first)
         return {
             "temperature": self.config.temperature,
-            **group_metrics(groups),
+            "frac_reward_zero_std": fmean(
+                max(group.rewards) == min(group.rewards) for group in first
+            ),
+            "group_std": fmean(group.reward_std for group in first),
+            "group_std/hist": histogram([group.reward_std for group in first]),
+            "distinct_completions": fmean(len(set(group.texts)) for group in first),
+            "groups/count": len(first),
+            "groups/kept": actions["keep"],
+            "groups/resampled": actions["resample"],
+            "groups/skipped": actions["skip"],
+            "groups/demonstrated": actions["demonstrate"],
+            **{f"groups/class/{name}": classes[name] for name in CLASSES},
+            "groups/trapped": sum(group.trap is not None for group in first),
+            **{f"traps/{name}": n / completions for name, n in _traps(first).most_common()},
+            "levels": by_level(first),
             "wasted_tokens": _wasted(groups),
             "wasted_tokens_total": self.wasted,
         }
-
-
-def _is_due(steps: int) -> bool:
-    """Return whether a cause that has lasted for so many `steps` raises an alarm."""
-    periods, rest = divmod(steps, ALARM_STEPS)
-    return rest == 0 and periods.bit_count() == 1
 
 
 def _alarm(cause: str, steps: int, mean: dict[str, float]) -> str:
@@ -250,31 +263,6 @@ def reward_metrics(first: Sequence[Group]) -> dict[str, float]:
 
 # Upper bounds of the bins of the standard deviations of reward. The first bin holds only 0.
 BOUNDS = (0, 0.01, 0.03, 0.1, 0.3)
-
-
-def group_metrics(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return the metrics of a step's `groups` (every try), under their names in metrics.jsonl."""
-    first = first_tries(groups)
-    completions = sum(len(group.scores) for group in first)
-
-    actions = Counter(group.action for group in groups)
-    classes = Counter(group.class_name for group in first)
-
-    return {
-        "frac_reward_zero_std": fmean(max(group.rewards) == min(group.rewards) for group in first),
-        "group_std": fmean(group.reward_std for group in first),
-        "group_std/hist": histogram([group.reward_std for group in first]),
-        "distinct_completions": fmean(len(set(group.texts)) for group in first),
-        "groups/count": len(first),
-        "groups/kept": actions["keep"],
-        "groups/resampled": actions["resample"],
-        "groups/skipped": actions["skip"],
-        "groups/demonstrated": actions["demonstrate"],
-        **{f"groups/class/{name}": classes[name] for name in CLASSES},
-        "groups/trapped": sum(group.trap is not None for group in first),
-        **{f"traps/{name}": count / completions for name, count in _traps(first).most_common()},
-        "levels": by_level(first),
-    }
 
 
 def histogram(stds: Sequence[float]) -> dict[str, int]:
