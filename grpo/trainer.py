@@ -20,7 +20,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cached_property
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -48,9 +47,9 @@ from grpo.records import Group, StepReport, first_tries, truncated_share
 from grpo.rollout.generate import Drafting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.variance import VarianceMonitor, reward_metrics
-from tasks.base import Problem, Task, calling, credits_of, problems_of, range_of, worded
+from tasks.base import Task, calling, credits_of, range_of
 from tasks.registry import load_task
-from tasks.supply import Supply, read_problems, split_of
+from tasks.supply import Supply, training_set
 
 MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for one step
 
@@ -519,29 +518,12 @@ def load_parts(
     """Return the configuration, resolved, and the parts: those given, else those it names."""
     task = task or load_task(config.task, config.reward, config.task_options, config.wording)
     own_loss = own_loss or load_loss(config.loss)
-    problems = training_set(config, task)
+    problems = training_set(config.dataset, task)
     config = resolve_config(config, task, {problem.level for problem in problems})
     supply = Supply(
         task, seed=config.seed, kind=config.problems, dataset=problems, mixed=config.mixed
     )
     return config, Parts(task, supply, own_loss, callbacks)
-
-
-def training_set(config: Config, task: Task) -> list[Problem]:
-    """Return the problems of --dataset, or those of a task that has a fixed set; [] if neither."""
-    if config.dataset:
-        if (split := split_of(Path(config.dataset))) not in ("", "train"):
-            raise UserError(
-                f"--dataset {config.dataset}: its problems are of the {split} split, which "
-                "evaluations use; give a data set of the train split"
-            )
-        return [worded(task, one) for one in read_problems(Path(config.dataset), task)]
-    problems = problems_of(task, "train")
-    if not problems and any(problems_of(task, split) for split in ("validation", "test")):
-        raise UserError(
-            f"task {task.name}: none of its problems is of the train split; give some that are"
-        )
-    return problems
 
 
 def run_callback(callback: Callback, report: StepReport) -> None:

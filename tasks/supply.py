@@ -30,6 +30,7 @@ from tasks.base import (
     check_problem,
     family_size,
     key_of,
+    problems_of,
     worded,
 )
 
@@ -330,3 +331,20 @@ def split_of(path: Path) -> str:
     """Return the split that the name of a data set says, TASK-SPLIT-LEVEL.jsonl; or ""."""
     named = re.fullmatch(rf".+-({'|'.join(SPLITS)})-\d+", path.stem)
     return named[1] if named else ""
+
+
+def training_set(dataset: str | None, task: Task) -> list[Problem]:
+    """Return the problems of --dataset, or those of a task that has a fixed set; [] if neither."""
+    if dataset:
+        if (split := split_of(Path(dataset))) not in ("", "train"):
+            raise UserError(
+                f"--dataset {dataset}: its problems are of the {split} split, which evaluations "
+                "use; give a data set of the train split"
+            )
+        return [worded(task, one) for one in read_problems(dataset, task)]
+    problems = problems_of(task, "train")
+    if not problems and any(problems_of(task, split) for split in ("validation", "test")):
+        raise UserError(
+            f"task {task.name}: none of its problems is of the train split; give some that are"
+        )
+    return problems

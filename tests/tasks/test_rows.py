@@ -17,12 +17,10 @@ from small_rewards import problem, scores
 
 from data.errors import UserError
 from data.rows import read_rows
-from grpo.config import Config
-from grpo.trainer import training_set
 from tasks.base import SPLITS, problems_of, scores_of, scores_of_groups
 from tasks.registry import function_digest, load_task
 from tasks.rows import Rows
-from tasks.supply import problem_at
+from tasks.supply import problem_at, training_set
 
 ROWS = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(200)]
 
@@ -232,7 +230,7 @@ def test_rows_to_evaluate_need_none_to_train_on():
     assert len(task.problems("test")) == 1 and not task.problems("train")
     refused(
         "task data: none of its problems is of the train split; give some that are",
-        lambda: training_set(Config(), task),
+        lambda: training_set(None, task),
     )
 
 
