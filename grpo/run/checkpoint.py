@@ -65,7 +65,7 @@ class Saver:
         self.say = say
         self.best = (0, -1.0, "")
         self.saved = -1  # none
-        self.copies = HostCopies()
+        self.memory: dict[Hashable, Tensor] = {}  # of the copies
         self.writer = ThreadPoolExecutor(1)
         self.writing: Future[str] | None = None
 
@@ -89,7 +89,7 @@ class Saver:
         size = sum(tensor.nbytes for tensor in (*weights.values(), *moments.values()))
         is_copied = size <= COPIED_SHARE * host_memory()
         if is_copied:
-            weights, moments = self.copies.take(weights, moments)
+            weights, moments = copied(weights, self.memory), copied(moments, self.memory)
         texts = {
             "rng.json": json.dumps(rng_state()),
             "trainer.json": json.dumps({"trainer": trainer.state(), "best": self.best}),
@@ -143,30 +143,23 @@ class Saver:
         load_rng(checkpoint)
 
 
-class HostCopies:
-    """Copies of tensors in host memory, which are written while training changes the originals.
+@torch.no_grad()
+def copied(tensors: Mapping[str, Tensor], memory: dict[Hashable, Tensor]) -> dict[str, Tensor]:
+    """Return copies in host memory, which are written while training changes the originals.
 
-    The next copy of a tensor takes the memory of its last one, because the system needs several
-    times as long to provide new memory as a copy takes. For GPU tensors it is page-locked.
+    The next copy of a tensor takes the `memory` of its last one, because the system needs several
+    times as long to provide new memory as a copy takes. For GPU tensors it is page-locked. Tied
+    weights share a copy.
     """
-
-    def __init__(self) -> None:
-        self._copies: dict[Hashable, Tensor] = {}
-
-    @torch.no_grad()
-    def take(self, *parts: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """Return each part with a copy of each tensor; tied weights share theirs."""
-        copied = [{name: self._copied(tensor) for name, tensor in part.items()} for part in parts]
-        if torch.cuda.is_initialized():
-            torch.cuda.synchronize()
-        return copied
-
-    def _copied(self, tensor: Tensor) -> Tensor:
+    copies = {}
+    for name, tensor in tensors.items():
         place = tensor.device, tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
-        if place not in self._copies:
-            memory = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._copies[place] = memory
-        return self._copies[place].copy_(tensor, non_blocking=True)
+        if place not in memory:
+            memory[place] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        copies[name] = memory[place].copy_(tensor, non_blocking=True)
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
+    return copies
 
 
 def host_memory() -> int:

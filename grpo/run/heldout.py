@@ -29,8 +29,16 @@ EVAL_SEED = 1_000_003
 PROMOTION_SEED = 2_000_003
 WARM_START_SEED = 3_000_017
 
-# How many held-out problems decide when the imitation ends.
 WARM_START_PROBLEMS = 32
+
+# Of each purpose: the seed of its problems, how many they are (0: --eval-problems), and the kind
+# as which their rollouts are stored.
+PURPOSES = {
+    "report": (EVAL_SEED, 0, "eval"),
+    "imitation": (EVAL_SEED, 0, "imitated"),  # after it
+    "promotion": (PROMOTION_SEED, CHECK_PROBLEMS, "promotion"),  # whether the run is solved
+    "warm start": (WARM_START_SEED, WARM_START_PROBLEMS, ""),  # whether imitation ends
+}
 
 
 class HeldOutEvaluator:
@@ -60,31 +68,23 @@ class HeldOutEvaluator:
         """
         return {problem.key for problem in self.trainer.stream.supply.dataset}
 
-    def evaluate(
-        self,
-        purpose: str,
-        levels: Collection[int],
-        *,
-        seed: int = EVAL_SEED,
-        size: int | None = None,
-        rollouts: str = "",
-    ) -> list[dict[str, Any]]:
-        """Score the policy at several levels, on `size` problems each (default: --eval-problems).
+    def evaluate(self, purpose: str, levels: Collection[int]) -> list[dict[str, Any]]:
+        """Score the policy at several levels for one of PURPOSES.
 
-        Writes and shows a line of eval.jsonl for each level, and returns them. The groups are
-        stored as `rollouts` of that kind. A level without such problems gets a warning instead.
+        Writes and shows a line of eval.jsonl for each level, and returns them. A level without such
+        problems gets a warning instead.
         """
-        size = size or self.trainer.config.eval_problems
-        measured = [self._measure(level, seed, size, purpose) for level in sorted(levels)]
-        lines = [line for line, _ in measured if line]
-        if not lines:
+        measured = [each for level in sorted(levels) if (each := self._measure(purpose, level))]
+        if not measured:
             return []
 
         # The lines come last, because a resumed run takes them as a sign that this step has been
         # evaluated: the final evaluation follows the last checkpoint.
-        if rollouts:
+        lines = [line for line, _ in measured]
+        *_, kind = PURPOSES[purpose]
+        if kind:
             groups = [group for _, answers in measured for group in answers]
-            self.files.write_rollouts(rollouts, self.trainer.done, groups)
+            self.files.write_rollouts(kind, self.trainer.done, groups)
         self.files.write_evaluations(*lines)
         for line in lines:
             self.console.evaluation(line)
@@ -96,33 +96,35 @@ class HeldOutEvaluator:
 
     def warm_start_score(self, level: int) -> float:
         """Return the score at a level while right answers are imitated; 0 without problems."""
-        lines = self.evaluate("warm start", [level], seed=WARM_START_SEED, size=WARM_START_PROBLEMS)
+        lines = self.evaluate("warm start", [level])
         return lines[0]["mean"] if lines else 0.0
 
     def end_if_solved(self) -> None:
         """End the run if the last level is solved in training and on held-out problems."""
         trainer, level = self.trainer, self.trainer.curriculum.level
-        if not trainer.end.wants_check(level):
-            return
-        for line in self.evaluate(
-            "promotion", [level], seed=PROMOTION_SEED, size=CHECK_PROBLEMS, rollouts="promotion"
-        ):
-            self.files.write_decisions(trainer.end.take_check(trainer.done, line))
+        if trainer.end.wants_check(level):
+            for line in self.evaluate("promotion", [level]):
+                self.files.write_decisions(trainer.end.take_check(trainer.done, line))
 
-    def _measure(
-        self, level: int, seed: int, size: int, purpose: str
-    ) -> tuple[dict[str, Any] | None, list[Group]]:
-        """Return the line of eval.jsonl of a level, and the groups; (None, []) without problems."""
+    def _measure(self, purpose: str, level: int) -> tuple[dict[str, Any], list[Group]] | None:
+        """Return the line of eval.jsonl of a level, and the groups; None without problems."""
         trainer, config = self.trainer, self.trainer.config
         policy, task, asked = trainer.policy, trainer.task, config.max_new_tokens
-        seen = trainer.stream.seen | self._dataset
+        seed, size, _ = PURPOSES[purpose]
         found = find_problems(
-            policy, task, level, "validation", seed=seed, size=size, seen=seen, budget=asked
+            policy,
+            task,
+            level,
+            "validation",
+            seed=seed,
+            size=size or config.eval_problems,
+            seen=trainer.stream.seen | self._dataset,
+            budget=asked,
         )
         if not found.problems:
             why = f"no {purpose} evaluation at level {level}: {found.why_none}"
             self._warn_once(why, why)
-            return None, []
+            return None
         self._warn_once(first_room_warning(policy, task, found.problems, asked), "room")
 
         # In a small family of problems a report and a validation check may share a problem. With

@@ -38,9 +38,9 @@ from data.files import (
     write_whole,
 )
 from grpo.config import KINDS as SETTING_KINDS
-from grpo.config import Config, checked
+from grpo.config import Config, checked, names_in
 from grpo.records import Action, Completion, Decision, Group, GroupClass, StepReport
-from grpo.run.trackers import Trackers
+from grpo.run.trackers import Tracker
 from grpo.show.group import best_and_worst, completion_record, summaries
 from tasks.base import Problem, Score
 
@@ -271,14 +271,17 @@ class RunFiles:
     def __init__(self, folder: Path, config: Config, done: int, warn: Callable[[str], None]):
         self.folder = folder
         self.mark = config.mark
-        self.trackers = Trackers(config.track, folder, dataclasses.asdict(config), done, warn)
+        self.trackers = [
+            Tracker(name, folder, dataclasses.asdict(config), done, warn)
+            for name in names_in(config.track)
+        ]
 
     def write_step(self, report: StepReport) -> None:
         """Write a step: rollouts, metrics, problem keys, groups, decisions and samples."""
         step, groups = report.step, report.groups
         self.write_rollouts("step", step, groups)
         append_lines(self.folder / "metrics.jsonl", report.metrics)
-        self.trackers.send(report.metrics)
+        self._track(report.metrics)
         self.write_seen(step, dict.fromkeys(group.problem.key for group in groups))
         append_lines(self.folder / "groups.jsonl", {"step": step, "groups": summaries(groups)})
         self.write_decisions(report.decisions)
@@ -301,7 +304,11 @@ class RunFiles:
         append_lines(self.folder / "eval.jsonl", *lines)
         for line in lines:
             if line["purpose"] != "verdict":
-                self.trackers.send(line)
+                self._track(line)
+
+    def _track(self, line: dict[str, Any]) -> None:
+        for tracker in self.trackers:
+            tracker.send(line)
 
     def write_rollouts(self, kind: str, step: int, groups: list[Group]) -> None:
         """Write groups of a kind (`KINDS`) with all their texts to rollouts/."""
@@ -320,7 +327,8 @@ class RunFiles:
 
     def finish(self) -> None:
         """Close the trackers."""
-        self.trackers.finish()
+        for tracker in self.trackers:
+            tracker.finish()
 
 
 class NoFiles:

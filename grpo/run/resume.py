@@ -98,14 +98,8 @@ def open_run(
         return _open_resumed(config.resume, given, locks, ranks)
 
     config, warnings = start_from(config, given)
-
-    def begin() -> Path:
-        folder = HOME / config.name if config.name else new_folder(config)
-        locks.enter_context(new_run(folder))
-        locks.enter_context(locked(folder))
-        return folder
-
-    return OpenedRun(ranks.on_rank0(begin), warnings=warnings), config
+    folder = ranks.on_rank0(lambda: locks.enter_context(new_run(config)))
+    return OpenedRun(folder, warnings=warnings), config
 
 
 def _open_resumed(
@@ -165,8 +159,9 @@ def new_folder(config: Config) -> Path:
 
 
 @contextmanager
-def new_run(folder: Path) -> Iterator[None]:
-    """Make the folder of a run, and remove it at the end of the block if it has no result."""
+def new_run(config: Config) -> Iterator[Path]:
+    """Make and lock the folder of a run; at the end of the block, remove it without a result."""
+    folder = HOME / config.name if config.name else new_folder(config)
     try:
         folder.mkdir(parents=True)
     except FileExistsError as error:
@@ -179,7 +174,8 @@ def new_run(folder: Path) -> Iterator[None]:
             f"--name {folder.name}: {folder} exists; give another name, or {way}"
         ) from error
     try:
-        yield
+        with locked(folder):
+            yield folder
     finally:
         with suppress(OSError):
             if has_no_result(folder):
@@ -282,9 +278,14 @@ def sources_of_run(
     if own_loss and config.loss.startswith(FROM_PYTHON):
         functions[config.loss] = own_loss.function
 
+    start: dict[str, str] | None = {}
+    if config.start and config.start != config.model:  # the adapter that a LoRA run started from
+        # If it is gone, only the reference of --beta still depends on it.
+        start = _digests(Path(config.start)) if kind_of(config.start) else None
+
     sources = {
         "base": base_sources(config.model),
-        "start": _start_sources(config),
+        "start": start,
         "corpus": sources_of(task),
         "files": {str(file): digest_of(file) for file in files},
         "functions": {name: function_digest(each) for name, each in functions.items()},
@@ -313,16 +314,6 @@ def base_sources(model: str) -> dict[str, str] | None:
     for each in adapters:
         found |= {f"{each.name}/{name}": value for name, value in _digests(each).items()}
     return found
-
-
-def _start_sources(config: Config) -> dict[str, str] | None:
-    """Return the fingerprints of the adapter that a LoRA run started from.
-
-    None if it is gone: only the reference of --beta still depends on it.
-    """
-    if not config.start or config.start == config.model:
-        return {}
-    return _digests(Path(config.start)) if kind_of(config.start) else None
 
 
 def _digests(place: Path) -> dict[str, str]:

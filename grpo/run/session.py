@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from data.files import read_json
-from grpo.config import Config
+from grpo.config import Config, names_in
 from grpo.curriculum import (
     PROMPT_PROBLEMS,
     PROMPT_SAMPLES,
@@ -84,7 +84,8 @@ def start_run(config: Config, given: dict, ranks: Ranks, **values: Any) -> RunRe
     with ExitStack() as locks:
         opened, config = open_run(config, given, locks, ranks)
         config, parts = load_parts(config, **values)
-        check_installed(config.track)
+        for name in names_in(config.track):
+            check_installed(name)
         assert config.steps is not None, "the configuration is resolved"
         console = Console(config.steps, getattr(parts.task, "metric", "score"))
         try:
@@ -148,15 +149,14 @@ class Run:
     """The directory of one run, and the order in which it is written."""
 
     def __init__(self, opened: OpenedRun, trainer: Trainer, console: Console):
-        self.checkpoint = opened.checkpoint  # where a resumed run continues
+        self.opened = opened
         self.folder = opened.folder
         self.trainer = trainer
         self.config = trainer.config
         self.ranks = trainer.ranks
         self.console = console
-        assert self.config.level is not None and self.config.steps, "the configuration is resolved"
+        assert self.config.level is not None, "the configuration is resolved"
         self.level = self.config.level  # the one that the run was asked to train
-        self.steps = self.config.steps
 
         sources = self.ranks.on_rank0(
             lambda: sources_of_run(opened, self.config, trainer.task, trainer.own_loss)
@@ -167,14 +167,9 @@ class Run:
         self.files: RunFiles | NoFiles = NoFiles()
         if self.ranks.is_rank0:
             self.config.save(self.folder / "config.yaml", **about)
-            done = step_of(self.checkpoint) if self.checkpoint else 0
+            done = step_of(opened.checkpoint) if opened.checkpoint else 0
             self.files = RunFiles(self.folder, self.config, done, self._warn)
         self.heldout = HeldOutEvaluator(trainer, self.files, console, self._warn)
-        self.notes = [
-            *opened.warnings,
-            *trainer.policy.notes,
-            *getattr(trainer.task, "notes", ()),
-        ]
 
     def _warn(self, line: str) -> None:
         self.console.warn(line)
@@ -189,11 +184,12 @@ class Run:
         try:
             self.console.settings(settings_of(self.folder, self.config, self.trainer))
             self._show_prompt()
-            for note in self.notes:
-                self._warn(note)
+            notes = getattr(self.trainer.task, "notes", ())
+            for warning in (*self.opened.warnings, *self.trainer.policy.notes, *notes):
+                self._warn(warning)
 
-            if self.checkpoint:
-                self._restore(self.checkpoint)
+            if self.opened.checkpoint:
+                self._restore(self.opened.checkpoint)
             else:
                 start = self._find_start()
                 if self.config.preflight == "only":
@@ -327,14 +323,14 @@ class Run:
         self.files.write_decisions([decision])
         self.console.say(decision.line)
         if imitation["updates"]:  # so that the verdict can tell what imitation taught
-            self.evaluate("imitation", rollouts="imitated")
+            self.evaluate("imitation")
 
     # --- during training ----------------------------------------------------------------------
 
     @property
     def is_over(self) -> bool:
         """Whether no step follows."""
-        return bool(self.trainer.ended) or self.trainer.done >= self.steps
+        return bool(self.trainer.ended) or self.trainer.done >= self.trainer.steps
 
     def take_steps(self, interrupt: "Interrupt") -> None:
         """Make the remaining steps, and store each."""
@@ -372,7 +368,7 @@ class Run:
         # Saved last, so that a run that is resumed here has everything about the step.
         self.save_if_due(report)
 
-    def evaluate(self, purpose: str = "report", rollouts: str = "eval") -> None:
+    def evaluate(self, purpose: str = "report") -> None:
         """Score the policy on held-out problems: a line for each level in eval.jsonl.
 
         The levels are the one asked for, and with --curriculum the hardest open one; after the last
@@ -383,7 +379,7 @@ class Run:
             levels.add(self.trainer.curriculum.level)
             if self.is_over:
                 levels.add(self.trainer.curriculum.levels[0])
-        self.heldout.evaluate(purpose, levels, rollouts=rollouts)
+        self.heldout.evaluate(purpose, levels)
 
     def save_if_due(self, report: StepReport) -> None:
         """Save the state of this step if that is due; report the previous save."""

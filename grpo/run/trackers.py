@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from data.errors import UserError
-from grpo.config import names_in
-
-PROJECT = "grpo"
 
 
 class _TensorBoard:
@@ -40,7 +37,7 @@ class _WeightsAndBiases:
         import wandb
 
         self.run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            project=os.environ.get("WANDB_PROJECT", "grpo"),
             name=folder.name,
             id=folder.name,
             dir=str(folder),
@@ -55,20 +52,17 @@ class _WeightsAndBiases:
         self.run.finish()
 
 
-# By the name of the package as well. Each is made with the run's folder, its settings and the
-# number of steps it has made.
+# By the name of the package. Each is made with the run's folder, its settings and the number of
+# steps it has made.
 CLASSES: dict[str, Any] = {"tensorboard": _TensorBoard, "wandb": _WeightsAndBiases}
 
 
-def check_installed(text: str | None) -> None:
-    """Raise UserError if a tracker in the comma-separated list `text` is not installed."""
-    for name in names_in(text):
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise UserError(
-                f"--track {text}: {name} is not installed: pip install {name}"
-            ) from error
+def check_installed(name: str) -> None:
+    """Raise UserError if the tracker `name` is not installed."""
+    try:
+        importlib.import_module(name)
+    except ImportError as error:
+        raise UserError(f"--track {name}: {name} is not installed: pip install {name}") from error
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:
@@ -85,47 +79,43 @@ def scalars(line: Mapping[str, Any]) -> dict[str, float]:
     }
 
 
-class Trackers:
-    """The trackers of one run.
+class Tracker:
+    """The tracker `name` of the run in `folder`, which has made `done` steps.
 
-    `text` names them, separated by commas. Each is started for the run in `folder`, which has made
-    `done` steps. `say` gets a line for each one that fails.
+    `say` gets a line if it fails.
     """
 
     def __init__(
         self,
-        text: str | None,
+        name: str,
         folder: Path,
         config: Mapping[str, Any],
         done: int,
         say: Callable[[str], None],
     ):
-        self.say = say
-        self.live: dict[str, Any] = {}
-        for name in names_in(text):
-            with self._guarded(name):
-                self.live[name] = CLASSES[name](folder, config, done)
+        self.name, self.say = name, say
+        self.inner: Any = None
+        with self._guarded():
+            self.inner = CLASSES[name](folder, config, done)
 
     def send(self, line: Mapping[str, Any]) -> None:
         """Send the numbers of a line of metrics.jsonl or eval.jsonl, at its step."""
-        for name in list(self.live):
-            with self._guarded(name):
-                self.live[name].log(line["step"], scalars(line))
+        if self.inner:
+            with self._guarded():
+                self.inner.log(line["step"], scalars(line))
 
     def finish(self) -> None:
-        """Close the trackers."""
-        for name in list(self.live):
-            with self._guarded(name):
-                self.live[name].finish()
+        """Close the tracker."""
+        if self.inner:
+            with self._guarded():
+                self.inner.finish()
 
     @contextmanager
-    def _guarded(self, name: str) -> Iterator[None]:
-        """Leave out a tracker that fails in this block: no failure of one may end the run."""
+    def _guarded(self) -> Iterator[None]:
+        """Stop using the tracker if it fails in this block: that must not end the run."""
         try:
             yield
         except Exception as error:
-            self.live.pop(name, None)
-            self.say(
-                f"--track {name} failed and is no longer used: {type(error).__name__}: "
-                f"{str(error).partition(chr(10))[0]}"
-            )
+            self.inner = None
+            why = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+            self.say(f"--track {self.name} failed and is no longer used: {why}")

@@ -1,8 +1,10 @@
 """Validation checks at every step, and small: short runs have none otherwise."""
 
+from grpo.run.heldout import PROMOTION_SEED, PURPOSES
+
 
 def check_often(monkeypatch, problems: int = 3) -> None:
     """Have each step checked on a few held-out problems, and levels open at once."""
     monkeypatch.setattr("grpo.ending.CHECK_EVERY", 1)
     monkeypatch.setattr("grpo.curriculum.OPEN_AT", 0.051)
-    monkeypatch.setattr("grpo.run.heldout.CHECK_PROBLEMS", problems)
+    monkeypatch.setitem(PURPOSES, "promotion", (PROMOTION_SEED, problems, "promotion"))

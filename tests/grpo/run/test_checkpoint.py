@@ -16,9 +16,9 @@ from small_runs import OWN
 from grpo.records import StepReport
 from grpo.run import checkpoint as store
 from grpo.run.checkpoint import (
-    HostCopies,
     Saver,
     checkpoints,
+    copied,
     find_resume,
     load_rng,
     new_checkpoint,
@@ -174,13 +174,13 @@ def options(tiny_model, tmp_path, monkeypatch):
 def test_a_copy_is_of_its_moment_and_reuses_its_memory():
     weight = torch.arange(4.0)
     live = {"weight": weight, "tied": weight, "view": weight.view(2, 2).t()}
-    copies = HostCopies()
-    (before,) = copies.take(live)
+    memory = {}
+    before = copied(live, memory)
     weight.add_(10)
     assert before["weight"].tolist() == [0, 1, 2, 3] and before["view"].tolist() == [[0, 2], [1, 3]]
     assert before["weight"].data_ptr() == before["tied"].data_ptr() != before["view"].data_ptr()
 
-    (after,) = copies.take(live)
+    after = copied(live, memory)
     assert after["weight"].tolist() == [10, 11, 12, 13]
     assert after["weight"].data_ptr() == before["weight"].data_ptr()
 

@@ -10,7 +10,7 @@ from data.errors import UserError
 from grpo.config import TRACKERS, Config
 from grpo.run import trackers
 from grpo.run.logs import read_metrics
-from grpo.run.trackers import CLASSES, Trackers, check_installed, scalars
+from grpo.run.trackers import CLASSES, Tracker, check_installed, scalars
 from grpo.tools import train
 
 FLAGS = (
@@ -80,7 +80,7 @@ def test_a_run_sends_what_it_writes(tmp_path, monkeypatch, spied, quick_flags):
 def test_a_failing_tracker_is_named_once_and_is_not_used_again(tmp_path, monkeypatch, spied, at):
     monkeypatch.setattr(Spy, "at", at)
     told = []
-    tracker = Trackers("spy", tmp_path, {"level": 1}, 0, told.append)
+    tracker = Tracker("spy", tmp_path, {"level": 1}, 0, told.append)
     for step in (1, 2):
         tracker.send({"step": step, "reward": 0.5})
     tracker.finish()
@@ -103,7 +103,7 @@ def test_wrong_names_and_missing_packages_are_said(tmp_path, monkeypatch, capsys
 def send(name, folder, config):
     """Send two steps and an evaluation to a real tracker; nothing may fail."""
     told = []
-    tracker = Trackers(name, folder, config, 0, told.append)
+    tracker = Tracker(name, folder, config, 0, told.append)
     for step in (1, 2):
         tracker.send({"step": step, "reward": step / 4})
     tracker.send({"step": 2, "purpose": "report", "level": 3, "mean": 0.9})
