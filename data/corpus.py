@@ -68,41 +68,33 @@ def load_texts(folder: str | Path) -> list[Document]:
     Each .txt and .md file is a document, and its title is its path within the folder. Hidden and
     empty files are skipped, and links to folders are not followed. A document that repeats another
     one is skipped as well, because it could belong to another split.
-
-    Raises UserError if there is no such folder, if a file is not UTF-8, if there is no text, or if
-    there are more than `MAX_TEXT` bytes.
     """
     fix = "give a folder of .txt or .md files"
     if kind_of(folder) != "folder":
         raise UserError(f"--texts {folder}: is no folder; {fix}")
 
     folder = Path(folder)
-    found = []
-    size = 0
-    for file in sorted(folder.rglob("*")):
-        title = file.relative_to(folder).as_posix()
-        if file.suffix not in (".txt", ".md") or "/." in f"/{title}" or not file.is_file():
-            continue
+    files = {
+        file.relative_to(folder).as_posix(): file
+        for file in folder.rglob("*")
+        if file.suffix in (".txt", ".md") and file.is_file()
+    }
+    titles = sorted(title for title in files if "/." not in f"/{title}")
+    if sum(files[title].stat().st_size for title in titles) > MAX_TEXT:
+        most = f"{MAX_TEXT // 10**6} MB"
+        raise UserError(f"{folder}: holds more than {most} of text; give a part of it")
 
-        size += file.stat().st_size
-        if size > MAX_TEXT:
-            most = f"{MAX_TEXT // 10**6} MB"
-            raise UserError(f"{folder}: holds more than {most} of text; give a part of it")
-
-        document = Document(title, read_text(file))
-        if document.words:
-            found.append(document)
-
-    if not found:
+    documents = [Document(title, read_text(files[title])) for title in titles]
+    if not any(document.words for document in documents):
         raise UserError(f"{folder}: the folder holds no text in UTF-8; {fix}")
-    return without_repeats(sorted(found, key=lambda document: document.title))
+    return without_repeats(document for document in documents if document.words)
 
 
 def without_repeats(documents: Iterable[Document]) -> list[Document]:
     """Return the documents that do not repeat another one, in their order.
 
-    A document repeats another one that has a share `NEAR` of its sequences of `SHINGLE` words
-    (Broder 1997). Of the two the longer one is kept, or the first.
+    A document repeats another one that has a share NEAR of its sequences of SHINGLE words (Broder
+    1997). Of the two the longer one is kept, or the first.
     """
     documents = list(documents)
     having: dict[tuple[str, ...], list[int]] = {}  # the documents that are kept, by shingle
@@ -121,10 +113,7 @@ def without_repeats(documents: Iterable[Document]) -> list[Document]:
 
 
 def fingerprint(document: Document) -> str:
-    """Return a hash of a document's words: 16 hex digits of SHA-256.
-
-    Title and layout have no influence.
-    """
+    """Return a hash of a document's words, whatever its title and layout."""
     return hashlib.sha256("\x1f".join(["", *document.words]).encode()).hexdigest()[:16]
 
 

@@ -82,8 +82,8 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **options: Any):
-        options.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(**{"allow_abbrev": False, **options})
+        own: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+        super().__init__(**(own | {"allow_abbrev": False} | options))
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError with the parser's message."""
@@ -99,8 +99,7 @@ class Parser(argparse.ArgumentParser):
 def blaming(what: str) -> Iterator[None]:
     """Raise UserError, which begins with `what`, for any exception of the block.
 
-    For a block that reads what others have written: `what` names the file and says what it should
-    be. The message of the exception follows in brackets, in one line.
+    The block reads what others have written; `what` names the file and says what it should be.
     """
     try:
         yield
@@ -113,8 +112,8 @@ def blaming(what: str) -> Iterator[None]:
 
 @contextmanager
 def needs(package: str, extra: str, where: str = "") -> Iterator[None]:
-    """Import `package` within this block. If it or what it imports is missing, UserError names the
-    `extra` that installs it; `where` is the flag that needs it.
+    """Import `package` within this block. If it is missing, UserError names the `extra` that
+    installs it; `where` is the flag that needs it.
     """
     try:
         yield
@@ -184,17 +183,17 @@ class Lasting:
 
     def write(self, text: str) -> int:
         """Write `text`, or discard it; return its length."""
-        try:
-            self.stream.write(text)
-        except (OSError, ValueError):  # ValueError: a closed file
-            _discard(self.stream)
+        self._try(self.stream.write, text)
         return len(text)
 
     def flush(self) -> None:
         """Flush the stream."""
+        self._try(self.stream.flush)
+
+    def _try(self, action: Callable, *arguments: str) -> None:
         try:
-            self.stream.flush()
-        except (OSError, ValueError):
+            action(*arguments)
+        except (OSError, ValueError):  # ValueError: a closed file
             _discard(self.stream)
 
     def __getattr__(self, name: str) -> Any:

@@ -27,8 +27,7 @@ MAX_EXPANDED = 1 << 29
 def kind_of(path: str | Path) -> Literal["file", "folder", "other", ""]:
     """Return what stands at `path`, which may be any text of the user's; "" if nothing does.
 
-    `Path.exists` and the like raise OSError for a text that is too long for a path. Raises
-    UserError if a folder on the way may not be entered.
+    `Path.exists` and the like raise OSError for a text that is too long for a path.
     """
     try:
         mode = os.stat(path).st_mode
@@ -84,7 +83,7 @@ def load_yaml(text: str) -> Any:
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
-    """Return the mapping in a YAML file, unchecked. Raises UserError if there is none."""
+    """Return the mapping in a YAML file, unchecked."""
     text = read_text(path)
     try:
         values = load_yaml(text)
@@ -97,42 +96,32 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def read_jsonl(path: str | Path, *, is_log: bool = False) -> Iterator[tuple[str, dict]]:
-    """Yield ("FILE, line N", object) for each line that is not blank; UserError names the file and
-    line of damage.
+    """Yield ("FILE, line N", object) for each line that is not blank.
 
-    The last line of a log (`is_log`) may be incomplete, because its writer was killed. It is left
-    out.
+    The last line of a log may be incomplete, because its writer was killed, and is left out.
     """
     lines = read_bytes(path).split(b"\n")
     for number, line in enumerate(lines[:-1] if is_log else lines, start=1):
         if line.strip():
             where = f"{path}, line {number}"
-            value = _parse(where, _decode(where, line), "; each line must be a JSON object")
-            _check_object(where, value)
-            yield where, value
+            yield where, _object(where, _decode(where, line))
 
 
 def read_jsonl_zst(path: str | Path) -> list[dict]:
-    """Return the objects in a JSON Lines file under zstandard, one a line.
-
-    Raises UserError if the file is not whole, expands to more than MAX_EXPANDED bytes, or holds
-    anything else.
-    """
+    """Return the objects in a JSON Lines file under zstandard, of at most MAX_EXPANDED bytes."""
     content = read_bytes(path)
     try:
-        texts = [text for text in _expanded(content).decode().split("\n") if text]
-        lines = [json.loads(text) for text in texts]
-    except (ValueError, RecursionError, zstandard.ZstdError) as error:
+        lines = _expanded(content).decode().split("\n")
+    except (ValueError, zstandard.ZstdError) as error:
         raise UserError(f"{path}: not a whole rollout file ({error})") from error
-
-    for number, line in enumerate(lines, start=1):
-        _check_object(f"{path}, line {number}", line)
-    return lines
+    return [_object(f"{path}, line {n}", line) for n, line in enumerate(lines, start=1) if line]
 
 
-def _check_object(where: str, value: Any) -> None:
+def _object(where: str, line: str) -> dict:
+    value = _parse(where, line, "; each line must be a JSON object")
     if not isinstance(value, dict):
         raise UserError(f"{where}: is {shown(value)}; each line must be a JSON object")
+    return value
 
 
 def _expanded(content: bytes) -> bytes:

@@ -25,8 +25,7 @@ def read_rows(source: Any) -> list[Row]:
     `source` is a file (JSON Lines, a JSON list of objects, or Parquet), a dataset of the hub,
     "NAME", "NAME:CONFIG" or "NAME:CONFIG:SPLIT", a pandas DataFrame, a Hugging Face `Dataset`, or
     any iterable of mappings. Numbers and arrays of NumPy become Python's, dates and times become
-    texts (ISO 8601), and missing values (NaN) become None. Raises UserError, which names the row
-    and the column, for anything else, and if there is no row.
+    texts (ISO 8601), and missing values (NaN) become None.
     """
     if isinstance(source, str | Path):
         name = str(source)
@@ -54,7 +53,6 @@ def _read_named(name: str) -> list[Row]:
 
 
 def _read_json(path: Path) -> list[Row]:
-    """Return the rows of a list of objects, or of an object a line."""
     if read_bytes(path).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
         return _numbered(str(path), read_json(path))
     return [(where, _columns(row, where)) for where, row in read_jsonl(path)]
@@ -70,10 +68,7 @@ def _read_parquet(path: Path) -> list[Row]:
 
 
 def _read_hub(name: str) -> list[Row]:
-    """Return the rows of a dataset of the hub; the split is "train" unless the name says another.
-
-    Nothing that a dataset brings along is executed.
-    """
+    """Return the rows of a dataset of the hub. Nothing that it brings along is executed."""
     with needs("datasets", "data", name):
         import datasets
     repository, _, rest = name.partition(":")
@@ -84,7 +79,6 @@ def _read_hub(name: str) -> list[Row]:
 
 
 def _given_rows(source: Any, name: str) -> list[Row]:
-    """Return the rows of a data frame, a dataset, or an iterable of mappings."""
     if hasattr(source, "to_dict") and hasattr(source, "iterrows"):  # of pandas
         filled = source.astype(object).where(source.notna(), None)  # NaN, NaT and NA alike
         source = filled.to_dict("records")
@@ -104,7 +98,6 @@ def _numbered(name: str, rows: Iterable[Any]) -> list[Row]:
 
 
 def _columns(row: Mapping, where: str) -> dict[str, Any]:
-    """Return a row with JSON values."""
     columns = {}
     for name, value in row.items():
         try:
@@ -118,10 +111,7 @@ def _columns(row: Mapping, where: str) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON holds it; None for a missing number or date.
-
-    Raises TypeError if JSON has no such value; its text is the type, or the infinite number.
-    """
+    """Return a value as JSON holds it; TypeError names what JSON cannot hold."""
     if hasattr(value, "tolist"):  # of NumPy
         value = value.tolist()
     if isinstance(value, date | time):  # a datetime is a date
