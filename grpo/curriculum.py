@@ -684,10 +684,9 @@ def warm_start(
             scores.append([len(losses), validate()])
 
     before, after = scores[0][1], scores[-1][1]
-    is_enough = after >= ENOUGH
-    cause = (
-        "the score is enough for reinforcement" if is_enough else "its share of the run is spent"
-    )
+    cause = "its share of the run is spent"
+    if after >= ENOUGH:
+        cause = "the score is enough for reinforcement"
     figures = {
         "updates": len(losses),
         "answers": len(answers),

@@ -66,7 +66,7 @@ SURVEY = {
     "score": ("value", ".3f"),
     "exact": ("exact", ".3f"),
     "std": ("reward_std", ".3f"),
-    "groups that vary": ("varied", ".0%"),
+    "groups vary": ("varied", ".0%"),
     "any exact": ("any_exact", ".0%"),
     "truncated": ("truncated", ".0%"),
     "distinct": ("distinct", ".1f"),
