@@ -9,7 +9,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import comb
 from multiprocessing.pool import ThreadPool
 from pathlib import Path
@@ -70,10 +70,11 @@ PROMPT = ("system", "shots", "chat_template_kwargs", "wording")
 # What a search for problems counts.
 COUNTS = ("asked", "dropped", "too_long")
 
-# Groups of each result whose worst completion is shown, and the columns if standard output is not a
-# terminal.
-WORST = 2
+# The columns of the table, how wide it is if standard output is not a terminal, and the groups of
+# each result whose worst completion is shown.
+COLUMNS = "level,figure,n,mean [95 % interval],exact,truncated,sampling,budget,seen".split(",")
 WIDTH = 100
+WORST = 2
 
 # Of requests to a server: the key's variable, how many at a time, and seconds before each try. A
 # long completion on a slow server takes minutes.
@@ -502,7 +503,7 @@ def as_json(results: Sequence[Result]) -> bytes:
 
 
 def show(results: Sequence[Result], metric: str) -> None:
-    """Print the results, several samples and differences beside them, and the worst completions.
+    """Print a table of the results, remarks, the first prompt and the worst completions.
 
     `metric` is what the task calls its score.
     """
@@ -515,27 +516,25 @@ def show(results: Sequence[Result], metric: str) -> None:
     texts = f" of {first['texts']}" if "texts" in first else ""
     source = first["dataset"] or f"the {first['split']} split{texts}"
 
+    title = f"{control}{whose}{metric} on {source}"
+    if has_several:
+        title += f", and its difference to {first['model']}"
+    table = Table(title=escape_control(title), title_justify="left", box=None, padding=(0, 1, 0, 0))
+    for name in (*["model"] * has_several, *COLUMNS):
+        is_wide = name in ("model", "sampling")
+        table.add_column(name, justify="right", overflow="fold", no_wrap=not is_wide)
     names = []
-    rows: list[dict[str, str]] = []
-    samples: list[dict[str, str]] = []
-    differences: list[dict[str, str]] = []
     for result in results:
         kind = f", {result['foreign']}" if "foreign" in result else ""
-        head = {"model": result["model"]} if has_several else {}
-        names.append(", ".join([*head.values(), f"level {result['level']}{kind}"]))
-        head["level"] = f"{result['level']}{kind}"
-        rows.append(head | _row(result))
-        for entry in result.get("pass_at", []):
-            samples.append({**head, "figure": f"pass@{entry['k']}", **_mean(entry)})
-        if difference := result.get("difference"):
-            differences.append({**head, "n": str(difference["n"]), **_mean(difference, "+")})
-    _print_table(console, f"{control}{whose}{metric} on {source}", rows)
-    _print_table(console, "several samples of each problem", samples)
-    _print_table(console, f"{metric}, difference to {first['model']}", differences)
+        model = [result["model"]] * has_several
+        names.append(escape_control(", ".join([*model, f"level {result['level']}{kind}"])))
+        for row in _rows(result):
+            table.add_row(*map(escape_control, [*model, f"{result['level']}{kind}", *row]))
+    console.print(table)
 
     for name, result in zip(names, results):
         for line in _remarks(name, result):
-            console.print(escape_control(line), soft_wrap=True)
+            console.print(line, soft_wrap=True)
     console.print("\nthe first prompt as it was sent to the model", style="bold")
     for line in middle_left_out(first["sent"]):
         console.print(f"  {line}", soft_wrap=True)
@@ -543,52 +542,37 @@ def show(results: Sequence[Result], metric: str) -> None:
         _show_worst(console, name, result["groups"])
 
 
-def _print_table(console: RichConsole, title: str, rows: Sequence[Mapping[str, str]]) -> None:
-    """Print rows, whose keys are the columns; nothing if there is no row."""
-    if rows:
-        table = Table(title=escape_control(title), title_justify="left")
-        for name in rows[0]:
-            table.add_column(name, justify="right", overflow="fold")
-        for row in rows:
-            table.add_row(*map(escape_control, row.values()))
-        console.print(table)
-
-
-def _row(result: Result) -> dict[str, str]:
-    """Return a row of the main table, by the names of its columns."""
-    sampling = "greedy" if result["temperature"] == 0 else f"T {result['temperature']:g}"
-    if sampling != "greedy" and result["top_p"] < 1:
+def _rows(result: Result) -> Iterator[list[str]]:
+    """Yield rows of COLUMNS: the score, and below it pass@k and the difference to another model."""
+    sampling = f"T {result['temperature']:g}" if result["temperature"] else "greedy"
+    if result["temperature"] and result["top_p"] < 1:
         sampling += f", top-p {result['top_p']:g}"
     samples = f" × {result['samples']}" if result["samples"] > 1 else ""
-    return {
-        "n": f"{result['n']}{samples}",
-        "sampling": sampling,
-        "budget": str(result["budget"]),
-        **_mean(result),
-        "exact": f"{result['exact']:.3f}",
-        "truncated": f"{result['truncated']:.3f}",
-        "trained on": str(result["dropped"]),
-    }
+    shares = [f"{result[name]:.3f}" for name in ("exact", "truncated")]
+    counts = [str(result["budget"]), str(result["dropped"])]
+    yield ["score", f"{result['n']}{samples}", _mean(result), *shares, sampling, *counts]
+    for entry in result.get("pass_at", []):
+        yield [f"pass@{entry['k']}", "", _mean(entry)]
+    if difference := result.get("difference"):
+        yield ["difference", str(difference["n"]), _mean(difference, "+")]
 
 
-def _mean(entry: Result, sign: str = "") -> dict[str, str]:
-    interval = f"{entry['ci_low']:{sign}.4f} … {entry['ci_high']:{sign}.4f}"
-    return {"mean": f"{entry['mean']:{sign}.4f}", "95 % interval": interval}
+def _mean(entry: Result, sign: str = "") -> str:
+    mean, low, high = (f"{entry[name]:{sign}.4f}" for name in ("mean", "ci_low", "ci_high"))
+    return f"{mean} [{low}, {high}]"
 
 
-def _remarks(name: str, result: Result) -> list[str]:
-    """Return what a reader must know in addition to the figures of a result, which is of `name`."""
-    lines = []
+def _remarks(name: str, result: Result) -> Iterator[str]:
+    """Yield what a reader must know in addition to the figures of a result, which is of `name`."""
     if result["n"] < result["asked"]:
-        lines.append(f"{result['n']} distinct problems at {name}; {result['asked']} asked for")
+        yield f"{result['n']} distinct problems at {name}; {result['asked']} asked for"
     if result["too_long"]:
-        lines.append(
+        yield (
             f"{name}: {result['too_long']} problems do not fit the model's context or the budget "
             "and were left out"
         )
     if warning := truncation_warning(result, name):
-        lines.append(f"warning: {warning}")
-    return lines
+        yield f"warning: {warning}"
 
 
 def _show_worst(console: RichConsole, name: str, groups: Sequence[Group]) -> None:
@@ -599,7 +583,7 @@ def _show_worst(console: RichConsole, name: str, groups: Sequence[Group]) -> Non
         score, completion = min(pairs, key=lambda pair: pair[0].value)
         if score.exact:
             return
-        console.print(f"\n{escape_control(name)}, score {score.value:.4f}", style="bold")
+        console.print(f"\n{name}, score {score.value:.4f}", style="bold")
         if group.problem.target.strip():
             console.print(f"  wanted: {escape_control(group.problem.target)}")
         console.print(f"  wrote:  {escape_control(completion.text)}")

@@ -25,9 +25,6 @@ from grpo.trainer import Parts, Trainer
 from grpo.variance import reward_metrics
 from tasks.registry import load_task
 
-# The programs of a run that the user allows to be executed.
-Allowed = Collection[str | None]
-
 # What is compared: metrics of the rewards and of the update, the texts, and the advantages.
 FIGURES = (
     "reward reward_std value exact loss grad_norm entropy kl sampling/sampling_logp_difference/max "
@@ -35,7 +32,7 @@ FIGURES = (
 ).split()
 
 
-def replay(run: RunData, step: int, allowed: Allowed = ()) -> dict[str, Any]:
+def replay(run: RunData, step: int, allowed: Collection[str | None] = ()) -> dict[str, Any]:
     """Repeat `step` and compare it with its record.
 
     Returns "figures" (for each of FIGURES that the step has: stored, repeated), "same" (whether
@@ -43,11 +40,10 @@ def replay(run: RunData, step: int, allowed: Allowed = ()) -> dict[str, Any]:
     from, or 0.
 
     Raises UserError if the step, or one that leads to it, is not stored, and if the run's task,
-    reward or loss is a program that is not `allowed`.
+    reward or loss is a program that is not `allowed` by the user.
     """
-    stored = stored_metrics(run, step)
+    everything, groups, stored = stored_step(run, step)
     trainer, start = trainer_before(run, step, allowed)
-    everything, groups = run.groups(step), kept_groups(run, step)
     completions = [completion for group in everything for completion in group.completions]
     stored |= {
         "texts": [completion.text for completion in completions],
@@ -65,7 +61,21 @@ def replay(run: RunData, step: int, allowed: Allowed = ()) -> dict[str, Any]:
     return {"step": step, "start": start, "figures": pairs, "same": same}
 
 
-def trainer_before(run: RunData, step: int, allowed: Allowed = ()) -> tuple[Trainer, int]:
+def stored_step(run: RunData, step: int) -> tuple[list[Group], list[Group], dict[str, Any]]:
+    """Return the groups of a step, those that it was trained on, and its line in metrics.jsonl.
+
+    Its learning rate is repeated, too: it may depend on when the curriculum reached its last level.
+    """
+    line = next((line for line in run.metrics if line["step"] == step), None)
+    if line is None:
+        raise UserError(
+            f"{run.path}: step {step} is not in metrics.jsonl, which has {len(run.metrics)} steps"
+        )
+    groups = run.groups(step)
+    return groups, [group for group in groups if group.action == "keep"], dict(line)
+
+
+def trainer_before(run: RunData, step: int, allowed: Collection[str | None]) -> tuple[Trainer, int]:
     """Return a trainer with policy and optimizer as they were before `step`.
 
     Also returns the step of the checkpoint that it was made from; 0 means the beginning of the run.
@@ -87,27 +97,6 @@ def trainer_before(run: RunData, step: int, allowed: Allowed = ()) -> tuple[Trai
     if checkpoint is not None:
         load_optimizer(checkpoint, trainer.optimizer)
     for between in range(start + 1, step):
-        rate = stored_metrics(run, between)["learning_rate"]
-        trainer.update_policy(kept_groups(run, between), rate)
+        _, groups, line = stored_step(run, between)
+        trainer.update_policy(groups, line["learning_rate"])
     return trainer, start
-
-
-def stored_metrics(run: RunData, step: int) -> dict[str, Any]:
-    """Return the line of a step in metrics.jsonl; raises UserError if there is none.
-
-    Its learning rate is repeated, too: it may depend on when the curriculum reached its last level.
-    """
-    stored = next((line for line in run.metrics if line["step"] == step), None)
-    if stored is None:
-        raise UserError(
-            f"{run.path}: step {step} is not in metrics.jsonl, which has {len(run.metrics)} steps"
-        )
-    return dict(stored)
-
-
-def kept_groups(run: RunData, step: int) -> list[Group]:
-    """Return the groups that a step was trained on."""
-    kept = [group for group in run.groups(step) if group.action == "keep"]
-    if not all(group.advantages for group in kept):
-        raise UserError(f"{run.path}: a group of step {step} was trained on without advantages")
-    return kept

@@ -32,7 +32,8 @@ def packed(
     """Return group `number` of a step as JSON values; `config` is that of the run.
 
     It has the group's summary, "view" (see `view_of`), "prompt", "around" (what the chat template
-    puts before and after it), "target" (words) and:
+    puts before and after it, None if the tokens do not hold the prompt as it is), "target" (words)
+    and:
 
     - "texts": the distinct texts, see `_packed_text`;
     - "rows": a list for each column, with an entry for each completion: the number of its text, its
@@ -41,7 +42,7 @@ def packed(
     Without `pieces` there are no log-probabilities of words and no chat template, because the run
     has no checkpoint with a tokenizer.
     """
-    view = view_of(group)
+    view, prompt = view_of(group), group.problem.prompt
     texts: dict[tuple, dict[str, Any]] = {}
     numbers: dict[tuple, list[int] | None] = {}  # the word that each token of a text belongs to
     rows: dict[str, list] = defaultdict(list)
@@ -56,13 +57,15 @@ def packed(
         for name, value in row.items():
             rows[name].append(value)
 
+    seen = "".join(piece or "" for piece in pieces(group.prompt)) if pieces else ""
+    before, found, after = seen.rpartition(prompt)
     return {
         **{name: rounded(value) for name, value in summaries([group])[0].items()},
         "group": number,
         "view": view,
-        "prompt": printable(group.problem.prompt),
-        "around": _around(group, pieces),
-        "target": escape_words(group.problem.target),
+        "prompt": printable(prompt),
+        "around": [printable(before), printable(after)] if found else None,
+        "target": _words(group.problem.target),
         "texts": list(texts.values()),
         "rows": rows,
     }
@@ -79,16 +82,6 @@ def view_of(group: Group) -> str:
     return "alignment" if split_words(group.problem.target) else "plain"
 
 
-def _around(group: Group, pieces: Pieces | None) -> list[str] | None:
-    """Return what the model saw before and after the user's prompt.
-
-    None if the tokens do not hold the prompt as it is, or if there is no tokenizer.
-    """
-    seen = "".join(piece or "" for piece in pieces(group.prompt)) if pieces else ""
-    before, found, after = seen.rpartition(group.problem.prompt)
-    return [printable(before), printable(after)] if found else None
-
-
 def _packed_text(group: Group, sample: int, view: str, numbers: list[int] | None) -> dict[str, Any]:
     """Return a text: its "words", the "parts" of its score, and the "logprobs" of its words.
 
@@ -98,7 +91,12 @@ def _packed_text(group: Group, sample: int, view: str, numbers: list[int] | None
     """
     completion, answer = group.completions[sample], group.texts[sample]
     parts = group.scores[sample].parts
-    text: dict[str, Any] = {"words": escape_words(answer), "parts": _parts(parts)}
+    shown = {
+        escape_control(name): rounded(x) if isinstance(x, (int, float)) else escape_control(str(x))
+        for name, x in parts.items()
+        if x is not None
+    }
+    text: dict[str, Any] = {"words": _words(answer), "parts": shown}
     if view == "alignment":
         text["ops"] = run_lengths(group.problem.target, answer)
         text["divergence"] = first_divergence(group.problem.target, answer)
@@ -145,7 +143,7 @@ def _packed_row(group: Group, sample: int, numbers: list[int] | None) -> dict[st
     return row
 
 
-def escape_words(text: str) -> str:
+def _words(text: str) -> str:
     """Return the words of `text`, separated by spaces, with unprintable characters escaped."""
     return " ".join(map(escape_control, split_words(text)))
 
@@ -161,6 +159,9 @@ def run_lengths(target: str, text: str) -> str:
     """
     runs = groupby(column.kind for column in aligned(target, text))
     return "".join(f"{len(list(run))}{MARKS[kind]}" for kind, run in runs)
+
+
+# --- tokens and words -------------------------------------------------------------------------
 
 
 def word_numbers(pieces: Sequence[str | None], text: str) -> list[int] | None:
@@ -202,9 +203,8 @@ def by_word(values: Sequence[float], numbers: Sequence[int], text: str) -> list[
 
 
 def pieces_of(run: Path) -> Pieces | None:
-    """Return a function from tokens to their pieces of text, or None if the run has no checkpoint.
-
-    It uses the tokenizer of the last checkpoint.
+    """Return a function from tokens to their pieces of text by the tokenizer of the last
+    checkpoint, or None if the run has no checkpoint.
     """
     tokenizer = tokenizer_of(run)
     if tokenizer is None:
@@ -225,14 +225,3 @@ def rounded(value: Any) -> Any:
     0.191, while every other program shows 0.190.
     """
     return round(value, 3) if isinstance(value, float) else value
-
-
-def _parts(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the parts of a score that are not None, with texts escaped."""
-    return {
-        escape_control(name): rounded(value)
-        if isinstance(value, (int, float))
-        else escape_control(str(value))
-        for name, value in parts.items()
-        if value is not None
-    }
