@@ -48,11 +48,8 @@ def start(argv: Sequence[str] | None) -> int:
     add("run", type=Path, help="the folder of a run, one of its checkpoints, or any LoRA adapter")
     add("folder", type=Path, help="a new or empty folder")
     add("--adapter", action="store_true", help="write only the adapter of a LoRA run")
-    add(
-        "--dtype",
-        choices=["float32", "bfloat16", "float16"],
-        help="data type of the weights (default: as trained)",
-    )
+    dtypes = ["float32", "bfloat16", "float16"]
+    add("--dtype", choices=dtypes, help="data type of the weights (default: as trained)")
     flags = parser.parse_intermixed_args(argv)  # FOLDER may follow a flag
     content = export(flags.run, flags.folder, adapter=flags.adapter, dtype=flags.dtype)
     print(printable(f"{flags.folder}: {content}"))
@@ -74,7 +71,7 @@ def export(run: Path, folder: Path, *, adapter: bool = False, dtype: str | None 
         return "base model with the adapter merged into it, and tokenizer"
 
     checkpoint, _ = find_resume(run, flag="")
-    data = load_run(checkpoint.parent.parent)
+    data, step = load_run(checkpoint.parent.parent), step_of(checkpoint)
     config = load_config(data.path / "config.yaml")
     if adapter and not config.lora_rank:
         raise UserError(
@@ -82,15 +79,12 @@ def export(run: Path, folder: Path, *, adapter: bool = False, dtype: str | None 
         )
     check_base(checkpoint, config.model)
 
-    options = config.loading | {
-        "dtype": "float32" if config.dtype == "auto" else config.dtype,
-        "keep_reference": False,
-    }
+    options = config.loading | {"keep_reference": False}
+    if config.dtype == "auto":
+        options["dtype"] = "float32"
     policy = load_policy(config.model, device="cpu", weights=checkpoint, **options)
-    model = policy.model
-    if config.lora_rank and not adapter:
-        model = model.merge_and_unload()
-    step = step_of(checkpoint)
+    is_merged = config.lora_rank and not adapter
+    model = policy.model.merge_and_unload() if is_merged else policy.model
     _write(policy, model, folder, dtype, card(data, step, adapter=adapter))
     return f"{'adapter' if adapter else 'model'} of step {step}, with tokenizer and model card"
 
@@ -173,10 +167,8 @@ def _results(run: RunData, step: int, control: str) -> str:
         verdict = Verdict.from_json(run.verdict)
         lines += [f"{line}.\n" for line in verdict.lines(metric, unit, control.replace("none", ""))]
     if reports:
-        before, after = (
-            [line for line in reports if bool(line["step"]) == is_later]
-            for is_later in (False, True)
-        )
+        before = [line for line in reports if line["step"] == 0]
+        after = [line for line in reports if line["step"] > 0]
         lines += ["```", *summary_table(before, after, metric), "```\n"]
     return "".join(f"{line}\n" for line in lines)
 

@@ -98,6 +98,8 @@ def show(argv: Sequence[str] | None) -> int:
     """Show the view that the arguments name; return the exit status."""
     arguments = parse(argv)
     run = load_run(arguments.run)
+    if "step" not in arguments and not run.group_index:
+        raise UserError(f"{run.path}: the run has made no step yet")
     width = None if sys.stdout.isatty() else PIPE_WIDTH
     console = Console(width=width, highlight=False, markup=False, emoji=False)
     return arguments.command(run, arguments, console) or 0
@@ -130,12 +132,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def require_steps(run: RunData, lines: Sequence[Record]) -> None:
-    """Raise UserError if the run has no step, and hence no `lines`."""
-    if not lines:
-        raise UserError(f"{run.path}: the run has made no step yet")
-
-
 def group_of(run: RunData, arguments: argparse.Namespace) -> Group:
     """Return the group of a completion. Raises UserError unless there is such a completion."""
     group = run.group(arguments.step, arguments.group, arguments.kind)
@@ -162,7 +158,6 @@ def show_next(
 
 def show_steps(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     """Show a line for each step."""
-    require_steps(run, run.metrics)
     lines = []
     for line in run.metrics:
         numbers = {name: line.get(f"groups/class/{name}") for name in CLASSES}
@@ -191,7 +186,6 @@ def show_step(run: RunData, arguments: argparse.Namespace, console: Console) -> 
 
 def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
     """Show the groups without gradient."""
-    require_steps(run, run.group_index)
     lines = [
         {**line, "why": WHY[line["class"]], "done": done_to(line)}
         for line in run.group_index

@@ -171,10 +171,7 @@ class Console:
 
     def _write(self, line: str, style: str = "") -> None:
         """Print a line in one piece, so that a path or a command in it can be copied whole."""
-        if self.terminal:
-            self._rich.print(Text(escape_control(line), style), soft_wrap=True)
-        else:
-            print(escape_control(line), file=self.file, flush=True)
+        self._rich.print(Text(escape_control(line), style), soft_wrap=True)
 
     # --- what is being done -------------------------------------------------------------------
 

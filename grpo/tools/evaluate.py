@@ -465,18 +465,13 @@ def add_differences(results: Sequence[Result]) -> None:
     of_first: dict[tuple, dict[str, float]] = {}
     for result in results:
         place = result["level"], result.get("foreign")
-        values = {
-            group.problem.key: fmean(score.value for score in group.scores)
-            for group in result["groups"]
-        }
+        scores = {group.problem.key: group.scores for group in result["groups"]}
+        values = {key: fmean(score.value for score in each) for key, each in scores.items()}
         if result["model"] == first:
             of_first[place] = values
-            continue
-        others = of_first.get(place, {})
-        differences = [values[key] - others[key] for key in sorted(values.keys() & others.keys())]
-        if differences:
-            figures = _mean_of(differences, -1.0)
-            result["difference"] = {"to": first, "n": len(differences), **figures}
+        elif shared := sorted(values.keys() & of_first.get(place, {}).keys()):
+            figures = _mean_of([values[key] - of_first[place][key] for key in shared], -1.0)
+            result["difference"] = {"to": first, "n": len(shared), **figures}
 
 
 def as_json(results: Sequence[Result]) -> bytes:

@@ -75,47 +75,38 @@ def make_parser() -> Parser:
         allow_abbrev=False,
     )
 
-    def add(*names: str, help: str, **options: object) -> None:
-        parser.add_argument(*names, help=help, **options)  # type: ignore[arg-type]
-
-    add(
-        "--model",
-        action="append",
-        dest="models",
-        help="a run, a checkpoint, builtin (the default), a model directory, a GGUF file, or a hub "
-        "id; may be repeated: several models are compared on the same problems",
+    add = parser.add_argument
+    models = (
+        "a run, a checkpoint, builtin (the default), a model directory, a GGUF file, or a hub id; "
+        "may be repeated: several models are compared on the same problems"
     )
+    add("--model", action="append", dest="models", help=models)
     add("--device", default="auto", help="auto, cpu or cuda")
-    add(
-        "--endpoint",
-        metavar="URL",
-        help="ask this OpenAI-compatible server for the answers of --model; its key is taken from "
-        "OPENAI_API_KEY",
+    server = (
+        "ask this OpenAI-compatible server for the answers of --model; its key is taken from "
+        "OPENAI_API_KEY"
     )
+    add("--endpoint", metavar="URL", help=server)
     add("--json", default="", metavar="FILE", help="also write figures and answers there")
 
     add("--task", help="a task's name, or path/to/file.py:ClassName (default: interleave)")
     add("--words", "--levels", default="", help="levels, e.g. 10,25,50 (default: the task's own)")
     add("--problems", type=int, default=200, help="most distinct problems at each level")
-    add(
-        "--samples",
-        type=int,
-        help="independent completions of each problem; their mean counts (default: 1, or a group "
-        "if the reward compares its completions)",
+    samples = (
+        "independent completions of each problem; their mean counts (default: 1, or a group if the "
+        "reward compares its completions)"
     )
+    add("--samples", type=int, help=samples)
     add("--dataset", default="", metavar="FILE", help="problems of a JSONL file")
     add("--foreign", action="store_true", help="also evaluate foreign kinds of text: tables ...")
     add("--split", default="test", choices=["train", "validation", "test"], help="of the problems")
     add("--seed", type=int, default=0, help="of the problems, their examples and the samples")
 
-    temperature = parser.add_mutually_exclusive_group()
-    temperature.add_argument("--temperature", type=float, help="of sampling (default: 1)")
-    temperature.add_argument(
-        "--greedy",
-        action="store_const",
-        const=0.0,
-        dest="temperature",
-        help="take the likeliest token each time (temperature 0)",
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--temperature", type=float, help="of sampling (default: 1)")
+    greedy = "take the likeliest token each time (temperature 0)"
+    either.add_argument(
+        "--greedy", action="store_const", const=0.0, dest="temperature", help=greedy
     )
     add("--top-p", type=float, help="sample from the likeliest tokens of this mass (default: all)")
     add("--max-new-tokens", type=int, help="budget (default: a quarter more than the target takes)")
