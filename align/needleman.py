@@ -93,9 +93,7 @@ class Alignment(NamedTuple):
 
 
 def nw_score(a: Symbols, b: Symbols, **scoring: Number) -> Number:
-    """Return the score of the best global alignment of `a` and `b`.
-
-    The keywords `match`, `mismatch` and `gap` and the errors are those of `nw_score_batch`.
+    """Return the score of the best global alignment of `a` and `b`, see `nw_score_batch`.
 
     >>> nw_score("the owl saw".split(), "the old owl saw".split())  # three matches, one insertion
     2
@@ -108,8 +106,7 @@ def nw_score_batch(
 ) -> np.ndarray:
     """Return the best score of each of the `pairs`, an array (B,).
 
-    It is int64, or float64 if one of the scoring parameters is a float. Memory O(B (N + M)). Raises
-    ValueError for scores that are not finite or too large.
+    It is int64, or float64 if one of the scoring parameters is a float. Memory O(B (N + M)).
     """
     scale = _checked(match, mismatch, gap)
     is_exact = isinstance(scale[0], int)
@@ -126,9 +123,7 @@ def nw_score_batch(
 
 
 def nw_align(a: Symbols, b: Symbols, **scoring: Number) -> Alignment:
-    """Return a best global alignment of `a` and `b`.
-
-    The head of this module says how ties are broken. The keywords are those of `nw_align_batch`.
+    """Return a best global alignment of `a` and `b`, see `nw_align_batch`.
 
     >>> nw_align("ab", "b").ops
     [Op(kind='delete', i=0, j=None), Op(kind='match', i=1, j=0)]
@@ -142,7 +137,6 @@ def nw_align_batch(
     """Return a best alignment of each of the `pairs`, in order.
 
     Memory: one byte per cell of a pair; with the standard scoring two bits per cell of some pairs.
-    Errors are those of `nw_score_batch`.
     """
     scale = _checked(match, mismatch, gap)
     alignments = []
@@ -160,21 +154,14 @@ def nw_align_batch(
     return alignments
 
 
-def similarity(a: Symbols, b: Symbols) -> float:
-    """Return the similarity of `a` and `b`, from 0 to 1: (S + L) / 2L.
-
-    S is `nw_score(a, b)` with the standard scoring, L the length of the longer sequence. The result
-    is 1 if and only if the sequences are equal; two empty ones are.
-    """
-    return similarity_batch([a], b)[0].item()
-
-
 def similarity_batch(completions: Sequence[Symbols], target: Symbols) -> np.ndarray:
-    """Return the similarity of each of the `completions` to `target`: (B,), float64."""
+    """Return the similarity of each of the `completions` to `target`: (S + L) / 2L, float64 (B,).
+
+    S is the score with the standard scoring, L the length of the longer sequence. The similarity is
+    1 if and only if the sequences are equal, and never below 0.
+    """
     scores = nw_score_batch([(completion, target) for completion in completions])
-    longest = np.array(
-        [max(len(completion), len(target)) for completion in completions], dtype=np.int64
-    )
+    longest = np.array([max(len(each), len(target)) for each in completions], dtype=np.int64)
     return np.where(longest == 0, 1.0, (scores + longest) / np.maximum(2 * longest, 1))
 
 
@@ -221,10 +208,7 @@ def prefix_scores(sequences: Sequence[Symbols], target: Symbols) -> list[list[in
 
 
 def _checked(match: Number, mismatch: Number, gap: Number) -> tuple[Number, Number, Number]:
-    """Return the scoring as Python numbers, all integers or all floats. NumPy's could wrap.
-
-    Raises ValueError unless they are finite and, if they are integers, fit in 64 bits.
-    """
+    """Return the scoring as Python numbers, all integers or all floats. NumPy's could wrap."""
     given = (match, mismatch, gap)
     for name, number in zip(("match", "mismatch", "gap"), given):
         fits = abs(int(number)) < 2**63 if isinstance(number, Integral) else math.isfinite(number)
@@ -302,10 +286,7 @@ def _columns(pairs: Pairs, keep_moves: bool) -> Iterator["BitColumns"]:
 
 
 def _ops(kinds: list[int], a: Symbols, b: Symbols) -> list[Op]:
-    """Return the operations of an alignment of `a` and `b`, from its beginning.
-
-    `kinds` are PAIR, DELETE or INSERT, from its end.
-    """
+    """Return the operations of an alignment, from its beginning. `kinds` begin at its end."""
     # Op(...) takes twice the time of this call, and most of the time is spent here.
     make = tuple.__new__
 
@@ -326,10 +307,10 @@ def _ops(kinds: list[int], a: Symbols, b: Symbols) -> list[Op]:
 
 
 def _carries(propagate: int, generate: int) -> int:
-    """Return the bits that receive a carry when `generate` is added to `propagate`.
+    """Return the bits that receive a carry when `generate`, a subset, is added to `propagate`.
 
-    The bits of `generate` must be a subset of those of `propagate`. A carry starts above each bit
-    of `generate` and moves up through consecutive bits of `propagate`.
+    A carry starts above each bit of `generate` and moves up through consecutive bits of
+    `propagate`.
     """
     return propagate + generate ^ propagate ^ generate
 

@@ -2,10 +2,10 @@
 
 The prompt describes two processes that each keep their own place and take turns. The score is the
 similarity of the completion with the true interleaving: the best Needleman-Wunsch alignment over
-words, normalised to [0, 1] (`align.needleman.similarity`). The reward is a named shaping of that
-alignment, because plain similarity rewards cheap strategies: copying one text alone scores 0.5. The
-default, `pairs`, aligns the pairs of neighbouring words instead: one text alone has none of them
-and earns 0. docs/rewards.md has a table of what such strategies earn.
+words, normalised to [0, 1]. The reward is a named shaping of that alignment, because plain
+similarity rewards cheap strategies: copying one text alone scores 0.5. The default, `pairs`, aligns
+the pairs of neighbouring words instead: one text alone has none of them and earns 0.
+docs/rewards.md has a table of what such strategies earn.
 """
 
 import random
@@ -84,26 +84,24 @@ def explain(problem: Problem, completion: str, score: Score, reward: str | None)
     written"; or "20 wanted", if that is longer.
     """
     parts = score.parts
-    earned = f"{score.reward:.3f}"
-    if score.exact:
-        return f"{earned} = all {parts['words']} words right"
-
     written, wanted = parts["words"], len(split_words(problem.target))
     longest = max(written, wanted)
     divisor = f"{written} written" if written > wanted else f"{wanted} wanted"
-    counted = (
-        f"{parts['matches']} right − {parts['substitutions']} replaced − {parts['gaps']} missing "
-        "or too many"
-    )
-    if reward == "prefix":
-        return f"{earned} = {parts['first_divergence']} right before the first error / {divisor}"
-    if reward == "pairs" and longest > 1:
-        most = longest - 1
-        return (
-            f"{earned} = ({parts['pairs']} + {most}) / (2 × {most}); the similarity of the pairs "
-            "of neighbouring words"
+    if score.exact:
+        why = f"all {written} words right"
+    elif reward == "prefix":
+        why = f"{parts['first_divergence']} right before the first error / {divisor}"
+    elif reward == "pairs" and longest > 1:
+        why = (
+            f"({parts['pairs']} + {longest - 1}) / (2 × {longest - 1}); the similarity of the "
+            "pairs of neighbouring words"
         )
-    return f"{earned} = ({counted} + {divisor}) / (2 × {longest})"
+    else:
+        why = (
+            f"({parts['matches']} right − {parts['substitutions']} replaced − {parts['gaps']} "
+            f"missing or too many + {divisor}) / (2 × {longest})"
+        )
+    return f"{score.reward:.3f} = {why}"
 
 
 class Interleave:
