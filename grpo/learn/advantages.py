@@ -63,13 +63,11 @@ def advantages(rewards: Sequence[Sequence[float]], *, scale: str = "group") -> l
 
     `scale` is one of:
 
-    - "group": divide by the standard deviation of the group's rewards;
+    - "group": divide by the standard deviation of the group's rewards, at least two;
     - "batch": divide by that of all rewards given, which is *not* taken about the groups' means.
       Under `on_degenerate: skip` they are those of the groups that are trained on; TRL's
       `scale_rewards="batch"` counts all groups;
     - "none": do not divide.
-
-    A group has at least two rewards; for "batch", the batch has.
     """
     groups = [list(map(float, group)) for group in rewards]  # of NumPy `mean` would round integers
     centres = map(mean, groups)
@@ -96,8 +94,8 @@ def token_advantages(
 ) -> list[list[list[float]]]:
     """Return for each group and each completion the advantages of its tokens (T,).
 
-    The groups' scores have `credits`. `decode` is `Policy.decode`. `scale` is that of `advantages`;
-    it applies to the rewards.
+    The groups' scores have `credits`. `decode` is `Policy.decode`. `scale`, that of `advantages`,
+    applies to the rewards.
     """
     decode_one = cache(lambda token: decode((token,)))
     # The same completions visit many states together, and `mean` is slow, because it is exact.
@@ -106,7 +104,11 @@ def token_advantages(
 
     by_group = []
     for group, divisor in zip(groups, group_divisors, strict=True):
-        states = _group_states(group, decode, decode_one)
+        states = []
+        for completion, score in zip(group.completions, group.scores, strict=True):
+            assert score.credits is not None, "the task was asked for them"
+            ends = token_ends(completion.tokens, completion.text, decode, decode_one)
+            states.append(token_states(completion, ends, score.credits))
 
         # The baseline of a state: the mean over the completions that visited it, each counted once.
         visitors = defaultdict(list)
@@ -125,27 +127,13 @@ def token_advantages(
     return by_group
 
 
-def _group_states(
-    group: Group, decode: Decode, decode_one: Callable[[int], str]
-) -> list[list[State]]:
-    """Return for each completion of a group the states of its tokens (T,)."""
-    known: dict[tuple[int, ...], list[State]] = {}  # many completions of a group are the same
-    for completion, score in zip(group.completions, group.scores, strict=True):
-        if completion.tokens not in known:
-            assert score.credits is not None, "the task was asked for them"
-            ends = token_ends(completion.tokens, completion.text, decode, decode_one)
-            known[completion.tokens] = token_states(completion, ends, score.credits)
-    return [known[completion.tokens] for completion in group.completions]
-
-
 def token_states(
     completion: Completion, ends: Sequence[int], credits: Sequence[tuple[int, float]]
 ) -> list[State]:
     """Return the state (T,) in which each token of a completion was drawn.
 
     `ends` (T,) says where in its text each token ends; `credits` where each word ends, and what it
-    earned. Earnings are rounded to 12 places, so that completions that earned the same by different
-    sums share a state.
+    earned, rounded here: completions that earned the same by different sums share a state.
     """
     word_ends = [0, *(end for end, _ in credits)]
     amounts = (amount for _, amount in credits)
@@ -169,8 +157,7 @@ def token_ends(
     """Return how many characters of `text` = decode(tokens) are complete after each token, (T,).
 
     Some tokens do not decode by themselves: parts of a character, or a space that is dropped at the
-    start of a text. Such tokens are decoded together with the token before them, up to the next
-    complete character.
+    start of a text. They are decoded together with the token before them.
     """
     # The quick way, if every token decodes by itself.
     pieces = [decode_one(token) for token in tokens]

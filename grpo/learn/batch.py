@@ -13,7 +13,7 @@ time: it keeps one tensor of N x V if that is small.
 
 Shapes: P prompts; R rows (completions), of which each prompt of a micro-batch has equally many; T
 tokens of a row; M tokens of all rows without padding, U of them after leaving out what rows have in
-common (see `Batch.distinct`); N tokens, n of a chunk; V vocabulary; E hidden size.
+common (see `PaddedBatch.distinct`); N tokens, n of a chunk; V vocabulary; E hidden size.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -36,17 +36,10 @@ Head = Callable[[Tensor], Tensor]
 # Logits (n, V), targets (n,) -> logits (n, V), excluded entries -inf.
 Truncate = Callable[[Tensor, Tensor], Tensor]
 
-# Tokens of a chunk on a GPU.
-GPU_CHUNK = 1024
-
-# Logits of a chunk on a CPU: 4 MB in float32, which stay in its cache.
-CPU_CHUNK_LOGITS = 1 << 20
-
-# Bytes of probabilities that a CPU may keep for the backward pass.
-KEPT = 1 << 28
-
-# Columns that a CUDA kernel handles at once.
-BLOCK = 4096
+GPU_CHUNK = 1024  # tokens of a chunk on a GPU
+CPU_CHUNK_LOGITS = 1 << 20  # logits of a chunk on a CPU: 4 MB in float32, which stay in its cache
+KEPT = 1 << 28  # bytes of probabilities that a CPU may keep for the backward pass
+BLOCK = 4096  # columns that a CUDA kernel handles at once
 
 
 @dataclass(frozen=True)
@@ -97,11 +90,8 @@ def micro_batches(
 
     `kind` and `max_length` are those of `loss.token_weights`. A micro-batch has at most
     `micro_tokens` tokens, each prompt counted once. A group that is too large is cut into parts,
-    but never within a row.
-
-    Each of several `ranks` gets some of the rows, with about as many tokens as the others; which
-    ones does not depend on `micro_tokens`, which may differ between ranks. The weights are always
-    those of the whole step.
+    but never within a row. Each of several `ranks` gets some of the rows, with about as many tokens
+    as the others; the weights are always those of the whole step.
     """
     lengths = [len(row.tokens) for group in groups for row in group.completions]
     weights = iter(token_weights(kind, torch.tensor(lengths), max_length=max_length).tolist())
@@ -111,7 +101,7 @@ def micro_batches(
     ]
 
     # With fewer groups than ranks they are cut, so that no rank is idle. All ranks must find the
-    # same parts, so these do not depend on the memory that one of them has.
+    # same parts, so these do not depend on `micro_tokens`, which may differ between ranks.
     parts = [piece for part in parts for piece in _cut(part, -(-len(part) * len(groups) // ranks))]
     pieces = []
     for part in _assign(parts, rank, ranks):
@@ -241,12 +231,10 @@ def token_logprobs(
 
     Both are float32 even if the head is in lower precision, and float64 if the head is. Gradients
     flow through the log-probabilities to `hidden_NE` and to the parameters of `head`; the entropy
-    is detached, unless it `has_entropy_gradient`. `head` acts on each token by itself, as a linear
-    layer does, with LoRA or without. `truncate` (top-p) gets the logits already divided by the
-    temperature, and never excludes a target.
+    is detached, unless it `has_entropy_gradient`. `head` acts on each token by itself. `truncate`
+    (top-p) gets the logits already divided by the temperature, and never excludes a target.
 
-    `kernels` are those of the policy, for a GPU, and `products` is its context for the backward
-    pass's products of matrices. `chunk` is a number of tokens.
+    `kernels` and `products` are the policy's (`gradient_products`); `chunk` is a number of tokens.
     """
     if chunk is None:
         vocabulary = getattr(head, "out_features", 4096)

@@ -31,10 +31,9 @@ Departures from the papers:
       grad (q k3)  = grad k3 + k3 grad logp
                    = -d grad logp                the mean is that of KL(policy || reference)
 
-  over tokens that the policy samples, where grad logp itself has the mean 0. With
-  `top_p` the policy is the truncated one, and the reference is whole. That is still the gradient of
-  KL(policy || reference); the mean of k3 is smaller than the KL by the probability that the
-  reference gives to tokens that cannot be sampled.
+  over tokens that the policy samples, where grad logp itself has the mean 0. With `top_p` the
+  policy is the truncated one, and the reference is whole; the mean of k3 is then smaller than the
+  KL by the probability that the reference gives to tokens that cannot be sampled.
 
 A loss of the user's own (docs/library.md) gets `LossInputs` and `LossSettings` and returns the
 policy term of each token (R, T). All else is as for the built-in losses.
@@ -94,8 +93,7 @@ class LossInputs:
 def token_weights(kind: str, lengths_R: Tensor, *, max_length: int) -> Tensor:
     """Return the weight of each token of each row, (R,) float64.
 
-    `lengths_R` are the lengths of *all* rows of the step: call this before a step is cut into
-    micro-batches, and cut the weights with the rows. `max_length` is the completion budget in
+    `lengths_R` are the lengths of *all* rows of the step. `max_length` is the completion budget in
     tokens, by which dr_grpo divides.
     """
     weighted_by = WEIGHTED_BY[kind]
@@ -151,8 +149,7 @@ def kl_k3(logp_RT: Tensor, ref_RT: Tensor) -> Tensor:
     """Return the k3 estimate of KL(policy || reference) at each token, in nats (R, T), float64.
 
     k3 = exp(d) - d - 1 with d = ref - logp (Schulman, http://joschu.net/blog/kl-approx.html). It is
-    never negative, and unbiased for tokens that the policy itself sampled. Its gradient is not that
-    of the KL; see the head of this module.
+    never negative, and unbiased for tokens that the policy itself sampled.
     """
     # k3 is about d^2 / 2. In float32, exp(d) - 1 has an error of 1e-7, which exceeds that for all d
     # below 5e-4, and makes k3 negative.
@@ -202,10 +199,9 @@ def _log_ratio(inputs: LossInputs) -> Tensor:
 
 
 def zero_padding(x_RT: Tensor, mask_RT: Tensor) -> Tensor:
-    """Return `x_RT` with 0 at padding.
+    """Return `x_RT` with 0 at padding, where NaN * 0 would be NaN.
 
-    It selects instead of multiplying, because NaN * 0 is NaN. It is applied before any arithmetic,
-    so that no NaN enters the gradient either.
+    It is applied before any arithmetic, so that no NaN enters the gradient either.
     """
     return torch.where(mask_RT, x_RT, 0.0)
 
@@ -252,9 +248,9 @@ class OwnLoss:
 
 
 def load_loss(spec: str) -> OwnLoss | None:
-    """Return the loss ``path/to/file.py:function``; None for a loss of `LOSSES`.
+    """Return the loss ``path/to/file.py:function``, whose file is executed; None for one of LOSSES.
 
-    The file is executed. Raises UserError if there is no such file or function.
+    Raises UserError if there is no such file or function.
     """
     if spec in LOSSES:
         return None
@@ -272,5 +268,4 @@ def load_loss(spec: str) -> OwnLoss | None:
 
 def from_python(function: Callable) -> OwnLoss:
     """Return the loss of a function that was given in Python."""
-    name = getattr(function, "__name__", type(function).__name__)
-    return OwnLoss(function, f"{FROM_PYTHON}{name}")
+    return OwnLoss(function, FROM_PYTHON + getattr(function, "__name__", type(function).__name__))

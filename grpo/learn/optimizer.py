@@ -52,8 +52,8 @@ def default_rate(hidden_size: int, *, is_lora: bool) -> float:
 def lr_factor(step: int, anneal_from: int, anneal_steps: int) -> float:
     """Return the factor on the learning rate at `step` (1, 2, ...), in [0, 1].
 
-    It rises linearly over WARMUP steps and then stays at 1. After `anneal_from` steps it falls by a
-    cosine to almost 0 within `anneal_steps` (0: it does not fall).
+    It rises linearly over WARMUP steps. After `anneal_from` steps it falls by a cosine to almost 0
+    within `anneal_steps` (0: it does not fall).
     """
     rise = min(1.0, step / (WARMUP + 1))
     if not anneal_steps or step <= anneal_from:
@@ -75,9 +75,9 @@ def optimizer_bytes(trained: int, number: int) -> int:
 class Optimizer:
     """Steps on the masters of `weights` by AdamW at a learning `rate`, without weight decay.
 
-    `dtype` is the precision of the model's hidden states, which the trained weights need not have.
-    Each of several `ranks` takes the same steps. An update calls `clear`, `backward` for each
-    micro-batch, `collect` and `step`.
+    `dtype` is that of the hidden states, which the trained weights need not have. Each of several
+    `ranks` takes the same steps. An update calls `clear`, `backward` for each micro-batch,
+    `collect` and `step`.
     """
 
     def __init__(
@@ -183,7 +183,7 @@ class Optimizer:
                 weight.copy_(master.to(weight.dtype))
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the tensors that a step changes, by name: the weights and their moments.
+        """Return the weights and their moments, which a step changes, by name.
 
         A weight has the model's name for it; of a moment, its kind follows in parentheses.
         """

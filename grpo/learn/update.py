@@ -3,8 +3,7 @@
 For each micro-batch: log-probabilities under the policy (and the reference), the loss, the
 gradient. Then one step of the optimizer. `imitate` is the same for right answers.
 
-Shapes: R rows (completions), T tokens of a row, M tokens of all rows without padding, U of them
-after leaving out what rows have in common (see `Batch.distinct`).
+Shapes: R rows (completions), T tokens of a row.
 """
 
 import math
@@ -45,14 +44,13 @@ class UpdateMemory:
     """What updates do to fit the GPU's memory; later updates keep what an earlier one had to do.
 
     When an update runs out of memory, the micro-batches are halved until each holds a single
-    completion. After that the decoder's memory is freed before each update, and gradient
-    checkpointing is enabled, with which larger micro-batches may fit.
+    completion. After that gradient checkpointing is enabled, with which larger micro-batches may
+    fit, and the decoder's memory is freed before each update.
     """
 
     def __init__(self, policy: Policy):
         self.policy = policy
         self.micro_tokens = policy.tokens_at_once  # most tokens of a micro-batch
-        self.frees_decoder = False
 
     def save_more(self, groups: Sequence[Group]) -> None:
         """Take less memory for `groups` from now on. Raises UserError if nothing is left to do."""
@@ -64,8 +62,7 @@ class UpdateMemory:
         change = ""
         if self.micro_tokens > longest:
             self.micro_tokens = max(longest, self.micro_tokens // 2)
-        elif not self.frees_decoder:
-            self.frees_decoder = True
+        elif not self.policy.gradient_checkpointing:
             self.policy.enable_gradient_checkpointing()
             self.micro_tokens = max(longest, self.policy.tokens_at_once)
             change = "gradient checkpointing, the sampler's memory freed before each update, and "
@@ -98,8 +95,7 @@ def update(
     The ratio of the loss is taken to the policy that sampled. For demonstrations, which nobody
     sampled, it is taken to the trainer's own log-probabilities in the first pass over this rollout;
     so it is for gspo in half precision, because rounding alone would exceed its narrow clip bounds.
-    `first_pass` holds these: the first pass fills an empty one, later passes read it; without one,
-    this is the first pass.
+    The first pass fills an empty `first_pass` with them, and later passes read it.
 
     Raises FloatingPointError if the loss or the gradient is not finite, before the weights change;
     and if a weight or a moment is not finite after the step, before anything is saved. Raises
@@ -108,7 +104,7 @@ def update(
     ranks = optimizer.ranks
     first_pass = {} if first_pass is None else first_pass
     while True:
-        if memory.frees_decoder:
+        if policy.gradient_checkpointing:  # memory is short
             policy.free_decoder()
         optimizer.clear()
         batches = micro_batches(

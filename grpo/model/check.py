@@ -29,9 +29,6 @@ NO_CONTEXT_LIMIT = 1 << 30
 # The hidden size of SmolLM2-135M, on which the defaults were measured.
 MEASURED_SIZE = 576
 
-# The names of a model's own limit. MPT has the second, and the decoders of Whisper the third.
-LIMITS = ("max_position_embeddings", "max_seq_len", "max_target_positions")
-
 
 def text_config(config: Any) -> Any:
     """Return the configuration of the language model, which may be a part of a larger one's."""
@@ -50,8 +47,8 @@ def context_of(config: Any, supports_windows: bool = True) -> tuple[int, str]:
       would depend on the longest one beside it.
     """
     config = text_config(config)
-    limits = (getattr(config, name, None) for name in LIMITS)
-    found = [(next(filter(None, limits), NO_CONTEXT_LIMIT), "")]
+    limits = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
+    found = [(next(filter(None, limits), NO_CONTEXT_LIMIT), "")]  # MPT has the second
 
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
@@ -221,14 +218,13 @@ class Probe:
     """Token ids of the test sequences, and the unmodified model's log-probabilities.
 
     There are two prompts of different lengths. Each has two completions that begin with the same
-    token. Of each completion `expected` (T + 1, V) predicts its tokens and what follows its end.
-    `attention` is the implementation of attention with which the model computed them.
+    token.
     """
 
     prompts: list[tuple[int, ...]]
     completions: list[tuple[int, ...]]
-    expected: list[Tensor]
-    attention: str
+    expected: list[Tensor]  # (T + 1, V) each: its tokens, and what follows its end
+    attention: str  # the implementation of attention with which the model computed them
 
 
 def probe_tokens(vocabulary: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
@@ -248,10 +244,7 @@ def probe_tokens(vocabulary: int) -> tuple[list[tuple[int, ...]], list[tuple[int
 
 @torch.no_grad()
 def check_model(policy: Any) -> Probe:
-    """Return the probe of a policy's model.
-
-    Raises UserError if its micro-batches disagree with the model itself.
-    """
+    """Return the probe of a policy's model. Raises UserError if its micro-batches disagree."""
     with probe_adapters(policy.causal):
         try:
             probe = probe_of(policy)
@@ -271,9 +264,8 @@ def check_model(policy: Any) -> Probe:
 def probe_adapters(model: Model) -> Iterator[None]:
     """Give each LoRA adapter a small random second matrix (B) while ways are compared.
 
-    In a new adapter B is 0, which would hide a mistake in the merging of adapters. In a trained
-    one the difference can exceed the tolerance: it was 0.09 after 975 steps at a rate of 1e-3, in
-    bfloat16. So without this the way would depend on the length of the training, and a resumed run
+    In a new adapter B is 0, which would hide a mistake in the merging of adapters. A trained one
+    can exceed the tolerance (0.09 after 975 steps at a rate of 1e-3, in bfloat16), so a resumed run
     could take another way than it began with.
     """
     adapters = [weight for name, weight in model.named_parameters() if ".lora_B." in name]
@@ -290,10 +282,7 @@ def probe_adapters(model: Model) -> Iterator[None]:
 
 
 def probe_of(policy: Any) -> Probe:
-    """Return the test sequences with the unmodified model's log-probabilities.
-
-    Raises UserError if its logits are not finite, or if they are capped.
-    """
+    """Return the probe. Raises UserError if the logits are not finite, or if they are capped."""
     model = policy.causal
     prompts, completions = probe_tokens(model.get_input_embeddings().weight.shape[0])
 
@@ -316,9 +305,8 @@ def probe_of(policy: Any) -> Probe:
 
 
 def update_distance(policy: Any, forward: Any, probe: Probe) -> float:
-    """Return the distance of a micro-batch's log-probabilities from those expected.
-
-    All sequences are in the one micro-batch, as `forward` packs and predicts it.
+    """Return the distance of the log-probabilities from those expected, in one micro-batch that
+    `forward` packs and predicts.
     """
     batch = forward.pack(probe.prompts, probe.completions)
     found = logprobs_of(policy.head(batch.of_tokens(forward.predict(batch))))

@@ -31,21 +31,14 @@ class RolloutRequest:
     """P prompts to be answered, with the same number G of completions each.
 
     E.g. two greedy completions of a prompt: ``RolloutRequest([(5, 8)], [[1, 2]], [0.0], [32])``.
-
-    - `prompts` (P,): token ids;
-    - `keys` (P, G): 64-bit sample keys, see `sampling.sample_key`;
-    - `temperatures` (P,): one for all completions of a prompt; 0 is greedy;
-    - `budgets` (P,): the most new tokens of a completion;
-    - `truncate`: cuts the distribution, see `sampling.truncation`;
-    - `guesses` (P,): what speculative decoding drafts from; None for no drafts.
     """
 
-    prompts: Sequence[tuple[int, ...]]
-    keys: Sequence[Sequence[int]]
-    temperatures: Sequence[float]
-    budgets: Sequence[int]
-    truncate: Callable | None = None
-    guesses: Sequence[Guess] | None = None
+    prompts: Sequence[tuple[int, ...]]  # token ids
+    keys: Sequence[Sequence[int]]  # (P, G), see `sampling.sample_key`
+    temperatures: Sequence[float]  # one for all completions of a prompt; 0 is greedy
+    budgets: Sequence[int]  # the most new tokens of a completion
+    truncate: Callable | None = None  # cuts the distribution, see `sampling.truncation`
+    guesses: Sequence[Guess] | None = None  # what is drafted from; None for no drafts
 
     @property
     def group_size(self) -> int:
@@ -75,17 +68,14 @@ class RolloutRequest:
 
 
 class Drafting(Resumable):
-    """How often drafted tokens are accepted, which decides how much `grpo.fast` drafts.
-
-    `mode`, the setting `draft`, is "auto", "off", or a length in tokens (`fixed`). `matched` and
-    `rejected` are recent counts of drafted tokens that were accepted, or were not.
-    """
+    """How often drafted tokens are accepted, which decides how much `grpo.fast` drafts."""
 
     STATE = ("matched", "rejected")
 
-    matched, rejected = 8.0, 2.0  # assumed until something is observed
+    matched, rejected = 8.0, 2.0  # recent counts; assumed until something is observed
 
     def __init__(self, mode: str = "auto"):
+        # `mode` is the setting `draft`: "auto", "off", or a length in tokens.
         self.fixed = {"auto": None, "off": 0}[mode] if mode.isalpha() else int(mode)
         self.begin()
 
@@ -122,10 +112,10 @@ class Drafting(Resumable):
         }
 
     def average(self, ranks: Ranks) -> None:
-        """Go on from the mean counts of all ranks.
+        """Go on from the mean counts of all ranks, which resume from one checkpoint.
 
-        One checkpoint serves all ranks, so they must resume with the counts that they had: the
-        length of the drafts decides how sums are rounded.
+        They must resume with the counts that they had: the length of the drafts decides how sums
+        are rounded.
         """
         counts = ranks.gather([(self.matched, self.rejected)])
         self.matched, self.rejected = (sum(each) / len(each) for each in zip(*counts, strict=True))
@@ -220,10 +210,9 @@ def generate(
     """Return the completions of each prompt, in order.
 
     `drafting` decides how much is drafted, and learns from what is accepted; without it nothing is
-    drafted. The log-probabilities of a completion are those of the distribution that it was sampled
-    from.
+    drafted. The log-probabilities are those of the distribution that was sampled from. If a GPU has
+    too little memory for all prompts at once, they are answered in several batches.
 
-    If a GPU has too little memory for all prompts at once, they are answered in several batches.
     Raises FloatingPointError if a token was drawn from a distribution that is not finite, and
     UserError if memory runs out for a single prompt.
     """
@@ -277,9 +266,6 @@ def _completion(policy: Policy, tokens: list[int], logprobs: list[float]) -> Com
 
 # Token budgets: how many new tokens a completion may take, and which problems fit the context.
 
-# A prompt that leaves a smaller share of a completion's budget is warned of.
-LEAST_ROOM = 0.5
-
 # The search for problems ends after this many in a row that do not fit the context.
 MAX_TOO_LONG = 16
 
@@ -293,12 +279,11 @@ def budget_for(
 ) -> int:
     """Return the most new tokens a completion of the policy may take.
 
-    The budget is `asked` (--max-new-tokens) if that is given. Otherwise it is a quarter more than
-    the right answer takes, or what the task has `declared` if that is larger. It never exceeds the
-    room that the `prompt` leaves in the model's context.
+    They are `asked` (--max-new-tokens) if that is given, else a quarter more than the right answer
+    takes, or what the task has `declared` if that is larger. They never exceed the room that the
+    `prompt` leaves in the model's context.
 
-    Raises UserError if `asked` is too small for the right answer, or if prompt and answer do not
-    fit the context.
+    Raises UserError if the right answer does not fit what is `asked`, or the context.
     """
     needed = policy.target_length(target)
     if asked and asked < needed:
@@ -322,14 +307,13 @@ def room_warning(
 ) -> str:
     """Return a warning if the prompt leaves less than half of a completion's budget, else "".
 
-    Such a completion is probably cut off, and nothing else would say why. The budget is what is
-    `asked` or `declared`; one that follows from the right answer is never cut so far, because
-    prompt and answer fit the context.
+    Such a completion is probably cut off, and nothing else would say why. A budget that follows
+    from the right answer is never cut so far, because prompt and answer fit the context.
     """
     wanted = asked or declared
     prompt = len(policy.encode(problem))
     room = policy.context - prompt
-    if room >= LEAST_ROOM * wanted:
+    if room >= wanted / 2:
         return ""
     return (
         f"{problem.title}: its prompt takes {prompt:,} of the model's {policy.context:,} tokens, "
@@ -342,10 +326,10 @@ def room_warning(
 def fitting(
     policy: Policy, problems: Iterable[Problem], too_long: list[Problem], asked: int | None = None
 ) -> Iterator[Problem]:
-    """Yield the problems whose prompt and target fit the context; append the others to `too_long`.
+    """Yield the problems whose prompt and target fit the context, and whose target fits the budget
+    `asked`; append the others to `too_long`.
 
-    If --max-new-tokens gives a budget (`asked`), the target must fit the budget as well. Raises
-    UserError after MAX_TOO_LONG problems in a row that do not fit.
+    Raises UserError after MAX_TOO_LONG problems in a row that do not fit.
     """
     in_a_row = 0
     for problem in problems:
