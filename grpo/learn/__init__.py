@@ -6,7 +6,5 @@
     optimizer    gradients of all micro-batches and ranks to new weights; the learning rate
     update       one step of GRPO, and one step of imitation
 
-Shape letters are those of `grpo.model`. Used here: R rows (completions), T tokens of a row, padded;
-M tokens of all completions, without padding; N tokens; P prompts; V vocabulary; E hidden size. A
-lower-case n is the part of N that is computed at once.
+Shape letters are those of `grpo.model`, unless a module says otherwise.
 """

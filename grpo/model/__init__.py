@@ -1,7 +1,6 @@
 """The policy: a `transformers` model, how it is loaded, encoded for, run and differentiated.
 
-Tensors carry their shape as a suffix (`hidden_RTE`). The letters mean the same in every module that
-does not say otherwise:
+Tensors carry their shape as a suffix (`hidden_RTE`). Unless a module says otherwise:
 
     A  any size                             N  tokens of all sequences, one after the other
     B  sequences of a batch                 O  outputs of a linear layer

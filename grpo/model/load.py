@@ -64,8 +64,7 @@ HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 KINDS_OF_MODELS = "give builtin, a directory in Hugging Face layout, a GGUF file, or a hub id"
 BUILTIN = Path(__file__).resolve().parents[2] / "data" / "base_model"
 
-# How GGUF files split texts into words, by `tokenizer.ggml.pre`: a pattern, and whether GPT-2's
-# follows.
+# How GGUF files split texts into words: a pattern, and whether GPT-2's follows.
 LLAMA_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}|"
     r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -204,18 +203,17 @@ def dtype_on(
     """
     if not device.startswith("cuda"):
         return torch.float32
-    config = transformers_config(source)
-    if is_continued and config.dtype is not None:
-        return config.dtype
-    has_files_dtype = spec != "builtin" and config.dtype is not None
-    return torch.float16 if is_lora or has_files_dtype else torch.float32
+    own = transformers_config(source).dtype
+    if is_continued and own is not None:
+        return own
+    is_half = is_lora or (spec != "builtin" and own is not None)
+    return torch.float16 if is_half else torch.float32
 
 
 def default_rank(source: str, quantise: str = "none") -> int:
     """Return the default rank of a model's adapter; 0: none, all weights are trained.
 
     SmolLM2-135M learns more with all weights, and a larger model with LoRA (runs/decisions.md).
-    Weights that are quantised cannot be trained.
     """
     # What is not a language model may lack a hidden size; loading it says what is wrong.
     hidden_size = getattr(text_config(transformers_config(source)), "hidden_size", math.inf)
@@ -427,10 +425,7 @@ ALPHA = 32  # an adapter adds ALPHA / rank times its product
 
 
 def adapter_of(rank: int, left_out: Sequence[str] = ()) -> LoraConfig:
-    """Return the configuration of a new adapter: on all linear layers except the head.
-
-    Those whose names are `left_out` get none.
-    """
+    """Return a new adapter: on all linear layers except the head and those that are `left_out`."""
     return LoraConfig(
         r=rank,
         lora_alpha=ALPHA,
@@ -486,17 +481,13 @@ def layers_of(source: str) -> tuple[str, list[Path]]:
 
 
 def load_adapter(model: Model, folder: Path) -> PeftModel:
-    """Return `model` with the adapter of a checkpoint, to be trained further.
-
-    Raises UserError unless the file holds exactly the adapter's weights.
-    """
+    """Return `model` with an adapter. Raises UserError unless the file has exactly its weights."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # missing keys are reported below
             adapted = PeftModel.from_pretrained(
                 model, folder, is_trainable=True, use_safetensors=True
             )
-
         with safe_open(folder / "adapter_model.safetensors", "pt") as file:
             found = set(file.keys())
     except torch.OutOfMemoryError:

@@ -1,5 +1,4 @@
-"""The policy: a causal language model, its tokenizer, its LoRA adapter if it has one, and the
-reference.
+"""The policy: a causal language model, its tokenizer, its adapter and reference, and its memory.
 
 Its `forward` and `decoder` are how an update and a rollout run the model. They are the plain ones
 until `grpo.model.load` puts those of `grpo.fast` in their place.
@@ -43,29 +42,16 @@ CACHED_ENCODINGS = 512
 
 CPU_TOKENS_AT_ONCE = 4096
 
-# A reasoning tag at the end of a prompt, and the most tokens that it takes, blanks included.
+# A reasoning tag at the end of a prompt.
 TAG = re.compile(r"<think(?:ing)?>\s*\Z", re.IGNORECASE)
-TAG_TOKENS = 16
 
 
 class Policy:
     """A model to be trained or sampled.
 
-    - `model`: the `transformers` or `peft` model, always in eval mode.
-    - `stops`: the token ids that end a completion; `end`: the one that ends a right answer.
-    - `context`: the largest number of tokens of prompt and completion together.
-    - `notes`: warnings for the user.
-    - `reserved_bytes`: memory that is not free for caches and activations: the weights, and what a
-      trainer adds.
-    - `rollout_tokens`: the most tokens that a rollout may have at a time, after memory ran out.
-    - `events`: lines for the console, such as that memory ran out.
-    - `frozen`: the reference, if that is a separate model.
-    - `path`: how the model is run: "plain", or "fast" or "shared" (see `grpo.fast.forward`).
-    - `kernels`: `grpo.fast.update_kernels` on a GPU.
-    - `gradient_products`: a context of an update's products of matrices, in which they may round
-      (see `grpo.fast.merged_linear`).
-
-    Raises UserError for a model that is not supported (see `grpo.model.check`).
+    `model` is the `transformers` or `peft` model, always in eval mode, and `frozen` the reference,
+    if that is a separate model. Raises UserError for a model that is not supported (see
+    `grpo.model.check`).
     """
 
     def __init__(
@@ -76,27 +62,32 @@ class Policy:
         self.name = name
         self.frozen = frozen
         self.is_lora = isinstance(model, PeftModel)
-        self.gradient_checkpointing = False
 
         self._target_tokens = lru_cache(CACHED_ENCODINGS)(partial(plain_tokens, tokenizer))
         self.use(PromptFormat())
 
+        # The token ids that end a completion, and the one that ends a right answer.
         self.stops, self.end = _stop_ids(model, tokenizer)
-        self.notes: list[str] = []
-        self.context = NO_CONTEXT_LIMIT
+        self.vocabulary: int = len(model.get_input_embeddings().weight)
+
+        self.notes: list[str] = []  # warnings for the user
+        self.events: list[str] = []  # lines for the console, such as that memory ran out
+        self.context = NO_CONTEXT_LIMIT  # the most tokens of prompt and completion together
         self.limit_context(*context_of(self.causal.config))
 
-        self.vocabulary: int = len(model.get_input_embeddings().weight)
+        # Memory that is not free for caches and activations: the weights, and what a trainer adds.
         weights = [*model.parameters(), *(frozen.model.parameters() if frozen else ())]
         self.weight_bytes: int = sum(p.numel() * p.element_size() for p in weights)
         self.reserved_bytes = self.weight_bytes
-        self.rollout_tokens = math.inf
-        self.events: list[str] = []
+        self.rollout_tokens = math.inf  # the most at a time, after memory ran out
+        self.gradient_checkpointing = False
 
+        # How the model is run. `grpo.fast` has the paths "fast" and "shared".
         self.path = "plain"
         self.forward = PlainForward(self)
         self.decoder: Any = None  # None: `grpo.rollout.generate.PlainDecoder`
-        self.kernels: Any = None
+        self.kernels: Any = None  # `grpo.fast.update_kernels` on a GPU
+        # A context in which the products of matrices in a backward pass may round.
         self.gradient_products: Callable[[], AbstractContextManager[None]] = nullcontext
         self.probe: Any = check_model(self)  # until `grpo.fast` has compared its paths with it
 
@@ -182,7 +173,7 @@ class Policy:
 
     def opened(self, problem: Problem) -> str:
         """Return the reasoning tag that ends the prompt, e.g. "<think>\\n"; "" if there is none."""
-        found = TAG.search(text_of(self.tokenizer, self.encode(problem)[-TAG_TOKENS:]))
+        found = TAG.search(text_of(self.tokenizer, self.encode(problem)[-16:]))
         return found[0] if found else ""
 
     def shots(self, problem: Problem) -> tuple[str, ...]:
@@ -198,10 +189,10 @@ class Policy:
         return tuple(self._target_tokens((target,))[0])
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text that a completion's `tokens` write.
+        """Return the text that a completion's `tokens` write, without the end token.
 
-        An end token in the last place is left out. Any other control token is shown by its name,
-        e.g. "<|pad|>", so that whoever scores the text sees what was written.
+        Any other control token is shown by its name, e.g. "<|pad|>", so that whoever scores the
+        text sees what was written.
         """
         written = tokens[:-1] if len(tokens) and tokens[-1] in self.stops else tokens
         return text_of(self.tokenizer, written)
@@ -241,9 +232,9 @@ class Policy:
         """How many tokens of an update fit into the GPU's free memory; a constant on a CPU."""
         if self.device.type != "cuda":
             return CPU_TOKENS_AT_ONCE
-        shape, total = self._shape, self._total_bytes
+        shape, (total, left) = self._shape, self._memory
         token_bytes = shape.activations(self.path == "fast", self.gradient_checkpointing)
-        return update_tokens(shape, total, max(0.0, total - self.reserved_bytes), token_bytes)
+        return update_tokens(shape, total, left, token_bytes)
 
     def prompts_at_once(self, completions: int, prompt: int, room: int) -> int:
         """Return for how many prompts a rollout has memory; on a CPU, any number.
@@ -253,7 +244,7 @@ class Policy:
         if self.device.type != "cuda":
             return 1 << 30
         prompt_bytes = self._shape.cache * (prompt + completions * room)
-        left = max(0.0, self._total_bytes - self.reserved_bytes)
+        _, left = self._memory
         return max(1, int(CACHE_SHARE * left / prompt_bytes))
 
     @property
@@ -261,10 +252,11 @@ class Policy:
         return shape_of(self.causal.config, next(self.model.parameters()).element_size())
 
     @property
-    def _total_bytes(self) -> float:
-        """The GPU's memory that this process may use."""
-        total = torch.cuda.get_device_properties(self.device).total_memory
-        return total * torch.cuda.get_per_process_memory_fraction(self.device)
+    def _memory(self) -> tuple[float, float]:
+        """The bytes of the GPU's memory that this process may use, and that are left of it."""
+        share = torch.cuda.get_per_process_memory_fraction(self.device)
+        total = share * torch.cuda.get_device_properties(self.device).total_memory
+        return total, max(0.0, total - self.reserved_bytes)
 
     # The reference, and files
 
@@ -289,8 +281,7 @@ class Policy:
     def save(self, folder: Path, tensors: Mapping[str, Tensor] | None = None) -> None:
         """Write the model (or the adapter) and the tokenizer in Hugging Face layout.
 
-        `tensors`, if given, are earlier copies of the `saved_tensors`. They are written instead,
-        because training may continue meanwhile.
+        `tensors`, if given, are earlier copies of the `saved_tensors`: training may go on.
         """
         save_model(self.model, folder, tensors)
         self.tokenizer.save_pretrained(folder)
@@ -326,10 +317,7 @@ class PlainForward:
         return PaddedBatch(prompts, completions, self.policy.device)
 
     def predict(self, batch: Any) -> Tensor:
-        """Return the hidden states that predict the completions' tokens (U, E).
-
-        U counts what is `distinct` in the batch; its `of_tokens` gives the values of all tokens.
-        """
+        """Return the hidden states that predict the distinct tokens of the completions (U, E)."""
         hidden_RXE = self.policy.hidden_states(batch.tokens_RX)
         return hidden_RXE.flatten(0, 1).index_select(0, batch.predictors_M)
 
@@ -352,11 +340,10 @@ class PlainForward:
 
 
 class PaddedBatch:
-    """A micro-batch of whole sequences (R, X), padded on the right; each token counts by itself.
+    """A micro-batch of whole sequences (R, X), padded on the right.
 
-    `predictors_M` are the places in the flattened rows that predict the completions' tokens.
-    `distinct` returns the values of the distinct tokens (U, ...) from those of all tokens (M, ...),
-    and `of_tokens` the values of all tokens from those of the distinct ones. Here they are one.
+    `predictors_M` are the places in the flattened rows that predict the completions' tokens. Here
+    all tokens (M, ...) are distinct (U, ...); in a `Packing` they may have a beginning in common.
     """
 
     def __init__(
@@ -383,12 +370,12 @@ class PaddedBatch:
         self.predictors_M = to_device(torch.cat(predictors), device)
 
     def distinct(self, values_M: Tensor) -> Tensor:
-        """Return the values as they are."""
+        """Return the values of the distinct tokens, from those of all tokens."""
         return values_M
 
-    def of_tokens(self, values_M: Tensor) -> Tensor:
-        """Return the values as they are."""
-        return values_M
+    def of_tokens(self, values_U: Tensor) -> Tensor:
+        """Return the values of all tokens, from those of the distinct tokens."""
+        return values_U
 
 
 def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -416,10 +403,7 @@ def _stop_ids(model: Model, tokenizer: Tokenizer) -> tuple[tuple[int, ...], int]
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """Return `tensor` on the device.
-
-    A GPU copies it from pinned memory when it gets there, and the host does not wait.
-    """
+    """Return `tensor` on the device; the host does not wait for a GPU."""
     if torch.device(device).type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
@@ -434,20 +418,14 @@ def flat_indices(lengths: Sequence[int], longest: int, device: torch.device) -> 
     return to_device(is_token.flatten().nonzero()[:, 0], device)
 
 
-def _is_amd() -> bool:
-    """Return whether this CPU is made by AMD; only Linux tells."""
-    try:
-        return "AuthenticAMD" in Path("/proc/cpuinfo").read_text("utf-8")
-    except OSError:
-        return False
-
-
 # PyTorch multiplies float32 matrices by MKL, which takes about twice as long as oneDNN on AMD's
-# CPUs with AVX-512.
+# CPUs with AVX-512. Only Linux tells who made the CPU.
+_cpu = Path("/proc/cpuinfo")
 _prefers_onednn = (
     torch.backends.mkldnn.is_available()
     and torch.backends.cpu.get_cpu_capability() == "AVX512"
-    and _is_amd()
+    and _cpu.exists()
+    and "AuthenticAMD" in _cpu.read_text("utf-8")
 )
 
 
@@ -490,17 +468,15 @@ class Shape:
         return 2 * self.layers * self.keys * self.number
 
     def activations(self, is_fast: bool, gradient_checkpointing: bool = False) -> int:
-        """Return the bytes of a token's activations, kept until the backward pass.
-
-        For `grpo.fast.llama` they are what its operations save; for others, a rough count. With
-        gradient checkpointing they are the inputs of all layers, and in the backward pass one
-        layer's activations and the gradients of its MLP.
-        """
+        """Return the bytes of a token's activations, kept until the backward pass."""
+        # What the operations of `grpo.fast.llama` save, or a rough count.
         fast = 6 * self.width + 2 * self.keys + 2 * self.inner
         layer = fast if is_fast else 16 * self.width + 5 * self.inner
-        if gradient_checkpointing:
-            return (self.layers * self.width + layer + 4 * self.inner) * self.number
-        return self.layers * layer * self.number
+        if not gradient_checkpointing:
+            return self.layers * layer * self.number
+
+        # The inputs of all layers, and in the backward pass one layer's and its MLP's gradients.
+        return (self.layers * self.width + layer + 4 * self.inner) * self.number
 
 
 def shape_of(config: Any, number: int) -> Shape:

@@ -23,10 +23,7 @@ BLOCK = 64
 
 
 def sample_key(*counters: int | str) -> int:
-    """Return the key of one sample, a signed 64-bit integer.
-
-    The counters are, for example, (seed, step, problem, sample, try).
-    """
+    """Return the key of one sample, a signed 64-bit integer, from (seed, step, problem, ...)."""
     digest = hashlib.blake2b("/".join(map(str, counters)).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little", signed=True)
 
@@ -54,8 +51,7 @@ def draw(mass_RV: torch.Tensor, uniform_N: torch.Tensor, row_N: torch.Tensor) ->
 
     Draw n is the token of row `row_N[n]` at which the cumulative probability passes `uniform_N[n]`.
     The block of BLOCK tokens is found first, and then the token in it, because cumulative sums are
-    slow. If the distribution is not finite, the draw is an arbitrary token, and its log-probability
-    is not finite either.
+    slow. If the distribution is not finite, neither is the log-probability of the draw.
     """
     R, V = mass_RV.shape
     mass_RBb = torch.nn.functional.pad(mass_RV, (0, -V % BLOCK)).view(R, -1, BLOCK)
@@ -87,9 +83,8 @@ def choose(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the tokens that each completion draws, and their log-probabilities, (C, T) each.
 
-    Completion c draws from the distributions of row `row_C[c]`, with its own uniform numbers. The
-    log-probabilities are those of the distribution drawn from. A temperature of 0 takes the
-    likeliest token.
+    Completion c draws from the distributions of row `row_C[c]`, with its own uniform numbers. A
+    temperature of 0 takes the likeliest token.
     """
     R, T, V = logits_RTV.shape
     is_greedy_R = temperature_R == 0
@@ -122,8 +117,7 @@ def truncation(
 
     The loss also passes the sampled tokens (R,). They are always kept, because neither rounding nor
     an update (`epochs` above 1) must exclude a token that was drawn. Such a token joins after the
-    cut, so it does not move it, and what is kept is renormalised with it. Log-probability and
-    entropy are those of this one distribution. Sampler and loss share the function; before the
+    cut, and what is kept is renormalised with it. Sampler and loss share the function; before the
     weights change, both use the same distribution.
     """
     if top_p >= 1:
