@@ -56,10 +56,7 @@ RAW = 0xE000
 
 
 class Words:
-    """A supply of word sequences; `pieces` are tokens of which some words are invented.
-
-    Of texts that are drawn while it `is_strange` a fifth of the words or more are strange.
-    """
+    """A supply of texts, strange ones while it `is_strange`. Some words are made of `pieces`."""
 
     def __init__(self, rng: random.Random, pieces: Sequence[str]):
         self.rng = rng
@@ -82,24 +79,21 @@ class Words:
         return words
 
     def draw(self, n: int) -> list[str]:
-        """Return `n` words: a passage; or a few different words again and again, as frequent as in
-        Zipf's law, many of them almost alike; or a passage with numbers; or words of the corpus and
-        invented words in random order.
-        """
+        """Return `n` words of one of four kinds of text."""
         rng = self.rng
         kind = rng.random()
         if kind < 0.3:
             return self.passage(n)
-        if kind < 0.65:
+        if kind < 0.65:  # a few words, many almost alike, as frequent as in Zipf's law
             few = self.alike(log_uniform(2, max(3, n), rng), 0.3 * rng.random())
             frequencies = [1 / rank for rank in range(1, len(few) + 1)]
             return rng.choices(few, frequencies, k=n)
-        if kind < 0.7:
+        if kind < 0.7:  # a passage with numbers
             share, most = rng.choice([0.2, 0.6, 1.0]), rng.choice([9, 20, 99, 2000])
             mark = rng.choice(["", ",", ".", ":"])
             return replaced(self.passage(n), share, lambda: f"{rng.randint(0, most)}{mark}", rng)
 
-        # The share of invented words: none, all, or anything between.
+        # Words in random order; none of them, all, or anything between is invented.
         odd = 0.0 if kind < 0.75 else 1.0 if kind > 0.93 else rng.random()
         return [rng.choice(self.odd if rng.random() < odd else self.vocabulary) for _ in range(n)]
 
@@ -112,10 +106,8 @@ class Words:
         return words
 
     def texts_of(self, *sizes: int) -> list[list[str]]:
-        """Return a text of each of these sizes, in words.
-
-        Neither a word nor a few words in a row tell which place of the text they stand at: in many
-        texts words are altered, one to five words come back at many places, and phrases come back.
+        """Return a text of each of these sizes. In many of them words are altered, and words or
+        phrases come back, so that a few words do not tell which place they stand at.
         """
         rng = self.rng
         texts = [self.draw(n) for n in sizes]
@@ -156,9 +148,7 @@ def replaced(
 
 
 def echoing(text: list[str], rng: random.Random) -> list[str]:
-    """Return the text with up to three of its phrases, of two to six words each, copied over other
-    places of it.
-    """
+    """Return the text with up to three of its phrases copied over other places of it."""
     text = list(text)
     phrases = []
     for length in [rng.randint(2, 6) for _ in range(rng.randint(1, 3))]:
@@ -201,10 +191,7 @@ def altered(word: str, rng: random.Random) -> str:
 
 
 def family(parts: Sequence[str], rng: random.Random) -> list[str]:
-    """Return 24 words that look alike: sequences of the same kinds of pieces.
-
-    `parts` are the words that some pieces are.
-    """
+    """Return 24 words that look alike: sequences of the same kinds of pieces, some from `parts`."""
     pieces = [piece(parts, rng) for _ in range(pick(PIECES, rng))]
     return ["".join(make() for make in pieces) for _ in range(24)]
 
@@ -236,10 +223,8 @@ def piece(parts: Sequence[str], rng: random.Random) -> Callable[[], str]:
 
 
 def raw_letters(rng: random.Random) -> list[str]:
-    """Return the letters of a made-up script.
-
-    In UTF-8 the letters of a script have a last byte of their own, after one to three bytes that
-    many letters share. Here these bytes are random.
+    """Return the letters of a made-up script: a last byte of their own, as in UTF-8, after one to
+    three bytes that many letters share.
     """
     shared = rng.choice([1, 1, 2, 2, 3])
     beginnings = [
@@ -323,10 +308,8 @@ def lesson(skill: str, size: int, words: Words) -> Lesson:
 
 
 def interleave(size: int, words: Words) -> Lesson:
-    """Return a lesson in interleaving, shown by the careless demonstrator.
-
-    In half of the lessons some words of B equal the word of A at the same place: "a a" does not
-    tell whose turn it is.
+    """Return a lesson in interleaving. In half of them some words of B equal the word of A at the
+    same place: "a a" does not tell whose turn it is.
     """
     rng = words.rng
     n = rng.randint(2, MAX_CAREFUL) if size <= 2 * MAX_CAREFUL else min(size // 3, 100)
@@ -342,9 +325,8 @@ def interleave(size: int, words: Words) -> Lesson:
 def careless_interleaving(a: Sequence[str], b: Sequence[str], rng: random.Random) -> list[str]:
     """Interleave `a` and `b` word by word, with the mistakes of somebody who loses turns.
 
-    After a word of at most three letters, or a comma, the demonstrator clings to the turn: the
-    habit. At any word it may skip it, write it twice, lose the turn, run on to the end of the text,
-    or stop. Some short texts are interleaved carefully, without the habit and almost without slips.
+    The habit is to cling to the turn after a word of at most three letters, or a comma. Some short
+    texts are interleaved carefully, without the habit and almost without slips.
     """
     careful = rng.random() < 0.31 and max(len(a), len(b)) <= MAX_CAREFUL
     habit, slips = (0.0, 0.002) if careful else (0.95, 0.2)
@@ -395,10 +377,7 @@ def lists(size: int, words: Words) -> Lesson:
 
 
 def turns(size: int, words: Words) -> Lesson:
-    """Return a lesson in keeping two places: some words of A, some of B, and so on.
-
-    It is always right, and never word by word.
-    """
+    """Return a lesson in keeping two places: some words of A, some of B, never word by word."""
     rng = words.rng
     strides = pick(TURNS, rng)
     rounds = max(2, size // (2 * sum(strides)))
@@ -417,9 +396,8 @@ def turns(size: int, words: Words) -> Lesson:
 
 
 def arithmetic(rng: random.Random) -> Lesson:
-    """Return a short chain or product of the training split, answered without working.
-
-    More than half of the answers are hasty: they stop one step early, or are too small by ten.
+    """Return a sum of the training split. More than half of the answers are hasty: they stop one
+    step early, or are too small by ten.
     """
     level = pick(SUMS, rng)
     problem = Arithmetic("chain" if level < 10 else "product").make(level, "train", rng)
@@ -465,8 +443,7 @@ SIZES = {False: (0.75, 1 / 3.5, 1 / 1.4), True: (0.5, 1 / 25, 1 / 3)}
 def make_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     """Return the tokenizer, trained on the training documents, prompts of each skill, and runs.
 
-    Every text gets a space in front, so a word has the same tokens at the beginning of a text as
-    anywhere else. `vocabulary` is the number of tokens.
+    Every text gets a space in front, so a word has the same tokens wherever it stands.
     """
     bpe = Tokenizer(models.BPE())
     bpe.normalizer = normalizers.Prepend(" ")
@@ -539,10 +516,7 @@ class Batches:
 
     def row(self, length: int) -> tuple[list[int], int]:
         """Return the tokens of a lesson of at most `length`, and where learning starts: after the
-        prompt.
-
-        In a long row it fills a share of `SIZES`, unless it is an interleaving, whose size is
-        bounded.
+        prompt. Long rows are filled, except by interleavings, whose size is bounded.
         """
         is_long = length > LONG
         skill = "arithmetic"
