@@ -621,11 +621,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     Raises UserError for an unknown flag, with the nearest known one, and for a bad value. Exits
     with status 0 after `--help`.
     """
-    if asked := {"-h", "--help", "--help-all"} & set(argv):
-        make_parser(lists_all="--help-all" in asked).print_help()
-        sys.exit(0)
-
-    parser = make_parser()
+    parser = make_parser(lists_all="--help-all" in argv)
     values, unknown = parser.parse_known_args(argv)
     flags = with_texts(vars(values))
 
@@ -685,8 +681,8 @@ def make_parser(lists_all: bool = False) -> Parser:
         help="a YAML file of settings, a run's own config.yaml, or '{name: value, ...}'; may be "
         "repeated: a later one overrides an earlier one, and flags override both",
     )
-    group.add_argument("--help", "-h", action="store_true", help="the basic flags")
-    group.add_argument("--help-all", action="store_true", help="all flags and settings")
+    group.add_argument("--help", "-h", action="help", help="the basic flags")
+    group.add_argument("--help-all", action="help", help="all flags and settings")
     return parser
 
 

@@ -54,35 +54,16 @@ def held_out_stream(
     return stream, {"fruitless": patience(size, family), "family": family}
 
 
-def find_problems(
-    policy: Policy,
-    task: Task,
-    level: int,
-    split: str,
-    *,
-    seed: int,
-    size: int,
-    seen: Set[str] = frozenset(),
-    budget: int | None = None,
-) -> DistinctProblems:
-    """Return `size` distinct problems of the task's stream that training has not `seen`.
-
-    If there are fewer, all of them are returned. `seed` is that of the stream, `budget` that of
-    --max-new-tokens.
-    """
-    stream, limits = held_out_stream(task, level, split, seed=seed, size=size)
-    return select(policy, stream, size, seen, budget, **limits)
-
-
 def select(
     policy: Policy,
     problems: Iterable[Problem],
     size: int,
-    seen: Set[str],
-    budget: int | None,
+    seen: Set[str] = frozenset(),
+    budget: int | None = None,
     **limits: int | None,
 ) -> DistinctProblems:
-    """Return `first_distinct` of the `problems` that fit the model's context and the budget.
+    """Return `size` distinct `problems` that training has not `seen` and that fit the model's
+    context and the `budget` of --max-new-tokens; if there are fewer, all of them.
 
     `limits` are passed on to `first_distinct`.
     """

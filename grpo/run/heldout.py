@@ -11,8 +11,9 @@ from grpo.evaluate import (
     EvaluationSettings,
     budgets,
     evaluate,
-    find_problems,
     first_room_warning,
+    held_out_stream,
+    select,
     summarise,
     truncation_warning,
 )
@@ -111,16 +112,10 @@ class HeldOutEvaluator:
         trainer, config = self.trainer, self.trainer.config
         policy, task, asked = trainer.policy, trainer.task, config.max_new_tokens
         seed, size, _ = PURPOSES[purpose]
-        found = find_problems(
-            policy,
-            task,
-            level,
-            "validation",
-            seed=seed,
-            size=size or config.eval_problems,
-            seen=trainer.stream.seen | self._dataset,
-            budget=asked,
-        )
+        size = size or config.eval_problems
+        seen = trainer.stream.seen | self._dataset
+        stream, limits = held_out_stream(task, level, "validation", seed=seed, size=size)
+        found = select(policy, stream, size, seen, asked, **limits)
         if not found.problems:
             why = f"no {purpose} evaluation at level {level}: {found.why_none}"
             self._warn_once(why, why)

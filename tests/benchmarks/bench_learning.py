@@ -50,7 +50,8 @@ from grpo.evaluate import (
     EvaluationSettings,
     budgets,
     evaluate,
-    find_problems,
+    held_out_stream,
+    select,
     summarise,
 )
 from grpo.learn.optimizer import BETAS, WARMUP
@@ -109,10 +110,10 @@ class Course:
         torch.backends.cuda.enable_cudnn_sdp(cudnn and options.child[0] == "trl")
 
         size = options.eval_problems
-        found = find_problems(
-            self.policy, self.task, options.level, "validation", seed=EVAL_SEED, size=size
+        stream, limits = held_out_stream(
+            self.task, options.level, "validation", seed=EVAL_SEED, size=size
         )
-        self.heldout = found.problems
+        self.heldout = select(self.policy, stream, size, **limits).problems
         supply = Supply(self.task, seed=0)
         known = [supply.at(index, options.level) for index in range(BUDGET_PROBLEMS)]
         self.budget = max(budgets(self.policy, self.task, known + self.heldout, None))

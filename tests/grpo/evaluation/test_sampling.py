@@ -9,7 +9,8 @@ from small_evaluations import CLIMB, evaluated
 from grpo.evaluate import (
     EvaluationSettings,
     evaluate,
-    find_problems,
+    held_out_stream,
+    select,
 )
 from grpo.run.logs import groups_of, load_run
 from grpo.tools import evaluation
@@ -94,7 +95,8 @@ def test_a_runs_task_file_is_not_executed_unless_it_is_named(run, capsys):
 
 def test_samples_of_a_problem_are_independent_draws(tiny_policy):
     task = load_task("ponder.py:Ponder")
-    found = find_problems(tiny_policy, task, 1, "test", seed=0, size=5)
+    stream, limits = held_out_stream(task, 1, "test", seed=0, size=5)
+    found = select(tiny_policy, stream, 5, **limits)
     one = evaluate(tiny_policy, task, found.problems)
     many = evaluate(tiny_policy, task, found.problems, EvaluationSettings(samples=8))
     assert [group.texts[0] for group in many] == [group.texts[0] for group in one]
