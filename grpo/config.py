@@ -66,14 +66,6 @@ TRACKERS = ("tensorboard", "wandb")
 # The default for models other than the embedded one. A run whose last level is solved ends sooner.
 STEPS = 800
 
-# Prompts a step, and the share of them that must vary, or else dynamic sampling draws more prompts.
-# The embedded model learns as fast by the step from 8 prompts as from 16 while most of its groups
-# vary (runs/archive/LOG.md, 2026-11-25: "Half the prompts"); a real model learns in half the steps
-# from 32 instead of 16 (2026-11-28: "pairs of words, levels where groups vary").
-PROMPTS = 32
-BUILTIN_PROMPTS = 8
-VARIED_SHARE = {True: 1 / 2, False: 1 / 4}  # of the embedded model, and of others
-
 # Settings that a resumed run can change.
 ON_RESUME = ("steps", "eval_every", "eval_problems", "save_every", "device", "patience", "track")
 
@@ -193,7 +185,11 @@ class Config:
     )
 
     prompts: int | None = basic(
-        None, "prompts a step (default: 8 for builtin, else 32)", least=1, heading="Sampling"
+        None,
+        "prompts a step (default: 8 for builtin, 64 for other models of hidden size 576 or less, "
+        "else 32; for an earlier run's policy, that run's)",
+        least=1,
+        heading="Sampling",
     )
     group_size: int = basic(16, "completions of each prompt", least=2)
     temperature: float = flag(1.0, "sampling temperature", above=0)
@@ -442,7 +438,8 @@ def _flags_of(name: str) -> Sequence[str]:
 
 
 def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> Config:
-    """Fill in the automatic settings, except LoRA rank and learning rate, which need the model.
+    """Fill in the automatic settings, except for those that need the model: `resolve_for_model` of
+    `grpo.trainer` does that.
 
     `levels` are those of the --dataset. Raises UserError if it lacks a level to be trained on.
     """
@@ -458,19 +455,12 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
 
     is_builtin = config.model == "builtin"
     steps = default_steps_of(task, level) if is_builtin else None
-    least_varied = config.dynamic_sampling
-    prompts = config.prompts or (BUILTIN_PROMPTS if is_builtin else PROMPTS)
-    if least_varied is None:
-        will_vary = config.control != "constant-reward"
-        least_varied = math.ceil(prompts * VARIED_SHARE[is_builtin]) if will_vary else 0
 
     is_level_given = bool(config.level or config.curriculum)
     resolved = dataclasses.replace(
         config,
         level=level,
         mixed=config.mixed or (len(levels) > 1 and not is_level_given),
-        prompts=prompts,
-        dynamic_sampling=least_varied,
         schedule=config.schedule or ("constant" if is_builtin else "cosine"),
         reward=config.reward or getattr(task, "reward", None),
         steps=config.steps or steps or STEPS,

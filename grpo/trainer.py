@@ -14,6 +14,7 @@ The variance monitor (`grpo.variance`) decides what happens to it: by `on_degene
 further problems until `dynamic_sampling` groups teach, that is, vary and are trained on.
 """
 
+import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -41,7 +42,7 @@ from grpo.learn.advantages import advantages, token_advantages
 from grpo.learn.loss import OwnLoss, load_loss
 from grpo.learn.optimizer import Optimizer, default_rate, lr_factor, optimizer_bytes
 from grpo.learn.update import PARITY, FirstPass, UpdateMemory, UpdateSettings, update
-from grpo.model.check import text_config
+from grpo.model.check import MEASURED_SIZE, text_config
 from grpo.model.policy import Policy
 from grpo.records import Group, StepReport, first_tries, truncated_share
 from grpo.rollout.generate import Drafting, sample_groups
@@ -50,6 +51,14 @@ from grpo.variance import VarianceMonitor, reward_metrics
 from tasks.base import Task, calling, credits_of, range_of
 from tasks.registry import load_task
 from tasks.supply import Supply, training_set
+
+# Prompts a step, and the share of them that must vary, or else dynamic sampling draws more prompts.
+# The embedded model learns as fast by the step from 8 prompts as from 16 while most of its groups
+# vary (runs/archive/LOG.md, 2026-11-25: "Half the prompts"); a real model learns in half the steps
+# from 32 instead of 16 (2026-11-28: "pairs of words, levels where groups vary"). Small models,
+# whose steps are quick, end higher from 64 (2026-11-28: "64 prompts for SmolLM2").
+BUILTIN_PROMPTS, PROMPTS, SMALL_MODELS_PROMPTS = 8, 32, 64
+VARIED_SHARE = {True: 1 / 2, False: 1 / 4}  # of the embedded model, and of others
 
 MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for one step
 
@@ -85,16 +94,11 @@ class Trainer:
     """Owns everything that changes during a run; `step` makes one step and reports it.
 
     Every rank holds an identical trainer. `config` is resolved (`grpo.config.resolve_config`);
-    `grpo.make_trainer` does that. The trainer's own has the LoRA rank and the learning rate, too.
+    `grpo.make_trainer` does that. The trainer's own has the settings that depend on the model, too.
     """
 
     def __init__(self, config: Config, parts: Parts, policy: Policy, ranks: Ranks = SINGLE):
-        if config.lora_rank is None:
-            config = replace(config, lora_rank=policy.lora_rank)
-        if config.learning_rate is None:
-            hidden_size = text_config(policy.causal.config).hidden_size
-            rate = default_rate(hidden_size, is_lora=policy.is_lora)
-            config = replace(config, learning_rate=rate)
+        config = resolve_for_model(config, policy)
         assert config.prompts and config.steps, "the configuration is resolved"
         task = parts.task
         self.config = config
@@ -524,6 +528,26 @@ def load_parts(
         task, seed=config.seed, kind=config.problems, dataset=problems, mixed=config.mixed
     )
     return config, Parts(task, supply, own_loss, callbacks)
+
+
+def resolve_for_model(config: Config, policy: Policy) -> Config:
+    """Fill in the automatic settings that depend on the size of the model."""
+    is_builtin = config.model == "builtin"
+    hidden_size = text_config(policy.causal.config).hidden_size
+
+    default = SMALL_MODELS_PROMPTS if hidden_size <= MEASURED_SIZE else PROMPTS
+    prompts = config.prompts or (BUILTIN_PROMPTS if is_builtin else default)
+    least_varied, rank, rate = config.dynamic_sampling, config.lora_rank, config.learning_rate
+    if least_varied is None:
+        will_vary = config.control != "constant-reward"
+        least_varied = math.ceil(prompts * VARIED_SHARE[is_builtin]) if will_vary else 0
+    return replace(
+        config,
+        prompts=prompts,
+        dynamic_sampling=least_varied,
+        lora_rank=policy.lora_rank if rank is None else rank,
+        learning_rate=default_rate(hidden_size, is_lora=policy.is_lora) if rate is None else rate,
+    )
 
 
 def run_callback(callback: Callback, report: StepReport) -> None:

@@ -249,10 +249,10 @@ def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[s
     if config.task == earlier.task and "wording" not in given:
         taken["wording"] = earlier.wording
 
-    # A learning rate suits one kind of training: an adapter of this rank, or all weights.
-    rank = {**taken, **given}["lora_rank"]
-    if "learning_rate" not in given and rank == earlier.lora_rank:
-        taken["learning_rate"] = earlier.learning_rate
+    # Learning rate and batch suit one kind of training: an adapter of this rank, or all weights.
+    if {**taken, **given}["lora_rank"] == earlier.lora_rank:
+        also = {"learning_rate", "prompts"} - given.keys()
+        taken |= {name: getattr(earlier, name) for name in also}
 
     base = earlier.model if has_adapter else str(checkpoint)
     return dataclasses.replace(config, **taken, model=base, start=str(checkpoint)), warnings

@@ -127,7 +127,7 @@ def test_how_the_policy_is_trained_is_taken_over(here):
     assert (full["model"], full["start"]) == (newest.format("full"),) * 2
     assert (full["lora_rank"], full["learning_rate"]) == (0, 0.01)
     started, _ = start_from(*parse(["--model", "runs/lora"]))
-    assert (started.model, started.lora_rank) == ("model", 2)
+    assert (started.model, started.lora_rank, started.prompts) == ("model", 2, lora["prompts"])
 
 
 def test_the_policy_and_its_reference_are_those_of_the_start(here):

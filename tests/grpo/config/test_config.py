@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,6 +21,7 @@ from grpo.config import (
     spelled,
 )
 from grpo.model.load import BITS_OPTIONS
+from grpo.trainer import resolve_for_model
 from tasks.arithmetic import Arithmetic
 from tasks.interleave import Interleave
 
@@ -157,10 +159,24 @@ def test_what_does_not_go_together_is_one_line(given, line):
     ],
 )
 def test_what_is_left_to_defaults(given, prompts, varied, schedule, steps):
-    config = resolve_config(Config(**given), Interleave())
+    config = resolve_for_model(resolve_config(Config(**given), Interleave()), policy_of_size(896))
     assert config.level == 25
     assert (config.prompts, config.dynamic_sampling) == (prompts, varied)
     assert (config.schedule, config.steps) == (schedule, steps)
+
+
+@pytest.mark.parametrize(
+    "model, hidden_size, prompts",
+    [("some/where", 576, 64), ("some/where", 577, 32), ("builtin", 192, 8)],
+)
+def test_a_small_model_of_the_users_takes_more_prompts(model, hidden_size, prompts):
+    config = resolve_for_model(Config(model=model, level=10), policy_of_size(hidden_size))
+    assert config.prompts == prompts
+
+
+def policy_of_size(hidden_size):
+    causal = SimpleNamespace(config=SimpleNamespace(hidden_size=hidden_size))
+    return SimpleNamespace(causal=causal, lora_rank=0, is_lora=False)
 
 
 def test_flags_override_settings_and_later_settings_override_earlier_ones(tmp_path):
