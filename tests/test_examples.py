@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from grpo import load_run
-
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 NOTEBOOK = EXAMPLES / "notebook.ipynb"
 
@@ -34,15 +32,6 @@ def cells():
         for cell in json.loads(NOTEBOOK.read_text())["cells"]
         if cell["cell_type"] == "code"
     ]
-
-
-@pytest.mark.slow
-def test_made_up_problems_in_the_form_of_gsm8k():
-    printed = python(EXAMPLES / "gsm8k_folder.py", "--steps", "2", "--folder", "mine")
-    (run,) = Path("runs").iterdir()
-    data = load_run(run)
-    assert len(data.metrics) == 2 and data.config["task"] == "gsm8k:mine"
-    assert f"step 2: {data.reports[-1]['exact']:.3f} right" in printed
 
 
 def test_the_notebook_is_stored_without_outputs():
