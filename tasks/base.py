@@ -310,7 +310,8 @@ def scores_of_groups(
     before = [repr(problem.data) for problem, _ in groups]
     if score_groups and groups:
         with calling(f"task {task.name}: score_groups()"):
-            found = list(score_groups([(problem, list(texts)) for problem, texts in groups]))
+            given = score_groups([(problem, list(texts)) for problem, texts in groups])
+            found = [list(scores) for _, scores in zip(groups, given, strict=True)]
     else:
         found = []
         for problem, texts in groups:
@@ -326,7 +327,7 @@ def scores_of_groups(
             )
     return [
         _all_checked(task, problem, texts, scores)
-        for (problem, texts), scores in zip(groups, found, strict=True)
+        for (problem, texts), scores in zip(groups, found)
     ]
 
 
@@ -346,7 +347,7 @@ def without_end(task: Task, problem: Problem, completion: str, score: Score) -> 
 def _all_checked(
     task: Task, problem: Problem, completions: Sequence[str], scores: Sequence[Any]
 ) -> list[Score]:
-    """Return the `scores` of the completions, checked as `scores_of` says."""
+    """Return the `scores` of the completions, checked as `scores_of_groups` says."""
     where = f"task {task.name}, {problem.title}"
     if len(scores) != len(completions):
         raise UserError(

@@ -67,6 +67,14 @@ def test_a_scorer_that_fails_is_named(task, fault):
         scores_of(task, PROBLEM, ["text"])
 
 
+@pytest.mark.parametrize("found", [None, [], [None]])
+def test_groups_that_are_not_scored_are_one_line(found):
+    task = Given([])
+    task.score_groups = lambda groups: found
+    with pytest.raises(UserError, match=r"^task given: score_groups\(\) raised .*Error"):
+        scores_of(task, PROBLEM, ["text"])
+
+
 RANGE = "; a task declares another reward_range, and rows have --reward-range LOW,HIGH"
 FINITE = "; give a finite number, up to 1e+30"
 
