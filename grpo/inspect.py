@@ -20,7 +20,7 @@ for a word that replaces another.
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
@@ -33,7 +33,7 @@ from rich.text import Text
 from data.errors import Parser, UserError, escape_control, exit_status, quoted
 from grpo.config import WEIGHT_WORDS, WEIGHTED_BY
 from grpo.records import CLASSES, WHY, Group
-from grpo.run.logs import KINDS, MOST_TOKENS, RunData, load_run, tokenizer_of
+from grpo.run.logs import KINDS, MOST_TOKENS, load_run, tokenizer_of
 from grpo.show.console import show_table
 from grpo.show.group import Column, aligned, first_divergence, reward_in_words, summaries
 
@@ -97,24 +97,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 def show(argv: Sequence[str] | None) -> int:
     """Show the view that the arguments name; return the exit status."""
     arguments = parse(argv)
-    run = load_run(arguments.run)
-    if "step" not in arguments and not run.group_index:
-        raise UserError(f"{run.path}: the run has made no step yet")
-    width = None if sys.stdout.isatty() else PIPE_WIDTH
-    console = Console(width=width, highlight=False, markup=False, emoji=False)
-    return arguments.command(run, arguments, console) or 0
+    view = View(arguments)
+    numbers = [getattr(arguments, name) for name in NUMBERS if name in arguments]
+    if not numbers and not view.run.group_index:
+        raise UserError(f"{view.run.path}: the run has made no step yet")
+    return arguments.show(view, *numbers) or 0
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the flags; `command` is the function of the view."""
+    """Return the flags; `show` is the method of View."""
     parser = Parser(prog="python -m grpo.inspect", description=__doc__)
     parser.add_argument("run", type=Path, help="the directory of a run")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     parts = {}
-    for name, (view, help, *numbers) in VIEWS.items():
+    for name, (method, count, help) in VIEWS.items():
         part = parts[name] = commands.add_parser(name, help=help)
-        part.set_defaults(command=view)
-        for number in numbers:
+        part.set_defaults(show=method)
+        for number in NUMBERS[:count]:
             part.add_argument(number, type=int)
 
     for name in ("step", "group", "why", "tokens"):
@@ -132,111 +131,177 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def group_of(run: RunData, arguments: argparse.Namespace) -> Group:
-    """Return the group of a completion. Raises UserError unless there is such a completion."""
-    group = run.group(arguments.step, arguments.group, arguments.kind)
-    most = len(group.completions) - 1
-    if not 0 <= arguments.sample <= most:
-        raise UserError(
-            f"{run.path}: the group has no completion {arguments.sample}; it has 0 to {most}"
+class View:
+    """What the commands show of a run: a method for each, which takes its numbers."""
+
+    def __init__(self, arguments: argparse.Namespace):
+        self.arguments = arguments
+        self.run = load_run(arguments.run)
+        self.kind = getattr(arguments, "kind", "step")
+        width = None if sys.stdout.isatty() else PIPE_WIDTH
+        self.console = Console(width=width, highlight=False, markup=False, emoji=False)
+
+    def _next(self, command: str, before: str = "") -> None:
+        """Print the command that shows more, after the text `before`."""
+        flag = "" if self.kind == "step" else f" --kind {self.kind}"
+        line = f"{before}next: python -m grpo.inspect {quoted(self.run.path)} {command}{flag}"
+        self.console.print(line, style="dim", soft_wrap=True)
+
+    def _group_of(self, step: int, number: int, sample: int) -> Group:
+        """Return the group of a completion. Raises UserError unless there is such a completion."""
+        group = self.run.group(step, number, self.kind)
+        most = len(group.completions) - 1
+        if not 0 <= sample <= most:
+            raise UserError(
+                f"{self.run.path}: the group has no completion {sample}; it has 0 to {most}"
+            )
+        return group
+
+    def steps(self) -> None:
+        """Show a line for each step."""
+        lines = []
+        for line in self.run.metrics:
+            numbers = {name: line.get(f"groups/class/{name}") for name in CLASSES}
+            classes = ", ".join(f"{number:g} {name}" for name, number in numbers.items() if number)
+            lines.append({**line, "classes": classes})
+        show_table(self.console, lines, STEP_FIGURES, ["classes"])
+        self._next(f"step {lines[-1]['step']}")
+
+    def step(self, step: int) -> None:
+        """Show a line for each group of a step."""
+        groups = self.run.groups(step, self.kind)
+        lines = []
+        for line, group in zip(summaries(groups), groups):
+            rows = [row if isinstance(row, list) else [row] for row in group.advantages]
+            extent = f"{min(map(min, rows)):+.2f} to {max(map(max, rows)):+.2f}" if rows else ""
+            lines.append({**line, "done": done_to(line), "advantages": extent})
+
+        # Only groups that were sampled for training have a class, and something done with them.
+        is_training = self.kind in ("step", "failed")
+        words = ["class", "done", "advantages", "trap"] if is_training else ["trap"]
+        show_table(self.console, lines, GROUP_FIGURES, words)
+        widest = max(lines, key=itemgetter("reward_std"))
+        self._next(f"group {step} {widest['group']}")
+
+    def degenerate(self) -> None:
+        """Show the groups without gradient."""
+        index = self.run.group_index
+        lines = [
+            {**line, "why": WHY[line["class"]], "done": done_to(line)}
+            for line in index
+            if line["class"] in WHY
+        ]
+        if not lines:
+            self.console.print("no such group: every group carried a gradient")
+            return
+        figures = {"step": ("step", "d"), **GROUP_FIGURES}
+        show_table(self.console, lines, figures, ["why", "done", "trap"])
+        last = f"group {lines[-1]['step']} {lines[-1]['group']}"
+        self._next(last, before=f"{len(lines)} of {len(index)} groups; ")
+
+    def group(self, step: int, number: int) -> None:
+        """Show the completions of a group next to the target, highest reward first.
+
+        Completions with the same text are shown once.
+        """
+        group = self.run.group(step, number, self.kind)
+        (line,) = summaries([group])
+        figures = (
+            f"{line['class']}, {done_to(line)}; reward {line['reward']:.3f} ± "
+            f"{line['reward_std']:.3f}, {line['distinct']} distinct texts in {len(group.texts)} "
+            f"completions, temperature {group.temperature:g}"
         )
-    return group
+        target = group.problem.target.strip() and group.problem.target
+        about = {"prompt": group.problem.prompt, "target": target, "group": figures}
+        for name, text in about.items():
+            if text:
+                self.console.print(Text.assemble((f"{name:<8}", "bold"), escape_control(text)))
+
+        by_reward = sorted(range(len(group.rewards)), key=lambda sample: -group.rewards[sample])
+        same_text = defaultdict(list)
+        for sample in by_reward:
+            same_text[group.texts[sample]].append(sample)
+        for samples in same_text.values():
+            self.console.print()
+            for text in completion_lines(group, samples, self.run.config.get("reward") or ""):
+                self.console.print(text)
+        self.console.print()
+        self._next(f"why {step} {number} {by_reward[-1]}")
+
+    def why(self, step: int, number: int, sample: int) -> None:
+        """Say in words why a completion earned its reward and advantage, and what it taught."""
+        self._group_of(step, number, sample)
+        groups = self.run.groups(step, self.kind)
+        for name, sentence in why(self.run.config, groups, number, sample, self.kind).items():
+            line = Text.assemble((f"{name:<9}  ", "bold"), escape_control(sentence))
+            self.console.print(line, soft_wrap=not self.console.is_terminal)
+        self._next(f"tokens {step} {number} {sample}")
+
+    def tokens(self, step: int, number: int, sample: int) -> None:
+        """Show a line for each token of a completion, with its text if the run has a tokenizer."""
+        group = self._group_of(step, number, sample)
+        completion = group.completions[sample]
+        advantage = group.advantages[sample] if group.advantages else None
+        tokenizer = tokenizer_of(self.run.path)
+        lines = []
+        for position, token in enumerate(completion.tokens):
+            line: dict[str, Any] = {"position": position, "token": token}
+            if tokenizer is not None and token < MOST_TOKENS:
+                line["text"] = tokenizer.decode([token], skip_special_tokens=False)
+            if not completion.is_demonstration:
+                line["log-prob"] = completion.logprobs[position]
+            line["advantage"] = advantage[position] if isinstance(advantage, list) else advantage
+            lines.append(line)
+        formats = {"position": "d", "token": "d", "log-prob": ".4f", "advantage": "+.3f"}
+        figures = {name: (name, style) for name, style in formats.items()}
+        show_table(self.console, lines, figures, ["text"])
+
+    def replay(self, step: int) -> int:
+        """Repeat a step's update and compare; return 1 if it differs."""
+        from grpo.tools.replay import replay  # imports the trainer, which takes seconds
+
+        programs = [getattr(self.arguments, name) for name in ("task", "reward_file", "loss")]
+        result = replay(self.run, step, programs)
+        lines, said = [], []
+        for name, (old, new) in result["figures"].items():
+            if source := {"texts": "tokens", "advantages": "rewards"}.get(name):
+                verb = "are the same" if old == new else "differ"
+                said.append(f"{name} from the stored {source}: they {verb}")
+            else:
+                same = Text("yes") if old == new else Text("no", "bold red")
+                lines.append({"figure": name, "stored": old, "repeated": new, "same": same})
+        figures = {name: (name, ".17g") for name in ("stored", "repeated")}
+        show_table(self.console, lines, figures, ["figure", "same"])
+
+        start = "the run's first model"
+        if result["start"]:
+            start = f"step {result['start']}'s checkpoint"
+        outcome = "identical to the last bit" if result["same"] else "it differs"
+        for line in (*said, f"step {step}, repeated from {start}: {outcome}"):
+            self.console.print(line)
+        return 0 if result["same"] else 1
 
 
-def show_next(
-    run: RunData, command: str, arguments: argparse.Namespace, console: Console, before: str = ""
-) -> None:
-    """Print the command that shows more, after the text `before`."""
-    kind = getattr(arguments, "kind", "step")
-    flag = "" if kind == "step" else f" --kind {kind}"
-    line = f"{before}next: python -m grpo.inspect {quoted(run.path)} {command}{flag}"
-    console.print(line, style="dim", soft_wrap=True)
+# The commands: method, how many of the numbers it takes, and help.
+NUMBERS = ("step", "group", "sample")
+VIEWS: dict[str, tuple[Callable[..., int | None], int, str]] = {
+    "steps": (View.steps, 0, "a line for each step"),
+    "step": (View.step, 1, "the groups of a step"),
+    "group": (View.group, 2, "a group's completions, highest reward first"),
+    "why": (View.why, 3, "why a completion has its reward and advantage"),
+    "tokens": (View.tokens, 3, "the tokens of a completion"),
+    "degenerate": (View.degenerate, 0, "the groups without gradient"),
+    "replay": (View.replay, 1, "repeat a step's update and compare"),
+}
 
 
-# --- steps and groups -------------------------------------------------------------------------
-
-
-def show_steps(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
-    """Show a line for each step."""
-    lines = []
-    for line in run.metrics:
-        numbers = {name: line.get(f"groups/class/{name}") for name in CLASSES}
-        classes = ", ".join(f"{number:g} {name}" for name, number in numbers.items() if number)
-        lines.append({**line, "classes": classes})
-    show_table(console, lines, STEP_FIGURES, ["classes"])
-    show_next(run, f"step {lines[-1]['step']}", arguments, console)
-
-
-def show_step(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
-    """Show a line for each group of a step."""
-    groups = run.groups(arguments.step, arguments.kind)
-    lines = []
-    for line, group in zip(summaries(groups), groups):
-        rows = [row if isinstance(row, list) else [row] for row in group.advantages]
-        extent = f"{min(map(min, rows)):+.2f} to {max(map(max, rows)):+.2f}" if rows else ""
-        lines.append({**line, "done": done_to(line), "advantages": extent})
-
-    # Only groups that were sampled for training have a class, and something done with them.
-    is_training = arguments.kind in ("step", "failed")
-    words = ["class", "done", "advantages", "trap"] if is_training else ["trap"]
-    show_table(console, lines, GROUP_FIGURES, words)
-    widest = max(lines, key=itemgetter("reward_std"))
-    show_next(run, f"group {arguments.step} {widest['group']}", arguments, console)
-
-
-def show_degenerate(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
-    """Show the groups without gradient."""
-    lines = [
-        {**line, "why": WHY[line["class"]], "done": done_to(line)}
-        for line in run.group_index
-        if line["class"] in WHY
-    ]
-    if not lines:
-        console.print("no such group: every group carried a gradient")
-        return
-    figures = {"step": ("step", "d"), **GROUP_FIGURES}
-    show_table(console, lines, figures, ["why", "done", "trap"])
-    last = f"group {lines[-1]['step']} {lines[-1]['group']}"
-    count = f"{len(lines)} of {len(run.group_index)} groups; "
-    show_next(run, last, arguments, console, before=count)
+# --- a group and its completions as text --------------------------------------------------------
 
 
 def done_to(line: Record) -> str:
     """Return what was done with a group, e.g. "kept" or "skipped (try 3)"."""
     tries = f" (try {line['attempt'] + 1})" if line["attempt"] else ""
     return DONE_TO.get(line["action"], str(line["action"])) + tries
-
-
-# --- the completions of a group ---------------------------------------------------------------
-
-
-def show_group(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
-    """Show the completions of a group next to the target, highest reward first.
-
-    Completions with the same text are shown once.
-    """
-    group = run.group(arguments.step, arguments.group, arguments.kind)
-    (line,) = summaries([group])
-    figures = (
-        f", {done_to(line)}; reward {line['reward']:.3f} ± {line['reward_std']:.3f}, "
-        f"{line['distinct']} distinct texts in {len(group.texts)} completions, temperature "
-        f"{group.temperature:g}"
-    )
-    console.print(Text.assemble(("prompt  ", "bold"), escape_control(group.problem.prompt)))
-    if group.problem.target.strip():
-        console.print(Text.assemble(("target  ", "bold"), escape_control(group.problem.target)))
-    console.print(Text.assemble(("group   ", "bold"), line["class"], figures))
-
-    by_reward = sorted(range(len(group.rewards)), key=lambda sample: -group.rewards[sample])
-    same_text = defaultdict(list)
-    for sample in by_reward:
-        same_text[group.texts[sample]].append(sample)
-    for samples in same_text.values():
-        console.print()
-        for text in completion_lines(group, samples, run.config.get("reward") or ""):
-            console.print(text)
-    console.print()
-    show_next(run, f"why {arguments.step} {arguments.group} {by_reward[-1]}", arguments, console)
 
 
 def completion_lines(group: Group, samples: Sequence[int], reward_name: str) -> Iterator[Text]:
@@ -301,45 +366,7 @@ def advantage_of(group: Group, sample: int) -> str:
     return f"{advantage:+.3f}"
 
 
-def show_tokens(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
-    """Show a line for each token of a completion, with its text if the run has a tokenizer."""
-    group = group_of(run, arguments)
-    completion = group.completions[arguments.sample]
-    advantage = group.advantages[arguments.sample] if group.advantages else None
-    tokenizer = tokenizer_of(run.path)
-    lines = []
-    for position, token in enumerate(completion.tokens):
-        text = ""
-        if tokenizer is not None and token < MOST_TOKENS:
-            text = tokenizer.decode([token], skip_special_tokens=False)
-        logprob = None if completion.is_demonstration else completion.logprobs[position]
-        own = advantage[position] if isinstance(advantage, list) else advantage
-        lines.append(
-            {
-                "position": position,
-                "token": token,
-                "log-prob": logprob,
-                "advantage": own,
-                "text": text,
-            }
-        )
-    formats = {"position": "d", "token": "d", "log-prob": ".4f", "advantage": "+.3f"}
-    show_table(console, lines, {name: (name, x) for name, x in formats.items()}, ["text"])
-
-
 # --- why, in sentences that have the numbers that they are made of -----------------------------
-
-
-def show_why(run: RunData, arguments: argparse.Namespace, console: Console) -> None:
-    """Say in words why a completion earned its reward and advantage, and what it taught."""
-    step, number, sample, kind = (
-        getattr(arguments, name) for name in ("step", "group", "sample", "kind")
-    )
-    group_of(run, arguments)
-    for name, sentence in why(run.config, run.groups(step, kind), number, sample, kind).items():
-        line = Text.assemble((f"{name:<9}  ", "bold"), escape_control(sentence))
-        console.print(line, soft_wrap=not console.is_terminal)
-    show_next(run, f"tokens {step} {number} {sample}", arguments, console)
 
 
 def why(
@@ -434,44 +461,6 @@ def training_in_words(config: Record, groups: Sequence[Group], group: Group, sam
         sign, verb = ("positive", "raises") if advantage > 0 else ("negative", "lowers")
         effect = f"; its advantage is {sign}, so the update {verb} its probability"
     return f"yes, on its {length} tokens, {weight}{effect}"
-
-
-# --- replay -----------------------------------------------------------------------------------
-
-
-def show_replay(run: RunData, arguments: argparse.Namespace, console: Console) -> int:
-    """Repeat a step's update and compare; return 1 if it differs."""
-    from grpo.tools.replay import replay  # imports the trainer, which takes seconds
-
-    result = replay(run, arguments.step, (arguments.task, arguments.reward_file, arguments.loss))
-    lines, said = [], []
-    for name, (old, new) in result["figures"].items():
-        if source := {"texts": "tokens", "advantages": "rewards"}.get(name):
-            verb = "are the same" if old == new else "differ"
-            said.append(f"{name} from the stored {source}: they {verb}")
-        else:
-            same = Text("yes") if old == new else Text("no", "bold red")
-            lines.append({"figure": name, "stored": old, "repeated": new, "same": same})
-    figures = {name: (name, ".17g") for name in ("stored", "repeated")}
-    show_table(console, lines, figures, ["figure", "same"])
-    for line in said:
-        console.print(line)
-    start = f"step {result['start']}'s checkpoint" if result["start"] else "the run's first model"
-    outcome = "identical to the last bit" if result["same"] else "it differs"
-    console.print(f"step {arguments.step}, repeated from {start}: {outcome}")
-    return 0 if result["same"] else 1
-
-
-# The views: function, help, and the numbers that they take.
-VIEWS: dict[str, tuple[Any, ...]] = {
-    "steps": (show_steps, "a line for each step"),
-    "step": (show_step, "the groups of a step", "step"),
-    "group": (show_group, "a group's completions, highest reward first", "step", "group"),
-    "why": (show_why, "why a completion has its reward and advantage", "step", "group", "sample"),
-    "tokens": (show_tokens, "the tokens of a completion", "step", "group", "sample"),
-    "degenerate": (show_degenerate, "the groups without gradient"),
-    "replay": (show_replay, "repeat a step's update and compare", "step"),
-}
 
 
 if __name__ == "__main__":

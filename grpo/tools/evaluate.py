@@ -220,7 +220,7 @@ class Evaluation:
                 source = {"split": "test", "dataset": "", "foreign": kind}
                 results.append(self._result(task, level, found, source))
             else:
-                _say(f"warning: level {level}, {kind}: {found.why_none} that fits the model")
+                _say(f"warning: level {level}, {kind}: {found.why_none}")
         if not results:
             raise UserError(
                 f"--foreign: no problem of level {level} fits the model; give a lower level"
