@@ -70,20 +70,19 @@ def next_commands(run: EndedRun) -> list[str]:
     return of_run if is_from_python else [run.evaluation, *of_run, audit]
 
 
-def next_command(run: EndedRun, verdict: Verdict) -> str:
-    """Return the command that fits the verdict best."""
+def advice(run: EndedRun, verdict: Verdict) -> tuple[str, str]:
+    """Return what to change after a run that fell or had no signal, in words, and the next command.
+
+    There are no words for other runs. No command but an inspection fits a task or a loss that was
+    made from Python values.
+    """
+    words, command = _advice(run, verdict)
+    has_failed = verdict.kind in ("collapsed", "got worse", "no signal")
     is_from_python = getattr(run.task, "from_python", False)
     is_from_python |= run.config.loss.startswith(FROM_PYTHON)
     if is_from_python or verdict.kind == "not measured":
-        return run.inspection
-    return _advice(run, verdict)[1]
-
-
-def remedy(run: EndedRun, verdict: Verdict) -> str:
-    """Return what to change after a run that fell or had no signal, in words; "" for others."""
-    has_failed = verdict.kind in ("collapsed", "got worse", "no signal")
-    words = _advice(run, verdict)[0] if has_failed else ""
-    return f"try {words}" if words else ""
+        command = run.inspection
+    return f"try {words}" if words and has_failed else "", command
 
 
 def _advice(run: EndedRun, verdict: Verdict) -> tuple[str, str]:

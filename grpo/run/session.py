@@ -35,7 +35,7 @@ from grpo.ending import HeldOut, Verdict, conclude
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import middle_left_out, sent_lines
-from grpo.next_command import EndedRun, next_command, next_commands, remedy
+from grpo.next_command import EndedRun, advice, next_commands
 from grpo.records import Decision, Group, StepReport
 from grpo.run.checkpoint import Saver, remove_checkpoints_after, seen_keys
 from grpo.run.heldout import HeldOutEvaluator
@@ -416,8 +416,8 @@ class Run:
         run = load_run(self.folder)
         ended = self._ended_run(run)
         verdict = self._verdict(run)
-        advice = next_command(ended, verdict)
-        verdict = replace(verdict, remedy=remedy(ended, verdict), next_command=advice)
+        remedy, command = advice(ended, verdict)
+        verdict = replace(verdict, remedy=remedy, next_command=command)
         if run.verdict is None or run.verdict["step"] < trainer.done:
             self.files.write_evaluations(verdict.to_json() | mark)
 
@@ -425,7 +425,7 @@ class Run:
         names = ("metrics.jsonl", "rollouts", "checkpoints")
         self.console.summary(
             files={name.partition(".")[0]: str(self.folder / name) for name in names},
-            next_commands=list(dict.fromkeys([advice, *next_commands(ended)])),
+            next_commands=list(dict.fromkeys([command, *next_commands(ended)])),
             before=[line for line in reports if line["step"] == 0],
             after=reports[-1:],
             verdict=verdict.lines(

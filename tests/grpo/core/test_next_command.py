@@ -7,7 +7,7 @@ import pytest
 
 from grpo.config import Config, make_parser
 from grpo.ending import Verdict, solved_step
-from grpo.next_command import EndedRun, next_command, next_commands, remedy
+from grpo.next_command import EndedRun, advice, next_commands
 from tasks.arithmetic import Arithmetic
 from tasks.interleave import Interleave
 
@@ -20,6 +20,10 @@ AGAIN = "python train.py --config 'runs/two words/config.yaml'"
 RESUME = "python train.py --resume 'runs/two words' --steps 120"
 LOOK = "python -m grpo.inspect 'runs/two words' step 60"
 EVALUATE = "python eval.py --model 'runs/two words'"
+
+
+def next_command(run, cause):
+    return advice(run, cause)[1]
 
 
 def verdict(kind, **changes):
@@ -101,17 +105,15 @@ EASIER = ("easier problems first", "--level 10")
     ],
 )
 def test_a_run_that_failed_has_one_remedy_in_words_and_as_a_command(run, cause, words, flags):
-    assert remedy(run, cause) == f"try {words}"
-    assert next_command(run, cause) == f"{AGAIN} {flags}"
+    assert advice(run, cause) == (f"try {words}", f"{AGAIN} {flags}")
 
     control = replace(run, config=replace(run.config, control="constant-reward"))
-    assert (remedy(control, cause), next_command(control, cause)) == ("", f"{AGAIN} --control none")
+    assert advice(control, cause) == ("", f"{AGAIN} --control none")
 
 
 def test_a_reward_that_pays_for_wrong_answers_is_to_be_looked_at():
     cheated = verdict("got worse", high=0.4)
-    assert remedy(PAIRS, cheated) == "try a reward that only exact answers earn in full"
-    assert next_command(PAIRS, cheated) == LOOK
+    assert advice(PAIRS, cheated) == ("try a reward that only exact answers earn in full", LOOK)
 
 
 def test_a_run_at_a_fixed_level_climbs_to_it_next_time():
