@@ -268,7 +268,8 @@ def heldout(run: RunData) -> list[dict[str, Any]]:
     found = []
     for level, temperature in sorted(series, key=lambda key: (key[0] != own_level, key)):
         lines = series[level, temperature]
-        ends, last = lines[:1] + lines[1:][-1:], lines[-1]
+        last = lines[-1]
+        ends = [lines[0], last] if len(lines) > 1 else [last]
         metric = last.get("metric", "score")
         exact = " → ".join(f"{line['exact']:.2f}" for line in ends)
         found.append(
@@ -284,33 +285,27 @@ def heldout(run: RunData) -> list[dict[str, Any]]:
 
 
 def warnings_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return the steps at which something went wrong, and what: a trap, collapsed groups, alarms.
+    """Return the steps at which something went wrong, and what: alarms, traps, collapsed groups.
 
     What holds for several steps in a row is listed at the first of them.
     """
     found = []
     before: set[str] = set()
     for line in lines:
-        now = _troubles(line)
+        now = {each for each in line.get("events", ()) if each.startswith("ALARM")}
+        for name, share in line.items():
+            if name.startswith("traps/") and (share or 0) >= 0.5:
+                trap = name.removeprefix("traps/")
+                now.add(f"at least half of the completions are in a trap: {trap}")
+
+        collapsed = sum(line.get(f"groups/class/{name}") or 0 for name in COLLAPSED)
+        if collapsed >= 0.5 * (line.get("groups/count") or math.inf):
+            now.add("at least half of the groups collapsed")
+        if line.get("stopped"):
+            now.add(f"stopped: {line['stopped']}")
         found += [{"step": line["step"], "why": why} for why in sorted(now - before)]
         before = now
     return found
-
-
-def _troubles(line: Record) -> set[str]:
-    """Return what went wrong at a step: an alarm, or most of it in a trap or collapsed."""
-    troubles = {each for each in line.get("events", ()) if each.startswith("ALARM")}
-    for name, share in line.items():
-        if name.startswith("traps/") and (share or 0) >= 0.5:
-            trap = name.removeprefix("traps/")
-            troubles.add(f"at least half of the completions are in a trap: {trap}")
-
-    collapsed = sum(line.get(f"groups/class/{name}") or 0 for name in COLLAPSED)
-    if collapsed >= 0.5 * (line.get("groups/count") or math.inf):
-        troubles.add("at least half of the groups collapsed")
-    if line.get("stopped"):
-        troubles.add(f"stopped: {line['stopped']}")
-    return troubles
 
 
 def _listed(values: Record) -> list[tuple[str, str]]:
