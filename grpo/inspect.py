@@ -223,8 +223,8 @@ class View:
             same_text[group.texts[sample]].append(sample)
         for samples in same_text.values():
             self.console.print()
-            for text in completion_lines(group, samples, self.run.config.get("reward") or ""):
-                self.console.print(text)
+            lines = completion_lines(group, samples, self.run.config.get("reward") or "")
+            self.console.print(*lines, sep="\n")
         self.console.print()
         self._next(f"why {step} {number} {by_reward[-1]}")
 
