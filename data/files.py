@@ -111,7 +111,11 @@ def read_jsonl_zst(path: str | Path) -> list[dict]:
     """Return the objects in a JSON Lines file under zstandard, of at most MAX_EXPANDED bytes."""
     content = read_bytes(path)
     try:
-        lines = _expanded(content).decode().split("\n")
+        if zstandard.frame_content_size(content) > MAX_EXPANDED:
+            raise ValueError(f"it expands to more than {MAX_EXPANDED >> 20} MiB")
+        decompressor = zstandard.ZstdDecompressor()
+        whole = decompressor.decompress(content, MAX_EXPANDED, allow_extra_data=False)
+        lines = whole.decode().split("\n")
     except (ValueError, zstandard.ZstdError) as error:
         raise UserError(f"{path}: not a whole rollout file ({error})") from error
     return [_object(f"{path}, line {n}", line) for n, line in enumerate(lines, start=1) if line]
@@ -122,14 +126,6 @@ def _object(where: str, line: str) -> dict:
     if not isinstance(value, dict):
         raise UserError(f"{where}: is {shown(value)}; each line must be a JSON object")
     return value
-
-
-def _expanded(content: bytes) -> bytes:
-    """Return what one frame of zstandard holds; ValueError or ZstdError if it is not whole."""
-    if zstandard.frame_content_size(content) > MAX_EXPANDED:
-        raise ValueError(f"it expands to more than {MAX_EXPANDED >> 20} MiB")
-    decompressor = zstandard.ZstdDecompressor()
-    return decompressor.decompress(content, MAX_EXPANDED, allow_extra_data=False)
 
 
 def write_jsonl_zst(path: str | Path, lines: Iterable[dict]) -> None:

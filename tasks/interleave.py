@@ -175,8 +175,11 @@ class Interleave:
             if len(self._long_enough(each, level)) < 2:
                 raise UserError(self._too_few(level, each))
 
-        first, second = rng.sample(self._long_enough(split, level), 2)
-        return self.problem(_window(first, level, rng), _window(second, level, rng))
+        windows = []
+        for document in rng.sample(self._long_enough(split, level), 2):
+            start = rng.randrange(len(document.words) - level + 1)
+            windows.append(document.words[start : start + level])
+        return self.problem(*windows)
 
     def _long_enough(self, split: str, level: int) -> list[Document]:
         """Return the documents of `split` with at least `level` words."""
@@ -287,17 +290,15 @@ class Interleave:
         if self.reward == "prefix":
             for words in written:
                 right = _right_words(words, target)
-                yield _shares([min(i, right) for i in range(len(words) + 1)], len(target))
+                yield _shares([2 * min(i, right) for i in range(len(words) + 1)], len(target))
         elif self.reward == "similarity":
             for scores in prefix_scores(written, target):
-                yield _shares([score / 2 for score in scores], len(target))
+                yield _shares(scores, len(target))
         else:
-            wanted = list(pairwise(target))
-            of_pairs = prefix_scores([list(pairwise(words)) for words in written], wanted)
-            for words, scores in zip(written, of_pairs):
-                # The first word ends no pair.
-                first = [0.0] if words else []
-                yield first + _shares([score / 2 for score in scores], len(wanted))
+            pairs = [list(pairwise(words)) for words in written]
+            for words, scores in zip(written, prefix_scores(pairs, list(pairwise(target)))):
+                first = [0.0] if words else []  # it ends no pair
+                yield first + _shares(scores, len(target) - 1)
 
     def _score(
         self, words: list[str], traps: "TrapNames", alignment: Alignment, pairs: int
@@ -328,12 +329,6 @@ class Interleave:
         return Score(reward=float(reward), parts=parts, value=float(similarity), exact=exact)
 
 
-def _window(document: Document, length: int, rng: random.Random) -> list[str]:
-    """Return `length` words of a document in a row, from a random place on."""
-    start = rng.randrange(len(document.words) - length + 1)
-    return list(document.words[start : start + length])
-
-
 def _right_words(words: Sequence[str], target: Sequence[str]) -> int:
     """Return the number of words before the first wrong one."""
     return next(
@@ -342,9 +337,9 @@ def _right_words(words: Sequence[str], target: Sequence[str]) -> int:
     )
 
 
-def _shares(values: Sequence[float], wanted: int) -> list[float]:
-    """Return value number i, over i symbols, as a share of the longer of text and target."""
-    return [value / max(i, wanted, 1) for i, value in enumerate(values)]
+def _shares(scores: Sequence[int], wanted: int) -> list[float]:
+    """Return half of score number i, over i symbols, as a share of the longer of both texts."""
+    return [score / 2 / max(i, wanted, 1) for i, score in enumerate(scores)]
 
 
 # ---- traps
