@@ -15,8 +15,10 @@ import random
 import re
 import shutil
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,29 +47,26 @@ COPIED_SHARE = 0.25
 # --- when and what to save --------------------------------------------------------------------
 
 
+@dataclass
 class Saver:
-    """Saves and restores the checkpoints of one run.
+    """Saves and restores the checkpoints of the run in `folder`.
 
-    - `saved`: the last step that is saved, or being saved;
+    - `sources`: the contents of sources.json;
+    - `say`: shows a line;
+    - `saved`: the last step that is saved, or being saved; -1 if none is;
     - `best`: level, reward and name of the saved checkpoint with the highest reward at the highest
       level.
-
-    `sources` are the contents of sources.json. `say` shows a line.
     """
 
-    def __init__(
-        self, folder: Path, trainer: Trainer, sources: dict[str, Any], say: Callable[[str], None]
-    ):
-        # Absolute, because a reward may change the working directory while a checkpoint is written.
-        self.folder = folder.absolute()
-        self.trainer = trainer
-        self.sources = sources
-        self.say = say
-        self.best = (0, -1.0, "")
-        self.saved = -1  # none
-        self.memory: dict[Hashable, Tensor] = {}  # of the copies
-        self.writer = ThreadPoolExecutor(1)
-        self.writing: Future[str] | None = None
+    folder: Path
+    trainer: Trainer
+    sources: dict[str, Any]
+    say: Callable[[str], None]
+    saved: int = -1
+    best: tuple[int, float, str] = (0, -1.0, "")
+    memory: dict[Hashable, Tensor] = field(default_factory=dict)  # of the copies
+    writer: Executor = field(default_factory=partial(ThreadPoolExecutor, 1))
+    writing: Future[str] | None = None
 
     def save(self, report: StepReport | None = None) -> None:
         """Copy the state after this step, and write the copy while training continues.

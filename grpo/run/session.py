@@ -5,13 +5,10 @@ work but write nothing.
 """
 
 import gc
-import os
 import signal
 import sys
-import threading
-import time
 from collections.abc import Collection
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,15 +27,24 @@ from grpo.curriculum import (
     survey,
     survey_prompts,
 )
-from grpo.distributed import Ranks
-from grpo.ending import HeldOut, Verdict, conclude
+from grpo.distributed import Interrupt, Ranks
+from grpo.ending import CHECK_PROBLEMS, HeldOut, Verdict, conclude
+from grpo.evaluate import (
+    EvaluationSettings,
+    budgets,
+    evaluate,
+    first_room_warning,
+    held_out_stream,
+    select,
+    summarise,
+    truncation_warning,
+)
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import middle_left_out, sent_lines
 from grpo.next_command import EndedRun, advice, next_commands
-from grpo.records import Decision, Group, StepReport
+from grpo.records import Decision, Group, StepReport, level_name, truncated_share
 from grpo.run.checkpoint import Saver, remove_checkpoints_after, seen_keys
-from grpo.run.heldout import HeldOutEvaluator
 from grpo.run.logs import (
     NoFiles,
     RunData,
@@ -53,15 +59,22 @@ from grpo.run.resume import OpenedRun, facts, open_run, sources_of_run
 from grpo.run.trackers import check_installed
 from grpo.show.console import Console, settings_of
 from grpo.trainer import Parts, Trainer, load_parts
+from tasks.base import compares
 
-# Signals of which a second one stops the run immediately, and others. A scheduler sends SIGUSR1
-# when the time of a job is almost over (Slurm's --signal=USR1@120), and SIGTERM later.
-STOPPING = (signal.SIGINT, signal.SIGTERM)
-GENTLE = (signal.SIGHUP, signal.SIGUSR1)
+# The seeds of held-out problems do not depend on the run's seed, so they are the same in every run
+# and at every step. Promotions use other problems than reports. Otherwise selection would bias the
+# reported scores.
+EVAL_SEED = 1_000_003
+PROMOTION_SEED = 2_000_003
 
-# A signal that follows the first one within so many seconds is the same request: many programs send
-# one twice, once to the process and once to its group (GNU `timeout` does).
-SAME = 1.0
+# Why the policy is evaluated: the seed of the problems, how many they are (0: --eval-problems), and
+# the kind as which their rollouts are stored.
+PURPOSES = {
+    "report": (EVAL_SEED, 0, "eval"),
+    "imitation": (EVAL_SEED, 0, "imitated"),  # after it
+    "promotion": (PROMOTION_SEED, CHECK_PROBLEMS, "promotion"),  # whether the run is solved
+    "warm start": (3_000_017, 32, ""),  # whether imitation ends
+}
 
 
 class RunResult(NamedTuple):
@@ -97,14 +110,13 @@ def start_run(config: Config, given: dict, ranks: Ranks, **values: Any) -> RunRe
                         weights=opened.checkpoint,
                         **config.loading,
                     )
-                choice = None
+                choices: list[Decision] = []
                 if not opened.checkpoint and config.preflight != "off":
-                    config, choice = choose_prompt(config, parts, policy, ranks, console, given)
+                    config, choices = choose_prompt(config, parts, policy, ranks, console, given)
                 trainer = Trainer(config, parts, policy, ranks)
                 trainer.check_fit()
                 run = Run(opened, trainer, console)
-                if choice:
-                    run.files.write_decisions([choice])
+                run.files.write_decisions(choices)
                 return RunResult(run.train(interrupt), run.folder, policy)
         except KeyboardInterrupt:
             print(f"train.py: stopped immediately; {resume_hint(opened.folder)}", file=sys.stderr)
@@ -118,7 +130,7 @@ def choose_prompt(
     ranks: Ranks,
     console: Console,
     given: Collection[str],
-) -> tuple[Config, Decision | None]:
+) -> tuple[Config, list[Decision]]:
     """Return the configuration with the prompt by which the policy earns most, and the decision.
 
     There is none if the user has chosen the prompt, or the task leaves no choice.
@@ -126,7 +138,7 @@ def choose_prompt(
     level = config.levels_for(parts.task)[0]
     configs = prompts_to_try(policy, parts.task, config, given, level)
     if len(configs) == 1:
-        return configs[0], None
+        return configs[0], []
 
     assert parts.supply is not None
     console.say(
@@ -142,7 +154,7 @@ def choose_prompt(
         f"{rows[best]['value']:.3f}"
     )
     console.say(why)
-    return configs[best], Decision(0, level, level, "prompt", why, {"prompts": rows})
+    return configs[best], [Decision(0, level, level, "prompt", why, {"prompts": rows})]
 
 
 class Run:
@@ -161,7 +173,8 @@ class Run:
         sources = self.ranks.on_rank0(
             lambda: sources_of_run(opened, self.config, trainer.task, trainer.own_loss)
         )
-        self.saver = Saver(self.folder, trainer, sources, console.say)
+        # Absolute, because a reward may change the working directory while a checkpoint is written.
+        self.saver = Saver(self.folder.absolute(), trainer, sources, console.say)
 
         about = facts(opened, trainer.policy.device, self.ranks, self.config.model)
         self.files: RunFiles | NoFiles = NoFiles()
@@ -169,13 +182,19 @@ class Run:
             self.config.save(self.folder / "config.yaml", **about)
             done = step_of(opened.checkpoint) if opened.checkpoint else 0
             self.files = RunFiles(self.folder, self.config, done, self._warn)
-        self.heldout = HeldOutEvaluator(trainer, self.files, console, self._warn)
+        self.warned: set[str] = set()  # keys of the warnings that are shown once
 
     def _warn(self, line: str) -> None:
         self.console.warn(line)
         self.files.write_warning(line)
 
-    def train(self, interrupt: "Interrupt") -> int:
+    def _warn_once(self, line: str, key: str) -> None:
+        """Show a warning, if there is one, unless one with its key was."""
+        if line and key not in self.warned:
+            self.warned.add(key)
+            self._warn(line)
+
+    def train(self, interrupt: Interrupt) -> int:
         """Make the steps, and evaluate on held-out problems before, during and after them.
 
         Returns the exit status. It is that of the verdict: 0, or 3 if the run was stopped or has
@@ -200,7 +219,7 @@ class Run:
                     self.files.finish()
                     return 0
 
-                self.evaluate()
+                self.evaluate("report", self.reported_levels)
                 if start and self.wants_imitation(start):
                     self._imitate_answers()
                     self.saver.save()
@@ -313,7 +332,7 @@ class Run:
         trainer = self.trainer
         level = trainer.curriculum.level
         with self.console.working("imitating right answers"):
-            answers = trainer.imitate(lambda: self.heldout.warm_start_score(level))
+            answers = trainer.imitate(lambda: self._warm_start_score(level))
         imitation = trainer.imitation
         assert imitation is not None
 
@@ -323,7 +342,12 @@ class Run:
         self.files.write_decisions([decision])
         self.console.say(decision.line)
         if imitation["updates"]:  # so that the verdict can tell what imitation taught
-            self.evaluate("imitation")
+            self.evaluate("imitation", self.reported_levels)
+
+    def _warm_start_score(self, level: int) -> float:
+        """Return the score at a level while right answers are imitated; 0 without problems."""
+        lines = self.evaluate("warm start", [level])
+        return lines[0]["mean"] if lines else 0.0
 
     # --- during training ----------------------------------------------------------------------
 
@@ -332,7 +356,7 @@ class Run:
         """Whether no step follows."""
         return bool(self.trainer.ended) or self.trainer.done >= self.trainer.steps
 
-    def take_steps(self, interrupt: "Interrupt") -> None:
+    def take_steps(self, interrupt: Interrupt) -> None:
         """Make the remaining steps, and store each."""
         trainer = self.trainer
         # The collector would search all that exists now every few steps, for a quarter of a second.
@@ -360,32 +384,118 @@ class Run:
         for warning in self.trainer.stream.take_warnings():
             self._warn(warning)
 
-        self.heldout.end_if_solved()
+        self._end_if_solved()
         every = self.config.eval_every
         if every and report.step % every == 0 and not self.is_over:
-            self.evaluate()
+            self.evaluate("report", self.reported_levels)
 
         # Saved last, so that a run that is resumed here has everything about the step.
         self.save_if_due(report)
 
-    def evaluate(self, purpose: str = "report") -> None:
-        """Score the policy on held-out problems: a line for each level in eval.jsonl.
-
-        The levels are the one asked for, and with --curriculum the hardest open one; after the last
-        step also the first one, which was evaluated before training.
-        """
-        levels = {self.level}
-        if self.config.curriculum:
-            levels.add(self.trainer.curriculum.level)
-            if self.is_over:
-                levels.add(self.trainer.curriculum.levels[0])
-        self.heldout.evaluate(purpose, levels)
+    def _end_if_solved(self) -> None:
+        """End the run if the last level is solved in training and on held-out problems."""
+        trainer, level = self.trainer, self.trainer.curriculum.level
+        if trainer.end.wants_check(level):
+            for line in self.evaluate("promotion", [level]):
+                self.files.write_decisions(trainer.end.take_check(trainer.done, line))
 
     def save_if_due(self, report: StepReport) -> None:
         """Save the state of this step if that is due; report the previous save."""
         self.saver.collect()
         if report.step % self.config.save_every == 0 or self.is_over:
             self.saver.save(report)
+
+    # --- held-out evaluations -----------------------------------------------------------------
+
+    @property
+    def reported_levels(self) -> set[int]:
+        """The level asked for, and with --curriculum the hardest open one; after the last step also
+        the first one, which was evaluated before training.
+        """
+        levels = {self.level}
+        if self.config.curriculum:
+            levels.add(self.trainer.curriculum.level)
+            if self.is_over:
+                levels.add(self.trainer.curriculum.levels[0])
+        return levels
+
+    def evaluate(self, purpose: str, levels: Collection[int]) -> list[dict[str, Any]]:
+        """Score the policy at several levels, on problems that it was not trained on.
+
+        The purpose is one of PURPOSES. Writes and shows a line of eval.jsonl for each level, and
+        returns them. A level without such problems gets a warning instead.
+        """
+        measured = [each for level in sorted(levels) if (each := self._measure(purpose, level))]
+        if not measured:
+            return []
+
+        # The lines come last, because a resumed run takes them as a sign that this step has been
+        # evaluated: the final evaluation follows the last checkpoint.
+        lines = [line for line, _ in measured]
+        *_, kind = PURPOSES[purpose]
+        if kind:
+            groups = [group for _, answers in measured for group in answers]
+            self.files.write_rollouts(kind, self.trainer.done, groups)
+        self.files.write_evaluations(*lines)
+        for line in lines:
+            self.console.evaluation(line)
+            # A policy that is still imitating right answers is not expected to stop by itself.
+            if purpose != "warm start":
+                warning = truncation_warning(line, f"level {line['level']}")
+                self._warn_once(warning, f"truncated/{purpose}/{line['level']}")
+        return lines
+
+    def _measure(self, purpose: str, level: int) -> tuple[dict[str, Any], list[Group]] | None:
+        """Return the line of eval.jsonl of a level, and the groups; None without problems."""
+        trainer, config = self.trainer, self.trainer.config
+        policy, task, asked = trainer.policy, trainer.task, config.max_new_tokens
+        seed, size, _ = PURPOSES[purpose]
+        size = size or config.eval_problems
+        stream, limits = held_out_stream(task, level, "validation", seed=seed, size=size)
+        # Those of the data set, too, before training has drawn them: otherwise the first evaluation
+        # would use problems that later ones lack.
+        seen = trainer.stream.seen | {problem.key for problem in trainer.stream.supply.dataset}
+        found = select(policy, stream, size, seen, asked, **limits)
+        if not found.problems:
+            why = f"no {purpose} evaluation at level {level}: {found.why_none}"
+            self._warn_once(why, why)
+            return None
+        self._warn_once(first_room_warning(policy, task, found.problems, asked), "room")
+
+        # In a small family of problems a report and a validation check may share a problem. With
+        # different seeds they do not share its completion.
+        settings = EvaluationSettings.of(
+            config,
+            seed=0 if seed == EVAL_SEED else seed,
+            samples=config.group_size if compares(task) else 1,
+        )
+        unit = getattr(task, "level_unit", "")
+        with self.console.working(f"evaluating at {level_name(level, unit)}") as progress:
+            mine = trainer.ranks.share(found.problems)
+            groups = trainer.ranks.gather(evaluate(policy, task, mine, settings, progress))
+        for index, group in enumerate(groups):
+            group.index = index
+
+        line = {
+            "step": trainer.done,
+            "purpose": purpose,
+            **config.mark,
+            "task": config.task,
+            "level": level,
+            "unit": unit,
+            "split": "validation",
+            "temperature": config.temperature,
+            "top_k": 0,
+            "top_p": config.top_p,
+            "budget": max(budgets(policy, task, found.problems, asked)),
+            "asked": found.asked,
+            "dropped": found.dropped,
+            "too_long": found.too_long,
+            "metric": getattr(task, "metric", "score"),
+            **summarise(groups),
+            "truncated": truncated_share(groups),
+        }
+        return line, groups
 
     # --- after the last step ------------------------------------------------------------------
 
@@ -403,7 +513,7 @@ class Run:
         """Evaluate the trained policy, show the verdict, and return its exit status."""
         reports = self.ranks.on_rank0(lambda: load_run(self.folder).reports)
         if all(line["step"] < self.trainer.done for line in reports):
-            self.evaluate()
+            self.evaluate("report", self.reported_levels)
         self.saver.collect(wait=True)
         return self.ranks.on_rank0(self._conclude)
 
@@ -475,58 +585,3 @@ class Run:
             easier=tuple(survey[:-1]),
             ended=trainer.ended,
         )
-
-
-class Interrupt:
-    """Ctrl-C, SIGTERM, SIGHUP and SIGUSR1 end a run after its current step, which is saved.
-
-    The first of them within the `with` block is `wanted`. A second SIGINT or SIGTERM, after more
-    than `SAME` seconds, goes to the handler that was there before, and ends the run immediately.
-    SIGHUP stays ignored under nohup. Python can handle signals only in the main thread; in any
-    other one nothing is recorded.
-    """
-
-    def __init__(self) -> None:
-        self.wanted: signal.Signals | None = None
-        self.time = 0.0  # of the first signal, by the monotonic clock
-        self.earlier: dict[int, Any] = {}
-        self.process = os.getpid()
-
-    def __enter__(self) -> "Interrupt":
-        if threading.current_thread() is threading.main_thread():
-            gentle = [each for each in GENTLE if signal.getsignal(each) == signal.SIG_DFL]
-            numbers = [*STOPPING, *gentle]
-            self.earlier = {number: signal.signal(number, self.note) for number in numbers}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.earlier.items():
-            signal.signal(number, handler)
-        self.earlier = {}
-
-    def renew(self) -> None:
-        """Set all handlers again, also the one that ignores SIGHUP under nohup.
-
-        Triton replaces them without Python's knowledge when it compiles the first kernel: LLVM then
-        sends a signal again, and meanwhile a second one would kill the process.
-        """
-        for number in (*STOPPING, *GENTLE) if self.earlier else ():
-            if (handler := signal.getsignal(number)) is not None:
-                signal.signal(number, handler)
-
-    def note(self, number: int, _: object) -> None:
-        """Remember the first signal, and announce how the run ends; pass a second one on."""
-        if os.getpid() != self.process:  # forked, for example by a reward function: not a run
-            signal.signal(number, self.earlier[number])
-            signal.raise_signal(number)
-        elif number in STOPPING and self.wanted in STOPPING:
-            if time.monotonic() - self.time > SAME:
-                for each in STOPPING:
-                    signal.signal(each, self.earlier.pop(each))
-                signal.raise_signal(number)
-        elif number in STOPPING or not self.wanted:
-            self.wanted, self.time = signal.Signals(number), time.monotonic()
-            line = f"\n{self.wanted.name}: finishing and saving the current step\n"
-            with suppress(OSError, ValueError, AttributeError):  # standard error may be gone
-                # Not print: a handler may run in the middle of one.
-                os.write(sys.stderr.fileno(), line.encode())

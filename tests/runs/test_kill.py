@@ -14,8 +14,8 @@ import pytest
 from compare_runs import assert_same_run
 from small_runs import BY_PLACE, FEW, whole_run
 
+from grpo.distributed import Interrupt
 from grpo.run.resume import locked
-from grpo.run.session import Interrupt
 from grpo.tools import train
 from grpo.trainer import Trainer
 
@@ -90,7 +90,7 @@ def test_a_library_that_takes_the_signals_over_does_not_keep_them():
 
 def test_a_second_signal_ends_the_run_at_once(tmp_path, monkeypatch, capsys, flags):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("grpo.run.session.SAME", -1.0)
+    monkeypatch.setattr("grpo.distributed.SAME", -1.0)
 
     def twice(self):
         signal.raise_signal(signal.SIGINT)
@@ -136,7 +136,7 @@ def test_a_file_system_without_locks_is_no_obstacle(tmp_path, monkeypatch):
 FORKS = """
 import os, sys, time
 from pathlib import Path
-from grpo.run.session import Interrupt
+from grpo.distributed import Interrupt
 from grpo.run.resume import locked
 
 with locked(Path(sys.argv[1])), Interrupt():

@@ -14,7 +14,7 @@ from compare_runs import assert_same_run
 from small_runs import OWN
 from tiny_models import make_tiny_model
 
-from grpo.run.session import Interrupt
+from grpo.distributed import Interrupt
 from grpo.tools import train
 
 TOP = Path(__file__).resolve().parents[2]
@@ -69,7 +69,7 @@ def test_signals_after_a_gentle_one(monkeypatch, capfd, gentle):
     """A terminal that is closed hangs up more than once, and a scheduler sends SIGTERM after its
     SIGUSR1; a first Ctrl-C or SIGTERM after them is the first one still.
     """
-    monkeypatch.setattr("grpo.run.session.SAME", -1.0)
+    monkeypatch.setattr("grpo.distributed.SAME", -1.0)
     was = signal.signal(gentle, signal.SIG_DFL)
     try:
         with Interrupt() as interrupt:

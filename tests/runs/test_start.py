@@ -18,10 +18,9 @@ from transformers import AutoModelForCausalLM
 from grpo import export
 from grpo.config import parse
 from grpo.model.load import load_policy
-from grpo.run.heldout import EVAL_SEED
 from grpo.run.logs import load_run, read_metrics
 from grpo.run.resume import start_from
-from grpo.run.session import Run
+from grpo.run.session import EVAL_SEED, Run
 from grpo.tools import evaluation, train
 from grpo.tools.replay import replay
 from tasks.audit import audit

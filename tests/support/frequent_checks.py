@@ -1,6 +1,6 @@
 """Validation checks at every step, and small: short runs have none otherwise."""
 
-from grpo.run.heldout import PROMOTION_SEED, PURPOSES
+from grpo.run.session import PROMOTION_SEED, PURPOSES
 
 
 def check_often(monkeypatch, problems: int = 3) -> None:
