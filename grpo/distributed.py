@@ -24,9 +24,6 @@ from data.errors import UserError
 if TYPE_CHECKING:
     from torch import Tensor
 
-# Seconds after which a rank says that it waits for the others.
-PATIENCE = 10.0
-
 # Signals of which a second one stops the run immediately, and others. A scheduler sends SIGUSR1
 # when the time of a job is almost over (Slurm's --signal=USR1@120), and SIGTERM later.
 STOPPING = (signal.SIGINT, signal.SIGTERM)
@@ -36,16 +33,9 @@ GENTLE = (signal.SIGHUP, signal.SIGUSR1)
 # one twice, once to the process and once to its group (GNU `timeout` does).
 SAME = 1.0
 
-
-def _from_environment(name: str, default: int) -> int:
-    """Return a number that torchrun sets."""
-    text = os.environ.get(name, "")
-    return int(text) if text.isdecimal() else default
-
-
-# A RANK without a WORLD_SIZE means nothing; another job may have left it.
-SIZE = _from_environment("WORLD_SIZE", 1)
-RANK = _from_environment("RANK", 0) if SIZE > 1 else 0
+# What torchrun says. A RANK without a WORLD_SIZE means nothing; another job may have left it.
+SIZE = int(os.environ.get("WORLD_SIZE") or 1)
+RANK = int(os.environ.get("RANK") or 0) if SIZE > 1 else 0
 
 
 class Ranks:
@@ -148,29 +138,16 @@ def join_ranks(device: str) -> Ranks:
 
     # Once in a process: a second rendezvous can find addresses of the first.
     if not dist.is_initialized():
-        with _rendezvous():
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        try:
             dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        except (RuntimeError, ValueError) as error:
+            raise UserError(
+                f"the {SIZE} ranks do not meet at {where} ({str(error).splitlines()[0]}); start "
+                "all of them with torchrun, or unset WORLD_SIZE, which another job may have left"
+            ) from error
         atexit.register(dist.destroy_process_group)
     return Ranks(dist.get_rank(), dist.get_world_size())
-
-
-@contextmanager
-def _rendezvous() -> Iterator[None]:
-    """Within this block the ranks wait for each other. Say so if that takes long, or fails."""
-    where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
-    line = f"train.py, rank {RANK}: waits at {where} for the other ranks (WORLD_SIZE is {SIZE})"
-    timer = threading.Timer(PATIENCE, lambda: print(line, file=sys.stderr, flush=True))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    except (RuntimeError, ValueError) as error:
-        raise UserError(
-            f"the {SIZE} ranks do not meet at {where} ({str(error).splitlines()[0]}); start all "
-            "of them with torchrun, or unset WORLD_SIZE, which another job may have left"
-        ) from error
-    finally:
-        timer.cancel()
 
 
 class Interrupt:

@@ -155,10 +155,10 @@ def first_room_warning(
     policy: Policy, task: Task, problems: Sequence[Problem], asked: int | None
 ) -> str:
     """Return a warning about the first problem whose prompt leaves too little room, else ""."""
-    for problem in problems:
-        if warning := room_warning(policy, problem, asked, declared_budget(task, problem.level)):
-            return warning
-    return ""
+    found = (
+        room_warning(policy, each, asked, declared_budget(task, each.level)) for each in problems
+    )
+    return next(filter(None, found), "")
 
 
 def truncation_warning(line: dict[str, Any], where: str) -> str:
