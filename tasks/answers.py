@@ -104,12 +104,8 @@ def final_answer(text: str) -> str | None:
     said = _said(text)
     if said is None:
         return None
-    places = (
-        *_after_answer(said),
-        _last_box(said),
-        _last(_HASHES, said),
-        _last(_SENTENCE, said),
-    )
+    last = [*_HASHES.findall(said)[-1:], *_SENTENCE.findall(said)[-1:]]
+    places = [*_after_answer(said), _last_box(said), *last]
     return next(filter(None, (_bare(found or "") for found in places)), None)
 
 
@@ -197,11 +193,6 @@ def _bare(answer: str) -> str:
         if box is not None and answer == f"\\boxed{{{box}}}":
             answer = box
     return answer
-
-
-def _last(pattern: re.Pattern[str], text: str) -> str | None:
-    found = pattern.findall(text)
-    return found[-1] if found else None
 
 
 def _last_box(text: str) -> str | None:
