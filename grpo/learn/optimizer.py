@@ -6,12 +6,11 @@ master, on which the steps are taken, and its gradients are summed over the micr
 (mixed precision training, arXiv:1710.03740). That takes 16 bytes a weight: master, two moments and,
 during the update, the sum. A float32 weight is its own master. Every rank holds all of this.
 
-float16 has 11 significant bits, so its log-probabilities are eight times as exact as bfloat16's,
-and sampler and trainer differ less (arXiv:2510.26788). But its numbers end at 65,504 and at 6e-8,
-and the gradient of a token in a step of 100,000 is around 1e-5. So the loss is multiplied by a
-factor before the backward pass, and the float32 sums of the gradients are divided by it
-(arXiv:1710.03740, section 3.2). If a gradient overflows, the backward passes are repeated with a
-smaller factor, so no step is lost.
+float16 rounds eight times as finely, so sampler and trainer differ less (arXiv:2510.26788). But its
+numbers end at 65,504 and at 6e-8, and the gradient of a token in a step of 100,000 is around 1e-5.
+So the loss is multiplied by a factor before the backward pass, and the float32 sums of the
+gradients are divided by it (arXiv:1710.03740, section 3.2). If a gradient overflows, the backward
+passes are repeated with a smaller factor, so no step is lost.
 """
 
 import math
@@ -41,10 +40,8 @@ def default_rate(hidden_size: int, *, is_lora: bool) -> float:
     """Return the default learning rate for a model of this hidden size.
 
     It was measured on SmolLM2-135M (576), see runs/decisions.md: 1e-3 for LoRA, and 2e-4 for all
-    weights, as for the embedded model. Wider models get less, by the exponent that Thinking
-    Machines fitted to the Llama family
-    (https://tinker-docs.thinkingmachines.ai/supervised-learning/sl-hyperparams); their formula
-    gives 1.3e-3 at 576. Narrower models get no more.
+    weights. Wider models get less, by the exponent that Thinking Machines fitted to the Llama
+    family (https://tinker-docs.thinkingmachines.ai/supervised-learning/sl-hyperparams).
     """
     return (1e-3 if is_lora else 2e-4) * min(1.0, MEASURED_SIZE / hidden_size) ** 0.781
 
@@ -156,8 +153,8 @@ class Optimizer:
     def must_repeat(self, norm: float) -> bool:
         """Return whether the backward passes must be repeated, because float16 overflowed.
 
-        The loss scale is reduced then. So a `norm` of the gradients that is not finite although
-        nothing must be repeated is the fault of the loss or of the model.
+        The loss scale is reduced then. A `norm` that is not finite although nothing must be
+        repeated is the fault of the loss or of the model.
         """
         if math.isfinite(norm) or self.loss_scale == 1:
             return False
@@ -203,13 +200,10 @@ class Optimizer:
         A weight that is not its own master has its "master" there, too. The tensors are the
         optimizer's own, which the next step changes.
         """
-        state: dict[int, dict[str, Any]] = {}
+        state = {number: dict(each) for number, each in self.inner.state_dict()["state"].items()}
         for number, (weight, master) in enumerate(zip(self.weights, self.masters)):
-            entry = dict(self.inner.state.get(master, {}))
-            if weight.dtype != master.dtype:
-                entry["master"] = master.detach()
-            if entry:
-                state[number] = entry
+            if weight is not master:
+                state.setdefault(number, {})["master"] = master.detach()
         scale = {"factor": self.loss_scale, "steps": self.steps_at_scale}
         return {"state": state, "loss_scale": scale}
 

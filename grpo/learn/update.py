@@ -243,10 +243,8 @@ def _metrics(
         "parity_kl": "parity/kl",
         "kl": "kl",
     }
-    for name, metric in means.items():
-        # Under ``truncated: mask`` all tokens of a step may be shown instead of sampled.
-        if name in sums and sums["tokens"]:
-            metrics[metric] = sums[name] / sums["tokens"]
+    if sums["tokens"]:  # under ``truncated: mask`` none may have been sampled
+        metrics |= {means[name]: sums[name] / sums["tokens"] for name in means if name in sums}
     return metrics if loss_scale is None else metrics | {"loss_scale": loss_scale}
 
 

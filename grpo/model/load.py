@@ -9,7 +9,7 @@ import copy
 import math
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -424,38 +424,33 @@ def _correct_tokenizer(tokenizer: Any, path: str) -> list[str]:
 ALPHA = 32  # an adapter adds ALPHA / rank times its product
 
 
-def adapter_of(rank: int, left_out: Sequence[str] = ()) -> LoraConfig:
-    """Return a new adapter: on all linear layers except the head and those that are `left_out`."""
-    return LoraConfig(
+def new_adapter(model: Model, rank: int, seed: int) -> PeftModel:
+    """Return `model` with a new adapter: on all linear layers that text goes through, but the head.
+
+    Raises UserError if the model cannot have one.
+    """
+    beside = []  # layers of images, of sound
+    if text_config(model.config) is not model.config:
+        of_text = set(model.get_decoder().modules())
+        beside = [
+            name
+            for name, module in model.named_modules()
+            if isinstance(module, torch.nn.Linear) and module not in of_text
+        ]
+    settings = LoraConfig(
         r=rank,
         lora_alpha=ALPHA,
         target_modules="all-linear",
-        exclude_modules=list(left_out) or None,
+        exclude_modules=beside or None,
         task_type="CAUSAL_LM",
     )
-
-
-def new_adapter(model: Model, rank: int, seed: int) -> PeftModel:
-    """Return `model` with a new adapter. Raises UserError if the model cannot have one."""
     torch.manual_seed(seed)  # the adapter's A is random
     try:
-        return get_peft_model(model, adapter_of(rank, _beside_the_text(model)))
+        return get_peft_model(model, settings)
     except ValueError as error:
         raise UserError(
             f"--lora-rank {rank}: {str(error).splitlines()[0]}; give --lora-rank 0"
         ) from error
-
-
-def _beside_the_text(model: Model) -> list[str]:
-    """Return the names of the linear layers that text does not go through: of images, of sound."""
-    if text_config(model.config) is model.config:
-        return []
-    of_text = set(model.get_decoder().modules())
-    return [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear) and module not in of_text
-    ]
 
 
 def is_adapter(folder: Path) -> bool:

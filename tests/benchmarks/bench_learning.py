@@ -44,6 +44,7 @@ from statistics import fmean
 
 import torch
 from bench_model import device_name, memory_used, now, trained_by, trl_config
+from peft import LoraConfig
 
 from grpo.config import CLIP, Config, resolve_config
 from grpo.evaluate import (
@@ -55,7 +56,7 @@ from grpo.evaluate import (
     summarise,
 )
 from grpo.learn.optimizer import BETAS, WARMUP
-from grpo.model.load import adapter_of, load_policy, read_tokenizer, resolve
+from grpo.model.load import ALPHA, load_policy, read_tokenizer, resolve
 from grpo.rollout.generate import fitting
 from grpo.trainer import Parts, Trainer
 from tasks.base import scores_of
@@ -286,13 +287,19 @@ def trl_trainer(course: Course, stream: Stream):
 
     dataset = Dataset.from_dict({"problem": list(range(STEPS * options.prompts))})
     dataset.set_transform(rows)  # problems are made when TRL asks for them
+    adapter = LoraConfig(
+        r=options.lora_rank,
+        lora_alpha=ALPHA,
+        target_modules="all-linear",
+        task_type="CAUSAL_LM",
+    )
     return Learner(
         model=resolve(options.model),
         reward_funcs=pay,
         args=settings_of(course),
         train_dataset=dataset,
         processing_class=tokenizer,
-        peft_config=adapter_of(options.lora_rank) if options.lora_rank else None,
+        peft_config=adapter if options.lora_rank else None,
         callbacks=[Reporter()],
     )
 
