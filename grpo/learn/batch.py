@@ -132,10 +132,7 @@ def _cut(part: list[_Row], most: int) -> list[list[_Row]]:
 
 
 def _assign(parts: list[list[_Row]], rank: int, ranks: int) -> list[list[_Row]]:
-    """Return this rank's parts, in order.
-
-    Largest first, each part goes to the rank that has the fewest tokens so far.
-    """
+    """Return this rank's parts: largest first, each goes to the rank with the fewest tokens."""
     loads = [0] * ranks
     local = []
     for number in sorted(range(len(parts)), key=lambda i: -_tokens(parts[i])):
@@ -186,10 +183,7 @@ def completion_logprobs(
     has_entropy_gradient: bool = False,
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies (nats) of the completions' tokens, (R, T) each, 0 at
-    padding.
-
-    `truncate` and `has_entropy_gradient` are those of `token_logprobs`. `packing` is the result of
-    `pack` for this batch, if there is one already.
+    padding; `packing` is the result of `pack` for this batch, if there is one already.
     """
     R, T = batch.tokens_RT.shape
     places_M = batch.places_M

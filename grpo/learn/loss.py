@@ -248,10 +248,7 @@ class OwnLoss:
 
 
 def load_loss(spec: str) -> OwnLoss | None:
-    """Return the loss ``path/to/file.py:function``, whose file is executed; None for one of LOSSES.
-
-    Raises UserError if there is no such file or function.
-    """
+    """Return the loss FILE.py:FUNCTION, whose file is executed; None for one of LOSSES."""
     if spec in LOSSES:
         return None
     if spec.startswith(FROM_PYTHON):

@@ -65,10 +65,7 @@ def context_of(config: Any, supports_windows: bool = True) -> tuple[int, str]:
 
 
 def attention_window(config: Any) -> int | None:
-    """Return the attention window of the model's layers in tokens; None if all see everything.
-
-    The chunks of a chunked attention count as windows.
-    """
+    """Return the tokens of the layers' attention window, or chunk; None if all see everything."""
     kinds = getattr(config, "layer_types", None)
     if kinds is not None and any("chunked" in kind for kind in kinds):
         return getattr(config, "attention_chunk_size", None)
@@ -165,16 +162,13 @@ def check_names(source: str, what: str, differences: Mapping[str, Iterable[str]]
 
 @torch.no_grad()
 def fits_float16(model: Model, tokens: list[int]) -> bool:
-    """Return whether no hidden state of `model`, which is in float16, exceeds LIMIT on `tokens`.
-
-    A model that cannot run fits: `check_model` says later why it cannot.
-    """
+    """Return whether no hidden state of `model`, which is in float16, exceeds LIMIT on `tokens`."""
     ids = torch.tensor([tokens], device=model.device)
     try:
         output = model(input_ids=ids, use_cache=False, output_hidden_states=True)
     except torch.OutOfMemoryError:
         raise
-    except Exception:
+    except Exception:  # `check_model` says later why it cannot run
         return True
     # What is not a number is not below the limit.
     return all(bool(hidden.abs().amax() <= LIMIT) for hidden in output.hidden_states)
@@ -215,14 +209,10 @@ CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
 
 @dataclass(frozen=True)
 class Probe:
-    """Token ids of the test sequences, and the unmodified model's log-probabilities.
+    """Token ids of the test sequences, and the unmodified model's log-probabilities."""
 
-    There are two prompts of different lengths. Each has two completions that begin with the same
-    token.
-    """
-
-    prompts: list[tuple[int, ...]]
-    completions: list[tuple[int, ...]]
+    prompts: list[tuple[int, ...]]  # two of different lengths
+    completions: list[tuple[int, ...]]  # two of each, which begin with the same token
     expected: list[Tensor]  # (T + 1, V) each: its tokens, and what follows its end
     attention: str  # the implementation of attention with which the model computed them
 

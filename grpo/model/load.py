@@ -229,10 +229,7 @@ def transformers_config(source: str) -> Any:
 
 
 def resolve(spec: str) -> str:
-    """Return the directory or file that `spec` names, or the hub id that it is.
-
-    Raises UserError if there is nothing to load.
-    """
+    """Return the directory, file or hub id of `spec`. Raises UserError if nothing is there."""
     if spec == "builtin":
         return str(BUILTIN)
     path, exists = Path(spec), kind_of(spec)
@@ -286,10 +283,7 @@ def _loading(source: str) -> Iterator[None]:
 
 
 def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "none") -> Model:
-    """Return the model, with its adapters merged.
-
-    Raises UserError unless the files hold exactly its weights.
-    """
+    """Return the model, its adapters merged. Raises UserError if the weights are not its own."""
     source, adapters = _layers(source)
     place, options = _place_of(source)
     extra: dict[str, Any] = {}
@@ -425,10 +419,7 @@ ALPHA = 32  # an adapter adds ALPHA / rank times its product
 
 
 def new_adapter(model: Model, rank: int, seed: int) -> PeftModel:
-    """Return `model` with a new adapter: on all linear layers that text goes through, but the head.
-
-    Raises UserError if the model cannot have one.
-    """
+    """Return `model` with a new adapter on all linear layers that text passes, but the head."""
     beside = []  # layers of images, of sound
     if text_config(model.config) is not model.config:
         of_text = set(model.get_decoder().modules())

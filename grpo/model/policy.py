@@ -200,10 +200,7 @@ class Policy:
     # The forward pass
 
     def hidden_states(self, tokens_BT: Tensor) -> Tensor:
-        """Return the last hidden states (B, T, E) by the model's own forward pass.
-
-        The tokens are padded on the right.
-        """
+        """Return the last hidden states (B, T, E) of tokens that are padded on the right."""
         return self.inner(input_ids=tokens_BT, use_cache=False).last_hidden_state
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -262,10 +259,7 @@ class Policy:
 
     @contextmanager
     def reference(self) -> Iterator["Policy"]:
-        """Within this context, the policy that is yielded is the reference, without gradients.
-
-        It is the frozen model, or this one with the adapter switched off.
-        """
+        """Yield the reference: the frozen model, or this one with the adapter switched off."""
         assert self.frozen or self.is_lora, "there is no reference when beta is 0"
         with torch.no_grad(), nullcontext() if self.frozen else self.forward.without_adapter():
             yield self.frozen or self
@@ -410,10 +404,7 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def flat_indices(lengths: Sequence[int], longest: int, device: torch.device) -> Tensor:
-    """Return the indices (N,) of all tokens in a flattened grid of rows of `longest` tokens.
-
-    Row i holds `lengths[i]` tokens, from its left end on.
-    """
+    """Return the indices (N,) of all tokens in a flattened grid of rows, padded on the right."""
     is_token = torch.arange(longest) < torch.tensor(lengths)[:, None]
     return to_device(is_token.flatten().nonzero()[:, 0], device)
 

@@ -246,10 +246,7 @@ def check_conversations(policy: Any, problems: Iterable[Problem]) -> None:
 
 
 def sent_lines(policy: Any, problem: Problem) -> list[str]:
-    """Return the lines of the whole prompt of `problem`, decoded from its token ids.
-
-    Nothing in them is unprintable.
-    """
+    """Return the printable lines of the whole prompt of `problem`, decoded from its token ids."""
     text = text_of(policy.tokenizer, policy.encode(problem))
     return [escape_control(line) for line in text.split("\n")]
 

@@ -112,11 +112,7 @@ class Drafting(Resumable):
         }
 
     def average(self, ranks: Ranks) -> None:
-        """Go on from the mean counts of all ranks, which resume from one checkpoint.
-
-        They must resume with the counts that they had: the length of the drafts decides how sums
-        are rounded.
-        """
+        """Go on from the mean counts of all ranks, which all of them find in the checkpoint."""
         counts = ranks.gather([(self.matched, self.rejected)])
         self.matched, self.rejected = (sum(each) / len(each) for each in zip(*counts, strict=True))
 
