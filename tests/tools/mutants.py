@@ -139,7 +139,7 @@ random numbers start again | load_rng | random.setstate(_a) | None | \
 tests/grpo/run/test_checkpoint.py
 the curriculum starts again | Trainer.restore | getattr(self, name).load_state_dict(_a) | None | \
 CORE/test_trainer.py
-masters are rounded | Optimizer.state_dict | weight.dtype != master.dtype | False | \
+masters are rounded | Optimizer.state_dict | weight is not master | False | \
 LEARN/test_optimizer.py
 """
 
