@@ -29,7 +29,7 @@ from align.needleman import (
     split_words,
     word_ends,
 )
-from data.corpus import Document, fingerprint, load_corpus, load_foreign, load_texts, split_of
+from data.corpus import Document, documents_of, fingerprint, load_corpus, load_foreign, load_texts
 from data.errors import UserError
 from tasks.base import SPLITS, Problem, Score, key_of
 
@@ -151,10 +151,7 @@ class Interleave:
 
     @cached_property
     def _by_split(self) -> dict[str, list[Document]]:
-        return {
-            split: [document for document in self._documents if split_of(document) == split]
-            for split in SPLITS
-        }
+        return {split: documents_of(split, self._documents) for split in SPLITS}
 
     def foreign(self, level: int) -> "Mapping[str, Interleave]":
         """Return the task on each foreign kind that has two texts of `level` words."""
