@@ -182,11 +182,7 @@ Indexed = tuple[int, Problem]
 
 
 class ProblemStream(Resumable):
-    """The problems of `supply` that fit the policy's context, in order.
-
-    No index of the stream is used twice. `seen` has the keys of all problems that the policy was
-    trained on, in earlier runs, too; `trained` counts those of this run by level.
-    """
+    """The problems of `supply` that fit the policy's context, in order; no index is used twice."""
 
     STATE = ("next_index", "seen", "trained")
 
@@ -197,8 +193,8 @@ class ProblemStream(Resumable):
         self.supply = supply
 
         self.next_index = 0
-        self.seen: set[str] = set()
-        self.trained: Counter[int] = Counter()
+        self.seen: set[str] = set()  # keys of all that the policy was trained on, in any run
+        self.trained: Counter[int] = Counter()  # of these in this run, by level
         self.warnings: dict[str, str] = {}  # the first of each kind; "" once it has been taken
 
     def at(self, index: int, level: int) -> Indexed:
@@ -321,14 +317,14 @@ def prompts_to_try(
 ) -> list[Config]:
     """Return the configuration with each prompt that the pre-flight may choose.
 
-    What the user has `given` stays. Only a task that has `wordings` leaves the choice; the embedded
-    model and an earlier run's policy know but one of them, and a dataset has its own. Where the
-    chat template knows of thinking, it is off, because answers are short.
+    What the user has `given` stays. Only a task that has `wordings` leaves the choice.
     """
+    # The embedded model and an earlier run's policy know one wording; a dataset has its own.
     wordings = getattr(task, "wordings", ())
     if config.model == "builtin" or config.start or config.dataset or not wordings:
         return [config]
 
+    # Without thinking, because answers are short.
     thinks = "enable_thinking" in (policy.tokenizer.chat_template or "")
     if thinks and "chat_template_kwargs" not in given:
         config = replace(config, chat_template_kwargs='{"enable_thinking": false}')
@@ -342,9 +338,7 @@ def survey_prompts(
     policy: Policy, supply: Supply, configs: Sequence[Config], level: int, ranks: Ranks = SINGLE
 ) -> tuple[int, list[dict[str, Any]]]:
     """Return which of the `configs` has the best prompt, and a row for each: its wording, examples
-    and figures.
-
-    A few problems are sampled at each of PROMPT_LEVELS up to `level`. The best prompt stays in use.
+    and figures on a few problems up to `level`. The best prompt stays in use.
     """
     offered = supply.levels or levels_of(supply.task, level) or PROMPT_LEVELS
     levels = [each for each in PROMPT_LEVELS if each in offered and each <= level] or [level]
@@ -371,10 +365,7 @@ def use_prompt(policy: Policy, task: Task, config: Config) -> None:
 
 
 def levels_to_survey(supply: Supply, training_levels: Sequence[int]) -> list[int]:
-    """Return the `training_levels` and the levels that are easier than the last of them, rising.
-
-    The easier levels are those of the dataset, or those that the task names, or SURVEY_LEVELS.
-    """
+    """Return the `training_levels` and those that are easier than the last of them, rising."""
     last = training_levels[-1]
     offered = supply.levels or levels_of(supply.task, last) or SURVEY_LEVELS
     return sorted({level for level in offered if level < last} | set(training_levels))
@@ -490,17 +481,13 @@ def finding(row: Row) -> str:
 
 @dataclass(frozen=True)
 class Start:
-    """How a run starts, e.g. ``Start([1, 2, 3, 5, 10], 10, "50% of its groups ...", False)``.
+    """How a run starts, e.g. ``Start([1, 2, 3, 5, 10], 10, "50% of its groups ...", False)``."""
 
-    The `levels` of training are open up to `open_to`. If `is_near`, a level within reach is near
-    enough to learn the first asked level by reward alone.
-    """
-
-    levels: list[int]
-    open_to: int
+    levels: list[int]  # of training
+    open_to: int  # the hardest level that is open at first
     why: str
-    is_near: bool
-    is_reachable: bool = True
+    is_near: bool  # a level within reach is near enough to learn by reward alone
+    is_reachable: bool = True  # some level is within reach
 
 
 def choose_levels(rows: Sequence[Row], asked: Sequence[int], *, mixed: bool = False) -> Start:

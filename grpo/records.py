@@ -39,23 +39,15 @@ Action = Literal["keep", "skip", "resample", "demonstrate", "imitate"]
 
 @dataclass(frozen=True)
 class Completion:
-    """One sampled answer, e.g. ``Completion((71, 9, 2), (-0.1, -0.3, -0.0), " a b", "stop")``.
+    """One sampled answer, e.g. ``Completion((71, 9, 2), (-0.1, -0.3, -0.0), " a b", "stop")``."""
 
-    `tokens` are the sampled ids. If `finish` is "stop" the end token is the last of them; if it is
-    "length" the completion was truncated. `logprobs` has the natural-log probability of each token
-    under the distribution that it was drawn from, temperature and truncation included. `text` is
-    the decoded answer (`Policy.decode`), without that end token and with every other control token
-    by its name.
-
-    `is_demonstration` marks a right answer of the task: it was not sampled, and its
-    log-probabilities are 0.
-    """
-
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # sampled ids, the end token included
+    # Of each token, under the distribution that it was drawn from: natural logarithms, temperature
+    # and truncation included.
     logprobs: tuple[float, ...]
-    text: str
-    finish: str
-    is_demonstration: bool = False
+    text: str  # decoded without the end token; other control tokens by their names
+    finish: str  # "stop", or "length" if the completion was truncated and has no end token
+    is_demonstration: bool = False  # a right answer of the task: not sampled, its logprobs are 0
 
     @property
     def is_truncated(self) -> bool:
@@ -65,13 +57,7 @@ class Completion:
 
 @dataclass
 class Group:
-    """The completions of one prompt. Each station of a step fills in its own fields.
-
-    `class_name` and `action` come from the variance monitor. `trap` names the cheap strategy that
-    at least half of the completions follow (`Score.parts["trap"]`); None if there is none.
-    `advantages` has one number for each completion, or under --credit alignment one list for each,
-    with a number for each token; it is empty if nothing was learned from the group.
-    """
+    """The completions of one prompt. Each station of a step fills in its own fields."""
 
     index: int  # of the problem in the training stream
     problem: Problem
@@ -82,8 +68,9 @@ class Group:
     scores: list[Score] = field(default_factory=list)
     class_name: GroupClass = "varied"
     action: Action = "keep"
+    # One for each completion, or for each of its tokens; none if nothing was learned.
     advantages: list[float] | list[list[float]] = field(default_factory=list)
-    trap: str | None = None
+    trap: str | None = None  # the cheap strategy that at least half of the completions follow
     shots: tuple[str, ...] = ()  # keys of the examples that the prompt shows
     opened: str = ""  # the reasoning tag that the prompt ends with, e.g. "<think>\n"; not stored
 
@@ -114,10 +101,7 @@ class Group:
 
     @property
     def tokens(self) -> int:
-        """The number of newly sampled tokens, end tokens included.
-
-        It is 0 for a group with a demonstration: it is imitated, or a copy of a sampled group.
-        """
+        """The number of newly sampled tokens: none if it is imitated, or a copy with an answer."""
         if self.has_demonstration:
             return 0
         return sum(len(completion.tokens) for completion in self.completions)
@@ -141,19 +125,16 @@ def first_tries(groups: Sequence[Group]) -> list[Group]:
 
 @dataclass(frozen=True)
 class Decision:
-    """A decision of the curriculum: a line of curriculum.jsonl.
-
-    `before` and `after` are levels; `why` is a sentence, and `figures` has its numbers. `kind` is
-    "prompt", "preflight" or "imitation" (before the first step), "open" (the next level), "anneal"
-    (the learning rate falls from now on) or "solved".
-    """
+    """A decision of the curriculum: a line of curriculum.jsonl."""
 
     step: int
-    before: int
+    before: int  # level
     after: int
+    # Before the first step "prompt", "preflight", "imitation"; then "open" (the next level),
+    # "anneal" (the learning rate falls from now on), "solved".
     kind: str
-    why: str
-    figures: dict[str, Any] = field(default_factory=dict)
+    why: str  # a sentence
+    figures: dict[str, Any] = field(default_factory=dict)  # its numbers
 
     @property
     def line(self) -> str:
@@ -209,15 +190,10 @@ def _from_json(value: Any, before: Any) -> Any:
 
 @dataclass
 class StepReport:
-    """The results of a training step.
-
-    `metrics` is its line of metrics.jsonl. `groups` are all groups that it sampled, skipped and
-    discarded ones included. `events` are lines for the console: alarms and the curriculum's
-    `decisions`.
-    """
+    """The results of a training step."""
 
     step: int
-    metrics: dict[str, Any]
-    groups: list[Group]
-    events: list[str] = field(default_factory=list)
+    metrics: dict[str, Any]  # its line of metrics.jsonl
+    groups: list[Group]  # all that it sampled, skipped and discarded ones included
+    events: list[str] = field(default_factory=list)  # for the console: alarms and decisions
     decisions: list[Decision] = field(default_factory=list)

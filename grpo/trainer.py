@@ -78,15 +78,11 @@ Callback = Callable[[StepReport], Any]
 
 @dataclass(frozen=True)
 class Parts:
-    """What a trainer is made of, besides configuration and policy, e.g. ``Parts(Interleave())``.
-
-    Without a `supply`, problems come from the task's stream or fixed set, as `problems` of the
-    configuration says, and never from its `dataset`. Without an `own_loss`, its `loss` is used.
-    """
+    """What a trainer is made of, besides configuration and policy, e.g. ``Parts(Interleave())``."""
 
     task: Task
-    supply: Supply | None = None
-    own_loss: OwnLoss | None = None
+    supply: Supply | None = None  # by default the task's own problems, and never a `dataset`
+    own_loss: OwnLoss | None = None  # by default the configuration's `loss`
     callbacks: Sequence[Callback] = ()  # called after each step, in order, on rank 0 alone
 
 
@@ -174,10 +170,9 @@ class Trainer:
         return report
 
     def collect(self, step: int) -> tuple[list[Indexed], list[Group]]:
-        """Sample until `dynamic_sampling` groups teach, but at most MAX_BATCHES batches (0: one,
-        whatever varies); return the problems and the groups.
+        """Sample until `dynamic_sampling` groups teach (0: one batch), but at most MAX_BATCHES.
 
-        The groups are those of every attempt, discarded ones included.
+        Returns the problems, and the groups of every attempt, discarded ones included.
         """
         self.timer = StepTimer()
         self.drafting.begin()
@@ -199,10 +194,8 @@ class Trainer:
         return problems, groups
 
     def batches_needed(self, missing: int, drawn: int) -> int:
-        """Return how many batches of --prompts to sample next, so that `missing` more groups vary.
-
-        It assumes that as large a share of the groups varies as last time. With the prompts that
-        the step has `drawn` already, they are at most `MAX_BATCHES`.
+        """Return how many batches of --prompts to sample next, after the `drawn` prompts, so that
+        `missing` more groups vary if as large a share of them varies as last time.
         """
         if not missing:
             return 1
@@ -213,10 +206,9 @@ class Trainer:
     def problems(
         self, step: int, earlier: Sequence[Indexed] = (), batches: int = 1
     ) -> list[Indexed]:
-        """Return the problems that a step takes next, after its `earlier` ones.
+        """Return `batches` times --prompts problems, which a step takes after its `earlier` ones.
 
-        They are `batches` times --prompts, and depend on nothing but the seed, the step and the
-        trainer's state.
+        They depend on nothing but the seed, the step and the trainer's state.
         """
         count = batches * self.prompts
         problems: list[Indexed] = []
@@ -230,8 +222,7 @@ class Trainer:
         """Sample, score and classify these problems; return a group for each attempt at one.
 
         With `demonstrate`, a group without a right completion gets the action `demonstrate`, and a
-        copy follows whose action is `keep` and whose last completion is the right answer. Nobody
-        sampled that one: its ratio is to the trainer's own log-probabilities (see `update`).
+        copy follows whose action is `keep` and whose last completion is the right answer.
         """
         groups: list[Group] = []
         attempt = 0
