@@ -57,6 +57,9 @@ CASES = {
 # Audit events of Python itself: sys.addaudithook.
 WRITES = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir"}
 
+# Files that are written line by line, so that one may be torn.
+LINES = (".jsonl", ".log", ".partial", ".json", ".yaml")
+
 KILLS = ("time", "write", "torn")
 
 # After this many kills a run may end.
@@ -82,26 +85,15 @@ def start(arguments: list[str], log: Path, at_write: int = 0, torn: bool = False
 
         def watch(event, details):
             nonlocal count
-            if (
-                event not in WRITES
-                or "runs/" not in str(details[0])
-                or event == "open"
-                and not set(details[1] or "r") & set("wa+x")
-            ):
+            path, mode = str(details[0]), event == "open" and (details[1] or "r")
+            is_read = mode and not set(mode) & set("wa+x")
+            if event not in WRITES or "runs/" not in path or is_read:
                 return
             count += 1
             if count == at_write:
-                if (
-                    torn
-                    and event == "open"
-                    and str(details[0]).endswith((".jsonl", ".log", ".partial", ".json", ".yaml"))
-                ):
-                    descriptor = os.open(
-                        details[0],
-                        os.O_WRONLY
-                        | os.O_CREAT
-                        | (os.O_TRUNC if "w" in details[1] else os.O_APPEND),
-                    )
+                if torn and mode and path.endswith(LINES):
+                    how = os.O_TRUNC if "w" in mode else os.O_APPEND
+                    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | how)
                     os.write(descriptor, b'{"step": 3, "rew')
                 os.kill(os.getpid(), signal.SIGKILL)
 
@@ -118,14 +110,13 @@ def ended(child: int, within: float | None = None) -> int | None:
 
     Returns None if it has not ended `within` this many seconds.
     """
-    deadline = time.monotonic() + (within if within is not None else 1e9)
-    while True:
+    deadline = time.monotonic() + (1e9 if within is None else within)
+    while time.monotonic() < deadline:
         number, status = os.waitpid(child, os.WNOHANG)
         if number:
             return os.waitstatus_to_exitcode(status)
-        if time.monotonic() >= deadline:
-            return None
         time.sleep(0.001)
+    return None
 
 
 @dataclass(frozen=True)
@@ -190,10 +181,8 @@ def main(argv=None) -> int:
             start_time = time.monotonic()
             status = ended(start([*SMALL, *CASES[case], "--name", f"whole-{i}"], log))
             assert status == 0, log.read_text()[-2000:]
-            whole[case], seconds[case] = (
-                written(Path("runs") / f"whole-{i}"),
-                time.monotonic() - start_time,
-            )
+            seconds[case] = time.monotonic() - start_time
+            whole[case] = written(Path("runs") / f"whole-{i}")
         while sum(kills[kind] for kind in KILLS) < asked.kills:
             case, run = cases[runs % len(cases)], Path("runs") / f"cut-{runs}"
             try:
@@ -202,24 +191,14 @@ def main(argv=None) -> int:
                 different = differing(whole[case], written(run))
                 assert not different, f"{case}: differs in {different}"
             except AssertionError as error:
-                print(
-                    f"seed {asked.seed}, run {runs}: {error}\n" + log.read_text()[-3000:],
-                    file=sys.stderr,
-                )
+                said = f"seed {asked.seed}, run {runs}: {error}\n{log.read_text()[-3000:]}"
+                print(said, file=sys.stderr)
                 return 1
             shutil.rmtree(run)
             runs += 1
-    print(
-        json.dumps(
-            {
-                "kills": sum(kills[kind] for kind in KILLS),
-                **kills,
-                "runs": runs,
-                "cases": len(cases),
-                "seconds": round(time.monotonic() - begun),
-            }
-        )
-    )
+    counts = {"kills": sum(kills[kind] for kind in KILLS), **kills, "runs": runs}
+    counts |= {"cases": len(cases), "seconds": round(time.monotonic() - begun)}
+    print(json.dumps(counts))
     return 0
 
 
