@@ -230,12 +230,22 @@ class View:
 
     def why(self, step: int, number: int, sample: int) -> None:
         """Say in words why a completion earned its reward and advantage, and what it taught."""
-        self._group_of(step, number, sample)
-        groups = self.run.groups(step, self.kind)
-        for name, sentence in why(self.run.config, groups, number, sample, self.kind).items():
+        for name, sentence in self.sentences(step, number, sample).items():
             line = Text.assemble((f"{name:<9}  ", "bold"), escape_control(sentence))
             self.console.print(line, soft_wrap=not self.console.is_terminal)
         self._next(f"tokens {step} {number} {sample}")
+
+    def sentences(self, step: int, number: int, sample: int) -> dict[str, str]:
+        """Return the sentences on "reward", "advantage" and "training" of a completion."""
+        config, kind = self.run.config, self.kind
+        group = self._group_of(step, number, sample)
+        advantage = training = "none: the completion was not sampled for training"
+        if kind == "step":
+            groups = self.run.groups(step)
+            advantage = advantage_in_words(config, groups, group, sample)
+            training = training_in_words(config, groups, group, sample)
+        reward = reward_in_words(config, group, sample, is_of_step=kind in ("step", "failed"))
+        return {"reward": reward, "advantage": advantage, "training": training}
 
     def tokens(self, step: int, number: int, sample: int) -> None:
         """Show a line for each token of a completion, with its text if the run has a tokenizer."""
@@ -367,23 +377,6 @@ def advantage_of(group: Group, sample: int) -> str:
 
 
 # --- why, in sentences that have the numbers that they are made of -----------------------------
-
-
-def why(
-    config: Record, groups: Sequence[Group], number: int, sample: int, kind: str = "step"
-) -> dict[str, str]:
-    """Return the sentences on "reward", "advantage" and "training" of a completion.
-
-    It is completion `sample` of group `number`, in `groups` of a step's rollouts of a `kind`.
-    """
-    group = groups[number]
-    advantage = training = "none: the completion was not sampled for training"
-    if kind == "step":
-        advantage = advantage_in_words(config, groups, group, sample)
-        training = training_in_words(config, groups, group, sample)
-    is_of_step = kind in ("step", "failed")
-    reward = reward_in_words(config, group, sample, is_of_step=is_of_step)
-    return {"reward": reward, "advantage": advantage, "training": training}
 
 
 def advantage_in_words(config: Record, groups: Sequence[Group], group: Group, sample: int) -> str:

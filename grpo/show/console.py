@@ -133,19 +133,46 @@ class Console:
             self._write(line)
 
     def step(self, report: StepReport) -> None:
-        """Print the line of a finished step (1, 2, ...), and its events."""
-        left = None
-        if (seconds := report.metrics.get("step_time")) is not None:
+        """Print a finished step (1, 2, ...) as a line of aligned figures, and its events."""
+        metrics, left = report.metrics, ""
+        if (seconds := metrics.get("step_time")) is not None:
             before = seconds if self.pace is None else self.pace
             self.pace = before + PACE_WEIGHT * (seconds - before)
-            left = self.pace * (self.total_steps - report.step)
-        self.say(step_line(report, self.total_steps, left, self.metric))
+            rest = round(self.pace * (self.total_steps - report.step))
+            left = f"ETA {timedelta(seconds=rest)}"
+
+        width = len(str(self.total_steps))
+        head = f"{control_mark(metrics)}step {report.step:>{width}}/{self.total_steps}"
+        figures = "".join(
+            style.format(metrics[key], name=self.metric)
+            for key, style in FIGURES.items()
+            if metrics.get(key) is not None
+        )
+        self.say("  ".join(filter(None, (head, figures.lstrip(), left))))
         for event in report.events:
             self.say(event, "yellow" if event.startswith("ALARM") else "")
 
     def evaluation(self, line: Record) -> None:
-        """Print a line of eval.jsonl (see `evaluation_line`)."""
-        self.say(evaluation_line({"metric": self.metric, **line}))
+        """Print a line of eval.jsonl as a sentence.
+
+        `metric` in the line is the name of the score, `unit` what a level counts ("words"; "" for a
+        level that counts nothing).
+        """
+        split = "training" if line["split"] == "train" else "held-out"
+        details = f"{counted(line)}, {sampling_name(line)}, exact {line['exact']:.3g}"
+        if "exact_low" in line:
+            details += f" [{line['exact_low']:.3f}, {line['exact_high']:.3f}]"
+        if line.get("truncated"):
+            details += f", truncated {line['truncated']:.3g}"
+        if line.get("dropped"):
+            details += f"; {line['dropped']} dropped: the policy was trained on them"
+        if line.get("too_long"):
+            details += f"; {line['too_long']} dropped: too long for the context or the budget"
+
+        mark = control_mark(line) + OCCASIONS.get(line.get("purpose", ""), "")
+        level = level_name(line["level"], line.get("unit", "words"))
+        score = f"{line.get('metric', self.metric)} at {level}: {interval(line)}"
+        self.say(f"{mark}{split} {score} ({details})")
 
     def summary(
         self,
@@ -282,51 +309,12 @@ def _batch(config: Config, trainer: "Trainer") -> str:
     )
 
 
-# --- steps and evaluations --------------------------------------------------------------------
-
-
-def step_line(
-    report: StepReport, total_steps: int, seconds_left: float | None = None, metric: str = "score"
-) -> str:
-    """Return a step as one line of aligned figures. `metric` is the name of the score."""
-    width = len(str(total_steps))
-    head = f"{control_mark(report.metrics)}step {report.step:>{width}}/{total_steps}"
-    metrics = report.metrics
-    figures = "".join(
-        style.format(metrics[key], name=metric)
-        for key, style in FIGURES.items()
-        if metrics.get(key) is not None
-    )
-    eta = "" if seconds_left is None else f"ETA {timedelta(seconds=round(seconds_left))}"
-    return "  ".join(filter(None, (head, figures.lstrip(), eta)))
+# --- evaluations and tables -------------------------------------------------------------------
 
 
 def control_mark(line: Record) -> str:
     """Return the mark that precedes every line of a control experiment; "" for an ordinary run."""
     return f"CONTROL {line['control']}  " if line.get("control") else ""
-
-
-def evaluation_line(line: Record) -> str:
-    """Return a line of eval.jsonl as a sentence.
-
-    `metric` in the line is the name of the score, `unit` what a level counts ("words"; "" for a
-    level that counts nothing).
-    """
-    split = "training" if line["split"] == "train" else "held-out"
-    details = f"{counted(line)}, {sampling_name(line)}, exact {line['exact']:.3g}"
-    if "exact_low" in line:
-        details += f" [{line['exact_low']:.3f}, {line['exact_high']:.3f}]"
-    if line.get("truncated"):
-        details += f", truncated {line['truncated']:.3g}"
-    if line.get("dropped"):
-        details += f"; {line['dropped']} dropped: the policy was trained on them"
-    if line.get("too_long"):
-        details += f"; {line['too_long']} dropped: too long for the context or the budget"
-
-    mark = control_mark(line) + OCCASIONS.get(line.get("purpose", ""), "")
-    level = level_name(line["level"], line.get("unit", "words"))
-    score = f"{line.get('metric', 'score')} at {level}: {interval(line)}"
-    return f"{mark}{split} {score} ({details})"
 
 
 def interval(line: Record) -> str:
@@ -372,9 +360,6 @@ def summary_table(
         exact = " → ".join(f"{line['exact']:.3f}" if line else "  -  " for line in pair)
         table.append(f"{level:>5}  {sampling:<8}  {means}  {exact}")
     return table
-
-
-# --- tables -----------------------------------------------------------------------------------
 
 
 def show_table(

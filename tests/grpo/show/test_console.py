@@ -7,13 +7,7 @@ import pytest
 import rich.console
 from screens import ESCAPE_CODE, Terminal, evaluation, plain, report, written
 
-from grpo.show.console import (
-    Console,
-    evaluation_line,
-    show_table,
-    step_line,
-    summary_table,
-)
+from grpo.show.console import Console, show_table, summary_table
 
 COMMAND = (
     "python eval.py --model runs/interleave-25 --task interleave --words 10,25,50,100 "
@@ -135,11 +129,12 @@ def test_a_long_activity_is_a_line_now_and_then(clock):
 # --- steps, evaluations and tables as text ----------------------------------------------------
 
 
-def test_step_line_shows_every_figure():
-    assert step_line(report(), 300, seconds_left=572, metric="similarity") == (
+def test_the_line_of_a_step_shows_every_figure():
+    (line,) = plain(lambda console: console.step(report()), metric="similarity")
+    assert line == (
         "step  12/300  level  25  reward 0.412 ± 0.083  similarity 0.531  trained on  6 of 8 "
         "groups  resampled  2  "
-        "T 1.00   92.3 tokens    5,321 tok/s    2.0 s    3.2 GB  ETA 0:09:32"
+        "T 1.00   92.3 tokens    5,321 tok/s    2.0 s    3.2 GB  ETA 0:09:36"
     )
 
 
@@ -162,8 +157,9 @@ def test_step_line_shows_every_figure():
         ({"exact": 1.0, "exact_low": 0.9441, "exact_high": 1.0}, "exact 1 [0.944, 1.000])"),
     ],
 )
-def test_evaluation_line_says_what_was_measured(changes, words):
-    assert words in evaluation_line(evaluation(**changes))
+def test_the_line_of_an_evaluation_says_what_was_measured(changes, words):
+    (line,) = plain(lambda console: console.evaluation(evaluation(**changes)))
+    assert words in line
 
 
 def test_summary_table():

@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grpo import inspect, load_run
+from grpo import inspect
 from grpo.config import LOSSES, SCALES
 from grpo.learn.advantages import advantages
 from grpo.learn.loss import token_weights
@@ -49,8 +49,8 @@ def write(folder, **settings):
 
 def why(run, step, number, sample, kind="step"):
     """Return the sentences on a completion of a stored step."""
-    data = load_run(run)
-    return inspect.why(data.config, data.groups(step, kind), number, sample, kind)
+    arguments = [str(run), "why", *map(str, (step, number, sample)), "--kind", kind]
+    return inspect.View(inspect.parse(arguments)).sentences(step, number, sample)
 
 
 @pytest.mark.parametrize(
