@@ -1,0 +1,301 @@
+"""Evaluations: their problems, how they sample, figures, and what is said and written."""
+
+import json
+import re
+import shlex
+from itertools import combinations
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from small_evaluations import CLIMB, evaluated
+
+from data import corpus
+from data.corpus import documents_of, load_texts
+from data.files import read_jsonl_zst
+from grpo.config import load_config
+from grpo.evaluate import (
+    EvaluationSettings,
+    evaluate,
+    held_out_stream,
+    select,
+)
+from grpo.records import Completion, Group
+from grpo.run.logs import groups_of, load_run, read_metrics
+from grpo.tools import evaluation
+from grpo.tools.evaluate import as_json, repeated_figures
+from tasks.audit import audit
+from tasks.base import Problem, Score
+from tasks.registry import load_task
+from tasks.supply import write_problems
+
+# --- which problems are used ------------------------------------------------------------------
+
+
+def test_few_problems_are_evaluated_once_each(run, capsys):
+    options = ["--task", "arithmetic", "--family", "product", "--level", "11"]
+    assert run(*options, "--eval-problems", "200") == 0
+    for line in load_run("runs/a").evals:
+        groups = groups_of(Path(f"runs/a/rollouts/eval-{line['step']:06}.jsonl.zst"))
+        keys = [group.problem.key for group in groups]
+        assert len(set(keys)) == len(keys) == line["n"] < line["asked"] == 200
+    n = line["n"]
+    assert f"n = {n} distinct problems, 200 asked for" in capsys.readouterr().out
+    assert audit(Path("runs/a"))[0] == []
+
+    (line,) = evaluated("--model", "runs/a")
+    assert (line["n"], line["asked"]) == (3, 200)
+    assert "3 distinct problems at level 11; 200 asked for" in capsys.readouterr().out
+
+
+def test_duplicate_lines_of_a_dataset_count_once(tiny_model, capsys):
+    problems = [Problem("any", 2, f"What is {i % 3}?", str(i), f"key {i % 3}") for i in range(12)]
+    write_problems("set.jsonl", problems)
+    flags = ["--model", str(tiny_model), "--task", "arithmetic", "--dataset", "set.jsonl"]
+    (line,) = evaluated(*flags)
+    assert (line["n"], line["asked"]) == (3, 200)
+    assert "3 distinct problems at level 2; 200 asked for" in capsys.readouterr().out
+    assert evaluation.main([*flags, "--words", "9"]) == 2
+    assert "set.jsonl, level 9: there is no problem" in capsys.readouterr().err
+
+
+def test_an_evaluation_without_problems_is_skipped_and_the_run_goes_on(run, capsys):
+    assert run("--task", "few.py:Few", "--steps", "4", *CLIMB) == 0
+    said = capsys.readouterr().out
+    assert "n = 2 distinct problems, 3 asked for" in said
+    nothing_left = "at level 1: no problem is left: all 2 that were found were trained on"
+    assert said.count(f"warning: no report evaluation {nothing_left}") == 1
+    assert len(read_metrics(Path("runs/a/metrics.jsonl"))) == 4
+    steps = [line["step"] for line in load_run("runs/a").evals]
+    stored = [path.name for path in sorted(Path("runs/a/rollouts").glob("eval-*"))]
+    assert set(steps) == {0} and stored == ["eval-000000.jsonl.zst"]
+
+    assert evaluation.main(["--model", "runs/a", "--task", "few.py:Few", "--words", "1"]) == 2
+    assert "no problem is left: all 2 that were found" in capsys.readouterr().err
+
+
+# --- how completions are sampled --------------------------------------------------------------
+
+
+def longest(name):
+    """Return the length of the longest completion of level 1 in a file of rollouts, in tokens."""
+    groups = groups_of(Path("runs/a/rollouts") / f"{name}.jsonl.zst")
+    return max(
+        len(completion.tokens)
+        for group in groups
+        for completion in group.completions
+        if group.problem.level == 1
+    )
+
+
+def test_training_evaluation_and_promotion_have_one_budget(run, capsys):
+    task, budget = "ponder.py:Declaring", 40
+    assert run("--task", task, *CLIMB) == 0
+    assert {longest(name) for name in ("step-000001", "eval-000000")} == {budget}
+    lines = load_run("runs/a").evals
+    assert {line["budget"] for line in lines if line["level"] == 1} == {budget}
+    said = capsys.readouterr().out
+    assert "up to 41 new tokens" in said  # declared for level 2
+
+    (line,) = evaluated("--model", "runs/a", "--task", task, "--words", "1", "--problems", "3")
+    assert line["budget"] == budget and line["truncated"] == 1
+    assert "100% of the completions were truncated" in capsys.readouterr().out
+
+
+def test_an_evaluation_is_sampled_as_the_run_was(run, capsys):
+    """The run's own settings hold in its evaluations and in eval.py, by the command that the run
+    prints as well.
+    """
+    settings = {"temperature": 0.7, "top_p": 0.9, "max_new_tokens": 9}
+    flags = ["--config", json.dumps(settings)]
+    options = ["--task", "arithmetic", "--family", "product", "--level", "12"]
+    assert run(*options, *flags) == 0
+    said = capsys.readouterr().out
+    assert "temperature 0.7" in said and "top_p 0.9" in said
+    assert "up to 9 new tokens" in said
+
+    (command,) = [line for line in said.splitlines() if "python eval.py" in line]
+    (printed,) = evaluated(*shlex.split(command)[2:], "--problems", "5")
+    (short,) = evaluated("--model", "runs/a", "--problems", "5")
+    assert short == printed
+    assert {name: short[name] for name in settings} == settings
+    assert (short["task"], short["family"], short["level"], short["budget"]) == (
+        "arithmetic",
+        "product",
+        12,
+        9,
+    )
+
+    lines = load_run("runs/a").evals
+    for name in ("temperature", "top_p"):
+        assert {line[name] for line in lines} == {settings[name]}
+
+    (changed,) = evaluated("--model", "runs/a", "--problems", "5", "--top-p", "1")
+    assert (changed["top_p"], changed["temperature"]) == (1, 0.7)
+    (greedy,) = evaluated("--model", "runs/a", "--problems", "5", "--greedy")
+    assert greedy["temperature"] == 0
+
+
+def test_another_task_does_not_inherit_the_runs_options_and_level(run):
+    assert run("--task", "arithmetic", "--family", "product", "--level", "12") == 0
+    (other,) = evaluated("--model", "runs/a", "--task", "interleave", "--problems", "2")
+    assert other["level"] == 25 and "family" not in other
+    (chain,) = evaluated("--model", "runs/a", "--family", "chain", "--problems", "2")
+    assert (chain["task"], chain["family"], chain["level"]) == ("arithmetic", "chain", 2)
+
+
+def test_a_runs_task_file_is_not_executed_unless_it_is_named(run, capsys):
+    assert run("--task", "ponder.py:Ponder") == 0
+    capsys.readouterr()
+    Path("ponder.py").write_text("raise SystemExit('executed')")
+    assert evaluation.main(["--model", "runs/a"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1 and "if you trust it, give --task ponder.py:Ponder" in error
+
+
+def test_samples_of_a_problem_are_independent_draws(tiny_policy):
+    task = load_task("ponder.py:Ponder")
+    stream, limits = held_out_stream(task, 1, "test", seed=0, size=5)
+    found = select(tiny_policy, stream, 5, **limits)
+    one = evaluate(tiny_policy, task, found.problems)
+    many = evaluate(tiny_policy, task, found.problems, EvaluationSettings(samples=8))
+    assert [group.texts[0] for group in many] == [group.texts[0] for group in one]
+    assert all(len(group.completions) == 8 == len(set(group.texts)) for group in many)
+    other = evaluate(tiny_policy, task, found.problems, EvaluationSettings(seed=1, samples=8))
+    assert all(not set(a.texts) & set(b.texts) for a, b in zip(many, other))
+
+
+# --- several models ---------------------------------------------------------------------------
+
+
+def test_remarks_and_the_worst_answers_name_their_model(tiny_model, run, capsys):
+    assert run("--words", "2") == 0
+    models = ["--model", str(tiny_model), "--model", "runs/a"]
+    flags = ["--words", "2", "--problems", "3"]
+    capsys.readouterr()
+    evaluated(*models, *flags)
+    said = capsys.readouterr().out
+    for model in (str(tiny_model), "runs/a"):
+        assert re.search(rf"^{model}, level 2, score 0\.\d+$", said, re.MULTILINE)
+        assert f"warning: {model}, level 2: 100% of the completions were truncated" in said
+
+    evaluated(*models[:2], *flags)
+    assert "\nlevel 2, score 0." in capsys.readouterr().out
+
+
+# --- figures and the file of answers ----------------------------------------------------------
+
+
+def group(*texts, answer="7"):
+    completions = [Completion((1,), (0.0,), text, "stop") for text in texts]
+    scores = [Score(float(text == answer), exact=text == answer) for text in texts]
+    problem = Problem("task", 1, "?", answer, "key")
+    return Group(0, problem, (1,), 1.0, completions, scores=scores)
+
+
+@given(st.lists(st.booleans(), min_size=2, max_size=9))
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(right):
+    for entry in repeated_figures([group(*("7" if each else "8" for each in right))])["pass_at"]:
+        subsets = list(combinations(right, entry["k"]))
+        share = sum(any(subset) for subset in subsets) / len(subsets)
+        assert entry["mean"] == pytest.approx(share)
+
+
+def test_figures_are_means_over_problems():
+    figures = repeated_figures([group("7", "8", "8", "8"), group("7", "7", "7", "7")])
+    means = [(entry["k"], entry["mean"]) for entry in figures["pass_at"]]
+    assert means == [(1, 0.625), (2, 0.75), (4, 1.0)]
+    for entry in figures["pass_at"]:
+        assert 0 <= entry["ci_low"] <= entry["mean"] <= entry["ci_high"] <= 1
+    assert [entry["k"] for entry in repeated_figures([group(*"1234567")])["pass_at"]] == [
+        1,
+        2,
+        4,
+        7,
+    ]
+    assert repeated_figures([group("7")]) == {}
+
+
+def test_every_answer_is_written():
+    result = {"model": "m", "sent": ["a", "b"], "groups": [group("7", "8 “")]}
+    (line,) = json.loads(as_json([result]))
+    assert (line["model"], line["prompt"]) == ("m", "a\nb")
+    (one,) = line["answers"]
+    assert one["completions"] == ["7", "8 “"] and one["exact"] == [True, False]
+    assert (one["scores"], one["target"], one["key"]) == ([1, 0], "7", "key")
+
+
+# --- the user's own texts ---------------------------------------------------------------------
+
+
+@pytest.fixture()
+def notes(tmp_path):
+    """Return a folder of 40 texts, of which each split has two or more (see
+    tests/tasks/test_interleave.py).
+    """
+    folder = tmp_path / "My Notes"
+    (folder / "below").mkdir(parents=True)
+    for i in range(40):
+        where = folder / ("below" if i % 2 else "") / f"{i:02}.md"
+        where.write_text(" ".join(f"w{i}.{j}" for j in range(30)))
+    return folder
+
+
+def test_a_run_on_own_texts_from_training_to_its_audit(run, notes, capsys):
+    assert run("--texts", str(notes), "--words", "3") == 0
+    said = capsys.readouterr().out
+    assert "problems  fresh, from 40 texts" in said
+    assert load_config(Path("runs/a/config.yaml")).task_options == {"texts": str(notes)}
+    assert words_of("runs/a/rollouts/step-000001.jsonl.zst") <= words_in("train", notes)
+    assert words_of("runs/a/rollouts/eval-000000.jsonl.zst") <= words_in("validation", notes)
+    assert audit(Path("runs/a"))[0] == []
+
+    (command,) = [line for line in said.splitlines() if "python eval.py" in line]
+    flags = [*shlex.split(command)[2:], "--problems", "60"]
+    (line,) = evaluated(*flags)
+    assert line["texts"] == str(notes) and (line["level"], line["split"]) == (3, "test")
+    assert line["dropped"] == 0
+
+
+def test_a_task_without_texts_refuses_them_in_one_line(run, notes, capsys):
+    flags = ["--task", "arithmetic", "--texts", str(notes)]
+    fault = "--texts: task arithmetic has no such flag; it has --family\n"
+    assert run(*flags) == 2 and not Path("runs").exists()
+    assert capsys.readouterr().err == f"train.py: {fault}"
+    assert evaluation.main(flags) == 2
+    assert capsys.readouterr().err == f"eval.py: {fault}"
+
+
+def words_of(file):
+    return {
+        word
+        for line in read_jsonl_zst(Path(file))
+        for text in line["problem"]["data"].values()
+        for word in text
+    }
+
+
+def words_in(split, folder):
+    return {word for document in documents_of(split, load_texts(folder)) for word in document.words}
+
+
+# --- foreign kinds of text --------------------------------------------------------------------
+
+
+def test_foreign_kinds_are_reported_beside_the_test_split(tiny_model, monkeypatch, capsys):
+    monkeypatch.setattr(corpus, "KINDS", ("code", "tables"))
+    flags = ["--model", str(tiny_model), "--words", "2,3", "--problems", "5", "--greedy"]
+    own = evaluated(*flags)
+    both = evaluated(*flags, "--foreign")
+    assert both[:2] == own
+    kinds = [(line["foreign"], line["level"], line["n"], line["split"]) for line in both[2:]]
+    assert kinds == [
+        (name, level, n, "test")
+        for level in (2, 3)
+        for name, n in (("code", 3), ("tables", 3), ("all", 6))
+    ]
+    code, tables, every = both[2:5]
+    assert every["mean"] == pytest.approx((code["mean"] + tables["mean"]) / 2)
+    said = " ".join(capsys.readouterr().out.split())  # a long title is broken into lines
+    assert "2, code" in said and "level 2, code, score" in said
