@@ -14,7 +14,7 @@ from grpo.fast import llama as ops
 from grpo.fast.accelerate import FastForward
 from grpo.fast.llama import build_fast_llama
 from grpo.learn.batch import token_logprobs
-from grpo.model import forward
+from grpo.model import policy as policies
 from grpo.model.load import BUILTIN, load_policy
 
 FAST = ["llama-3 rotary scaling", "mistral", "qwen2", "qwen3"]
@@ -67,18 +67,18 @@ def assert_near(found, expected, tolerance=1e-5):
 @pytest.mark.parametrize("shape", [(1, 7, 5), (64, 256, 96), (3, 1, 33, 10), (0, 4, 6)])
 def test_float32_products_by_onednn(monkeypatch, shape, has_bias):
     """What AMD's CPUs take, on any CPU: (..., inputs, outputs)."""
-    monkeypatch.setattr(forward, "_prefers_onednn", True)
+    monkeypatch.setattr(policies, "_prefers_onednn", True)
     x, weight, bias = (
         torch.randn(shape[:-1]),
         torch.randn(shape[-1], shape[-2]),
         torch.randn(shape[-1]) if has_bias else None,
     )
     wide = functional.linear(x.double(), weight.double(), bias.double() if has_bias else None)
-    found = forward.linear_no_grad(x, weight, bias)
+    found = policies.linear_no_grad(x, weight, bias)
     assert found.dtype == torch.float32 and found.shape == wide.shape
     torch.testing.assert_close(found.double(), wide, rtol=0, atol=1e-6 * (10 + shape[-2]))
     assert torch.equal(
-        forward.linear_no_grad(x.double(), weight.double()),
+        policies.linear_no_grad(x.double(), weight.double()),
         functional.linear(x.double(), weight.double()),
     )  # float64 is left alone
 
