@@ -11,7 +11,8 @@ kernels (`grpo.fast.update_kernels`).
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,10 @@ aten = torch.ops.aten
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 SWIGLU_BLOCK = 1024  # columns of one program of the SwiGLU kernels
+
+# What every layer reads: cosines and sines of the tokens' angles (N, d), what computes attention,
+# and the number of sequences B.
+Inputs = tuple[Tensor, Tensor, Any, int]
 
 
 class Block:
@@ -48,15 +53,6 @@ class Block:
         self.gate_up = MergedLinear([mlp.gate_proj, mlp.up_proj])
         self.down = MergedLinear([mlp.down_proj])
         self.linears = (self.qkv, self.out, self.gate_up, self.down)
-
-
-class _Inputs(NamedTuple):
-    """What every layer reads: the angles of each token, and how attention is computed."""
-
-    cos: Tensor  # (N, d)
-    sin: Tensor
-    shared: Any
-    batch: int  # sequences B
 
 
 class FastLlama:
@@ -92,8 +88,7 @@ class FastLlama:
         has been given other weights, all is merged again.
         """
         for layer in self.linears:
-            if layer.is_stale():
-                layer.merge()
+            if layer.merge():
                 self._copies = None  # the buffers may be others
 
         # Listed once, because that takes as long as the copies themselves, by their factors: those
@@ -117,50 +112,48 @@ class FastLlama:
             x.reshape(B * T, self.D)[:, : self.D // 2].contiguous()
             for x in self.rotary(self.embedding.weight, position_ids.expand(B, T))
         )
-        inputs = _Inputs(cos_Nd, sin_Nd, shared, B)
+        inputs = cos_Nd, sin_Nd, shared, B
 
         x_NE = functional.embedding(
             tokens_BT.flatten(), self.embedding.weight, self.embedding.padding_idx
         )
         y_NE = None  # the output of the layer before, which the next norm adds to x
-        for i, block in enumerate(self.blocks):
+        for i in range(len(self.blocks)):
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                x_NE = checkpoint(self._summed_block, i, block, x_NE, inputs, use_reentrant=False)
+                x_NE = checkpoint(self._summed_block, i, x_NE, inputs, use_reentrant=False)
             else:
-                x_NE, y_NE = self._block(i, block, x_NE, y_NE, inputs)
+                x_NE, y_NE = self._block(i, x_NE, y_NE, inputs)
 
-        _, hidden_NE = _norm(self.final_norm, x_NE, y_NE)
+        _, hidden_NE = add_norm(self.final_norm, x_NE, y_NE)
         return hidden_NE.view(B, T, -1)
 
     def _block(
-        self, i: int, block: Block, x_NE: Tensor, y_NE: Tensor | None, inputs: _Inputs
+        self, i: int, x_NE: Tensor, y_NE: Tensor | None, inputs: Inputs
     ) -> tuple[Tensor, Tensor]:
         """Return the hidden states after attention, and the output of the MLP, (N, E) each.
 
         Their sum is the output of the layer.
         """
-        x_NE, normed_NE = _norm(block.input_norm, x_NE, y_NE)
+        block, (cos_Nd, sin_Nd, shared, B) = self.blocks[i], inputs
+        x_NE, normed_NE = add_norm(block.input_norm, x_NE, y_NE)
         heads_NO = linear(normed_NE, block.qkv, self.use_lora)
         if block.has_qk_norm:
             heads_NO = self._norm_heads(block, heads_NO)
         q, k, v = (
-            x.view(inputs.batch, -1, x.shape[1], self.D).transpose(1, 2)
-            for x in apply_rotary(heads_NO, inputs.cos, inputs.sin, self.H, self.K)
+            x.view(B, -1, x.shape[1], self.D).transpose(1, 2)
+            for x in apply_rotary(heads_NO, cos_Nd, sin_Nd, self.H, self.K)
         )
 
-        attended = inputs.shared.attend(i, q, k, v, self.scale).reshape(-1, self.H * self.D)
+        attended = shared.attend(i, q, k, v, self.scale).reshape(-1, self.H * self.D)
         y_NE = linear(attended, block.out, self.use_lora)
 
-        x_NE, normed_NE = _norm(block.post_attention_norm, x_NE, y_NE)
+        x_NE, normed_NE = add_norm(block.post_attention_norm, x_NE, y_NE)
         gate_up = linear(normed_NE, block.gate_up, self.use_lora)
         return x_NE, linear(gate_up, block.down, self.use_lora, has_swiglu=True)
 
-    def _summed_block(self, i: int, block: Block, x_NE: Tensor, inputs: _Inputs) -> Tensor:
-        """Return the output (N, E) of the layer for its input.
-
-        To compute the layer again, one tensor has to be kept, not both parts of a sum.
-        """
-        x_NE, y_NE = self._block(i, block, x_NE, None, inputs)
+    def _summed_block(self, i: int, x_NE: Tensor, inputs: Inputs) -> Tensor:
+        """Return the output (N, E) of the layer: one tensor to be kept, not two parts of a sum."""
+        x_NE, y_NE = self._block(i, x_NE, None, inputs)
         return x_NE + y_NE
 
     def _norm_heads(self, block: Block, heads_NO: Tensor) -> Tensor:
@@ -172,11 +165,6 @@ class FastLlama:
             for x, norm in zip((q, k), norms)
         )
         return torch.cat([q, k, v], 1).flatten(1)
-
-
-def _norm(norm: Model, x_NE: Tensor, y_NE: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return x + y and its norm by the weights of an RMSNorm module."""
-    return add_norm(x_NE, y_NE, norm.weight, norm.variance_epsilon)
 
 
 def build_fast_llama(causal: Model) -> FastLlama | None:
@@ -205,11 +193,9 @@ def build_fast_llama(causal: Model) -> FastLlama | None:
 # The operations and their gradients
 
 
-def add_norm(
-    x_NE: Tensor, y_NE: Tensor | None, weight_E: Tensor, eps: float
-) -> tuple[Tensor, Tensor]:
-    """Return x + y, and its RMSNorm (arXiv:1910.07467). No y counts as 0."""
-    return _apply(_AddNorm, x_NE, y_NE, weight_E, eps)
+def add_norm(norm: Model, x_NE: Tensor, y_NE: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return x + y, and its RMSNorm (arXiv:1910.07467) by a module. No y counts as 0."""
+    return _apply(_AddNorm, x_NE, y_NE, norm.weight, norm.variance_epsilon)
 
 
 def linear(x_NI: Tensor, layer: MergedLinear, use_lora: bool, has_swiglu: bool = False) -> Tensor:
@@ -265,16 +251,6 @@ def _swiglu_backward(d_NF: Tensor, gate_up: Tensor) -> Tensor:
     return out
 
 
-class _NoContext:
-    """Stands in for the context of an autograd function without a backward pass."""
-
-    def save_for_backward(self, *tensors: Tensor | None) -> None:
-        pass
-
-    def set_materialize_grads(self, value: bool) -> None:
-        pass
-
-
 def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
     """Apply an autograd function.
 
@@ -282,7 +258,9 @@ def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
     """
     if torch.is_grad_enabled():
         return function.apply(*inputs)
-    return function.forward(_NoContext(), *inputs)
+    keep = set_materialize_grads = lambda *_: None  # there is no backward pass
+    context = SimpleNamespace(save_for_backward=keep, set_materialize_grads=set_materialize_grads)
+    return function.forward(context, *inputs)
 
 
 class _Linear(torch.autograd.Function):
@@ -398,41 +376,24 @@ def _rotate(
 
     Both sequences hold queries (N, H, D), keys and values (N, K, D).
     """
-    if cos_Nd.is_cuda:
-        _rotate_cuda(sources, targets, cos_Nd, sin_Nd)
+    N, half = cos_Nd.shape
+    if not cos_Nd.is_cuda:
+        cos, sin = cos_Nd[:, None], sin_Nd[:, None]
+        for source, target in zip(sources[:2], targets):
+            a, b = source[..., :half], source[..., half:]
+            torch.mul(a, cos, out=target[..., :half]).addcmul_(b, sin, value=-1)
+            torch.mul(b, cos, out=target[..., half:]).addcmul_(a, sin)
+        targets[2].copy_(sources[2])
         return
 
-    half = cos_Nd.shape[1]
-    cos, sin = cos_Nd[:, None], sin_Nd[:, None]
-    for source, target in zip(sources[:2], targets):
-        a, b = source[..., :half], source[..., half:]
-        torch.mul(a, cos, out=target[..., :half]).addcmul_(b, sin, value=-1)
-        torch.mul(b, cos, out=target[..., half:]).addcmul_(a, sin)
-    targets[2].copy_(sources[2])
-
-
-def _rotate_cuda(
-    sources: Sequence[Tensor], targets: Sequence[Tensor], cos_Nd: Tensor, sin_Nd: Tensor
-) -> None:
     from grpo.fast import update_kernels as kernels
 
-    N, half = cos_Nd.shape
     H, K = sources[0].shape[1], sources[1].shape[1]
     # The kernel takes any stride between tokens, but heads must be dense.
-    q, k, v = (
-        x if x.stride(2) == 1 and x.stride(1) == 2 * half else x.contiguous() for x in sources
-    )
+    dense = [x if x.stride()[1:] == (2 * half, 1) else x.contiguous() for x in sources]
+    strides = [x.stride(0) for x in (*dense, *targets)]
     kernels.rotary[(N,)](
-        q,
-        k,
-        v,
-        *targets,
-        cos_Nd,
-        sin_Nd,
-        *(x.stride(0) for x in (q, k, v, *targets)),
-        H=H,
-        K=K,
-        D=2 * half,
-        BLOCK_H=1 << (H - 1).bit_length(),
-        BLOCK_K=1 << (K - 1).bit_length(),
-    )
+        *dense, *targets, cos_Nd, sin_Nd, *strides,
+        H=H, K=K, D=2 * half,
+        BLOCK_H=1 << (H - 1).bit_length(), BLOCK_K=1 << (K - 1).bit_length(),
+    )  # fmt: skip

@@ -116,6 +116,7 @@ class MergedLinear:
         # A context of the products of a backward pass.
         self.gradient_products: Callable[[], AbstractContextManager[None]] = nullcontext
 
+        self.addresses: list[int] = []  # of the modules' weights, since the last `merge`
         self._allocate()
         self.merge()
 
@@ -128,19 +129,21 @@ class MergedLinear:
         self.padded = like.new_zeros(padded_rows, like.shape[1])
         self.weight = self.padded[:rows]
         # Transposed: column by column in memory.
-        self.lora_b = like.new_zeros(self.out_features, self.rank).t()
-        if len(self.layers) == 1:
-            self.lora_blocks = self.lora_b
-        else:
+        self.lora_b = self.lora_blocks = like.new_zeros(self.out_features, self.rank).t()
+        if len(self.layers) > 1:
             inner = self.rank * len(self.layers)
             self.lora_blocks = like.new_zeros(self.out_features, inner).t()
         self.bias = None if self.layers[0].bias is None else like.new_zeros(rows)
 
-    def merge(self) -> None:
+    def merge(self) -> bool:
         """Copy the layers' weights into `weight`, and make the modules' weights views of it.
 
-        The buffers stay where they are in memory unless precision or device have changed.
+        Returns False, and does nothing, if they are views already. The buffers stay where they are
+        in memory unless precision or device have changed.
         """
+        if [layer.weight.data_ptr() for layer in self.layers] == self.addresses:
+            return False
+
         like = self.layers[0].weight.data
         if (self.weight.dtype, self.weight.device) != (like.dtype, like.device):
             self._allocate()
@@ -149,10 +152,7 @@ class MergedLinear:
             self.weight[rows] = layer.weight.data
             layer.weight.data = self.weight[rows]
         self.addresses = [layer.weight.data_ptr() for layer in self.layers]
-
-    def is_stale(self) -> bool:
-        """Return whether a module has been given other weights since the last `merge`."""
-        return [layer.weight.data_ptr() for layer in self.layers] != self.addresses
+        return True
 
     def copies(self) -> list[WeightCopy]:
         """Return the tensors that have to be copied whenever the parameters change."""

@@ -13,26 +13,12 @@ import triton.language as tl
 
 @triton.jit
 def rotary(
-    q,
-    k,
-    v,
-    q_out,
-    k_out,
-    v_out,
-    cos_Nd,
-    sin_Nd,
-    q_stride,
-    k_stride,
-    v_stride,
-    q_out_stride,
-    k_out_stride,
-    v_out_stride,
-    H: tl.constexpr,
-    K: tl.constexpr,
-    D: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
+    q, k, v, q_out, k_out, v_out,
+    cos_Nd, sin_Nd,
+    q_stride, k_stride, v_stride, q_out_stride, k_out_stride, v_out_stride,
+    H: tl.constexpr, K: tl.constexpr, D: tl.constexpr,
+    BLOCK_H: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
     """Rotate the pairs (i, i + D / 2) of queries and keys by the token's angles; copy values."""
     n = tl.program_id(0).to(tl.int64)
     half = tl.arange(0, D // 2)

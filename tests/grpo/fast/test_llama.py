@@ -3,6 +3,7 @@ the modules' own.
 """
 
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -230,7 +231,7 @@ def angles(M, like):
 
 OPERATIONS = {
     "add_norm": (
-        lambda x, y, w: ops.add_norm(x, y, w, 1e-5),
+        lambda x, y, w: ops.add_norm(SimpleNamespace(weight=w, variance_epsilon=1e-5), x, y),
         plain_norm,
         [(9, 48), (9, 48), (48,)],
     ),
