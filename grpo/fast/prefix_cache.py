@@ -7,8 +7,7 @@ the longest sequence, in tokens that are kept.
 
 In the rollout one softmax runs over the scores of prompt and own tokens, so the result is that of
 plain attention up to rounding. Hydragen (Juravsky et al. 2024, arXiv:2402.05099) merges two
-softmaxes instead. On a CPU the many scores of long rows would cost more than they save, so long
-rows use PyTorch's attention, with prompt and own tokens as one sequence.
+softmaxes instead.
 """
 
 from typing import Any
@@ -22,9 +21,6 @@ from data.errors import UserError
 from grpo.model.check import Model
 
 ATTENTION_NAME = "grpo_shared_prompt"
-
-# A row with this many scores for each head, T * (L + S), is long.
-LONG_ROW_SCORES = 1 << 13
 
 # A buffer of keys grows at least by this factor, so that it does not grow at each step.
 GROWTH = 5 / 4
@@ -58,9 +54,8 @@ class PrefixCache:
         self.longest = padded_length  # tokens of the longest sequence, its prompt included
         self.is_even = True  # all rows have the same number of valid tokens
 
-        # The same in all layers of a step: see `_next` and `_attend_long`.
+        # The same in all layers of a step: see `_next`.
         self.next: tuple[Tensor, Tensor | None] | None = None
-        self.mask_R1ZX: Tensor | None = None
 
     def allocate(self, rows: int, room: int) -> None:
         """End the prefill: give every prompt the same number of rows, with `room` tokens each.
@@ -160,16 +155,8 @@ class PrefixCache:
         if self.filled_R is None:
             return self._attend_prompt(layer, query, key, value, scale)
 
-        keys, values = self._append(layer, key, value)
-        _, is_ahead_RTS = self._next(key.shape[2])
-        T = query.shape[2]
-        is_long = (
-            is_ahead_RTS is not None
-            and T * (self.bias_P1L.shape[2] + keys.shape[2]) >= LONG_ROW_SCORES
-        )
-        if is_long and not query.is_cuda:
-            return self._attend_long(layer, query * scale, keys, values, is_ahead_RTS)
-        return self._attend_short(layer, query * scale, keys, values, is_ahead_RTS)
+        self._append(layer, key, value)
+        return self._attend_all(layer, query * scale)
 
     def _attend_prompt(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float
@@ -187,24 +174,20 @@ class PrefixCache:
         )
         return output.transpose(1, 2)
 
-    def _append(self, layer: int, key_RKTD: Tensor, value_RKTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values behind those of each row; return all so far (R, K, S, D)."""
+    def _append(self, layer: int, key_RKTD: Tensor, value_RKTD: Tensor) -> None:
+        """Write keys and values behind those of each row."""
         R, K, T, D = key_RKTD.shape
         if layer not in self.own:
             shape = R, K, self.room, D
             self.own[layer] = key_RKTD.new_zeros(shape), key_RKTD.new_zeros(shape)
 
         places_RT, _ = self._next(T)
-        end = self.max_filled + T
         for buffer, new in zip(self.own[layer], (key_RKTD, value_RKTD)):
             if self.is_even:
-                buffer[:R, :, self.max_filled : end] = new
+                buffer[:R, :, self.max_filled : self.max_filled + T] = new
             else:
                 rows_R1 = torch.arange(R, device=new.device)[:, None]
                 buffer[rows_R1, :, places_RT] = new.transpose(1, 2)
-
-        keys, values = self.own[layer]
-        return keys[:R, :, :end], values[:R, :, :end]
 
     def _next(self, T: int) -> tuple[Tensor, Tensor | None]:
         """Return the places of the next T tokens (R, T), and which keys are ahead of each.
@@ -220,28 +203,22 @@ class PrefixCache:
                 places_S = torch.arange(self.max_filled + T, device=places_RT.device)
                 is_ahead_RTS = places_S > places_RT[:, :, None]
             self.next = places_RT, is_ahead_RTS
-            self.mask_R1ZX = None
         return self.next
 
-    def _attend_short(
-        self,
-        layer: int,
-        query_RHTD: Tensor,
-        key_RKSD: Tensor,
-        value_RKSD: Tensor,
-        is_ahead_RTS: Tensor | None,
-    ) -> Tensor:
+    def _attend_all(self, layer: int, query_RHTD: Tensor) -> Tensor:
         """Return the attention by one softmax over the scores of prompt and own tokens."""
         prompt_key_PKLD, prompt_value_PKLD = self.prompt[layer]
         R, H, T, D = query_RHTD.shape
         K, L = prompt_key_PKLD.shape[1:3]
-        Q, S = H // K, key_RKSD.shape[2]
+        Q, S = H // K, self.max_filled + T
+        key_RKSD, value_RKSD = (buffer[:R, :, :S] for buffer in self.own[layer])
         query_RKZD = query_RHTD.reshape(R, K, Q * T, D)
 
         # Scores: those of the prompt for all rows of a prompt at once.
         on_prompt = self._to_slots(query_RKZD) @ prompt_key_PKLD.transpose(2, 3)
         on_prompt = self._from_slots(on_prompt.add_(self.bias_P1L[:, None]))
         on_own = query_RKZD @ key_RKSD.transpose(2, 3)
+        _, is_ahead_RTS = self._next(T)
         if is_ahead_RTS is not None:
             on_own.view(R, K, Q, T, S).masked_fill_(is_ahead_RTS[:, None, None], -torch.inf)
 
@@ -252,39 +229,6 @@ class PrefixCache:
 
         from_prompt = self._from_slots(self._to_slots(weights_RKZX[..., :L]) @ prompt_value_PKLD)
         output = from_prompt + weights_RKZX[..., L:] @ value_RKSD
-        return output.view(R, H, T, D).transpose(1, 2)
-
-    def _attend_long(
-        self,
-        layer: int,
-        query_RHTD: Tensor,
-        key_RKSD: Tensor,
-        value_RKSD: Tensor,
-        is_ahead_RTS: Tensor | None,
-    ) -> Tensor:
-        """Return the same by PyTorch's attention, which keeps no scores.
-
-        Prompt and own tokens of a row are one sequence.
-        """
-        R, H, T, D = query_RHTD.shape
-        K = key_RKSD.shape[1]
-        if self.mask_R1ZX is None:
-            assert is_ahead_RTS is not None
-            is_padding_RTL = self.padding_PL[self.prompt_R, None].expand(-1, T, -1)
-            is_hidden_RTX = torch.cat([is_padding_RTL, is_ahead_RTS], 2)
-            mask_RTX = query_RHTD.new_zeros(is_hidden_RTX.shape).masked_fill_(
-                is_hidden_RTX, -torch.inf
-            )
-            self.mask_R1ZX = mask_RTX.repeat(1, H // K, 1)[:, None]
-
-        prompt_keys, prompt_values = self.prompt[layer]
-        output = scaled_dot_product_attention(
-            query_RHTD.reshape(R, K, -1, D),
-            torch.cat([prompt_keys[self.prompt_R], key_RKSD], 2),
-            torch.cat([prompt_values[self.prompt_R], value_RKSD], 2),
-            attn_mask=self.mask_R1ZX,
-            scale=1.0,  # the queries are scaled already
-        )
         return output.view(R, H, T, D).transpose(1, 2)
 
     def _to_slots(self, x_RKZA: Tensor) -> Tensor:

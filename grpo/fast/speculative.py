@@ -13,7 +13,7 @@ Shapes: C completions, k drafted tokens.
 """
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import chain
@@ -33,18 +33,13 @@ LENGTHS = (0, 1, 3, 7, 15, 31, 63, 127)
 # least so many tokens.
 SHORT = 31
 
-# A token that is never drawn.
-NO_TOKEN = -1
+NO_TOKEN = -1  # is never drawn
+MIN_GAIN = 1.3  # drafts are made only if they are expected to be faster by this factor
+PRIOR_WEIGHT = 4  # tokens of each row that the general record counts for
 
 # Characters of a guess that are tokenized for each token of a draft. Most of a long guess would
 # never be reached.
 CHARACTERS_PER_TOKEN = 10
-
-# Drafts are made only if they are expected to be faster by this factor.
-MIN_GAIN = 1.3
-
-# The general record counts like this many tokens of each row.
-PRIOR_WEIGHT = 4
 
 _PIECE = re.compile(r"\s*\S+|\s+")
 
@@ -128,12 +123,10 @@ class DraftPlans:
 
     def __init__(self, policy: Policy, guesses: Sequence[Callable[[str], str]], width: int):
         self.policy = policy
-        self.end = [policy.end]
 
         # Each completion has its own copy of the guess. `first` is the first one with the same.
         self.guesses = [copy(guess) for guess in guesses]
-        first = {guess: c for c, guess in reversed(list(enumerate(guesses)))}
-        self.first = [first[guess] for guess in guesses]
+        self.first = [guesses.index(guess) for guess in guesses]
 
         # The text of each completion, as far as it was decoded, and the number of tokens it takes.
         count = len(guesses)
@@ -205,7 +198,7 @@ class DraftPlans:
         for (_, start, _), same, plan, ends in zip(alike, alike.values(), plans, is_whole):
             if plan and max(plan) >= self.policy.vocabulary:  # some tokenizers have more
                 plan = [token if token < self.policy.vocabulary else NO_TOKEN for token in plan]
-            self._set(same, start, [*plan, *self.end] if ends else plan, ends)
+            self._set(same, start, [*plan, self.policy.end] if ends else plan, ends)
 
     def _text(self, row: int, tokens: Tensor) -> str:
         """Return the text of a completion, of which only the new tokens are decoded.
@@ -239,12 +232,11 @@ class DraftPlans:
     def _encode(self, texts: list[str]) -> list[list[int]]:
         return plain_tokens(self.policy.tokenizer, texts)
 
-    def _set(self, rows: Iterable[int], start: int, plan: Sequence[int], is_whole: bool) -> None:
+    def _set(self, rows: list[int], start: int, plan: Sequence[int], is_whole: bool) -> None:
         """Set the plan of some rows from place `start` on.
 
         A plan that `is_whole` ends with the completion, so its end is never reached.
         """
-        rows = list(rows)
         width = self.planned.shape[1]
         end = min(start + len(plan), width)
         planned = self.planned.numpy()  # the same memory: it takes a list in a tenth of the time
@@ -260,58 +252,48 @@ class Drafter:
 
     - `decoder`: the rows that are written, `EagerRows` or `CudaRows`;
     - `longest`: the most tokens of a draft; `length`: that of the last drafts;
-    - `wanted`: the plans that the last drafts need, as `DraftPlans.make` takes them;
-    - `has_first_tokens`: whether each row has written its first token. It is drawn without a draft,
-      and it says little about the rest: SmolLM2 begins its answers with a space that the guess does
-      not have. So a different first token is not counted as a rejection, and the rest is planned
-      again from there.
+    - `wanted`: the plans that the last drafts need, as `DraftPlans.make` takes them.
+
+    First tokens are drawn without a draft, and say little about the rest: SmolLM2 begins its
+    answers with a space that the guess does not have. So a different first token is not counted as
+    a rejection, and the rest is planned again from there.
     """
 
     def __init__(self, decoder: Any, plans: DraftPlans, drafting: Drafting, longest: int):
-        self.decoder = decoder
-        self.plans = plans
-        self.drafting = drafting
-        self.longest = longest
-        self.length = 0
+        self.decoder, self.plans, self.drafting = decoder, plans, drafting
+        self.longest, self.length = longest, 0
         self.wanted: tuple[Tensor, Tensor, Tensor, int] | None = None
-        self.has_first_tokens = False
 
     def observe(self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor) -> None:
         """Record which drafts a pass accepted."""
         matched, rejected = self.plans.observe(rows, written, chosen, count)
-        if not self.has_first_tokens:
+        if self.wanted is None:  # these are the first tokens
             matched = rejected = 0
-        self.drafting.observe(
-            self.length,
-            matched,
-            rejected,
-            completions=int((count > 0).sum()),
-            tokens=int(count.sum()),
-        )
+        gained = int((count > 0).sum()), int(count.sum())
+        self.drafting.observe(self.length, matched, rejected, *gained)
 
     def propose(self, rows: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Return the next drafts (C, k), of the length with the highest expected gain."""
-        live, written = self.decoder.live, lengths[rows]
-        if not self.has_first_tokens:
-            self.has_first_tokens = True
-            self.plans.matched.zero_()
-            self.plans.rejected.zero_()
-            self.plans.make(rows, written, live & self.plans.is_stale[rows], SHORT, tokens)
+        plans, live, written = self.plans, self.decoder.live, lengths[rows]
+        if self.wanted is None:
+            plans.matched.zero_()
+            plans.rejected.zero_()
+            plans.make(rows, written, live & plans.is_stale[rows], SHORT, tokens)
 
         k = self.length = draft_length(
             self.drafting,
             self.decoder.costs,
             int(live.sum()),
-            self.plans.matched[rows[live]].sum().item(),
-            self.plans.rejected[rows[live]].sum().item(),
+            plans.matched[rows[live]].sum().item(),
+            plans.rejected[rows[live]].sum().item(),
             [k for k in self.decoder.lengths if k <= self.longest],
         )
         # Plans that are made while a pass runs must also last for the pass after it.
         meanwhile = self.decoder.costs.meanwhile
         self.wanted = rows, written, live, 2 * k + 1 if meanwhile and k else k
         if not meanwhile:
-            self.plans.make(*self.wanted, tokens)
-        return self.plans.drafts(rows, written, k)
+            plans.make(*self.wanted, tokens)
+        return plans.drafts(rows, written, k)
 
     def plan_meanwhile(self, tokens: Tensor) -> None:
         """Make the plans that are missing while the device runs the pass, if its costs say so."""
