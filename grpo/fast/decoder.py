@@ -101,8 +101,7 @@ class FastDecoder:
         C = len(request.prompts) * G
 
         drafter = None
-        if _is_drafted(request, drafting):
-            assert request.guesses is not None and drafting is not None
+        if request.guesses is not None and drafting is not None and drafting.fixed != 0:
             plans = DraftPlans(policy, [guess for guess in request.guesses for _ in range(G)], room)
             drafter = Drafter(decoder, plans, drafting, _longest_draft(request, drafting))
 
@@ -139,13 +138,10 @@ class FastDecoder:
         ]
 
 
-def _is_drafted(request: RolloutRequest, drafting: Drafting | None) -> bool:
-    return request.guesses is not None and drafting is not None and drafting.fixed != 0
-
-
 def _longest_draft(request: RolloutRequest, drafting: Drafting | None) -> int:
     """Return the largest number of tokens that one pass may draft."""
-    most = max(request.budgets) if _is_drafted(request, drafting) else 0
+    is_drafted = request.guesses is not None and drafting is not None and drafting.fixed != 0
+    most = max(request.budgets) if is_drafted else 0
     return max(k for k in LENGTHS if k <= max(SHORT, most))
 
 

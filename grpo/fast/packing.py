@@ -67,7 +67,7 @@ class Packing:
     `stem_queries` and `stem_keys` are indices into the tokens of all branches.
 
     It is made from token ids: as many completions for each prompt, in the order of the prompts. A
-    model computes its attention by it (see `prefix_cache.attention`).
+    model computes its attention by it (see `grpo.fast.accelerate`).
     """
 
     def __init__(

@@ -25,7 +25,6 @@ from transformers import (
 
 from data.errors import UserError
 from grpo.fast import accelerate as fast
-from grpo.fast import prefix_cache
 from grpo.fast.accelerate import FastForward, accelerate
 from grpo.fast.merged_linear import MergedLinear
 from grpo.model.check import LOW_PRECISION_TOLERANCE, MISSING, check_model
@@ -105,7 +104,7 @@ def attend(**arguments):
     heads = torch.zeros(1, 2, 1, 4)
     module = SimpleNamespace(layer_idx=0, **arguments.pop("module", {}))
     mask = arguments.pop("mask", None)
-    return prefix_cache.attention(module, heads, heads, heads, mask, shared=shared, **arguments)[0]
+    return fast.attention(module, heads, heads, heads, mask, shared=shared, **arguments)[0]
 
 
 @pytest.mark.parametrize(
@@ -152,15 +151,15 @@ def test_a_window_that_only_the_mask_knows_of_is_refused_when_it_is_outgrown():
 
 def test_an_attention_that_swallows_an_argument_is_noticed(tmp_path):
     def swallowing(*arguments, s_aux=None, **others):
-        return prefix_cache.attention(*arguments, **others)
+        return fast.attention(*arguments, **others)
 
-    AttentionInterface.register(prefix_cache.ATTENTION_NAME, swallowing)
+    AttentionInterface.register(fast.ATTENTION_NAME, swallowing)
     try:
         policy = load_policy(saved("gpt_oss", tmp_path), device="cpu")
     finally:
-        AttentionInterface.register(prefix_cache.ATTENTION_NAME, prefix_cache.attention)
+        AttentionInterface.register(fast.ATTENTION_NAME, fast.attention)
     assert policy.path == "plain"
-    assert policy.causal.config._attn_implementation != prefix_cache.ATTENTION_NAME
+    assert policy.causal.config._attn_implementation != fast.ATTENTION_NAME
 
 
 @pytest.mark.parametrize("kind", ["falcon_h1", "diffllama", "minimax", "lfm2"])
@@ -218,7 +217,7 @@ def test_rounding_of_a_deep_random_model_in_bfloat16_passes(monkeypatch):
     )
     policy = policy_of(LlamaConfig(**(SHAPE | shape | heads)), torch.bfloat16)
     assert policy.path == "fast" and LOW_PRECISION_TOLERANCE < seen[0] < MISSING
-    assert policy.causal.config._attn_implementation == prefix_cache.ATTENTION_NAME
+    assert policy.causal.config._attn_implementation == fast.ATTENTION_NAME
 
 
 def test_a_difference_beyond_the_models_own_rounding_is_noticed(monkeypatch):
