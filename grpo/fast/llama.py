@@ -11,6 +11,7 @@ kernels (`grpo.fast.update_kernels`).
 """
 
 from collections.abc import Sequence
+from itertools import chain
 from types import SimpleNamespace
 from typing import Any
 
@@ -95,10 +96,10 @@ class FastLlama:
         # of one factor are one kernel.
         if self._copies is None:
             self._copies = {}
-            for copy in (copy for layer in self.linears for copy in layer.copies()):
-                targets, sources = self._copies.setdefault(copy.factor, ([], []))
-                targets.append(copy.target)
-                sources.append(copy.source)
+            for target, source, factor in chain(*(layer.copies() for layer in self.linears)):
+                targets, sources = self._copies.setdefault(factor, ([], []))
+                targets.append(target)
+                sources.append(source)
 
         for factor, (targets, sources) in self._copies.items():
             scaled = sources if factor == 1 else torch._foreach_mul(sources, factor)

@@ -54,14 +54,6 @@ class LoraWeights(NamedTuple):
     scaling: float
 
 
-class WeightCopy(NamedTuple):
-    """A tensor that follows another one: `target` = `factor` * `source`."""
-
-    target: Tensor
-    source: Tensor
-    factor: float
-
-
 def base_layer(module: Model) -> Model:
     """Return a linear layer without its adapter's wrapper."""
     return module.base_layer if hasattr(module, "base_layer") else module
@@ -154,24 +146,19 @@ class MergedLinear:
         self.addresses = [layer.weight.data_ptr() for layer in self.layers]
         return True
 
-    def copies(self) -> list[WeightCopy]:
-        """Return the tensors that have to be copied whenever the parameters change."""
-        copies = []
+    def copies(self) -> Iterator[tuple[Tensor, Tensor, float]]:
+        """Yield what must be copied whenever the parameters change: target, source and factor."""
         for i, (layer, adapter) in enumerate(zip(self.layers, self.adapters)):
             columns = self.columns[i]
             if self.bias is not None:
-                copies.append(WeightCopy(self.bias[columns], layer.bias, 1.0))
+                yield self.bias[columns], layer.bias, 1.0
 
             if adapter:
                 own = self._own_ranks(i, adapter)
-                lora_a = self.weight[self.out_features :][own]
-                lora_b = self.lora_b.t()[columns, : len(adapter.a)]
-                copies.append(WeightCopy(lora_a, adapter.a, 1.0))
-                copies.append(WeightCopy(lora_b, adapter.b, adapter.scaling))
+                yield self.weight[self.out_features :][own], adapter.a, 1.0
+                yield self.lora_b.t()[columns, : len(adapter.a)], adapter.b, adapter.scaling
                 if self.lora_blocks is not self.lora_b:
-                    block = self.lora_blocks.t()[columns, own]
-                    copies.append(WeightCopy(block, adapter.b, adapter.scaling))
-        return copies
+                    yield self.lora_blocks.t()[columns, own], adapter.b, adapter.scaling
 
     def _own_ranks(self, i: int, adapter: LoraWeights) -> slice:
         """Return which of all layers' ranks are those of layer `i`, whose adapter is given."""

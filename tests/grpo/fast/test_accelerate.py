@@ -60,7 +60,7 @@ def test_a_new_adapter_hides_no_mistake_in_how_it_is_merged(monkeypatch, dtype):
     """Its B is 0: nothing that it is multiplied with would be seen."""
     copies = MergedLinear.copies
     monkeypatch.setattr(
-        MergedLinear, "copies", lambda self: [copy._replace(factor=1.0) for copy in copies(self)]
+        MergedLinear, "copies", lambda self: [(*pair, 1.0) for *pair, _ in copies(self)]
     )
     with pytest.warns(UserWarning, match="the fast forward pass disagrees"):
         policy = load_policy("builtin", device="cpu", dtype=dtype, lora_rank=64)
