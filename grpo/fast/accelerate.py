@@ -51,6 +51,9 @@ ATTENTION_NAME = "grpo_shared_prompt"
 MIN_SAVED = 256
 MAX_SCORES = 1 << 24
 
+# A row with this many scores for each head, T * (L + S), is long.
+LONG_ROW_SCORES = 1 << 13
+
 # A buffer of keys grows at least by this factor, so that it does not grow at each step.
 GROWTH = 5 / 4
 
@@ -85,8 +88,9 @@ class PrefixCache:
         self.longest = padded_length  # tokens of the longest sequence, its prompt included
         self.is_even = True  # all rows have the same number of valid tokens
 
-        # The same in all layers of a step: see `_next`.
+        # The same in all layers of a step: see `_next` and `_attend_long`.
         self.next: tuple[Tensor, Tensor | None] | None = None
+        self.mask_R1ZX: Tensor | None = None
 
     def allocate(self, rows: int, room: int) -> None:
         """End the prefill: give every prompt the same number of rows, with `room` tokens each.
@@ -178,7 +182,11 @@ class PrefixCache:
         """
         if self.filled_R is not None:
             self._append(layer, key, value)
-            return self._attend_all(layer, query * scale)
+            _, is_ahead_RTS = self._next(T := query.shape[2])
+            is_long = T * (self.bias_P1L.shape[2] + self.max_filled + T) >= LONG_ROW_SCORES
+            if is_ahead_RTS is not None and is_long and not query.is_cuda:
+                return self._attend_long(layer, query * scale, is_ahead_RTS)
+            return self._attend_short(layer, query * scale, is_ahead_RTS)
 
         # Contiguous, else each product copies them.
         self.prompt[layer] = key.contiguous(), value.contiguous()
@@ -216,10 +224,10 @@ class PrefixCache:
             if T > 1 or not self.is_even:
                 places_S = torch.arange(self.max_filled + T, device=places_RT.device)
                 is_ahead_RTS = places_S > places_RT[:, :, None]
-            self.next = places_RT, is_ahead_RTS
+            self.next, self.mask_R1ZX = (places_RT, is_ahead_RTS), None
         return self.next
 
-    def _attend_all(self, layer: int, query_RHTD: Tensor) -> Tensor:
+    def _attend_short(self, layer: int, query_RHTD: Tensor, is_ahead_RTS: Tensor | None) -> Tensor:
         """Return the attention by one softmax over the scores of prompt and own tokens.
 
         Hydragen (arXiv:2402.05099) merges two softmaxes instead.
@@ -235,7 +243,6 @@ class PrefixCache:
         on_prompt = self._to_slots(query_RKZD) @ prompt_key_PKLD.transpose(2, 3)
         on_prompt = self._from_slots(on_prompt.add_(self.bias_P1L[:, None]))
         on_own = query_RKZD @ key_RKSD.transpose(2, 3)
-        _, is_ahead_RTS = self._next(T)
         if is_ahead_RTS is not None:
             on_own.view(R, K, Q, T, S).masked_fill_(is_ahead_RTS[:, None, None], -torch.inf)
 
@@ -246,6 +253,31 @@ class PrefixCache:
 
         from_prompt = self._from_slots(self._to_slots(weights_RKZX[..., :L]) @ prompt_value_PKLD)
         output = from_prompt + weights_RKZX[..., L:] @ value_RKSD
+        return output.view(R, H, T, D).transpose(1, 2)
+
+    def _attend_long(self, layer: int, query_RHTD: Tensor, is_ahead_RTS: Tensor) -> Tensor:
+        """Return the same by PyTorch's attention, which keeps no scores.
+
+        Prompt and own tokens of a row are one sequence. On a CPU the many scores of long rows would
+        cost more than they save.
+        """
+        R, H, T, D = query_RHTD.shape
+        S, K = is_ahead_RTS.shape[2], self.own[layer][0].shape[1]
+        if self.mask_R1ZX is None:
+            is_padding_RTL = self.padding_PL[self.prompt_R, None].expand(-1, T, -1)
+            is_hidden_RTX = torch.cat([is_padding_RTL, is_ahead_RTS], 2)
+            mask_RTX = query_RHTD.new_zeros(is_hidden_RTX.shape)
+            mask_RTX.masked_fill_(is_hidden_RTX, -torch.inf)
+            self.mask_R1ZX = mask_RTX.repeat(1, H // K, 1)[:, None]
+
+        keys, values = (
+            torch.cat([of_prompts[self.prompt_R], of_rows[:R, :, :S]], 2)
+            for of_prompts, of_rows in zip(self.prompt[layer], self.own[layer])
+        )
+        query_RKZD = query_RHTD.reshape(R, K, -1, D)
+        output = scaled_dot_product_attention(  # the queries are scaled already
+            query_RKZD, keys, values, attn_mask=self.mask_R1ZX, scale=1.0
+        )
         return output.view(R, H, T, D).transpose(1, 2)
 
     def _to_slots(self, x_RKZA: Tensor) -> Tensor:
@@ -364,10 +396,7 @@ class FastForward(PlainForward):
     def pack(
         self, prompts: Sequence[tuple[int, ...]], completions: Sequence[tuple[int, ...]]
     ) -> Batch:
-        """Return a micro-batch, whose completions share their prompts.
-
-        On a CPU they share their beginnings, too.
-        """
+        """Return a micro-batch, whose completions share their prompts, on a CPU beginnings too."""
         device = self.policy.device
         return Packing(prompts, completions, device, shares_beginnings=device.type == "cpu")
 
@@ -448,9 +477,9 @@ class FastForward(PlainForward):
     def _after_beginning(
         self, prompts: Sequence[tuple[int, ...]], common: int
     ) -> tuple[Tensor, PrefixCache]:
-        """Run the first `common` tokens, which all prompts begin with, and then the rest of each.
+        """Run the first `common` tokens of all prompts, and the rests as rows that continue them.
 
-        The rests are rows that continue the beginning. Returns the same as `prefill`.
+        Returns the same as `prefill`.
         """
         tokens_PT, lengths_P = _padded([prompt[common:] for prompt in prompts])
         P, T = tokens_PT.shape
@@ -460,12 +489,11 @@ class FastForward(PlainForward):
         hidden_PTE = self.extend(tokens_PT, beginning)
 
         cache = PrefixCache(common + lengths_P, common + T)
-        for layer, of_beginning in beginning.prompt.items():
-            keys_PKLD, values_PKLD = (
-                torch.cat([first.expand(P, -1, -1, -1), rest], 2)
-                for first, rest in zip(of_beginning, beginning.own[layer], strict=True)
-            )
-            cache.prompt[layer] = keys_PKLD, values_PKLD
+        for layer, (first_keys, first_values) in beginning.prompt.items():
+            keys, values = beginning.own[layer]
+            keys = torch.cat([first_keys.expand(P, -1, -1, -1), keys], 2)
+            values = torch.cat([first_values.expand(P, -1, -1, -1), values], 2)
+            cache.prompt[layer] = keys, values
         return hidden_PTE[torch.arange(P), lengths_P - 1], cache
 
 
