@@ -425,13 +425,10 @@ def spelled(name: str) -> str:
     >>> spelled("group_size"), spelled("level"), spelled("top_p")
     ('--group-size', '--words', '--config: top_p')
     """
-    is_setting = SETTINGS[name].metadata["kind"] == "setting"
-    return f"--config: {name}" if is_setting else _flags_of(name)[0]
-
-
-def _flags_of(name: str) -> Sequence[str]:
-    """Return the spellings of a setting's flag."""
-    return SETTINGS[name].metadata.get("flags", [f"--{name.replace('_', '-')}"])
+    info = SETTINGS[name].metadata
+    if info["kind"] == "setting":
+        return f"--config: {name}"
+    return info["flags"][0] if "flags" in info else f"--{name.replace('_', '-')}"
 
 
 # Automatic values
@@ -485,10 +482,7 @@ def is_run(path: Path) -> bool:
 
 
 def load_config(path: Path) -> Config:
-    """Read the configuration of a run.
-
-    Raises UserError if the file is not one, for unknown keys, and for values of the wrong type.
-    """
+    """Read the configuration of a run; UserError for unknown keys, and values of wrong type."""
     values = read_yaml(path)
     values.pop("facts", None)
     return Config(**checked(values, str(path), known=KINDS))
@@ -528,23 +522,13 @@ def _nearest(name: str, known: Collection[str]) -> str:
     return ELSEWHERE.get(near, near)
 
 
-def is_inline(source: str) -> bool:
-    """Return whether `source`, of --config, is YAML in the argument, and not a file."""
-    return source.lstrip().startswith("{")
-
-
-def read_settings(source: str) -> dict[str, Any]:
-    """Return the settings of `--config`: a YAML file, a run's config.yaml, or YAML in the argument.
+def _read_settings(source: str) -> dict[str, Any]:
+    """Return the settings of `--config FILE`: a YAML file, or a run's config.yaml.
 
     A run's config.yaml gives everything except what belongs to that run only, such as its name, so
     the same training starts again. Raises UserError if the file cannot be read, a name is unknown,
     or a value has the wrong type.
     """
-    if is_inline(source):
-        with blaming(f"--config {source}: not YAML; give '{{name: value, ...}}'"):
-            values = load_yaml(source)
-        return with_texts(checked(values, "--config"))
-
     where = f"--config {source}"
     values = read_yaml(Path(source))
     if "facts" not in values:
@@ -612,20 +596,23 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     with status 0 after `--help`.
     """
     parser = make_parser(lists_all="--help-all" in argv)
-    values, unknown = parser.parse_known_args(argv)
-    flags = with_texts(vars(values))
+    found, unknown = parser.parse_known_args(argv)
+    flags = with_texts(vars(found))
 
     # Flags override --config, and a later --config overrides an earlier one.
     given: dict[str, Any] = {}
     files = []
     allowed = programs_in(flags)  # programs that the command line itself names, and no file
     for source in flags.pop("config", []):
-        settings = read_settings(source)
-        given |= settings
-        if is_inline(source):
+        if source.lstrip().startswith("{"):
+            with blaming(f"--config {source}: not YAML; give '{{name: value, ...}}'"):
+                values = load_yaml(source)
+            settings = with_texts(checked(values, "--config"))
             allowed += programs_in(settings)
         else:
+            settings = _read_settings(source)
             files.append(source)
+        given |= settings
     given |= flags
 
     # Before the task is loaded, which tells its flags.
@@ -679,13 +666,14 @@ def make_parser(lists_all: bool = False) -> Parser:
 def _add_flag(group: Any, name: str, is_listed: bool) -> None:
     """Add the flag of one setting to the argument group."""
     info = SETTINGS[name].metadata
+    flags = info.get("flags", [spelled(name)])
     text = _help_of(name) if is_listed else argparse.SUPPRESS
 
     # The type of a setting that may be None is the other member of the union.
     kind = KINDS[name]
     kind = get_args(kind)[0] if get_args(kind) else kind
     if kind is bool:
-        group.add_argument(*_flags_of(name), action="store_true", help=text)
+        group.add_argument(*flags, action="store_true", help=text)
         return
 
     if "choices" in info:
@@ -693,7 +681,7 @@ def _add_flag(group: Any, name: str, is_listed: bool) -> None:
     else:
         metavar = info.get("metavar", {int: "N", float: "X"}.get(kind, name.upper()))
     extra = {"nargs": "?", "const": info["const"]} if "const" in info else {}
-    group.add_argument(*_flags_of(name), dest=name, type=kind, metavar=metavar, help=text, **extra)
+    group.add_argument(*flags, dest=name, type=kind, metavar=metavar, help=text, **extra)
 
 
 def _help_of(name: str) -> str:
