@@ -10,7 +10,7 @@ from typing import Any
 
 from grpo.config import Config
 from grpo.model.policy import Policy
-from grpo.records import Group
+from grpo.records import Group, truncated_share
 from grpo.rollout.generate import Drafting, budget_for, fitting, room_warning, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.statistics import mean_interval
@@ -176,7 +176,8 @@ def truncation_warning(line: dict[str, Any], where: str) -> str:
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return n, the mean value and the rate of exact answers, each with its 95 % interval.
+    """Return n, the mean value and the rate of exact answers, each with its 95 % interval, and the
+    share of truncated completions.
 
     A problem counts once, by the mean of its samples: n and the intervals are over problems.
     """
@@ -192,4 +193,5 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         "exact": fmean(exact),
         "exact_low": exact_low,
         "exact_high": exact_high,
+        "truncated": truncated_share(groups),
     }

@@ -43,7 +43,7 @@ from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import middle_left_out, sent_lines
 from grpo.next_command import EndedRun, advice, next_commands
-from grpo.records import Decision, Group, StepReport, level_name, truncated_share
+from grpo.records import Decision, Group, StepReport, level_name
 from grpo.run.checkpoint import Saver, remove_checkpoints_after, seen_keys
 from grpo.run.logs import (
     NoFiles,
@@ -493,7 +493,6 @@ class Run:
             "too_long": found.too_long,
             "metric": getattr(task, "metric", "score"),
             **summarise(groups),
-            "truncated": truncated_share(groups),
         }
         return line, groups
 

@@ -37,7 +37,7 @@ from grpo.evaluate import (
 )
 from grpo.model.load import load_policy
 from grpo.model.prompts import format_of, middle_left_out, sent_lines, wording_text
-from grpo.records import Completion, Group, truncated_share
+from grpo.records import Completion, Group
 from grpo.run.resume import checkpoint_of, config_of, load_run_policy
 from grpo.show.console import Console
 from grpo.statistics import mean_interval
@@ -156,10 +156,10 @@ class Evaluation:
         options = {**(config.task_options if is_runs_task else {}), **given}
         require_trusted_task(spec, options, (spec, given.get(REWARD_FILE)), where)
 
-        settings = argparse.Namespace(task=spec, task_options=options)
+        settings = argparse.Namespace(**vars(config) | {"task": spec, "task_options": options})
         for name in (*SAMPLING, *PROMPT):
-            own = getattr(flags, name)
-            setattr(settings, name, getattr(config, name) if own is None else own)
+            if (own := getattr(flags, name)) is not None:
+                setattr(settings, name, own)
         if flags.wording:
             settings.wording = wording_text(flags.wording)
             check_wording(spec, settings.wording, flags.wording)
@@ -227,7 +227,8 @@ class Evaluation:
             )
 
         every = [group for result in results for group in result["groups"]]
-        overall = {**results[0], **_figures(every), "foreign": "all", "groups": []}
+        overall = {**results[0], **summarise(every), **repeated_figures(every)}
+        overall |= {"foreign": "all", "groups": []}
         for name in COUNTS:
             overall[name] = sum(result[name] for result in results)
         overall["budget"] = max(result["budget"] for result in results)
@@ -262,7 +263,8 @@ class Evaluation:
             **{name: getattr(answering, name) for name in SAMPLING},
             **{name: getattr(found, name) for name in COUNTS},
             "samples": answering.samples,
-            **_figures(groups),
+            **summarise(groups),
+            **repeated_figures(groups),
             **self._about(task, found.problems),
             "groups": groups,
         }
@@ -422,14 +424,6 @@ def _say(text: str) -> None:
 
 
 # --- figures and the file of answers ----------------------------------------------------------
-
-
-def _figures(groups: Sequence[Group]) -> Result:
-    return {
-        **summarise(groups),
-        **repeated_figures(groups),
-        "truncated": truncated_share(groups),
-    }
 
 
 def repeated_figures(groups: Sequence[Group]) -> Result:
