@@ -25,7 +25,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Hashable, Iterator, Sequence
-from itertools import accumulate
+from itertools import accumulate, groupby
 from numbers import Integral
 from typing import NamedTuple
 
@@ -37,10 +37,6 @@ Pairs = Sequence[tuple[Symbols, Symbols]]
 
 STANDARD = (1, -1, -1)  # match, mismatch, gap
 PAIR, DELETE, INSERT = range(3)
-
-# The most bits that v0, v1 and v2 of `BitColumns` have together. Longer integers are hardly faster
-# per cell, and the masks of the symbols take more memory.
-CHUNK_BITS = 72_000
 
 _WORD = re.compile(r"\S+")
 
@@ -148,7 +144,7 @@ def nw_align_batch(
         return alignments
 
     for a, b in pairs:
-        moves: list[np.ndarray] = []
+        moves: list[bytes] = []
         score = _filled(a, b, *scale, moves)
         alignments.append(Alignment(score, _ops(_operations(moves, len(b)), a, b)))
     return alignments
@@ -224,7 +220,7 @@ def _filled(
     match: Number,
     mismatch: Number,
     gap: Number,
-    moves: list[np.ndarray] | None = None,
+    moves: list[bytes] | None = None,
 ) -> Number:
     """Return the best score of `a` and `b`; `moves`, if given, gets a row (M,) for each of a.
 
@@ -249,12 +245,13 @@ def _filled(
         paired, above = row[:-1] + np.where(ids_b == symbol, matched, other), row[1:]
         row = np.maximum.accumulate(np.concatenate([row[:1], np.maximum(paired, above)]))
         if moves is not None:
-            unpaired = np.where(above == row[1:], np.int8(DELETE), np.int8(INSERT))
-            moves.append(np.where(paired == row[1:], np.int8(PAIR), unpaired))
+            # 0, PAIR, where a pair is best; else 1, DELETE, where a deletion is; else 2, INSERT.
+            unpaired = paired != row[1:]
+            moves.append(np.add(unpaired, unpaired & (above != row[1:]), dtype=np.uint8).tobytes())
     return row[-1].item() + gap * (len(a) + len(b))
 
 
-def _operations(moves: list[np.ndarray], m: int) -> list[int]:
+def _operations(moves: list[bytes], m: int) -> list[int]:
     """Return the best alignment in a table of `moves` (N, M), from its end."""
     i, j = len(moves), m
     operations = []
@@ -266,23 +263,10 @@ def _operations(moves: list[np.ndarray], m: int) -> list[int]:
 
 
 def _columns(pairs: Pairs, keep_moves: bool) -> Iterator["BitColumns"]:
-    """Yield the alignment tables of all `pairs`, in order.
-
-    Consecutive pairs whose b is the same object are computed together, up to CHUNK_BITS.
-    """
-    firsts: list[Symbols] = []
-    second: Symbols = ()
-    bits = 0
-    for a, b in pairs:
-        more = 3 * (len(a) + 1)
-        if firsts and (b is not second or bits + more > CHUNK_BITS):
-            yield BitColumns(firsts, second, keep_moves)
-            firsts, bits = [], 0
-        firsts.append(a)
-        second = b
-        bits += more
-    if firsts:
-        yield BitColumns(firsts, second, keep_moves)
+    """Yield the tables of all `pairs`; neighbours whose b is the same object have one together."""
+    for _, neighbours in groupby(pairs, key=lambda pair: id(pair[1])):
+        firsts, seconds = zip(*neighbours)
+        yield BitColumns(firsts, seconds[0], keep_moves)
 
 
 def _ops(kinds: list[int], a: Symbols, b: Symbols) -> list[Op]:
