@@ -50,7 +50,6 @@ TURNS = (
     "B: {b}"
 )
 
-
 # The cheap strategies that `TrapNames` recognises, in the words of a verdict.
 TRAPS = {
     "empty": "nothing is written",
@@ -340,7 +339,6 @@ def _shares(scores: Sequence[int], wanted: int) -> list[float]:
 
 
 # ---- traps
-
 
 # Kinds of steps. B_LEADS is the most frequent case of OUT_OF_TURN: B is one word ahead.
 KINDS = range(5)
