@@ -95,7 +95,7 @@ class Trainer:
 
     def __init__(self, config: Config, parts: Parts, policy: Policy, ranks: Ranks = SINGLE):
         config = resolve_for_model(config, policy)
-        assert config.prompts and config.steps, "the configuration is resolved"
+        assert config.prompts and config.steps and config.learning_rate is not None, "resolved"
         task = parts.task
         self.config = config
         self.prompts = config.prompts  # drawn at a time
@@ -120,7 +120,6 @@ class Trainer:
 
         # How the policy learns from them.
         self.own_loss = parts.own_loss or load_loss(config.loss)
-        assert config.learning_rate is not None
         self.rate = config.learning_rate
         self.optimizer = Optimizer(policy.parameters, self.rate, dtype=policy.dtype, ranks=ranks)
         policy.reserved_bytes = policy.weight_bytes + optimizer_bytes(
@@ -228,15 +227,12 @@ class Trainer:
         attempt = 0
 
         while problems:
+            # Each of several ranks samples and scores some of the groups.
             local = self.sample(step, self.ranks.share(problems), attempt)
             self.timer.lap("rollout")
-
             score_groups(self.task, local)
-            self.timer.lap("score")
-
             tried = self.ranks.gather(local)
-            if self.ranks.size > 1:
-                self.timer.lap("wait")
+            self.timer.lap("score")
 
             # In a control experiment only: shuffle or flatten the rewards.
             key = f"{self.config.seed}/{step}/{attempt}/{tried[0].index}"

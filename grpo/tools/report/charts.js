@@ -127,7 +127,6 @@ const SECTIONS = {
           "time/rollout": "rollout",
           "time/score": "score",
           "time/update": "update",
-          "time/wait": "wait",
         },
       },
       { title: "Memory (GB)", note: "peak on the device", lines: { memory_gb: "memory" } },
