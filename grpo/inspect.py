@@ -42,37 +42,12 @@ Record = Mapping[str, Any]
 # Columns of the output if it is not a terminal.
 PIPE_WIDTH = 160
 
-# The columns of `steps`, from a line of metrics.jsonl: heading, (key of the number, format). A
-# narrow screen cuts the last ones off.
-STEP_FIGURES = {
-    "step": ("step", "d"),
-    "level": ("level", "d"),
-    "reward": ("reward", ".3f"),
-    "std": ("group_std", ".3f"),
-    "score": ("value", ".3f"),
-    "exact": ("exact", ".2f"),
-    "groups": ("groups/count", "d"),
-    "kept": ("groups/kept", "d"),
-    "tokens": ("completions/mean_length", ".0f"),
-    "distinct": ("distinct_completions", ".1f"),
-    "T": ("temperature", ".2f"),
-    "entropy": ("entropy", ".3f"),
-    "grad norm": ("grad_norm", ".3f"),
-    "KL": ("kl", ".4f"),
-    "time (s)": ("step_time", ".1f"),
-}
-
-# The columns of `step` and `degenerate`, from the summary of a group.
-GROUP_FIGURES = {
-    "group": ("group", "d"),
-    "level": ("level", "d"),
-    "T": ("temperature", ".2f"),
-    "reward": ("reward", ".3f"),
-    "std": ("reward_std", ".3f"),
-    "score": ("value", ".3f"),
-    "exact": ("exact", ".2f"),
-    "distinct": ("distinct", "d"),
-}
+# The columns of `steps`, of which a narrow screen cuts the last ones off, and of groups.
+STEP_FIGURES = (
+    "step level reward group_std value exact groups/count groups/kept completions/mean_length "
+    "distinct_completions temperature entropy grad_norm kl step_time"
+).split()
+GROUP_FIGURES = "group level temperature reward reward_std value exact distinct".split()
 
 # What was done with a group, by its action.
 DONE_TO = {
@@ -164,7 +139,7 @@ class View:
             numbers = {name: line.get(f"groups/class/{name}") for name in CLASSES}
             classes = ", ".join(f"{number:g} {name}" for name, number in numbers.items() if number)
             lines.append({**line, "classes": classes})
-        show_table(self.console, lines, STEP_FIGURES, ["classes"])
+        show_table(self.console, lines, [*STEP_FIGURES, "classes"])
         self._next(f"step {lines[-1]['step']}")
 
     def step(self, step: int) -> None:
@@ -179,7 +154,7 @@ class View:
         # Only groups that were sampled for training have a class, and something done with them.
         is_training = self.kind in ("step", "failed")
         words = ["class", "done", "advantages", "trap"] if is_training else ["trap"]
-        show_table(self.console, lines, GROUP_FIGURES, words)
+        show_table(self.console, lines, [*GROUP_FIGURES, *words])
         widest = max(lines, key=itemgetter("reward_std"))
         self._next(f"group {step} {widest['group']}")
 
@@ -194,8 +169,7 @@ class View:
         if not lines:
             self.console.print("no such group: every group carried a gradient")
             return
-        figures = {"step": ("step", "d"), **GROUP_FIGURES}
-        show_table(self.console, lines, figures, ["why", "done", "trap"])
+        show_table(self.console, lines, ["step", *GROUP_FIGURES, "why", "done", "trap"])
         last = f"group {lines[-1]['step']} {lines[-1]['group']}"
         self._next(last, before=f"{len(lines)} of {len(index)} groups; ")
 
@@ -259,12 +233,10 @@ class View:
             if tokenizer is not None and token < MOST_TOKENS:
                 line["text"] = tokenizer.decode([token], skip_special_tokens=False)
             if not completion.is_demonstration:
-                line["log-prob"] = completion.logprobs[position]
+                line["logprob"] = completion.logprobs[position]
             line["advantage"] = advantage[position] if isinstance(advantage, list) else advantage
             lines.append(line)
-        formats = {"position": "d", "token": "d", "log-prob": ".4f", "advantage": "+.3f"}
-        figures = {name: (name, style) for name, style in formats.items()}
-        show_table(self.console, lines, figures, ["text"])
+        show_table(self.console, lines, "position token logprob advantage text".split())
 
     def replay(self, step: int) -> int:
         """Repeat a step's update and compare; return 1 if it differs."""
@@ -280,8 +252,7 @@ class View:
             else:
                 same = Text("yes") if old == new else Text("no", "bold red")
                 lines.append({"figure": name, "stored": old, "repeated": new, "same": same})
-        figures = {name: (name, ".17g") for name in ("stored", "repeated")}
-        show_table(self.console, lines, figures, ["figure", "same"])
+        show_table(self.console, lines, "stored repeated figure same".split())
 
         start = "the run's first model"
         if result["start"]:

@@ -58,18 +58,37 @@ OCCASIONS = {
     "promotion": "validation check: ",
 }
 
-# The columns of the pre-flight's tables of levels and of prompts: heading, (key, format).
-SURVEY = {
-    "level": ("level", "g"),
-    "examples": ("shots", "g"),
+# The columns of numbers in tables, by the key in the metrics of a step, the summary of a group and
+# the like: heading, format.
+COLUMNS = {
+    "step": ("step", "d"),
+    "group": ("group", "d"),
+    "level": ("level", "d"),
+    "shots": ("examples", "d"),
+    "temperature": ("T", ".2f"),
     "reward": ("reward", ".3f"),
-    "score": ("value", ".3f"),
+    "group_std": ("std", ".3f"),
+    "reward_std": ("std", ".3f"),
+    "value": ("score", ".3f"),
     "exact": ("exact", ".3f"),
-    "std": ("reward_std", ".3f"),
-    "groups vary": ("varied", ".0%"),
-    "any exact": ("any_exact", ".0%"),
+    "varied": ("groups that vary", ".0%"),
+    "any_exact": ("any exact", ".0%"),
     "truncated": ("truncated", ".0%"),
-    "distinct": ("distinct", ".1f"),
+    "groups/count": ("groups", "d"),
+    "groups/kept": ("kept", "d"),
+    "completions/mean_length": ("tokens", ".0f"),
+    "distinct": ("distinct", ".3g"),
+    "distinct_completions": ("distinct", ".1f"),
+    "entropy": ("entropy", ".3f"),
+    "grad_norm": ("grad norm", ".3f"),
+    "kl": ("KL", ".4f"),
+    "step_time": ("time (s)", ".1f"),
+    "position": ("position", "d"),
+    "token": ("token", "d"),
+    "logprob": ("log-prob", ".4f"),
+    "advantage": ("advantage", "+.3f"),
+    "stored": ("stored", ".17g"),
+    "repeated": ("repeated", ".17g"),
 }
 
 # Settings that are always in the list of a run's settings, and those that are shown elsewhere. The
@@ -120,10 +139,11 @@ class Console:
 
     def survey(self, rows: Sequence[Record]) -> None:
         """Print a table of the pre-flight, with a row for each level or for each prompt."""
-        figures = {head: column for head, column in SURVEY.items() if column[0] in rows[0]}
-        words = ["the wording ends"] if "wording" in rows[0] else []
-        lines = [{**row, "the wording ends": _ending(row.get("wording", ""))} for row in rows]
-        show_table(self._rich, lines, figures, words)
+        names = [name for name in COLUMNS if name in rows[0]]
+        if "wording" in rows[0]:
+            names.append("the wording ends")
+            rows = [{**row, names[-1]: _ending(row["wording"])} for row in rows]
+        show_table(self._rich, rows, names)
 
     def part(self, title: str, lines: Sequence[str], style: str = "bold") -> None:
         """Print lines below a title."""
@@ -362,30 +382,27 @@ def summary_table(
     return table
 
 
-def show_table(
-    console: RichConsole,
-    lines: Sequence[Record],
-    figures: Mapping[str, tuple[str, str]],
-    words: Sequence[str] = (),
-) -> None:
+def show_table(console: RichConsole, lines: Sequence[Record], names: Sequence[str]) -> None:
     """Print a table with a row for each line, cut at the edge of the screen.
 
-    `figures` are the columns of numbers: heading to (key, format). `words` are the columns of text
-    after them, whose headings are the keys.
+    `names` are keys of the lines: those of COLUMNS are numbers, all others are text below the name.
     """
-    columns: dict[str, list[Text]] = {}
-    for head, (key, style) in figures.items():
-        numbers = [line.get(key) for line in lines]
-        columns[head] = [Text("-" if x is None else format(x, style)) for x in numbers]
-    for head in words:
-        cells = [line.get(head) or "" for line in lines]
-        columns[head] = [Text(escape_control(x)) if isinstance(x, str) else x for x in cells]
-
-    for head, column in columns.items():
-        column.insert(0, Text(head, "bold"))
+    columns = []
+    for name in names:
+        head, style = COLUMNS.get(name, (name, ""))
+        column = [Text(head, "bold")]
+        for value in (line.get(name) for line in lines):
+            if style:
+                column.append(Text("-" if value is None else format(value, style)))
+            else:
+                column.append(
+                    value if isinstance(value, Text) else Text(escape_control(value or ""))
+                )
         width = max(cell.cell_len for cell in column)
         for cell in column:
-            cell.align("left" if head in words else "right", width)
+            cell.align("right" if style else "left", width)
+        columns.append(column)
+
     # Not a `rich.table.Table`, which takes 4 s for 5,000 rows.
-    rows = [Text("  ").join(row) for row in zip(*columns.values())]
+    rows = [Text("  ").join(row) for row in zip(*columns)]
     console.print(Text("\n").join(rows), no_wrap=True, overflow="ellipsis")

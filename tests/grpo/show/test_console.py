@@ -181,8 +181,11 @@ def test_summary_table():
 
 def test_a_table_is_cut_at_the_edge_of_the_screen():
     console = rich.console.Console(width=30, file=io.StringIO(), highlight=False)
-    lines = [{"n": 7, "x": 0.12345, "text": "w" * 30}, {"n": 10, "x": None, "text": "w" * 30}]
-    show_table(console, lines, {"n": ("n", "d"), "score": ("x", ".3f")}, ["text"])
+    lines = [
+        {"level": 7, "value": 0.12345, "text": "w" * 30},
+        {"level": 10, "value": None, "text": "w" * 30},
+    ]
+    show_table(console, lines, ["level", "value", "text"])
     rows = console.file.getvalue().splitlines()
-    assert [row[:11] for row in rows] == [" n  score  ", " 7  0.123  ", "10      -  "]
+    assert [row[:14] for row in rows] == ["level  score  ", "    7  0.123  ", "   10      -  "]
     assert all(len(row) <= 30 for row in rows) and rows[1].endswith("w…")
