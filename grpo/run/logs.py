@@ -62,14 +62,13 @@ SAMPLES_EVERY = 10  # steps between entries of samples.log
 MOST_TOKENS = 1 << 32
 
 # What each line of a log must have besides "step", and an evaluation that is a report.
-Number = int | float
 REQUIRED: dict[str, dict[str, Any]] = {
     "eval.jsonl": {"purpose": str},
     "curriculum.jsonl": {"from": int, "to": int, "kind": str, "why": str},
     "seen.jsonl": {"keys": list[str]},
     "groups.jsonl": {"groups": list[dict[str, Any]]},
 }
-REPORT = {"level": int, **dict.fromkeys(("mean", "ci_low", "ci_high", "exact"), Number)}
+REPORT = {"level": int, **dict.fromkeys(("mean", "ci_low", "ci_high", "exact"), float)}
 
 
 # --- names ------------------------------------------------------------------------------------

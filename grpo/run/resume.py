@@ -45,13 +45,13 @@ from grpo.config import (
     spelled,
 )
 from grpo.distributed import Ranks
-from grpo.learn.loss import OwnLoss
 from grpo.model import load
 from grpo.model.load import layers_of
 from grpo.model.policy import Policy
 from grpo.run.checkpoint import find_resume, run_of, seen_keys
 from grpo.run.logs import checkpoint_folders, has_no_result, read_config, step_of
-from tasks.base import Task, sources_of
+from grpo.trainer import Trainer
+from tasks.base import sources_of
 from tasks.registry import function_digest, programs_of
 
 # Where runs are written.
@@ -261,13 +261,12 @@ def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[s
 # --- what the run depends on ------------------------------------------------------------------
 
 
-def sources_of_run(
-    opened: OpenedRun, config: Config, task: Task, own_loss: OwnLoss | None
-) -> dict[str, Any]:
+def sources_of_run(opened: OpenedRun, trainer: Trainer) -> dict[str, Any]:
     """Return today's fingerprints of a run's sources, by kind and name.
 
     Raises UserError if a source has changed since the checkpoint of a resumed run.
     """
+    config, task = trainer.config, trainer.task
     settings = dataclasses.asdict(config)
     for name in FREE_OPTIONS:
         settings["task_options"].pop(name, None)
@@ -275,8 +274,8 @@ def sources_of_run(
     files = [*programs_of(config.task, task), *program_of(config.loss)]
     files += [Path(config.dataset)] if config.dataset else []
     functions = dict(getattr(task, "python_functions", {}))
-    if own_loss and config.loss.startswith(FROM_PYTHON):
-        functions[config.loss] = own_loss.function
+    if trainer.own_loss and config.loss.startswith(FROM_PYTHON):
+        functions[config.loss] = trainer.own_loss.function
 
     start: dict[str, str] | None = {}
     if config.start and config.start != config.model:  # the adapter that a LoRA run started from
@@ -392,12 +391,13 @@ def load_run_policy(checkpoint: Path, config: Config, device: str) -> tuple[Poli
 # --- facts ------------------------------------------------------------------------------------
 
 
-def facts(opened: OpenedRun, device: torch.device, ranks: Ranks, model: str) -> dict[str, Any]:
+def facts(opened: OpenedRun, trainer: Trainer) -> dict[str, Any]:
     """Return time, versions, device, commit and where the model comes from, for config.yaml.
 
     On a CPU, a resumed run gets the number of threads back that it has used until now: it decides
     in which order sums are added, and so whether the run stays the same to the last bit.
     """
+    device = trainer.policy.device
     is_cuda = device.type == "cuda"
     before = read_config(opened.folder)["facts"] if opened.checkpoint else {}
     if not is_cuda and "threads" in before:
@@ -410,10 +410,10 @@ def facts(opened: OpenedRun, device: torch.device, ranks: Ranks, model: str) -> 
         "transformers": transformers.__version__,
         "peft": peft.__version__,
         "device": torch.cuda.get_device_name(device) if is_cuda else platform.processor() or "cpu",
-        "ranks": ranks.size,
+        "ranks": trainer.ranks.size,
         "threads": torch.get_num_threads(),
         "commit": commit(),
-        "is_local_model": bool(kind_of(model)),
+        "is_local_model": bool(kind_of(trainer.config.model)),
     }
     if opened.checkpoint:
         found["resumed"] = [*before.get("resumed", []), step_of(opened.checkpoint)]

@@ -170,13 +170,11 @@ class Run:
         assert self.config.level is not None, "the configuration is resolved"
         self.level = self.config.level  # the one that the run was asked to train
 
-        sources = self.ranks.on_rank0(
-            lambda: sources_of_run(opened, self.config, trainer.task, trainer.own_loss)
-        )
+        sources = self.ranks.on_rank0(lambda: sources_of_run(opened, trainer))
         # Absolute, because a reward may change the working directory while a checkpoint is written.
         self.saver = Saver(self.folder.absolute(), trainer, sources, console.say)
 
-        about = facts(opened, trainer.policy.device, self.ranks, self.config.model)
+        about = facts(opened, trainer)
         self.files: RunFiles | NoFiles = NoFiles()
         if self.ranks.is_rank0:
             self.config.save(self.folder / "config.yaml", **about)

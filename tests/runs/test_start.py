@@ -13,6 +13,7 @@ import torch
 import yaml
 from compare_runs import assert_same_run
 from small_runs import OWN
+from small_train import Killed, fails
 from transformers import AutoModelForCausalLM
 
 from grpo import export
@@ -28,9 +29,8 @@ from tasks.registry import load_task
 from tasks.supply import problem_stream, write_problems
 
 SMALL = (
-    "--prompts 2 --group-size 4 --steps 2 --save-every 1 --eval-problems 3 --eval-every 0 --device "
-    "cpu "
-    "--max-new-tokens 16 --preflight off --config {'dynamic_sampling':0}"
+    "--prompts 2 --group-size 4 --steps 2 --save-every 1 --eval-problems 3 --eval-every 0 "
+    "--device cpu --max-new-tokens 16 --preflight off --config {'dynamic_sampling':0}"
 ).split()
 TASK = ["--task", "own.py:Own"]  # whatever is written, its groups vary
 FIRST = {
@@ -39,10 +39,6 @@ FIRST = {
 }
 SECOND = {"lora": [*TASK, "--level", "2"], "full": TASK}  # another level, and another task
 PROMPTS, COMPLETIONS = [(40, 41, 42), (43, 44)], [(50, 51), (52,), (53, 54), (55,)]
-
-
-class Killed(BaseException):
-    """Ends a run where it stands, as a kill does."""
 
 
 @pytest.fixture(scope="module")
@@ -87,13 +83,6 @@ def copied(home, tmp_path, monkeypatch):
 
 def config_of(run):
     return yaml.safe_load(Path(f"runs/{run}/config.yaml").read_text())
-
-
-def one_line(capsys, main, *arguments):
-    capsys.readouterr()
-    assert main(list(arguments)) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    return line
 
 
 def hidden(policy):
@@ -184,14 +173,14 @@ def test_without_a_reference_nothing_depends_on_the_first_run(copied, capsys):
     assert export.main(["runs/alone", "exported"]) == 0
     assert AutoModelForCausalLM.from_pretrained("exported")
 
-    line = one_line(capsys, train.main, "--resume", "runs/lora-2", *TASK, "--steps", "4")
+    line = fails(capsys, "--resume", "runs/lora-2", *TASK, "--steps", "4")
     assert "the adapter that the run started from is not there any more" in line
 
 
 def test_another_adapter_under_the_same_name_is_refused(copied, capsys):
     shutil.rmtree("runs/lora/checkpoints/step-000002")
     shutil.copytree("runs/lora-2/checkpoints/step-000003", "runs/lora/checkpoints/step-000002")
-    line = one_line(capsys, train.main, "--resume", "runs/lora-2", *TASK, "--steps", "4")
+    line = fails(capsys, "--resume", "runs/lora-2", *TASK, "--steps", "4")
     assert "changed since it was saved: start: adapter_" in line
     assert line.endswith("; undo that, or start a new run with --model runs/lora-2")
 
@@ -214,12 +203,12 @@ def test_fresh_problems_go_on_where_the_first_run_ended(here):
     ],
 )
 def test_another_adapter_is_refused(here, capsys, flags, said):
-    assert said in one_line(capsys, train.main, *SMALL, "--model", "runs/lora", *flags)
+    assert said in fails(capsys, *SMALL, "--model", "runs/lora", *flags)
 
 
 def test_a_run_without_a_checkpoint_is_refused_under_the_flag_that_named_it(copied, capsys):
     shutil.rmtree("runs/lora/checkpoints")
-    line = one_line(capsys, train.main, *SMALL, "--model", "runs/lora")
+    line = fails(capsys, *SMALL, "--model", "runs/lora")
     assert line == (
         "train.py: --model runs/lora: it has no valid checkpoint; start a new run under another "
         "name"
