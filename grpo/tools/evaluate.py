@@ -70,9 +70,9 @@ PROMPT = ("system", "shots", "chat_template_kwargs", "wording")
 # What a search for problems counts.
 COUNTS = ("asked", "dropped", "too_long")
 
-# The columns of the table, how wide it is if standard output is not a terminal, and the groups of
+# The headings of the table, how wide it is if standard output is not a terminal, and the groups of
 # each result whose worst completion is shown.
-COLUMNS = "level,figure,n,mean [95 % interval],exact,truncated,sampling,budget,seen".split(",")
+HEADINGS = "level,figure,n,mean [95 % interval],exact,truncated,sampling,budget,seen".split(",")
 WIDTH = 100
 WORST = 2
 
@@ -509,7 +509,7 @@ def show(results: Sequence[Result], metric: str) -> None:
     if has_several:
         title += f", and its difference to {first['model']}"
     table = Table(title=escape_control(title), title_justify="left", box=None, padding=(0, 1, 0, 0))
-    for name in (*["model"] * has_several, *COLUMNS):
+    for name in (*["model"] * has_several, *HEADINGS):
         is_wide = name in ("model", "sampling")
         table.add_column(name, justify="right", overflow="fold", no_wrap=not is_wide)
     names = []
@@ -532,7 +532,7 @@ def show(results: Sequence[Result], metric: str) -> None:
 
 
 def _rows(result: Result) -> Iterator[list[str]]:
-    """Yield rows of COLUMNS: the score, and below it pass@k and the difference to another model."""
+    """Yield rows of HEADINGS: the score, and below it pass@k and the difference to another model."""
     sampling = f"T {result['temperature']:g}" if result["temperature"] else "greedy"
     if result["temperature"] and result["top_p"] < 1:
         sampling += f", top-p {result['top_p']:g}"
