@@ -532,7 +532,7 @@ def show(results: Sequence[Result], metric: str) -> None:
 
 
 def _rows(result: Result) -> Iterator[list[str]]:
-    """Yield rows of HEADINGS: the score, and below it pass@k and the difference to another model."""
+    """Yield rows of HEADINGS: the score, then pass@k and the difference to the first model."""
     sampling = f"T {result['temperature']:g}" if result["temperature"] else "greedy"
     if result["temperature"] and result["top_p"] < 1:
         sampling += f", top-p {result['top_p']:g}"
