@@ -69,6 +69,8 @@ STEPS = 800
 # Settings that a resumed run can change.
 ON_RESUME = ("steps", "eval_every", "eval_problems", "save_every", "device", "patience", "track")
 
+MAX_NUMBER = 10**9  # of all counts and weights: larger ones overflow somewhere
+
 # What the run itself finds when it starts. They are in its config.yaml, but are no settings.
 FOUND = ("start", "mixed")
 
@@ -360,7 +362,9 @@ class Config:
             return
 
         least, above = limits.get("least", -math.inf), limits.get("above", -math.inf)
-        most, below = limits.get("most", math.inf), limits.get("below", math.inf)
+        is_count = "least" in limits or "above" in limits  # any number may be a seed
+        most = limits.get("most", MAX_NUMBER if is_count else math.inf)
+        below = limits.get("below", math.inf)
         self._require(name, math.isfinite(value), "give a finite number")
         self._require(name, value >= least, f"give {least} or more")
         self._require(name, value > above, f"give a number above {above}")

@@ -157,7 +157,8 @@ def rewind(run: Path, step: int) -> None:
     for path in (run / name for name in LOGS):
         if path.exists():
             lines = [line for line in read_metrics(path) if line["step"] <= step]
-            write_whole(path, _json_lines(lines).encode())
+            # In a damaged log half a character may stand alone, which JSON can escape.
+            write_whole(path, _json_lines(lines).encode(errors="backslashreplace"))
 
     path = run / "samples.log"
     if path.exists():
