@@ -74,7 +74,8 @@ def show(argv: Sequence[str] | None) -> int:
     arguments = parse(argv)
     view = View(arguments)
     numbers = [getattr(arguments, name) for name in NUMBERS if name in arguments]
-    if not numbers and not view.run.group_index:
+    steps = view.run.metrics if arguments.show is View.steps else view.run.group_index
+    if not numbers and not steps:
         raise UserError(f"{view.run.path}: the run has made no step yet")
     return arguments.show(view, *numbers) or 0
 
