@@ -105,17 +105,8 @@ def nw_score_batch(
     It is int64, or float64 if one of the scoring parameters is a float. Memory O(B (N + M)).
     """
     scale = _checked(match, mismatch, gap)
-    is_exact = isinstance(scale[0], int)
-    scores: list[Number]
-    if is_exact and scale == STANDARD:
-        scores = [
-            columns.score(k)
-            for columns in _columns(pairs, keep_moves=False)
-            for k in range(len(columns.firsts))
-        ]
-    else:
-        scores = [_filled(a, b, *scale) for a, b in pairs]
-    return np.array(scores, np.int64 if is_exact else np.float64)
+    scores = [score for score, _ in _best(pairs, scale, keep_moves=False)]
+    return np.array(scores, np.int64 if isinstance(scale[0], int) else np.float64)
 
 
 def nw_align(a: Symbols, b: Symbols, **scoring: Number) -> Alignment:
@@ -134,20 +125,8 @@ def nw_align_batch(
 
     Memory: one byte per cell of a pair; with the standard scoring two bits per cell of some pairs.
     """
-    scale = _checked(match, mismatch, gap)
-    alignments = []
-    if isinstance(scale[0], int) and scale == STANDARD:
-        for columns in _columns(pairs, keep_moves=True):
-            for k, a in enumerate(columns.firsts):
-                ops = _ops(columns.operations(k), a, columns.second)
-                alignments.append(Alignment(columns.score(k), ops))
-        return alignments
-
-    for a, b in pairs:
-        moves: list[bytes] = []
-        score = _filled(a, b, *scale, moves)
-        alignments.append(Alignment(score, _ops(_operations(moves, len(b)), a, b)))
-    return alignments
+    best = _best(pairs, _checked(match, mismatch, gap), keep_moves=True)
+    return [Alignment(score, _ops(kinds, *pair)) for pair, (score, kinds) in zip(pairs, best)]
 
 
 def similarity_batch(completions: Sequence[Symbols], target: Symbols) -> np.ndarray:
@@ -214,13 +193,32 @@ def _checked(match: Number, mismatch: Number, gap: Number) -> tuple[Number, Numb
     return kind(match), kind(mismatch), kind(gap)
 
 
+def _best(
+    pairs: Pairs, scale: tuple[Number, Number, Number], *, keep_moves: bool
+) -> Iterator[tuple[Number, list[int]]]:
+    """Yield the best score of each pair and, if `keep_moves`, its operations from the end."""
+    if not (isinstance(scale[0], int) and scale == STANDARD):
+        for a, b in pairs:
+            moves: list[bytes] = []
+            score = _filled(a, b, *scale, moves if keep_moves else None)
+            yield score, _operations(moves, len(b)) if keep_moves else []
+        return
+
+    # Neighbours whose b is the same object have one table together.
+    for _, neighbours in groupby(pairs, key=lambda pair: id(pair[1])):
+        firsts, seconds = zip(*neighbours)
+        columns = BitColumns(firsts, seconds[0], keep_moves)
+        for k in range(len(firsts)):
+            yield columns.score(k), columns.operations(k) if keep_moves else []
+
+
 def _filled(
     a: Symbols,
     b: Symbols,
     match: Number,
     mismatch: Number,
     gap: Number,
-    moves: list[bytes] | None = None,
+    moves: list[bytes] | None,
 ) -> Number:
     """Return the best score of `a` and `b`; `moves`, if given, gets a row (M,) for each of a.
 
@@ -260,13 +258,6 @@ def _operations(moves: list[bytes], m: int) -> list[int]:
         i -= operations[-1] != INSERT
         j -= operations[-1] != DELETE
     return operations + [DELETE] * i + [INSERT] * j
-
-
-def _columns(pairs: Pairs, keep_moves: bool) -> Iterator["BitColumns"]:
-    """Yield the tables of all `pairs`; neighbours whose b is the same object have one together."""
-    for _, neighbours in groupby(pairs, key=lambda pair: id(pair[1])):
-        firsts, seconds = zip(*neighbours)
-        yield BitColumns(firsts, seconds[0], keep_moves)
 
 
 def _ops(kinds: list[int], a: Symbols, b: Symbols) -> list[Op]:

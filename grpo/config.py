@@ -29,7 +29,7 @@ from grpo.model.prompts import (
     template_arguments,
     wording_text,
 )
-from tasks.base import Task, default_steps_of
+from tasks.base import Task, asked
 from tasks.registry import (
     REWARD_FILE,
     flags_of_tasks,
@@ -455,7 +455,7 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
         level = max(offered, default=getattr(task, "default_level", 1))
 
     is_builtin = config.model == "builtin"
-    steps = default_steps_of(task, level) if is_builtin else None
+    steps = int(asked(task, "default_steps", level, default=100)) if is_builtin else None
 
     is_level_given = bool(config.level or config.curriculum)
     resolved = dataclasses.replace(

@@ -29,7 +29,7 @@ Turns = tuple[tuple[str, str], ...]
 
 @dataclass
 class StoredProblems:
-    """The problems in the rollouts of a run. Keys are computed again from the problem's data."""
+    """The problems in the rollouts of a run, by keys that are computed again from their data."""
 
     # The file of each problem that was trained on, by its key and also by its turns; of each that
     # was evaluated; and of each example that a prompt showed with its answer.
@@ -39,7 +39,6 @@ class StoredProblems:
 
     # The stored keys of the problems trained on at each step; step 0 is the imitation.
     by_step: dict[int, set[str]] = field(default_factory=dict)
-
     wrong_keys: list[str] = field(default_factory=list)  # a line for each
 
 
@@ -70,7 +69,6 @@ def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str]
 
 
 def _read_stored(folder: Path, task: Task) -> StoredProblems:
-    """Return the problems in the rollouts of the run in `folder`."""
     names = [(path, _NAME.fullmatch(path.name)) for path in sorted((folder / "rollouts").glob("*"))]
     files = [(path, name[1], int(name[2])) for path, name in names if name]
     if not files:
@@ -149,12 +147,15 @@ def _wrong_lists(
 
     found = []
     for where, in_list, trained in compared:
-        for what, keys in (
-            ("lacks {} problems that were trained on, {} the first", trained - in_list),
-            ("lists {} problems that no stored step has, {} the first", in_list - trained),
-        ):
-            if keys:
-                found.append(f"{where}: {what.format(len(keys), min(keys))}")
+        if lost := trained - in_list:
+            found.append(
+                f"{where}: lacks {len(lost)} problems that were trained on, {min(lost)} the first"
+            )
+        if extra := in_list - trained:
+            found.append(
+                f"{where}: lists {len(extra)} problems that no stored step has, {min(extra)} the "
+                "first"
+            )
     return found
 
 

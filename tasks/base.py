@@ -20,9 +20,6 @@ from data.errors import UserError, shortened, shown
 
 SPLITS = ("train", "validation", "test")
 
-# Training steps of a task that declares no number.
-STEPS = 100
-
 # Parts of a score under this prefix are components of the reward: their means are metrics.
 COMPONENT = "reward/"
 
@@ -429,8 +426,7 @@ def asked(task: Task, name: str, *arguments: Any, default: Any = None) -> Any:
 def compares(task: Task) -> bool:
     """Return whether a score may depend on the other completions of its group.
 
-    Then evaluations score whole groups, as large as in training, and a right answer that stands
-    alone proves nothing.
+    Then evaluations score whole groups, and a right answer that stands alone proves nothing.
     """
     return bool(getattr(task, "compares", False))
 
@@ -454,16 +450,8 @@ def credits_of(
 
 
 def declared_budget(task: Task, level: int) -> int:
-    """Return the completion budget in tokens that the task declares for `level`; 0 if none.
-
-    The budget is never less than the target needs, and --max-new-tokens overrides it.
-    """
+    """Return the completion budget in tokens that the task declares for `level`; 0 if none."""
     return int(asked(task, "max_new_tokens", level, default=0))
-
-
-def default_steps_of(task: Task, level: int) -> int:
-    """Return how many steps train the embedded model at `level` if no number is asked for."""
-    return int(asked(task, "default_steps", level, default=STEPS))
 
 
 def family_size(task: Task, level: int) -> int | None:
@@ -487,19 +475,14 @@ def problems_of(task: Task, split: str) -> list[Problem]:
 
 def sources_of(task: Task) -> dict[str, str]:
     """Return the fingerprints of the texts that the problems are drawn from, by name, e.g.
-    ``{"tale-flood": "91c0..."}``; {} for a task whose problems come from its code alone.
-
-    With other texts the same seed and index give another problem, so a resumed run compares them.
+    ``{"tale-flood": "91c0..."}``. With other texts the same index gives another problem, so a
+    resumed run compares them.
     """
     return dict(asked(task, "sources", default={}))
 
 
 def foreign_of(task: Task, level: int) -> Mapping[str, Task]:
-    """Return `task` on each foreign kind of text, e.g. ``{"tables": task, ...}``.
-
-    No training uses these kinds (tables, code, other alphabets): all of their problems are in the
-    test split.
-    """
+    """Return `task` on each kind of text that no training uses, e.g. ``{"tables": task, ...}``."""
     found: Mapping[str, Task] = asked(task, "foreign", level)
     if not found:
         raise UserError(f"--foreign: task {task.name} has no foreign kinds of text; leave it out")

@@ -11,12 +11,11 @@ docs/rewards.md has a table of what such strategies earn.
 import random
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise, takewhile
-from operator import eq
+from itertools import pairwise
 
 import numpy as np
 
@@ -274,27 +273,29 @@ class Interleave:
         """
         target = split_words(problem.target)
         distinct = list(dict.fromkeys(completions))
-        credits = {}
-        for text, values in zip(distinct, self._values(distinct, target)):
-            earned = [after - before for before, after in pairwise(values)]
-            credits[text] = tuple(zip(word_ends(text), earned, strict=True))
-        return [credits[text] for text in completions]
-
-    def _values(self, completions: Sequence[str], target: list[str]) -> Iterable[list[float]]:
-        """Yield the rewards V_0, V_1, ... of each completion, see `credits`."""
-        written = [split_words(text) for text in completions]
+        written = [split_words(text) for text in distinct]
         if self.reward == "prefix":
-            for words in written:
-                right = _right_words(words, target)
-                yield _shares([2 * min(i, right) for i in range(len(words) + 1)], len(target))
+            right = [_right_words(words, target) for words in written]
+            points = [
+                [2 * min(i, most) for i in range(len(words) + 1)]
+                for words, most in zip(written, right)
+            ]
         elif self.reward == "similarity":
-            for scores in prefix_scores(written, target):
-                yield _shares(scores, len(target))
+            points = prefix_scores(written, target)
         else:
             pairs = [list(pairwise(words)) for words in written]
-            for words, scores in zip(written, prefix_scores(pairs, list(pairwise(target)))):
-                first = [0.0] if words else []  # it ends no pair
-                yield first + _shares(scores, len(target) - 1)
+            points = prefix_scores(pairs, list(pairwise(target)))
+
+        wanted = len(target) - (self.reward == "pairs")
+        credits = {}
+        for text, scores in zip(distinct, points):
+            values = [score / 2 / max(i, wanted, 1) for i, score in enumerate(scores)]
+            earned = [after - before for before, after in pairwise(values)]
+            ends = word_ends(text)
+            if self.reward == "pairs":
+                earned = [0.0, *earned][: len(ends)]  # the first word ends no pair
+            credits[text] = tuple(zip(ends, earned, strict=True))
+        return [credits[text] for text in completions]
 
     def _score(
         self, words: list[str], traps: "TrapNames", alignment: Alignment, pairs: int
@@ -331,11 +332,6 @@ def _right_words(words: Sequence[str], target: Sequence[str]) -> int:
         (i for i, pair in enumerate(zip(words, target)) if pair[0] != pair[1]),
         min(len(words), len(target)),
     )
-
-
-def _shares(scores: Sequence[int], wanted: int) -> list[float]:
-    """Return half of score number i, over i symbols, as a share of the longer of both texts."""
-    return [score / 2 / max(i, wanted, 1) for i, score in enumerate(scores)]
 
 
 # ---- traps
@@ -516,17 +512,8 @@ class Guess:
 
     def _follow(self, words: Sequence[str]) -> None:
         """Write `words`, each taken from the place where it most likely comes from."""
-        place = 0
-        while place < len(words):
-            # The words that are as expected are written at once.
-            expected = self._ahead(len(words) - place)
-            number = sum(takewhile(bool, map(eq, words[place:], expected)))
-            self._advance(number)
-            place += number
-
-            if place < len(words):
-                self._write(self._find(words[place]))
-                place += 1
+        for word in words:
+            self._write(self._find(word))
 
     def _rest(self, letters: str) -> list[str]:
         """Write, and return, the words that are expected after the `letters` of a word."""
@@ -538,39 +525,19 @@ class Guess:
 
         # The limit stops the guess for a policy that repeats words, which never reaches the end.
         most = sum(map(len, self.texts))
-        while self._expected() and len(rest) < most:
-            ahead = self._ahead(most - len(rest) - 1)
-            self._advance(len(ahead))
-            rest += ahead
-
-            if spot := self._expected():
-                rest.append(self._word(spot))
-                self._write(spot)
+        while (spot := self._expected()) and len(rest) < most:
+            a, b = (text[place:] for text, place in zip(self.texts, self.places))
+            in_last, in_other = (b, a) if self.last else (a, b)
+            if self.moves == (TAKES_TURNS,) * 4:
+                return (rest + interleaved(in_other, in_last))[:most]
+            if self.moves == (STAYS,) * 4:
+                return [*rest, *in_last, *in_other][:most]
+            rest.append(self._word(spot))
+            self._write(spot)
         return rest
 
     def _word(self, spot: Spot) -> str:
         return self.texts[spot[0]][spot[1]]
-
-    def _ahead(self, most: int) -> list[str]:
-        """Return about `most` next words if the last four moves took turns, or all stayed in one
-        text; [] if the moves were not alike.
-        """
-        if self.moves not in ((STAYS,) * 4, (TAKES_TURNS,) * 4):
-            return []
-        a, b = (text[place : place + most] for text, place in zip(self.texts, self.places))
-        in_last, in_other = (b, a) if self.last else (a, b)
-        if self.moves[-1] == STAYS:
-            return list(in_last)
-        return [word for pair in zip(in_other, in_last) for word in pair]
-
-    def _advance(self, number: int) -> None:
-        """Write `number` of the words that `_ahead` returns."""
-        if self.moves[-1] == STAYS:
-            self._move_on(self.last, number)
-        else:
-            self._move_on(1 - self.last, (number + 1) // 2)
-            self._move_on(self.last, number // 2)
-            self.last = (self.last + number) % 2
 
     def _write(self, spot: Spot | None) -> None:
         """Write the word at `spot`, and continue after it."""
@@ -580,11 +547,8 @@ class Guess:
         step = place - self.places[text]
         self.moves = *self.moves[1:], (text != self.last, step)
         self.last = text
-        self._move_on(text, step + 1)
-
-    def _move_on(self, text: int, number: int) -> None:
         a, b = self.places
-        self.places = (a, b + number) if text else (a + number, b)
+        self.places = (a, place + 1) if text else (place + 1, b)
 
     def _expected(self) -> Spot | None:
         """Return the place of the next word; None at the end of both texts."""

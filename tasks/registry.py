@@ -80,7 +80,6 @@ def is_of_project(spec: str) -> bool:
 
 
 def _load_class(spec: str) -> Any:
-    """Return the class of task `spec`."""
     if is_of_project(spec):
         module, _, name = REGISTRY[spec.partition(":")[0]].rpartition(":")
         return getattr(importlib.import_module(module), name)
@@ -168,12 +167,11 @@ def require_trusted_task(
 
 def is_allowed(program: str, allowed: Collection[str | None]) -> bool:
     """Return whether ``path/to/file.py:Name`` is one of those allowed, whatever path names it."""
-
-    def resolved(one: str) -> tuple[Path, str]:
-        path, _, name = one.rpartition(":")
-        return Path(path).resolve(), name
-
-    return resolved(program) in [resolved(one) for one in allowed if one]
+    path, _, name = program.rpartition(":")
+    others = [one.rpartition(":") for one in allowed if one]
+    return any(
+        Path(path).resolve() == Path(one).resolve() and name == own for one, _, own in others
+    )
 
 
 # ---- how a score is explained

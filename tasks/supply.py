@@ -327,18 +327,12 @@ def read_problems(path: str | Path, task: Task | None = None) -> list[Problem]:
     return problems
 
 
-def split_of(path: Path) -> str:
-    """Return the split that the name of a data set says, TASK-SPLIT-LEVEL.jsonl; or ""."""
-    named = re.fullmatch(rf".+-({'|'.join(SPLITS)})-\d+", path.stem)
-    return named[1] if named else ""
-
-
 def training_set(dataset: str | None, task: Task) -> list[Problem]:
     """Return the problems of --dataset, or those of a task that has a fixed set; [] if neither."""
     if dataset:
-        if (split := split_of(Path(dataset))) not in ("", "train"):
+        if named := re.fullmatch(r".+-(validation|test)-\d+", Path(dataset).stem):
             raise UserError(
-                f"--dataset {dataset}: its problems are of the {split} split, which evaluations "
+                f"--dataset {dataset}: its problems are of the {named[1]} split, which evaluations "
                 "use; give a data set of the train split"
             )
         return [worded(task, one) for one in read_problems(dataset, task)]

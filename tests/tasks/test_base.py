@@ -15,8 +15,8 @@ from tasks.base import (
     SPLITS,
     Problem,
     TaskError,
+    asked,
     check_problem,
-    default_steps_of,
     family_size,
     key_of,
     problems_of,
@@ -307,7 +307,7 @@ def programs(own):
 
 
 def steps(own):
-    return default_steps_of(own, 2)
+    return asked(own, "default_steps", 2, default=100)
 
 
 NUMPYS = Problem("own", 1, "a", "b", "k", {"x": np.int64(1)})

@@ -2,7 +2,6 @@ import json
 from collections import Counter
 from dataclasses import replace
 from itertools import count
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +23,7 @@ from tasks.supply import (
     problem_at,
     problem_stream,
     read_problems,
-    split_of,
+    training_set,
     write_problems,
 )
 
@@ -316,9 +315,10 @@ def test_a_file_without_problems_is_named(tmp_path):
         read_problems(tmp_path / "a.jsonl")
 
 
-def test_the_split_of_a_data_set_is_in_its_name():
-    assert split_of(Path("out/interleave-test-3.jsonl")) == "test"
-    assert split_of(Path("my-test.jsonl")) == "" == split_of(Path("a-dev-3.jsonl"))
+@pytest.mark.parametrize("name, fault", [("a-test-3", "of the test"), ("my-test", "cannot be")])
+def test_the_split_of_a_data_set_is_in_its_name(name, fault):
+    with pytest.raises(UserError, match=fault):
+        training_set(f"out/{name}.jsonl", load_task("interleave"))
 
 
 def test_a_problem_whose_key_or_data_is_not_its_own_is_refused(tmp_path):

@@ -105,7 +105,7 @@ a skipped word costs nothing | prefix_scores | row_BM - 1 | row_BM | \
 tests/align/test_needleman.py
 prefix reward off by one | Interleave._score | prefix / _a | (prefix + 1) / _a | \
 tests/tasks/test_interleave.py
-prefix credit off by one | Interleave._values | min(i, _a) | min(i, _a + 1) | \
+prefix credit off by one | Interleave.credits | min(i, _a) | min(i, _a + 1) | \
 tests/tasks/test_interleave.py
 cut off answers are right | score_groups | _a.is_truncated | False | CORE/test_truncation.py
 
