@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import pairwise, repeat
 
 import numpy as np
 
@@ -77,31 +77,6 @@ def interleaved(a: Sequence[str], b: Sequence[str]) -> list[str]:
     return [word for pair in zip(a, b) for word in pair] + [*a[both:], *b[both:]]
 
 
-def explain(problem: Problem, completion: str, score: Score, reward: str | None) -> str:
-    """Return how a completion earned its reward, e.g. "0.190 = 4 right before the first error / 21
-    written"; or "20 wanted", if that is longer.
-    """
-    parts = score.parts
-    written, wanted = parts["words"], len(split_words(problem.target))
-    longest = max(written, wanted)
-    divisor = f"{written} written" if written > wanted else f"{wanted} wanted"
-    if score.exact:
-        why = f"all {written} words right"
-    elif reward == "prefix":
-        why = f"{parts['first_divergence']} right before the first error / {divisor}"
-    elif reward == "pairs" and longest > 1:
-        why = (
-            f"({parts['pairs']} + {longest - 1}) / (2 × {longest - 1}); the similarity of the "
-            "pairs of neighbouring words"
-        )
-    else:
-        why = (
-            f"({parts['matches']} right − {parts['substitutions']} replaced − {parts['gaps']} "
-            f"missing or too many + {divisor}) / (2 × {longest})"
-        )
-    return f"{score.reward:.3f} = {why}"
-
-
 class Interleave:
     """The main task. Problems are drawn from `documents`, from the user's `texts` (a folder), or
     from the embedded corpus.
@@ -117,11 +92,7 @@ class Interleave:
     mistakes = TRAPS
     wordings = (PROMPT, ONLY, TURNS)
     demonstrates = True  # the target is an answer worth showing, not only one that is right
-    placeholders = {
-        "a": lambda data: " ".join(data["a"]),
-        "b": lambda data: " ".join(data["b"]),
-    }
-    explain = staticmethod(explain)
+    placeholders = {"a": lambda data: " ".join(data["a"]), "b": lambda data: " ".join(data["b"])}
     options = {
         "texts": "draw the problems from your own texts: the .txt and .md files of a folder and "
         "of all folders below; a tenth of them is held out for validation, a tenth for the test "
@@ -165,8 +136,7 @@ class Interleave:
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
         """Return a problem with `level` words in each text: windows of two documents of `split`."""
         # With the user's own texts, missing evaluation texts are reported before training.
-        needed = SPLITS if self.texts and split == "train" else (split,)
-        for each in needed:
+        for each in SPLITS if self.texts and split == "train" else (split,):
             if len(self._long_enough(each, level)) < 2:
                 raise UserError(self._too_few(level, each))
 
@@ -235,13 +205,37 @@ class Interleave:
         written = [split_words(text) for text in distinct]
         alignments = nw_align_batch([(words, target) for words in written])
         of_pairs = nw_score_batch([(list(pairwise(words)), target_pairs) for words in written])
-        scores = {
-            text: self._score(words, traps, alignment, pairs)
-            for text, words, alignment, pairs in zip(
-                distinct, written, alignments, of_pairs.tolist()
-            )
-        }
+        scored = map(self._score, written, repeat(traps), alignments, of_pairs.tolist())
+        scores = dict(zip(distinct, scored))
         return [scores[text] for text in completions]
+
+    def _score(
+        self, words: list[str], traps: "TrapNames", alignment: Alignment, pairs: int
+    ) -> Score:
+        """Return the score of a completion of these `words`, see `score`."""
+        target = traps.target
+        kinds = [op.kind for op in alignment.ops]
+        prefix = _right_words(words, target)
+        exact = words == target
+        longest = max(len(words), len(target))
+        similarity = (alignment.score + longest) / (2 * longest) if longest else 1.0
+
+        reward = similarity
+        if self.reward == "prefix" and longest:
+            reward = prefix / longest
+        elif self.reward == "pairs" and longest > 1:
+            reward = (pairs + longest - 1) / (2 * longest - 2)
+
+        parts = {
+            "words": len(words),
+            "matches": kinds.count("match"),
+            "substitutions": kinds.count("substitute"),
+            "gaps": kinds.count("insert") + kinds.count("delete"),
+            "pairs": pairs,
+            "first_divergence": None if exact else prefix,
+            "trap": None if similarity > 0.9 else traps.name(words, alignment),
+        }
+        return Score(reward=float(reward), parts=parts, value=float(similarity), exact=exact)
 
     def unended(self, problem: Problem, completion: str, score: Score) -> Score:
         """Do not count the last word where all are right (see `tasks.base.Task`)."""
@@ -297,33 +291,30 @@ class Interleave:
             credits[text] = tuple(zip(ends, earned, strict=True))
         return [credits[text] for text in completions]
 
-    def _score(
-        self, words: list[str], traps: "TrapNames", alignment: Alignment, pairs: int
-    ) -> Score:
-        """Return the score of a completion of these `words`, see `score`."""
-        target = traps.target
-        kinds = [op.kind for op in alignment.ops]
-        prefix = _right_words(words, target)
-        exact = words == target
-        longest = max(len(words), len(target))
-        similarity = (alignment.score + longest) / (2 * longest) if longest else 1.0
-
-        reward = similarity
-        if self.reward == "prefix" and longest:
-            reward = prefix / longest
-        elif self.reward == "pairs" and longest > 1:
-            reward = (pairs + longest - 1) / (2 * longest - 2)
-
-        parts = {
-            "words": len(words),
-            "matches": kinds.count("match"),
-            "substitutions": kinds.count("substitute"),
-            "gaps": kinds.count("insert") + kinds.count("delete"),
-            "pairs": pairs,
-            "first_divergence": None if exact else prefix,
-            "trap": None if similarity > 0.9 else traps.name(words, alignment),
-        }
-        return Score(reward=float(reward), parts=parts, value=float(similarity), exact=exact)
+    @staticmethod
+    def explain(problem: Problem, completion: str, score: Score, reward: str | None) -> str:
+        """Return how a completion earned its reward, e.g. "0.190 = 4 right before the first error /
+        21 written"; or "20 wanted", if that is longer.
+        """
+        parts = score.parts
+        written, wanted = parts["words"], len(split_words(problem.target))
+        longest = max(written, wanted)
+        divisor = f"{written} written" if written > wanted else f"{wanted} wanted"
+        if score.exact:
+            why = f"all {written} words right"
+        elif reward == "prefix":
+            why = f"{parts['first_divergence']} right before the first error / {divisor}"
+        elif reward == "pairs" and longest > 1:
+            why = (
+                f"({parts['pairs']} + {longest - 1}) / (2 × {longest - 1}); the similarity of the "
+                "pairs of neighbouring words"
+            )
+        else:
+            why = (
+                f"({parts['matches']} right − {parts['substitutions']} replaced − {parts['gaps']} "
+                f"missing or too many + {divisor}) / (2 × {longest})"
+            )
+        return f"{score.reward:.3f} = {why}"
 
 
 def _right_words(words: Sequence[str], target: Sequence[str]) -> int:
@@ -511,15 +502,15 @@ class Guess:
         return " ".join(copy(self)._rest(normalise(last)))
 
     def _follow(self, words: Sequence[str]) -> None:
-        """Write `words`, each taken from the place where it most likely comes from."""
+        """Write `words`; one that is in neither text counts as the expected word."""
         for word in words:
-            self._write(self._find(word))
+            self._write(self._find([word]) or self._expected())
 
     def _rest(self, letters: str) -> list[str]:
         """Write, and return, the words that are expected after the `letters` of a word."""
         rest = []
         if letters:
-            spot = self._find_beginning(letters)
+            spot = self._find([w for index in self.index for w in index if w.startswith(letters)])
             self._write(spot or self._expected())
             rest.append(self._word(spot)[len(letters) :] if spot else "")
 
@@ -567,26 +558,14 @@ class Guess:
                 return text, place
         return None
 
-    def _find(self, word: str) -> Spot | None:
-        """Return where `word` most likely comes from.
-
-        A word that is in neither text counts as the expected one.
+    def _find(self, words: Sequence[str]) -> Spot | None:
+        """Return where one of `words` most likely is: at the place expected, else nearest to the
+        places reached; None if nowhere.
         """
         expected = self._expected()
-        if expected and self._word(expected) == word:
+        if expected and self._word(expected) in words:
             return expected
-        return self._nearest([word]) or expected
 
-    def _find_beginning(self, letters: str) -> Spot | None:
-        """Return the place of the word that is most likely begun by `letters`; None if none is."""
-        expected = self._expected()
-        if expected and self._word(expected).startswith(letters):
-            return expected
-        words = [word for index in self.index for word in index if word.startswith(letters)]
-        return self._nearest(words)
-
-    def _nearest(self, words: Sequence[str]) -> Spot | None:
-        """Return where one of `words` occurs nearest to the places reached; None if nowhere."""
         near = []
         for text, index in enumerate(self.index):
             for places in [index[word] for word in words if word in index]:
