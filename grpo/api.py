@@ -29,8 +29,8 @@ def make_trainer(
     """Return a trainer for a loop of your own, which takes the arguments of `train`.
 
     ``trainer.step()`` makes one step. A trainer has no run directory, and makes no pre-flight,
-    imitation, evaluations or checkpoints. A step warns of problems that are left out of training or
-    leave little room for completions. Raises UserError as `train` does.
+    imitation, evaluations or checkpoints. A step warns of problems that are left out of training.
+    Raises UserError as `train` does.
     """
     if SIZE > 1:
         raise UserError("make_trainer(): has no use for several ranks; use train()")

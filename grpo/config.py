@@ -34,7 +34,6 @@ from tasks.registry import (
     REWARD_FILE,
     flags_of_tasks,
     implied_task,
-    is_allowed,
     require_trusted_task,
     split_options,
 )
@@ -344,9 +343,8 @@ class Config:
         is_trainable = self.quantise == "none" or self.lora_rank != 0
         require("quantise", is_trainable, "give --lora-rank 16: quantised weights are not trained")
 
-        is_alone = self.top_p == 1 and not self.reward_alone and self.control == "none"
         fix = "right answers are not shown with top_p, --reward-alone or --control; leave one out"
-        require("demonstrate", not self.demonstrate or is_alone, fix)
+        require("demonstrate", self.may_demonstrate or not self.demonstrate, fix)
 
     def _require(self, name: str, is_good: bool, fix: str) -> None:
         """Raise UserError for the value of a setting unless it is good."""
@@ -370,6 +368,11 @@ class Config:
         self._require(name, value > above, f"give a number above {above}")
         self._require(name, value <= most, f"give {most} or less")
         self._require(name, value < below, f"give a number below {below}")
+
+    @property
+    def may_demonstrate(self) -> bool:
+        """Whether right answers may be shown where no completion of a group is right."""
+        return self.top_p == 1 and not self.reward_alone and self.control == "none"
 
     @property
     def clips(self) -> tuple[float, float]:
@@ -567,18 +570,13 @@ def programs_in(values: Mapping[str, Any]) -> list[str | None]:
 def require_trusted(
     values: Mapping[str, Any], allowed: Collection[str | None], where: str | Path
 ) -> None:
-    """Check that the user has allowed the programs that the settings `values` of a file name.
-
-    The file may come from a stranger, and a task, reward or loss in a file of its own is executed.
-    Raises UserError, which names `where` the settings come from, for one that is not `allowed`.
+    """Raise UserError unless the programs are `allowed` that the settings `values` name, which come
+    from `where`.
     """
     task, _, loss = programs_in(values)
-    require_trusted_task(task or Config.task, values.get("task_options", {}), allowed, where)
-    if loss and program_of(loss) and not is_allowed(loss, allowed):
-        raise UserError(
-            f"{where}: its loss is a program that would be executed, {loss}; if you trust it, give "
-            f"--loss {loss} as well"
-        )
+    own_loss = loss if loss and program_of(loss) else None
+    options = values.get("task_options", {})
+    require_trusted_task(task or Config.task, options, allowed, where, own_loss)
 
 
 # The command line

@@ -29,7 +29,6 @@ from grpo.evaluate import (
     EvaluationSettings,
     budgets,
     evaluate,
-    first_room_warning,
     score_groups,
     select,
     turns_of,
@@ -195,32 +194,27 @@ class ProblemStream(Resumable):
         self.next_index = 0
         self.seen: set[str] = set()  # keys of all that the policy was trained on, in any run
         self.trained: Counter[int] = Counter()  # of these in this run, by level
-        self.warnings: dict[str, str] = {}  # the first of each kind; "" once it has been taken
+        self.has_left_out = False  # a problem that does not fit
+        self.warnings: list[str] = []  # not shown yet
 
     def at(self, index: int, level: int) -> Indexed:
         """Return the first problem of a level from `index` on that fits the context."""
-        asked = self.config.max_new_tokens
         passed: list[Problem] = []
         problems = (self.supply.at(i, level) for i in count(index))
-        problem = next(fitting(self.policy, problems, passed, asked))
+        problem = next(fitting(self.policy, problems, passed, self.config.max_new_tokens))
 
-        if passed:
-            left_out = (
+        if passed and not self.has_left_out:
+            self.has_left_out = True
+            self.warnings.append(
                 f"{passed[0].title} is left out of training, as is every problem whose prompt and "
                 f"right answer do not fit the model's {self.policy.context:,} tokens or "
                 "--max-new-tokens"
             )
-            self.warnings.setdefault("left out", left_out)
-        if little_room := first_room_warning(self.policy, self.task, [problem], asked):
-            self.warnings.setdefault("room", little_room)
         return index + len(passed), problem
 
     def take_warnings(self) -> list[str]:
-        """Return what to say of the problems drawn since the last call: the first that was left
-        out, and the first whose prompt leaves too little room for completions.
-        """
-        taken = [warning for warning in self.warnings.values() if warning]
-        self.warnings = dict.fromkeys(self.warnings, "")
+        """Return what to say of the first problem that was left out, once."""
+        taken, self.warnings = self.warnings, []
         return taken
 
     def check(self, levels: Sequence[int]) -> None:
@@ -653,7 +647,6 @@ def warm_start(
     *,
     limit: int,
     memory: UpdateMemory,
-    max_grad_norm: float,
 ) -> tuple[dict[str, Any], list[Group]]:
     """Imitate right answers of `level` until the held-out score is ENOUGH, or for `limit` updates.
 
@@ -666,7 +659,7 @@ def warm_start(
     while scores[-1][1] < ENOUGH and len(losses) < limit:
         groups = draw_answers(stream, level, ANSWERS)
         answers += groups
-        losses.append(imitate(stream.policy, optimizer, groups, memory, max_grad_norm)["loss"])
+        losses.append(imitate(stream.policy, optimizer, groups, memory)["loss"])
         if len(losses) % VALIDATE_EVERY == 0 or len(losses) == limit:
             scores.append([len(losses), validate()])
 

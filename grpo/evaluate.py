@@ -11,7 +11,7 @@ from typing import Any
 from grpo.config import Config
 from grpo.model.policy import Policy
 from grpo.records import Group, truncated_share
-from grpo.rollout.generate import Drafting, budget_for, fitting, room_warning, sample_groups
+from grpo.rollout.generate import Drafting, budget_for, fitting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.statistics import mean_interval
 from tasks.base import Problem, Task, declared_budget, family_size, scores_of_groups, without_end
@@ -151,16 +151,6 @@ def budgets(
     ]
 
 
-def first_room_warning(
-    policy: Policy, task: Task, problems: Sequence[Problem], asked: int | None
-) -> str:
-    """Return a warning about the first problem whose prompt leaves too little room, else ""."""
-    found = (
-        room_warning(policy, each, asked, declared_budget(task, each.level)) for each in problems
-    )
-    return next(filter(None, found), "")
-
-
 def truncation_warning(line: dict[str, Any], where: str) -> str:
     """Return a warning if more than half of an evaluation's completions were truncated, else "".
 
@@ -170,8 +160,8 @@ def truncation_warning(line: dict[str, Any], where: str) -> str:
         return ""
     return (
         f"{where}: {line['truncated']:.0%} of the completions were truncated at the budget of "
-        f"{line['budget']} tokens; if answers need more tokens than the target, give a larger "
-        "--max-new-tokens"
+        f"{line['budget']} tokens; if answers need more, give a larger --max-new-tokens, or "
+        "shorter prompts if the model's context is full"
     )
 
 

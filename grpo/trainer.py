@@ -65,8 +65,6 @@ MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for o
 # The steps in which the learning rate falls to zero once the goal is nearly reached.
 ANNEAL_STEPS = 120
 
-MAX_GRAD_NORM = 1.0  # gradients are clipped to it
-
 # What a checkpoint saves of a trainer, beside its stream: values, and stations with a state.
 VALUES = ("done", "tokens", "varied_share", "imitation")
 STATIONS = ("curriculum", "monitor", "end", "drafting")
@@ -147,10 +145,8 @@ class Trainer:
         # Draw problems, sample a group of completions of each, and score them.
         problems, groups = self.collect(step)
 
-        # Leave out the groups without variance: all of their advantages would be 0. The variance
-        # monitor has set their action in `rollout`, to "skip" or "resample"; or to "keep" if they
-        # are to count in the denominator of the loss. Groups of which a copy shows a right answer
-        # are left out too; the copy is kept.
+        # Leave out the groups without variance, as the variance monitor has decided in `rollout`:
+        # all of their advantages would be 0.
         kept = [group for group in groups if group.action == "keep"]
 
         # The advantage of a completion is its reward, compared with those of its group.
@@ -238,8 +234,7 @@ class Trainer:
             key = f"{self.config.seed}/{step}/{attempt}/{tried[0].index}"
             self.monitor.apply_control(tried, key)
 
-            # Here it is decided what happens to groups without variance: keep, skip or resample,
-            # of which the last attempt is skipped.
+            # Decide what happens to groups without variance: keep, skip or resample.
             self.monitor.classify(tried)
             groups += tried
             attempt += 1
@@ -264,10 +259,7 @@ class Trainer:
             asked,
             indices=indices,
             keys=[
-                [
-                    sample_key(config.seed, step, index, sample, attempt)
-                    for sample in range(config.group_size)
-                ]
+                [sample_key(config.seed, step, index, n, attempt) for n in range(config.group_size)]
                 for index in indices
             ],
             temperatures=[config.temperature] * len(problems),
@@ -319,9 +311,7 @@ class Trainer:
         if not kept:
             return {}
 
-        # The ratio is to the sampler's log-probabilities; where nobody sampled, to the trainer's
-        # own in the first epoch, which the first update keeps here for the later ones.
-        first_pass: FirstPass = {}
+        first_pass: FirstPass = {}  # what the first update keeps for the later ones
         learning = self.policy, self.optimizer, kept, self.update_settings, self.update_memory
         history = [update(*learning, first_pass) for _ in range(self.config.epochs)]
         averaged = {
@@ -343,7 +333,6 @@ class Trainer:
             clip_high=clip_high,
             own_loss=self.own_loss,
             max_length=config.max_new_tokens or self.stream.largest_budget(self._levels),
-            max_grad_norm=MAX_GRAD_NORM,
             truncate=self.truncate,
         )
 
@@ -450,9 +439,8 @@ class Trainer:
         config = self.config
         if config.demonstrate is not None:
             return config.demonstrate
-        is_allowed = not config.reward_alone and config.control == "none" and config.top_p == 1
         is_wanted = config.model != "builtin" and getattr(self.task, "demonstrates", False)
-        return is_allowed and is_wanted and self.knows_answers
+        return is_wanted and config.may_demonstrate and self.knows_answers
 
     @property
     def _levels(self) -> list[int]:
@@ -477,7 +465,6 @@ class Trainer:
             validate,
             limit=most_updates(self.steps, self.prompts * self.config.group_size),
             memory=self.update_memory,
-            max_grad_norm=MAX_GRAD_NORM,
         )
         return answers
 
@@ -521,20 +508,17 @@ def resolve_for_model(config: Config, policy: Policy) -> Config:
     """Fill in the automatic settings that depend on the size of the model."""
     is_builtin = config.model == "builtin"
     hidden_size = text_config(policy.causal.config).hidden_size
-
     default = SMALL_MODELS_PROMPTS if hidden_size <= MEASURED_SIZE else PROMPTS
     prompts = config.prompts or (BUILTIN_PROMPTS if is_builtin else default)
-    least_varied, rank, rate = config.dynamic_sampling, config.lora_rank, config.learning_rate
-    if least_varied is None:
-        will_vary = config.control != "constant-reward"
-        least_varied = math.ceil(prompts * VARIED_SHARE[is_builtin]) if will_vary else 0
-    return replace(
-        config,
-        prompts=prompts,
-        dynamic_sampling=least_varied,
-        lora_rank=policy.lora_rank if rank is None else rank,
-        learning_rate=default_rate(hidden_size, is_lora=policy.is_lora) if rate is None else rate,
-    )
+    will_vary = config.control != "constant-reward"
+
+    found: dict[str, Any] = {
+        "prompts": prompts,
+        "dynamic_sampling": math.ceil(prompts * VARIED_SHARE[is_builtin]) if will_vary else 0,
+        "lora_rank": policy.lora_rank,
+        "learning_rate": default_rate(hidden_size, is_lora=policy.is_lora),
+    }
+    return replace(config, **{name: found[name] for name in found if getattr(config, name) is None})
 
 
 def run_callback(callback: Callback, report: StepReport) -> None:

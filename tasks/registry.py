@@ -148,24 +148,29 @@ def programs_of(spec: str, task: Task) -> list[Path]:
 
 
 def require_trusted_task(
-    spec: str, options: Mapping[str, str], allowed: Collection[str | None], where: str | Path
+    spec: str,
+    options: Mapping[str, str],
+    allowed: Collection[str | None],
+    where: str | Path,
+    own_loss: str | None = None,
 ) -> None:
     """Raise UserError, which begins with `where`, unless the programs that the record of a run
-    names are `allowed`: its task `spec`, and the reward function in its `options`.
+    names are `allowed`: its task `spec`, the reward function in its `options`, and its `own_loss`.
 
-    A run may come from a stranger, and loading a task or a reward function executes a file.
+    A run may come from a stranger, and loading any of them executes a file.
     """
     is_program = not is_of_project(spec) and spec.rpartition(":")[0].endswith(".py")
     programs = {"task": spec if is_program else None, REWARD_FILE: options.get(REWARD_FILE)}
+    programs["loss"] = own_loss
     for flag, program in programs.items():
-        if program is not None and not is_allowed(program, allowed):
+        if program is not None and not _is_allowed(program, allowed):
             raise UserError(
                 f"{where}: its {flag.removesuffix('-file')} is a program that would be executed, "
                 f"{program}; if you trust it, give --{flag} {program} as well"
             )
 
 
-def is_allowed(program: str, allowed: Collection[str | None]) -> bool:
+def _is_allowed(program: str, allowed: Collection[str | None]) -> bool:
     """Return whether ``path/to/file.py:Name`` is one of those allowed, whatever path names it."""
     path, _, name = program.rpartition(":")
     others = [one.rpartition(":") for one in allowed if one]

@@ -22,6 +22,8 @@ from grpo.model.check import check_step
 from grpo.model.policy import Policy
 from grpo.records import Group
 
+MAX_GRAD_NORM = 1.0  # gradients are clipped to it
+
 # How the names of metrics begin that compare the trainer's log-probabilities with the sampler's.
 PARITY = ("parity/", "sampling/")
 
@@ -31,7 +33,7 @@ class UpdateSettings(LossSettings):
     """How a step updates the policy: the loss, and what surrounds it."""
 
     max_length: int  # the completion budget in tokens, by which Dr. GRPO divides
-    max_grad_norm: float  # 0: gradients are not clipped
+    max_grad_norm: float = MAX_GRAD_NORM  # 0: gradients are not clipped
     truncate: Truncate | None = None  # the sampler's; the loss must use the same
 
 
@@ -253,7 +255,7 @@ def imitate(
     optimizer: Optimizer,
     groups: Sequence[Group],
     memory: UpdateMemory,
-    max_grad_norm: float,
+    max_grad_norm: float = MAX_GRAD_NORM,
 ) -> dict[str, float]:
     """Take one step towards the completions of `groups`, by the cross-entropy of their tokens.
 

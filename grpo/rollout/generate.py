@@ -298,27 +298,6 @@ def budget_for(
     return min(asked or max(declared, math.ceil(1.25 * needed)), room)
 
 
-def room_warning(
-    policy: Policy, problem: Problem, asked: int | None = None, declared: int = 0
-) -> str:
-    """Return a warning if the prompt leaves less than half of a completion's budget, else "".
-
-    Such a completion is probably cut off, and nothing else would say why. A budget that follows
-    from the right answer is never cut so far, because prompt and answer fit the context.
-    """
-    wanted = asked or declared
-    prompt = len(policy.encode(problem))
-    room = policy.context - prompt
-    if room >= wanted / 2:
-        return ""
-    return (
-        f"{problem.title}: its prompt takes {prompt:,} of the model's {policy.context:,} tokens, "
-        f"which leaves a completion {room:,} instead of {wanted:,}, as in every such problem; give "
-        "shorter prompts, fewer --shots, a model with a longer context, or as --max-new-tokens "
-        "what a completion needs"
-    )
-
-
 def fitting(
     policy: Policy, problems: Iterable[Problem], too_long: list[Problem], asked: int | None = None
 ) -> Iterator[Problem]:

@@ -33,7 +33,6 @@ from grpo.evaluate import (
     EvaluationSettings,
     budgets,
     evaluate,
-    first_room_warning,
     held_out_stream,
     select,
     summarise,
@@ -458,7 +457,6 @@ class Run:
             why = f"no {purpose} evaluation at level {level}: {found.why_none}"
             self._warn_once(why, why)
             return None
-        self._warn_once(first_room_warning(policy, task, found.problems, asked), "room")
 
         # In a small family of problems a report and a validation check may share a problem. With
         # different seeds they do not share its completion.

@@ -28,7 +28,6 @@ from grpo.evaluate import (
     ShowProgress,
     budgets,
     evaluate,
-    first_room_warning,
     held_out_stream,
     score_groups,
     select,
@@ -294,11 +293,8 @@ class Evaluation:
     def _answer(
         self, task: Task, problems: Sequence[Problem], progress: ShowProgress
     ) -> list[Group]:
-        """Return the model's scored completions, and warn if there is little room for them."""
-        settings = self.answering
-        if warning := first_room_warning(self.policy, task, problems, settings.max_new_tokens):
-            _say(f"warning: {warning}")
-        return evaluate(self.policy, task, problems, settings, progress)
+        """Return the model's scored completions."""
+        return evaluate(self.policy, task, problems, self.answering, progress)
 
     def _about(self, task: Task, problems: Sequence[Problem]) -> Result:
         """Return the largest budget, and the first prompt, decoded from its token ids."""

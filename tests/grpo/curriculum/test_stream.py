@@ -41,23 +41,6 @@ def test_problems_that_do_not_fit_are_passed_over(tiny_policy):
     assert trainer.stream.take_warnings() == []
 
 
-def test_a_prompt_that_leaves_little_room_is_named_once(tiny_policy):
-    trainer = trainer_for(tiny_policy, prompts=2, max_new_tokens=24)
-    problems = [Problem("forced", 1, "p" if i < 2 else "p p p", "", str(i)) for i in range(4)]
-    trainer.stream.supply.at = lambda index, level: problems[index]
-    trainer.task.drawn = {problem.key: 0 for problem in problems}
-    tiny_policy.context = len(tiny_policy.encode(problems[0])) + 12
-
-    trainer.step()
-    assert trainer.stream.take_warnings() == []  # half of the budget is enough
-    report = trainer.step()
-    (warning,) = trainer.stream.take_warnings()
-    assert warning.startswith("problem 2: its prompt takes ")
-    longest = max(len(each.tokens) for group in report.groups for each in group.completions)
-    assert longest == tiny_policy.context - len(tiny_policy.encode(problems[2]))
-    assert f"leaves a completion {longest} instead of 24" in warning
-
-
 def test_the_share_of_a_family_is_that_of_its_level(tiny_policy):
     """Three problems of level 1, one of them twice, and then one of two that exist at level 2."""
     trainer = trainer_for(tiny_policy)

@@ -79,8 +79,7 @@ def test_when_imitation_ends(one_policy, monkeypatch, scores, limit, updates, ca
     monkeypatch.setattr("grpo.curriculum.imitate", lambda *_: {"loss": 1.0})
     stream = trainer_for(one_policy).stream
     checks = iter(scores)
-    step = dict(memory=None, max_grad_norm=1.0)
-    made, answers = warm_start(stream, 2, None, lambda: next(checks), limit=limit, **step)
+    made, answers = warm_start(stream, 2, None, lambda: next(checks), limit=limit, memory=None)
     assert made["updates"] == len(made["losses"]) == updates and cause in made["why"]
     assert made["answers"] == len(answers) == len(stream.seen) == updates * ANSWERS
     assert made["tokens"] == sum(len(one.completions[0].tokens) for one in answers)
@@ -110,7 +109,7 @@ def test_a_step_of_imitation_is_cross_entropy(tiny_policy, tiny_model):
         nll -= sum(logp[len(one.prompt) - 1 + i, token].item() for i, token in enumerate(answer))
         tokens += len(answer)
 
-    step = groups, trainer.update_memory, 1.0
+    step = groups, trainer.update_memory
     first = imitate(tiny_policy, trainer.optimizer, *step)
     assert first["loss"] == pytest.approx(nll / tokens, rel=1e-5)
     for _ in range(3):

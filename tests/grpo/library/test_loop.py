@@ -117,26 +117,20 @@ def test_the_stations_called_one_by_one_make_the_steps_of_a_run(home):
     same_steps(reports, [other.step().metrics for _ in range(2)])
 
 
-def test_a_loop_warns_once_of_each_kind_of_problem_that_a_run_warns_of(home):
+def test_a_loop_warns_once_of_problems_that_do_not_fit(home):
     rows = [
         {"prompt": f"Copy: {'owl ' * words}", "answer": "owl", "split": "train"}
         for words in (3, 4, 5000)
     ]
     rows.append(ROWS[0] | {"split": "validation"})
     trainer = make_trainer(rows, lambda completion, **row: 0.5, **QUICK)
-    trainer.policy.context = len(trainer.policy.encode(rows[1]["prompt"])) + 3
 
     with pytest.warns(UserWarning) as caught:
         for _ in range(2):
             trainer.step()
-    texts = [str(each.message) for each in caught]
-    assert len(texts) == 2
-    for said in (
-        "is left out of training, as is every problem",
-        "leaves a completion 3 instead of 8",
-    ):
-        assert sum(said in text for text in texts) == 1
-    assert {each.filename for each in caught} == {__file__}
+    (warning,) = caught
+    assert "is left out of training, as is every problem" in str(warning.message)
+    assert warning.filename == __file__
 
 
 @pytest.mark.parametrize("rank", [0, pytest.param(4, marks=pytest.mark.slow)])

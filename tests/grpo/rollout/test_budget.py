@@ -1,11 +1,9 @@
 """Token budgets: what a completion may take, and which problems fit the context."""
 
-from dataclasses import replace
-
 import pytest
 
 from data.errors import UserError
-from grpo.rollout.generate import budget_for, fitting, room_warning
+from grpo.rollout.generate import budget_for, fitting
 from tasks.base import Problem
 
 
@@ -24,24 +22,6 @@ def test_budget(tiny_policy):
     assert budget_for(tiny_policy, (1,) * (1023 - needed), target) == needed + 1
     with pytest.raises(UserError, match="its context of 1024 tokens is too short"):
         budget_for(tiny_policy, (1,) * (1025 - needed), target)
-
-
-def test_a_prompt_that_leaves_less_than_half_of_the_budget_is_named(tiny_policy):
-    problem = Problem("t", 1, "p", "", "k", {"where": "rows.jsonl, line 3"})
-    prompt = len(tiny_policy.encode(problem))
-    tiny_policy.context = prompt + 32
-    line = room_warning(tiny_policy, problem, declared=65)
-    taken = f"its prompt takes {prompt} of the model's {prompt + 32} tokens"
-    assert line.startswith(f"rows.jsonl, line 3: {taken}")
-    assert "leaves a completion 32 instead of 65, as in every such problem; give shorter" in line
-    assert room_warning(tiny_policy, problem, asked=65, declared=1) == line
-    assert room_warning(tiny_policy, replace(problem, data={}), 65).startswith("problem k: its p")
-
-    # Half of it is left, or the budget is that of the answer alone.
-    assert room_warning(tiny_policy, problem, declared=64) == ""
-    assert room_warning(tiny_policy, problem, asked=64, declared=99) == ""
-    tiny_policy.context = prompt + 1
-    assert room_warning(tiny_policy, problem) == ""
 
 
 def test_problems_too_long_for_the_context_are_passed_over_and_counted(tiny_policy):
