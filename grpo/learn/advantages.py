@@ -3,10 +3,9 @@
     A_i = (r_i - mean(r)) / (std(r) + eps)        GRPO, arXiv:2402.03300, section 4.1.2
 
 Without the division these are the advantages of Dr. GRPO (arXiv:2503.20783). The standard deviation
-is the sample's (divisor n - 1), as in TRL and by default in `torch.std`; the GRPO paper leaves it
-open. The module `statistics` computes means and deviations exactly and rounds them once, to
-float64. So a group of equal rewards has advantages of exactly 0, instead of rounding errors that
-the division would magnify.
+is the sample's (divisor n - 1), as in TRL; the GRPO paper leaves it open. The module `statistics`
+computes exactly, so a group of equal rewards has advantages of exactly 0, instead of rounding
+errors that the division would magnify.
 
 Credit for single tokens. Some tasks earn their reward word by word, and say by how much each word
 of a completion raises it (`tasks.base.credits_of`). The policy gradient with rewards-to-go and a
@@ -45,8 +44,7 @@ from statistics import mean, stdev
 from grpo.config import SCALES
 from grpo.records import Completion, Group
 
-# Added to a standard deviation before a division by it.
-EPS = 1e-4
+EPS = 1e-4  # added to a standard deviation
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -61,13 +59,9 @@ INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 def advantages(rewards: Sequence[Sequence[float]], *, scale: str = "group") -> list[list[float]]:
     """Return the advantage of each completion, in the shape of `rewards`: one list for each group.
 
-    `scale` is one of:
-
-    - "group": divide by the standard deviation of the group's rewards, at least two;
-    - "batch": divide by that of all rewards given, which is *not* taken about the groups' means.
-      Under `on_degenerate: skip` they are those of the groups that are trained on; TRL's
-      `scale_rewards="batch"` counts all groups;
-    - "none": do not divide.
+    `scale` says what divides them: the standard deviation of the "group"; that of the "batch", of
+    all rewards given, *not* taken about the groups' means; or "none". Under `on_degenerate: skip`
+    a batch is the groups that are trained on; TRL's `scale_rewards="batch"` counts all groups.
     """
     groups = [list(map(float, group)) for group in rewards]  # of NumPy `mean` would round integers
     centres = map(mean, groups)
@@ -94,8 +88,7 @@ def token_advantages(
 ) -> list[list[list[float]]]:
     """Return for each group and each completion the advantages of its tokens (T,).
 
-    The groups' scores have `credits`. `decode` is `Policy.decode`. `scale`, that of `advantages`,
-    applies to the rewards.
+    `decode` is `Policy.decode`, and `scale` that of `advantages`.
     """
     decode_one = cache(lambda token: decode((token,)))
     # The same completions visit many states together, and `mean` is slow, because it is exact.
@@ -135,9 +128,8 @@ def token_states(
     `ends` (T,) says where in its text each token ends; `credits` where each word ends, and what it
     earned, rounded here: completions that earned the same by different sums share a state.
     """
-    word_ends = [0, *(end for end, _ in credits)]
-    amounts = (amount for _, amount in credits)
-    earned = [round(amount, 12) for amount in accumulate(amounts, initial=0.0)]
+    word_ends, amounts = zip((0, 0.0), *credits)
+    earned = [round(amount, 12) for amount in accumulate(amounts)]
 
     states = []
     last = 0  # where the token before the last one ends

@@ -7,9 +7,8 @@ is run once in a micro-batch, not once for each completion.
 The log-probabilities are computed in bounded memory. For a vocabulary of 128,256 and 16 completions
 of 1,000 tokens the float32 logits alone take 8.2 GB, and autograd keeps several tensors of that
 size. So the output layer is applied to a chunk of tokens at a time, and applied again in the
-backward pass (gradient checkpointing, arXiv:1604.06174). One or two tensors of n x V exist at once
-instead of three of N x V, for one more matrix product with the layer. A CPU has more memory than
-time: it keeps one tensor of N x V if that is small.
+backward pass (gradient checkpointing, arXiv:1604.06174). A CPU has more memory than time: it keeps
+one tensor of N x V if that is small.
 
 Shapes: P prompts; R rows (completions), of which each prompt of a micro-batch has equally many; T
 tokens of a row; M tokens of all rows without padding, U of them after leaving out what rows have in
@@ -65,10 +64,7 @@ class MicroBatch:
 
 
 class _Row(NamedTuple):
-    """A completion of the step, and the weight of each of its tokens.
-
-    Rows of one group make a part: what is moved between micro-batches.
-    """
+    """A completion of the step, and the weight of each of its tokens."""
 
     group: Group
     sample: int
@@ -89,9 +85,8 @@ def micro_batches(
     """Yield the step's `groups`, whose advantages are filled in, in micro-batches.
 
     `kind` and `max_length` are those of `loss.token_weights`. A micro-batch has at most
-    `micro_tokens` tokens, each prompt counted once. A group that is too large is cut into parts,
-    but never within a row. Each of several `ranks` gets some of the rows, with about as many tokens
-    as the others; the weights are always those of the whole step.
+    `micro_tokens` tokens, each prompt counted once; a group that is too large is cut between rows.
+    Each of several `ranks` gets rows with about as many tokens as the others.
     """
     lengths = [len(row.tokens) for group in groups for row in group.completions]
     weights = iter(token_weights(kind, torch.tensor(lengths), max_length=max_length).tolist())
@@ -200,11 +195,10 @@ def completion_logprobs(
         kernels=policy.kernels,
         products=policy.gradient_products,
     )
-    logp_M, entropy_M = packing.of_tokens(logp_U), packing.of_tokens(entropy_U)
 
-    zeros = torch.zeros(R * T, device=places_M.device, dtype=logp_M.dtype)
-    logp_RT = zeros.scatter(0, places_M, logp_M).view(R, T)
-    entropy_RT = zeros.scatter(0, places_M, entropy_M).view(R, T)
+    zeros = torch.zeros(R * T, device=places_M.device, dtype=logp_U.dtype)
+    logp_RT = zeros.scatter(0, places_M, packing.of_tokens(logp_U)).view(R, T)
+    entropy_RT = zeros.scatter(0, places_M, packing.of_tokens(entropy_U)).view(R, T)
     return logp_RT, entropy_RT
 
 
@@ -223,12 +217,10 @@ def token_logprobs(
     """Return log softmax(head(hidden) / temperature) at `targets_N`, and the entropy in nats, (N,)
     each; those of the truncated distribution if it is one.
 
-    Both are float32 even if the head is in lower precision, and float64 if the head is. Gradients
-    flow through the log-probabilities to `hidden_NE` and to the parameters of `head`; the entropy
-    is detached, unless it `has_entropy_gradient`. `head` acts on each token by itself. `truncate`
-    (top-p) gets the logits already divided by the temperature, and never excludes a target.
-
-    `kernels` and `products` are the policy's (`gradient_products`); `chunk` is a number of tokens.
+    Both are float32 even if the head is in lower precision, and float64 if the head is. The entropy
+    is detached, unless it `has_entropy_gradient`. `truncate` (top-p) gets the logits already
+    divided by the temperature, and never excludes a target. `kernels` and `products` are the
+    policy's (`gradient_products`); `chunk` is a number of tokens.
     """
     if chunk is None:
         vocabulary = getattr(head, "out_features", 4096)
@@ -261,8 +253,7 @@ def token_logprobs(
 
 
 class _LinearLogprobs(torch.autograd.Function):
-    """`_chunk_logprobs` of a linear head without bias for all chunks, with few passes over the
-    logits.
+    """`_chunk_logprobs` of a linear head without bias, with few passes over the logits.
 
     With p = softmax(logits / temperature), the gradient of a target's log-probability with respect
     to the logits is (onehot(target) - p) / temperature.
@@ -377,10 +368,8 @@ def _chunk_logprobs(
 
     # The entropy comes last, because the recomputation stops at the last tensor that the backward
     # pass needs. entr(p) = -p log p has entr(0) = 0, where p * log p is NaN for excluded tokens.
-    if not has_entropy_gradient:
-        return logprobs_n, torch.special.entr(all_nV.detach().exp()).sum(-1)
-
+    probability_nV = (all_nV if has_entropy_gradient else all_nV.detach()).exp()
     # The gradient of entr at 0 is infinite; excluded tokens shall have none.
-    probability_nV = all_nV.exp()
-    probability_nV = probability_nV.masked_fill(probability_nV == 0, 0.0)
+    if has_entropy_gradient:
+        probability_nV = probability_nV.masked_fill(probability_nV == 0, 0.0)
     return logprobs_n, torch.special.entr(probability_nV).sum(-1)

@@ -91,10 +91,9 @@ class LossInputs:
 
 
 def token_weights(kind: str, lengths_R: Tensor, *, max_length: int) -> Tensor:
-    """Return the weight of each token of each row, (R,) float64.
+    """Return the weight of each token of each row of the step, (R,) float64.
 
-    `lengths_R` are the lengths of *all* rows of the step. `max_length` is the completion budget in
-    tokens, by which dr_grpo divides.
+    `max_length` is the completion budget in tokens, by which dr_grpo divides.
     """
     weighted_by = WEIGHTED_BY[kind]
     lengths_R = lengths_R.double()
@@ -107,8 +106,7 @@ def token_weights(kind: str, lengths_R: Tensor, *, max_length: int) -> Tensor:
 
 
 def policy_loss(inputs: LossInputs, settings: LossSettings) -> PolicyTerm:
-    """Return the policy term of each token (0 at padding), and which tokens were clipped low and
-    high: (R, T) each.
+    """Return the policy term of each token, 0 at padding, and which were clipped low and high.
 
     A token counts as clipped if the bound took effect: for cispo wherever the ratio is outside, for
     the others where the token therefore gets no gradient.

@@ -60,11 +60,8 @@ def lr_factor(step: int, anneal_from: int, anneal_steps: int) -> float:
 
 
 def optimizer_bytes(trained: int, number: int) -> int:
-    """Return the bytes of masters, moments and summed gradients of `trained` numbers.
-
-    A number of the model takes `number` bytes; a float32 model is its own master.
-    """
-    masters = 4 * trained if number < 4 else 0
+    """Return the bytes of masters, moments and sums for `trained` numbers of `number` bytes."""
+    masters = 4 * trained if number < 4 else 0  # a float32 model is its own master
     moments, sums = 8 * trained, 4 * trained
     return masters + moments + sums
 
@@ -93,7 +90,7 @@ class Optimizer:
             else nn.Parameter(weight.detach().to(_wide(weight), copy=True))
             for weight in self.weights
         ]
-        self.inner: torch.optim.Optimizer = torch.optim.AdamW(
+        self.inner = torch.optim.AdamW(
             self.masters, lr=rate, betas=BETAS, weight_decay=0.0, fused=True
         )
 
@@ -110,9 +107,8 @@ class Optimizer:
 
     def clear(self) -> None:
         """Discard all gradients, before the first backward pass of an update."""
-        self.inner.zero_grad(set_to_none=True)
         self.sums.clear()
-        for weight in self.weights:
+        for weight in (*self.weights, *self.masters):
             weight.grad = None
 
     def backward(self, loss: Tensor) -> None:
@@ -151,11 +147,7 @@ class Optimizer:
         return float(norm)
 
     def must_repeat(self, norm: float) -> bool:
-        """Return whether the backward passes must be repeated, because float16 overflowed.
-
-        The loss scale is reduced then. A `norm` that is not finite although nothing must be
-        repeated is the fault of the loss or of the model.
-        """
+        """Return whether float16 overflowed; then reduce the loss scale for a repetition."""
         if math.isfinite(norm) or self.loss_scale == 1:
             return False
         self.loss_scale = max(1.0, self.loss_scale / BACKOFF)
@@ -195,10 +187,8 @@ class Optimizer:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Return "loss_scale", and "state" by number of the weight.
-
-        A weight that is not its own master has its "master" there, too. The tensors are the
-        optimizer's own, which the next step changes.
+        """Return "loss_scale", and "state" by number of the weight, "master" included if it is
+        another tensor. The tensors are the optimizer's own, which the next step changes.
         """
         state = {number: dict(each) for number, each in self.inner.state_dict()["state"].items()}
         for number, (weight, master) in enumerate(zip(self.weights, self.masters)):

@@ -90,9 +90,8 @@ def update(
 ) -> dict[str, float]:
     """Take one optimizer step on `groups`, whose advantages are filled in; return its metrics.
 
-    The metrics are described in docs/run-files.md. Micro-batches save memory and do not change the
-    gradient. Each of several ranks takes some of the completions; gradients and metrics are those
-    of all. Backward passes that run out of memory are repeated with less (`UpdateMemory`).
+    The metrics are described in docs/run-files.md. Each of several ranks takes some of the
+    completions; gradients and metrics are those of all.
 
     The ratio of the loss is taken to the policy that sampled. For demonstrations, which nobody
     sampled, it is taken to the trainer's own log-probabilities in the first pass over this rollout;
@@ -100,8 +99,7 @@ def update(
     The first pass fills an empty `first_pass` with them, and later passes read it.
 
     Raises FloatingPointError if the loss or the gradient is not finite, before the weights change;
-    and if a weight or a moment is not finite after the step, before anything is saved. Raises
-    UserError if a loss of the user's own fails, or a single completion does not fit.
+    and if a weight or a moment is not finite after the step, before anything is saved.
     """
     ranks = optimizer.ranks
     first_pass = {} if first_pass is None else first_pass
@@ -259,9 +257,8 @@ def imitate(
 ) -> dict[str, float]:
     """Take one step towards the completions of `groups`, by the cross-entropy of their tokens.
 
-    This is the update for demonstrations with advantage 1 by a loss whose gradient is that of log p
-    where the ratio is 1. All tokens of the step have the same weight, end tokens included. "loss"
-    is in nats a token.
+    These are demonstrations with advantage 1, whose ratio is 1: there the gradient of cispo is that
+    of log p. All tokens of the step have the same weight. "loss" is in nats a token.
     """
     settings = UpdateSettings(
         "cispo", clip_low=1.0, clip_high=1.0, max_length=0, max_grad_norm=max_grad_norm

@@ -53,10 +53,8 @@ def context_of(config: Any, supports_windows: bool = True) -> tuple[int, str]:
     rope = getattr(config, "rope_parameters", None) or {}
     if rope.get("rope_type") == "longrope":
         name = "original_max_position_embeddings"
-        original = rope.get(name) or getattr(config, name)
-        found.append(
-            (original, f"its positions are extended by LongRoPE beyond {original:,} tokens")
-        )
+        most = rope.get(name) or getattr(config, name)
+        found.append((most, f"its positions are extended by LongRoPE beyond {most:,} tokens"))
 
     if not supports_windows and (window := attention_window(config)):
         found.append((window, f"its attention window is {window:,} tokens"))
@@ -99,14 +97,13 @@ The river was low, the reeds were dry, and nothing moved but a heron and its sha
 def check_files(folder: Path) -> None:
     """Raise UserError if a file that `transformers` reads is not an ordinary one, or too large."""
     for path in sorted(folder.iterdir()):
-        if path.suffix in KINDS:
-            if not path.is_file():
-                raise UserError(f"--model {folder}: {path.name} is no ordinary file")
-            if path.suffix in (".json", ".jinja") and path.stat().st_size > MAX_BYTES:
-                raise UserError(
-                    f"--model {folder}: {path.name} has {path.stat().st_size >> 20:,} MiB; at "
-                    f"most {MAX_BYTES >> 20:,} MiB are read"
-                )
+        if path.suffix in KINDS and not path.is_file():
+            raise UserError(f"--model {folder}: {path.name} is no ordinary file")
+        if path.suffix in (".json", ".jinja") and path.stat().st_size > MAX_BYTES:
+            raise UserError(
+                f"--model {folder}: {path.name} has {path.stat().st_size >> 20:,} MiB; at most "
+                f"{MAX_BYTES >> 20:,} MiB are read"
+            )
 
 
 def check_step(tensors: Mapping[str, Tensor]) -> None:
@@ -128,12 +125,9 @@ def check_loaded(tensors: Mapping[str, Tensor], source: str) -> None:
 
 
 def _fault(tensors: Mapping[str, Tensor]) -> str:
-    """Return which of the floating-point tensors is not finite, in words; "" if all are.
-
-    Their norm tells it in most cases: it is not finite if any number is NaN or infinite. Nor is it
-    if squares of finite numbers overflow. So only then each tensor is checked.
-    """
+    """Return which of the floating-point tensors is not finite, in words; "" if all are."""
     found = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point()}
+    # The norm of finite numbers may overflow, so only then each tensor is checked.
     if torch.nn.utils.get_total_norm(found.values()).isfinite():
         return ""
 
@@ -295,9 +289,7 @@ def probe_of(policy: Any) -> Probe:
 
 
 def update_distance(policy: Any, forward: Any, probe: Probe) -> float:
-    """Return the distance of the log-probabilities from those expected, in one micro-batch that
-    `forward` packs and predicts.
-    """
+    """Return the distance from the expected log-probabilities in a micro-batch of `forward`."""
     batch = forward.pack(probe.prompts, probe.completions)
     found = logprobs_of(policy.head(batch.of_tokens(forward.predict(batch))))
     wanted = torch.cat([each[:-1] for each in probe.expected])
@@ -331,8 +323,8 @@ def _own_rounding(policy: Any, probe: Probe) -> float:
 
 def has_low_precision(model: Model) -> bool:
     """Return whether the model rounds more than float32 does."""
-    is_quantised = bool(getattr(model, "is_quantized", False))
-    return model.dtype not in (torch.float32, torch.float64) or is_quantised
+    is_quantised = getattr(model, "is_quantized", False)
+    return is_quantised or model.dtype not in (torch.float32, torch.float64)
 
 
 def logprobs_of(logits: Tensor) -> Tensor:
@@ -361,7 +353,7 @@ def distance(found_NV: Tensor, expected_NV: Tensor, low_precision: bool) -> floa
 
 
 def refusal(policy: Any, reason: str) -> UserError:
-    """Return the error that refuses a model for this reason."""
+    """Return the error that refuses the model."""
     return UserError(
         f"--model {policy.name}: {type(policy.causal).__name__} is not supported: {reason}; give a "
         "model of another architecture"

@@ -97,10 +97,11 @@ def load_policy(
     - `quantise` (with LoRA): one of BITS_OPTIONS;
     - `start`: the checkpoint from which the run started, if that holds an adapter on top of `spec`;
     - `keep_reference`: keep the policy as it was at the start, for the KL term.
-
-    Raises UserError if the policy cannot be loaded.
     """
-    _configure_libraries()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    hub_logging.set_verbosity_error()
+    torch.backends.cuda.enable_cudnn_sdp(False)  # it plans 50 ms for each new length of the prompts
     device = _device(device)
 
     # A run that started from an adapter needs it to begin with, and as its reference.
@@ -169,15 +170,6 @@ def load_policy(
     return policy
 
 
-def _configure_libraries() -> None:
-    """Silence the libraries that load models, and switch off cuDNN's attention."""
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    hub_logging.set_verbosity_error()
-    # It takes 50 ms to plan for each new length of the prompts.
-    torch.backends.cuda.enable_cudnn_sdp(False)
-
-
 def _device(name: str) -> str:
     """Return the device that --device names. Raises UserError if there is none."""
     has_gpu = torch.cuda.is_available()
@@ -196,10 +188,9 @@ def dtype_on(
 ) -> torch.dtype:
     """Return the default precision of a model: `source`, which the user named `spec`.
 
-    It is float32 on a CPU, and for full fine-tuning of the embedded model. A model that
-    `is_continued`, all of whose weights were trained by us, keeps its own. On a GPU, float16 is as
-    fast as bfloat16 and rounds eight times as finely: policies learned as with float32
-    (runs/archive/LOG.md, 2026-11-26; arXiv:2510.26788). Whether the model fits it is not known yet.
+    A model that `is_continued`, all of whose weights were trained by us, keeps its own. On a GPU,
+    float16 is as fast as bfloat16 and rounds eight times as finely: policies learned as with
+    float32 (runs/archive/LOG.md, 2026-11-26; arXiv:2510.26788).
     """
     if not device.startswith("cuda"):
         return torch.float32
@@ -263,9 +254,7 @@ def _layers(source: str) -> tuple[str, list[Path]]:
 
 @contextmanager
 def _loading(source: str) -> Iterator[None]:
-    """Within this context, errors about models that are absent, damaged or incomplete become a
-    UserError of one line.
-    """
+    """Make errors about models that are absent, damaged or incomplete a UserError of one line."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -364,9 +353,8 @@ def _correct_tokenizer(tokenizer: Any, path: str) -> list[str]:
 
     `transformers` 5 reads byte-level vocabularies (Llama 3, SmolLM, Qwen) as another tokenizer than
     the model's own: texts are split into words as GPT-2's are, lose their first blank, and have
-    only some of the added tokens; `add_bos_token` is ignored. Raises UserError for SentencePiece's
-    vocabularies: those of byte pairs are read as a unigram model, and so the policy would get
-    tokens that it never saw in training.
+    only some of the added tokens; `add_bos_token` is ignored. It reads SentencePiece's vocabularies
+    of byte pairs as a unigram model, with tokens that the policy never saw: these are refused.
     """
     from gguf import TokenType
     from transformers.integrations.gguf import read_gguf_metadata

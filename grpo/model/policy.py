@@ -36,8 +36,7 @@ from tasks.base import Problem
 # What an update runs at once: a `PaddedBatch`, or a `grpo.fast.packing.Packing`.
 Batch = Any
 
-# The number of prompts, and of targets, whose tokens are kept. A step asks for the same ones to
-# sample, to check its budget, and to learn.
+# The number of prompts, and of targets, whose tokens are kept for the rest of a step.
 CACHED_ENCODINGS = 512
 
 CPU_TOKENS_AT_ONCE = 4096
@@ -93,14 +92,12 @@ class Policy:
 
     def limit_context(self, context: int, reason: str) -> None:
         """Support no more than so many tokens; a `reason` is noted unless it is ""."""
-        if context >= self.context:
-            return
-        self.context = context
-        if reason:
+        if reason and context < self.context:
             self.notes.append(
                 f"--model {self.name}: {reason}; prompt and completion may have {context:,} tokens "
                 "together, and longer ones are not supported"
             )
+        self.context = min(context, self.context)
 
     def take_events(self) -> list[str]:
         """Return the `events` since the last call."""
@@ -154,13 +151,13 @@ class Policy:
         )
 
     def encode(self, problem: Problem | str) -> tuple[int, ...]:
-        """Return the token ids of the whole prompt of `problem`, up to where the answer begins.
+        """Return the token ids of the prompt, up to where the answer begins.
 
         A string is a prompt without a problem, which shows no examples.
         """
-        turns, template = self.format.turns(problem), self.tokenizer.chat_template
+        turns = self.format.turns(problem)
         try:
-            tokens = self._prompt_tokens(turns, template)
+            tokens = self._prompt_tokens(turns, self.tokenizer.chat_template)
         except UserError as error:
             whose = problem.title if isinstance(problem, Problem) else "the prompt"
             raise UserError(f"{whose}: {error}") from error
@@ -189,11 +186,7 @@ class Policy:
         return tuple(self._target_tokens((target,))[0])
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text that a completion's `tokens` write, without the end token.
-
-        Any other control token is shown by its name, e.g. "<|pad|>", so that whoever scores the
-        text sees what was written.
-        """
+        """Return the text that a completion's `tokens` write, without the end token."""
         written = tokens[:-1] if len(tokens) and tokens[-1] in self.stops else tokens
         return text_of(self.tokenizer, written)
 
@@ -213,7 +206,7 @@ class Policy:
     # Memory
 
     def enable_gradient_checkpointing(self) -> None:
-        """Compute activations again in the backward pass: more time, a fraction of the memory."""
+        """Take more time for the backward pass, and a fraction of the memory."""
         if not self.gradient_checkpointing:
             self.forward.checkpoint_gradients()
         self.gradient_checkpointing = True
@@ -346,20 +339,16 @@ class PaddedBatch:
         completions: Sequence[Sequence[int]],
         device: torch.device,
     ):
-        each = len(completions) // len(prompts)
-        prompt_of = [prompts[r // each] for r in range(len(completions))]
+        group_size = len(completions) // len(prompts)
+        rows, predictors = [], []
+        for r, completion in enumerate(completions):
+            prompt = prompts[r // group_size]
+            row = [*prompt, *completion][:-1]  # the last token predicts nothing
+            rows.append(torch.tensor(row))
+            predictors.append(torch.arange(len(prompt) - 1, len(row)))
 
-        # The last token of a sequence predicts nothing.
-        rows = [
-            torch.tensor([*prompt, *completion][:-1])
-            for prompt, completion in zip(prompt_of, completions)
-        ]
         tokens_RX = pad_sequence(rows, batch_first=True)
-        X = tokens_RX.shape[1]
-        predictors = [
-            torch.arange(len(prompt) - 1, len(row)) + r * X
-            for r, (prompt, row) in enumerate(zip(prompt_of, rows))
-        ]
+        predictors = [each + r * tokens_RX.shape[1] for r, each in enumerate(predictors)]
         self.tokens_RX = to_device(tokens_RX, device)
         self.predictors_M = to_device(torch.cat(predictors), device)
 
@@ -380,11 +369,7 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
 
 
 def _stop_ids(model: Model, tokenizer: Tokenizer) -> tuple[tuple[int, ...], int]:
-    """Return the token ids that end a completion, and the one that ends a right answer.
-
-    They are those of the chat template, which knows best (see `end_of_turn`), of the tokenizer and
-    of the generation config (one or several). Raises UserError if there is none.
-    """
+    """Return the token ids that end a completion, and the one that ends a right answer."""
     declared = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     several = declared if isinstance(declared, list) else [declared]
     ends = [end_of_turn(tokenizer), tokenizer.eos_token_id, *several]

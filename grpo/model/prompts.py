@@ -14,6 +14,7 @@ it consists of, as the policy would have to write it.
 import json
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -74,10 +75,7 @@ def prompt_tokens(
     template: str | None,
     arguments: TemplateArguments = MappingProxyType({}),
 ) -> tuple[int, ...]:
-    """Return the token ids of `turns` by the chat `template`, up to where the answer begins.
-
-    The template is called with its `arguments`. Without a template each turn is a line of text.
-    """
+    """Return the token ids of `turns` by the chat `template`, or as lines of text without one."""
     if template is None:
         text = "".join(f"{said}\n" for _, said in turns)
         ids = tuple(tokenizer(text, split_special_tokens=True).input_ids)
@@ -110,8 +108,7 @@ def render(
 ) -> str:
     """Return the text that the chat `template` makes of `turns`, up to where the answer begins.
 
-    Raises UserError if the template fails or does not pass on all of the turns. Only white space
-    may change.
+    Raises UserError if it fails, or if a turn changes by more than white space.
     """
     fix = "leave out --system or --shots, give one user turn, or correct the template"
     try:
@@ -140,9 +137,7 @@ def end_of_turn(tokenizer: Tokenizer) -> int | None:
 
     A model's files also declare end tokens, which may differ: base models with a chat template
     declare the end of a document. The template is right, because the model was trained on it.
-
-    It is a token that was added to the vocabulary, "special" or not. Returns None if there is no
-    template, if it takes no assistant's turn, or if plain text follows the answer.
+    Returns None if there is none, or if no added token, "special" or not, follows the answer.
     """
     added = {token.content for token in tokenizer.added_tokens_decoder.values()}
     if not tokenizer.chat_template or not added:
@@ -171,14 +166,12 @@ class PromptFormat:
     def turns(self, problem: Problem | str) -> tuple[Turn, ...]:
         """Return all turns of `problem`, or of a prompt without a problem."""
         given = (("user", problem),) if isinstance(problem, str) else problem.turns
-        own = [turn for turn in given if turn[0] == "system"]
-        system = [("system", self.system)] if self.system else own
-        question = [turn for turn in given if turn[0] != "system"]
-
-        shown: list[Turn] = []
+        turns = [turn for turn in given if turn[0] == "system"]
+        if self.system:
+            turns = [("system", self.system)]
         for example in self.shots(problem):
-            shown += [("user", example.prompt), ("assistant", example.target)]
-        return (*system, *shown, *question)
+            turns += [("user", example.prompt), ("assistant", example.target)]
+        return (*turns, *(turn for turn in given if turn[0] != "system"))
 
     def shots(self, problem: Problem | str) -> tuple[Problem, ...]:
         """Return the examples that `problem` is shown with; a prompt without a problem has none."""
@@ -201,10 +194,9 @@ def format_of(
 def template_arguments(text: str) -> dict[str, Any]:
     """Return the variables that --chat-template-kwargs gives as a JSON object."""
     where = f"--chat-template-kwargs {shortened(text)}"
-    try:
+    arguments = None
+    with suppress(ValueError, RecursionError):
         arguments = json.loads(text)
-    except (ValueError, RecursionError):
-        arguments = None
     if not isinstance(arguments, dict):
         raise UserError(f"""{where}: give a JSON object, e.g. '{{"enable_thinking": false}}'""")
     return arguments
@@ -216,9 +208,7 @@ def system_text(given: str) -> str:
 
 
 def wording_text(path: str) -> str:
-    """Return the text of the file that --wording names, without the line end that editors add; "",
-    the task's own wording, if none.
-    """
+    """Return the text of the --wording file, less the line end that editors add; "" if none."""
     return read_text(Path(path)).removesuffix("\n").removesuffix("\r") if path else ""
 
 

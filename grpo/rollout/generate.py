@@ -94,8 +94,8 @@ class Drafting(Resumable):
     ) -> None:
         """Learn from one pass, or from any number of passes without drafts (`draft_length` 0).
 
-        - `matched`, `rejected`: tokens that agreed with the plans, and rows in which one did not;
-        - `tokens`: what the `completions` of the pass gained.
+        The `completions` gained so many `tokens`. So many drafted ones `matched`, and in so many
+        rows one was `rejected`.
         """
         self.matched += matched
         self.rejected += rejected
@@ -206,11 +206,8 @@ def generate(
     """Return the completions of each prompt, in order.
 
     `drafting` decides how much is drafted, and learns from what is accepted; without it nothing is
-    drafted. The log-probabilities are those of the distribution that was sampled from. If a GPU has
-    too little memory for all prompts at once, they are answered in several batches.
-
-    Raises FloatingPointError if a token was drawn from a distribution that is not finite, and
-    UserError if memory runs out for a single prompt.
+    drafted. If a GPU has too little memory for all prompts at once, they are answered in several
+    batches. Raises FloatingPointError if a token was drawn from a distribution that is not finite.
     """
     decoder = policy.decoder or PlainDecoder(policy)
     longest, room = max(map(len, request.prompts)), decoder.room(request, drafting)
@@ -249,7 +246,6 @@ def generate(
 
 
 def _completion(policy: Policy, tokens: list[int], logprobs: list[float]) -> Completion:
-    """Return a completion. Raises FloatingPointError if a log-probability is not finite."""
     for place, logprob in enumerate(logprobs, 1):
         if not math.isfinite(logprob):
             raise FloatingPointError(
@@ -260,10 +256,9 @@ def _completion(policy: Policy, tokens: list[int], logprobs: list[float]) -> Com
     return Completion(tuple(tokens), tuple(logprobs), policy.decode(tokens), finish)
 
 
-# Token budgets: how many new tokens a completion may take, and which problems fit the context.
+# Token budgets
 
-# The search for problems ends after this many in a row that do not fit the context.
-MAX_TOO_LONG = 16
+MAX_TOO_LONG = 16  # problems in a row that do not fit, after which `fitting` raises
 
 
 def budget_for(
@@ -276,10 +271,8 @@ def budget_for(
     """Return the most new tokens a completion of the policy may take.
 
     They are `asked` (--max-new-tokens) if that is given, else a quarter more than the right answer
-    takes, or what the task has `declared` if that is larger. They never exceed the room that the
-    `prompt` leaves in the model's context.
-
-    Raises UserError if the right answer does not fit what is `asked`, or the context.
+    takes, or what the task has `declared` if that is larger; at most what the context has room for.
+    Raises UserError if the right answer does not fit.
     """
     needed = policy.target_length(target)
     if asked and asked < needed:
@@ -302,9 +295,7 @@ def fitting(
     policy: Policy, problems: Iterable[Problem], too_long: list[Problem], asked: int | None = None
 ) -> Iterator[Problem]:
     """Yield the problems whose prompt and target fit the context, and whose target fits the budget
-    `asked`; append the others to `too_long`.
-
-    Raises UserError after MAX_TOO_LONG problems in a row that do not fit.
+    `asked`; append the others to `too_long`. Raises UserError after MAX_TOO_LONG in a row.
     """
     in_a_row = 0
     for problem in problems:

@@ -18,8 +18,7 @@ GAMMA = 0x9E3779B97F4A7C15 - 2**64
 MIX_30 = 0xBF58476D1CE4E5B9 - 2**64
 MIX_27 = 0x94D049BB133111EB - 2**64
 
-# Tokens of a block, see `draw`.
-BLOCK = 64
+BLOCK = 64  # tokens, see `draw`
 
 
 def sample_key(*counters: int | str) -> int:
@@ -29,10 +28,9 @@ def sample_key(*counters: int | str) -> int:
 
 
 def uniform(keys: torch.Tensor, positions: torch.Tensor | int) -> torch.Tensor:
-    """Return a float64 in [0, 1) for each key (int64) and position, by SplitMix64 (Steele et al.
-    2014).
+    """Return a float64 in [0, 1) for each key (int64) and position; shapes broadcast.
 
-    All arithmetic is on integers, so every device gives the same numbers. Shapes broadcast.
+    SplitMix64 (Steele et al. 2014) is arithmetic on integers, the same on every device.
     """
     x = keys + (torch.as_tensor(positions, device=keys.device) + 1) * GAMMA
     x = (x ^ _shift(x, 30)) * MIX_30
@@ -111,14 +109,11 @@ def truncation(
 
     The function takes logits (R, V) that are divided by the temperature. The nucleus
     (arXiv:1904.09751) is the smallest set of the likeliest tokens with mass `top_p`. The arithmetic
-    is that of `TopPLogitsWarper` of `transformers`, with one difference: all tokens that tie with
-    the least likely one kept are kept, so that the support does not depend on how a sort orders
-    equal logits.
+    is that of `TopPLogitsWarper` of `transformers`, but all tokens that tie with the least likely
+    one kept are kept, so that the support does not depend on how a sort orders equal logits.
 
     The loss also passes the sampled tokens (R,). They are always kept, because neither rounding nor
-    an update (`epochs` above 1) must exclude a token that was drawn. Such a token joins after the
-    cut, and what is kept is renormalised with it. Sampler and loss share the function; before the
-    weights change, both use the same distribution.
+    an update (`epochs` above 1) must exclude a token that was drawn.
     """
     if top_p >= 1:
         return None
