@@ -57,10 +57,8 @@ def start(argv: Sequence[str] | None) -> int:
 
 
 def export(run: Path, folder: Path, *, adapter: bool = False, dtype: str | None = None) -> str:
-    """Write the latest valid checkpoint of `run` to `folder`; return what was written, in words.
-
-    `run` may also be an adapter made elsewhere. Raises UserError if there is no valid checkpoint,
-    or no adapter to export, or if the folder is not empty.
+    """Write the latest valid checkpoint of `run`, or an adapter made elsewhere, to `folder`; return
+    what was written, in words.
     """
     require_empty(folder)
     if is_adapter(run) and checkpoint_of(str(run))[0] is None:
@@ -96,10 +94,7 @@ def require_empty(folder: Path) -> None:
 
 
 def _write(policy: Policy, model: Model, folder: Path, dtype: str | None, card: str = "") -> None:
-    """Write the `model` of a policy, its tokenizer and, if there is one, the model card.
-
-    The folder is whole, or as it was. Raises UserError if the disk refuses a file.
-    """
+    """Write the `model` of a policy, its tokenizer and the model card, completely or not at all."""
     if dtype:
         model = model.to(getattr(torch, dtype))
     try:
@@ -159,7 +154,7 @@ The model was trained for this one task. Its other abilities were not evaluated.
 
 
 def _results(run: RunData, step: int, control: str) -> str:
-    """Return the verdict and the table of evaluations, as far as they are not later than `step`."""
+    """Return the verdict and the table of evaluations, unless they are later than `step`."""
     reports = [line for line in run.reports if line["step"] <= step]
     metric, unit = (reports[0][name] for name in ("metric", "unit")) if reports else ("score", "")
     lines = []

@@ -124,7 +124,7 @@ class View:
         self.console.print(line, style="dim", soft_wrap=True)
 
     def _group_of(self, step: int, number: int, sample: int) -> Group:
-        """Return the group of a completion. Raises UserError unless there is such a completion."""
+        """Return the group of a completion; UserError unless there is such a completion."""
         group = self.run.group(step, number, self.kind)
         most = len(group.completions) - 1
         if not 0 <= sample <= most:
@@ -175,10 +175,7 @@ class View:
         self._next(last, before=f"{len(lines)} of {len(index)} groups; ")
 
     def group(self, step: int, number: int) -> None:
-        """Show the completions of a group next to the target, highest reward first.
-
-        Completions with the same text are shown once.
-        """
+        """Show the texts of a group next to the target, highest reward first."""
         group = self.run.group(step, number, self.kind)
         (line,) = summaries([group])
         figures = (

@@ -58,11 +58,7 @@ class EndedRun:
 
 
 def next_commands(run: EndedRun) -> list[str]:
-    """Return the commands that look into a run.
-
-    A task that was made from Python values cannot be loaded by a command, so those that would are
-    left out.
-    """
+    """Return the commands that look into a run; no command can load a task made from Python."""
     folder = quoted(run.folder)
     of_run = [run.inspection, f"python -m grpo.report {folder}"]
     audit = f"python -m tasks.audit {folder}{run.trusted()}"
@@ -73,8 +69,7 @@ def next_commands(run: EndedRun) -> list[str]:
 def advice(run: EndedRun, verdict: Verdict) -> tuple[str, str]:
     """Return what to change after a run that fell or had no signal, in words, and the next command.
 
-    There are no words for other runs. No command but an inspection fits a task or a loss that was
-    made from Python values.
+    No command but an inspection fits a task or a loss that was made from Python values.
     """
     words, command = _advice(run, verdict)
     has_failed = verdict.kind in ("collapsed", "got worse", "no signal")

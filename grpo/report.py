@@ -121,10 +121,7 @@ def write_report(
     *,
     is_live: bool = False,
 ) -> Path:
-    """Write the page of `runs`, and return its path: by default report.html in the first run.
-
-    `megabytes` is the size of the completions of all runs together. A live page loads itself again.
-    """
+    """Write the page of `runs`, by default report.html in the first run; return its path."""
     output = output or runs[0].path / "report.html"
     budget = round(megabytes * 1e6 / len(runs))
     write_whole(output, page(runs, budget, is_live=is_live).encode())
@@ -177,10 +174,7 @@ def _compact(value: Any) -> str:
 
 
 def described(run: RunData, kept: Sequence[int]) -> dict[str, Any]:
-    """Return the verdict, metrics, evaluations, decisions, warnings, checkpoints and settings.
-
-    The page has the completions of the steps in `kept`.
-    """
+    """Return what the page shows of a run besides the completions, which are those of `kept`."""
     config = {name: value for name, value in run.config.items() if name != "facts"}
     defaults, control = asdict(Config()), config.get("control") or "none"
     every = max(1, math.ceil(len(run.metrics) / MAX_POINTS))
@@ -256,10 +250,7 @@ def headline(run: RunData) -> list[tuple[str, str]]:
 
 
 def heldout(run: RunData) -> list[dict[str, Any]]:
-    """Return the first and the last reported score for each level and temperature.
-
-    Those of the run's own level come first.
-    """
+    """Return the first and the last score by level and temperature, first of the run's level."""
     series: dict[tuple, list[Record]] = {}
     for line in run.reports:
         series.setdefault((line["level"], line["temperature"]), []).append(line)
@@ -285,10 +276,7 @@ def heldout(run: RunData) -> list[dict[str, Any]]:
 
 
 def warnings_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return the steps at which something went wrong, and what: alarms, traps, collapsed groups.
-
-    What holds for several steps in a row is listed at the first of them.
-    """
+    """Return what went wrong (alarms, traps, collapsed groups), and the step where it began."""
     found = []
     before: set[str] = set()
     for line in lines:
@@ -323,8 +311,7 @@ def _listed(values: Record) -> list[tuple[str, str]]:
 def outcome(run: RunData) -> dict[str, Any]:
     """Return the verdict: a title, a sentence, figures (name, text, step or None), and a command.
 
-    A run that is still training, or was interrupted, has no verdict line. Its figures are those of
-    the steps so far.
+    A run that goes on or was interrupted has none yet. Its figures are those of the steps so far.
     """
     line = run.verdict or {}
     kind = line.get("verdict", "no verdict yet")
@@ -390,10 +377,7 @@ def learning_began(metrics: Sequence[Record]) -> int | None:
 
 
 def kept_samples(run: RunData, budget: int) -> dict[int, str]:
-    """Return the groups of some steps as JSON, as many as fit into `budget` bytes.
-
-    Notable steps (with decisions and warnings) come first, then evenly spaced ones.
-    """
+    """Return the groups of notable steps and of evenly spaced ones as JSON, as many as fit."""
     steps, pieces = run.steps(), pieces_of(run.path)
     marked = {line["step"] for line in run.decisions if line["kind"] != "stay"}
     marked |= {line["step"] for line in warnings_of(run.metrics)}
@@ -435,8 +419,6 @@ def _as_many(texts: Iterable[tuple[int, str]], budget: float) -> dict[int, str]:
 
 def evenly_spaced(numbers: Sequence[int]) -> list[int]:
     """Return numbers in an order in which those so far are always evenly spaced.
-
-    First the ends, then the middles of ever smaller gaps.
 
     >>> evenly_spaced(range(5))
     [0, 4, 2, 1, 3]

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The positive control: does the pipeline learn what everybody knows, and nothing where the reward
 # says nothing? Three seeds each of: real reward, shuffled rewards, constant reward, a fixed set of
-# 2,500 problems. 2 CPU cores. Needs the environment's python in PATH and matplotlib (the extra
-# `report`); runs that are there already are not made again.
+# 2,500 problems. 2 CPU cores. Needs the environment's python in PATH; runs that are there already
+# are not made again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 declare -A flags=(
@@ -29,5 +29,4 @@ for seed in 0 1 2; do
         python -m tasks.audit "$run"
     done
 done
-python runs/tables.py runs/control-*-seed?
-python runs/curves.py runs/control-*-seed? --metrics value --smooth 10 --output runs/control.svg
+python -m grpo.report runs/control-*-seed? --output runs/control.html

@@ -18,6 +18,4 @@ for seed in 0 1 2; do
             --eval-every 0 --eval-problems 300 --seed "$seed" --name "${run#runs/}" ${flags[$arm]} || [ $? = 3 ]
     done
 done
-python runs/tables.py runs/degenerate-*
-python runs/curves.py runs/degenerate-*-seed0 --metrics "value,group_std,groups/kept" --smooth 3 \
-    --output runs/degenerate.svg
+python -m grpo.report runs/degenerate-* --output runs/degenerate.html

@@ -8,6 +8,4 @@ for reward in similarity prefix pairs; do
     [ -d "runs/reward-$reward" ] || python train.py --task interleave --curriculum 25 --preflight off \
         --steps 60 --reward "$reward" --eval-every 0 --name "reward-$reward" || [ $? = 3 ]
 done
-python runs/tables.py runs/reward-*
-traps="traps/copies A,traps/doubles A,traps/turn lost,traps/stops half way"
-python runs/curves.py runs/reward-* --metrics "value,group_std,$traps" --output runs/rewards.svg
+python -m grpo.report runs/reward-* --output runs/rewards.html

@@ -71,8 +71,8 @@ class Saver:
     def save(self, report: StepReport | None = None) -> None:
         """Copy the state after this step, and write the copy while training continues.
 
-        A state that is too large to be copied is written while training waits. With the `report` of
-        the step the checkpoint may become the best one.
+        Training waits while a state that is too large to be copied is written. With the `report`
+        of the step the checkpoint may become the best one.
         """
         self.collect(wait=True)
         trainer = self.trainer
@@ -86,7 +86,8 @@ class Saver:
         optimizer = trainer.optimizer.state_dict()
         weights, moments = trainer.policy.saved_tensors(), moments_of(optimizer)
         size = sum(tensor.nbytes for tensor in (*weights.values(), *moments.values()))
-        is_copied = size <= COPIED_SHARE * host_memory()
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        is_copied = size <= COPIED_SHARE * memory
         if is_copied:
             weights, moments = copied(weights, self.memory), copied(moments, self.memory)
         texts = {
@@ -100,17 +101,8 @@ class Saver:
         if not is_copied:
             self.collect(wait=True)
 
-    def _write(
-        self,
-        weights: dict[str, Tensor],
-        moments: dict[str, Tensor],
-        loss_scale: dict[str, Any],
-        texts: dict[str, str],
-    ) -> str:
-        """Write the checkpoint, and return a line for the console. Called in the thread.
-
-        The next `save` waits for it, before it changes `saved` and `best`.
-        """
+    def _write(self, weights: dict, moments: dict, loss_scale: dict, texts: dict) -> str:
+        """Write the checkpoint in the thread. The next `save` waits before it changes `best`."""
         with new_checkpoint(self.folder, self.saved) as folder:
             self.trainer.policy.save(folder, weights)
             save_optimizer(folder, moments, loss_scale)
@@ -144,11 +136,10 @@ class Saver:
 
 @torch.no_grad()
 def copied(tensors: Mapping[str, Tensor], memory: dict[Hashable, Tensor]) -> dict[str, Tensor]:
-    """Return copies in host memory, which are written while training changes the originals.
+    """Return copies in host memory; tied weights share one.
 
-    The next copy of a tensor takes the `memory` of its last one, because the system needs several
-    times as long to provide new memory as a copy takes. For GPU tensors it is page-locked. Tied
-    weights share a copy.
+    The `memory` is kept for the next copies, because to provide new memory takes the system several
+    times as long as to copy. For GPU tensors it is page-locked.
     """
     copies = {}
     for name, tensor in tensors.items():
@@ -161,19 +152,12 @@ def copied(tensors: Mapping[str, Tensor], memory: dict[Hashable, Tensor]) -> dic
     return copies
 
 
-def host_memory() -> int:
-    """Return the size of the host's memory in bytes."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-
-
 # --- whole or absent --------------------------------------------------------------------------
 
 
 @contextmanager
 def new_checkpoint(run: Path, step: int) -> Iterator[Path]:
-    """Yield a folder that becomes checkpoints/step-NNNNNN when the block ends, and vanishes if it
-    fails. Raises UserError if the disk refuses a file.
-    """
+    """Yield a folder that becomes checkpoints/step-NNNNNN, or vanishes if the block fails."""
     final = run / "checkpoints" / f"step-{step:06d}"
     temporary = final.with_name(f".tmp-{final.name}")
     try:
@@ -210,7 +194,7 @@ def disk_refusal(error: BaseException) -> str | None:
 
 
 def verify(path: Path) -> str | None:
-    """Return None if the checkpoint is intact, else one line that says what is wrong with it."""
+    """Return what is wrong with a checkpoint; None if it is intact."""
     manifest = path / "manifest.json"
     if not manifest.is_file():
         return f"{path}: not a checkpoint (it has no manifest.json)"
@@ -254,9 +238,7 @@ def run_of(path: Path, flag: str = "--resume") -> Path:
 
 
 def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
-    """Return the checkpoint `path`, or the latest valid one of the run `path`; and a warning for
-    each damaged one that was skipped.
-    """
+    """Return the checkpoint `path`, or the latest valid one of the run `path`; and warnings."""
     run = run_of(path, flag)
     candidates = [path] if run != path else checkpoint_folders(run)
     damaged: list[str] = []
@@ -284,9 +266,7 @@ def prune(run: Path, keep: str = "") -> None:
 
 
 def remove_checkpoints_after(run: Path, step: int) -> None:
-    """Remove what a run that is resumed after `step` makes again: later checkpoints, and those that
-    a killed process has not completed.
-    """
+    """Remove later checkpoints, and those that a killed process has not completed."""
     for path in (run / "checkpoints").glob(".tmp-*"):
         shutil.rmtree(path)
     _remove([path for path in checkpoint_folders(run) if step_of(path) > step])

@@ -110,7 +110,7 @@ def has_no_result(folder: Path) -> bool:
 
 
 def append_lines(path: Path, *lines: dict[str, Any]) -> None:
-    """Append lines to a log, all at once. NaN and infinity become null, because JSON lacks them."""
+    """Append lines to a log. NaN and infinity become null, because JSON lacks them."""
     finite = [json.loads(json.dumps(line), parse_constant=lambda _: None) for line in lines]
     append_text(path, _json_lines(finite))
 
@@ -151,9 +151,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 
 def rewind(run: Path, step: int) -> None:
-    """Remove what the run's logs and rollouts hold of steps after `step`, which are made again, and
-    lines and files that a killed process has not completed.
-    """
+    """Remove what a run has written after `step`, and what a killed process has not completed."""
     for path in (run / name for name in LOGS):
         if path.exists():
             lines = [line for line in read_metrics(path) if line["step"] <= step]
@@ -263,10 +261,7 @@ def _from_json(line: dict[str, Any]) -> Group:
 
 
 class RunFiles:
-    """The logs and rollouts of the run in `folder`, which has made `done` steps, and its trackers.
-
-    `warn` shows a warning.
-    """
+    """The logs, rollouts and trackers of the run in `folder`, which has made `done` steps."""
 
     def __init__(self, folder: Path, config: Config, done: int, warn: Callable[[str], None]):
         self.folder = folder
@@ -429,11 +424,10 @@ class RunData:
     ) -> list[dict[str, Any]]:
         """Return a record for each completion of one or several steps; None means all steps.
 
-        Keys: step, group, sample (both from 0), index, attempt, level, temperature, class, action,
-        key, prompt, target, text, finish, num_tokens, tokens, logprobs, reward, value, exact,
-        parts, and advantage. The advantage is a number, a list with one per token, or None if the
-        group was not trained on. A group with the action "demonstrate" comes a second time, as it
-        was trained on: its last completion is the right answer, with `is_demonstration`.
+        It has step, group, sample (both from 0) and the keys of `completion_record`. The advantage
+        is a number, a list with one per token, or None if the group was not trained on. A group
+        with the action "demonstrate" comes a second time, as it was trained on: its last completion
+        is the right answer, with `is_demonstration`.
         """
         steps = self.steps(kind) if step is None else step
         records = []

@@ -77,9 +77,7 @@ MODEL_FILES = (*WEIGHTS, ".json", ".model", ".jinja", ".txt")
 
 
 class OpenedRun(NamedTuple):
-    """Where a run is written, the checkpoint where a resumed run continues, and what the user
-    should know about it.
-    """
+    """Where a run is written, and the checkpoint where a resumed run continues."""
 
     folder: Path
     checkpoint: Path | None = None
@@ -91,8 +89,7 @@ def open_run(
 ) -> tuple[OpenedRun, Config]:
     """Return the run and its configuration: a new one, or the one of --resume.
 
-    `given` are the settings on the command line. The run is locked until `locks` is closed. Raises
-    UserError if a flag differs from a setting that a resumed run cannot change.
+    `given` are the settings on the command line. The run is locked until `locks` is closed.
     """
     if config.resume is not None:
         return _open_resumed(config.resume, given, locks, ranks)
@@ -262,9 +259,8 @@ def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[s
 
 
 def sources_of_run(opened: OpenedRun, trainer: Trainer) -> dict[str, Any]:
-    """Return today's fingerprints of a run's sources, by kind and name.
-
-    Raises UserError if a source has changed since the checkpoint of a resumed run.
+    """Return the fingerprints of a run's sources, by kind and name; UserError if those of a resumed
+    run have changed.
     """
     config, task = trainer.config, trainer.task
     settings = dataclasses.asdict(config)
@@ -297,9 +293,8 @@ def sources_of_run(opened: OpenedRun, trainer: Trainer) -> dict[str, Any]:
 
 
 def base_sources(model: str) -> dict[str, str] | None:
-    """Return the fingerprints of a model's files; of an adapter, also those of its base model.
-
-    Returns None for a model of the hub that is not on the disk.
+    """Return the fingerprints of a model's files, under an adapter also those of its base; None for
+    a model of the hub that is not on the disk.
     """
     whole, adapters = layers_of(model)
     place = load.BUILTIN if whole == "builtin" else Path(whole)
@@ -341,10 +336,7 @@ def digest_of(path: Path) -> str:
 
 
 def require_same(checkpoint: Path, now: Mapping[str, Any], advice: str = "") -> None:
-    """Raise UserError, which names all changes, if a source of a checkpoint is not as it was.
-
-    `now` are sources of today. A kind that is unknown then or now (None) is not compared.
-    """
+    """Raise UserError if a source of a checkpoint is not as it is `now`; None means unknown."""
     path = checkpoint / "sources.json"
     with blaming(f"{path}: does not hold the sources of a run"):
         saved = msgspec.convert(read_json(path), dict[str, dict[str, Any] | None])

@@ -1,7 +1,6 @@
 """The life of a run, from top to bottom: opened, prepared, trained step by step, and concluded.
 
-docs/run-files.md lists the files that it writes. Rank 0 writes them; the other ranks do the same
-work but write nothing.
+Rank 0 writes its files; the other ranks do the same work but write nothing.
 """
 
 import gc
@@ -77,10 +76,7 @@ PURPOSES = {
 
 
 class RunResult(NamedTuple):
-    """The exit status of the program, the run's folder, and the trained policy.
-
-    There is no policy if Ctrl-C stopped the run at once.
-    """
+    """The exit status, the run's folder, and the policy, unless Ctrl-C stopped the run at once."""
 
     status: int
     folder: Path
@@ -123,16 +119,10 @@ def start_run(config: Config, given: dict, ranks: Ranks, **values: Any) -> RunRe
 
 
 def choose_prompt(
-    config: Config,
-    parts: Parts,
-    policy: Policy,
-    ranks: Ranks,
-    console: Console,
-    given: Collection[str],
+    config: Config, parts: Parts, policy: Policy, ranks: Ranks, console: Console, given: dict
 ) -> tuple[Config, list[Decision]]:
-    """Return the configuration with the prompt by which the policy earns most, and the decision.
-
-    There is none if the user has chosen the prompt, or the task leaves no choice.
+    """Return the configuration with the prompt by which the policy earns most, and the decision if
+    there was a choice.
     """
     level = config.levels_for(parts.task)[0]
     configs = prompts_to_try(policy, parts.task, config, given, level)
@@ -192,10 +182,9 @@ class Run:
             self._warn(line)
 
     def train(self, interrupt: Interrupt) -> int:
-        """Make the steps, and evaluate on held-out problems before, during and after them.
+        """Make the steps, with held-out evaluations before, during and after them.
 
-        Returns the exit status. It is that of the verdict: 0, or 3 if the run was stopped or has
-        failed. After a signal it is 128 plus the signal's number.
+        Returns the exit status: that of the verdict, or 128 plus the number of a signal.
         """
         try:
             self.console.settings(settings_of(self.folder, self.config, self.trainer))
@@ -256,9 +245,7 @@ class Run:
         self.console.say(f"resumed {self.folder} after step {done}{ended}")
 
     def _find_start(self) -> Start | None:
-        """Exclude from evaluations what the policy of an earlier run has seen, and make the
-        pre-flight. Returns its choice; None without one.
-        """
+        """Exclude what an earlier run has seen from evaluations; return the pre-flight's choice."""
         if self.config.start:
             start = Path(self.config.start)
             seen = seen_keys(start)
@@ -318,9 +305,7 @@ class Run:
         return start
 
     def wants_imitation(self, start: Start) -> bool:
-        """Return whether right answers are imitated before the first step: the first level is too
-        far from all that the policy can do.
-        """
+        """Return whether right answers are imitated first, because the first level is too far."""
         is_wanted = not start.is_near and not self.config.reward_alone
         return is_wanted and self.trainer.knows_answers
 
@@ -328,8 +313,13 @@ class Run:
         """Run the warm start, and report the result."""
         trainer = self.trainer
         level = trainer.curriculum.level
+
+        def score() -> float:
+            lines = self.evaluate("warm start", [level])
+            return lines[0]["mean"] if lines else 0.0
+
         with self.console.working("imitating right answers"):
-            answers = trainer.imitate(lambda: self._warm_start_score(level))
+            answers = trainer.imitate(score)
         imitation = trainer.imitation
         assert imitation is not None
 
@@ -340,11 +330,6 @@ class Run:
         self.console.say(decision.line)
         if imitation["updates"]:  # so that the verdict can tell what imitation taught
             self.evaluate("imitation", self.reported_levels)
-
-    def _warm_start_score(self, level: int) -> float:
-        """Return the score at a level while right answers are imitated; 0 without problems."""
-        lines = self.evaluate("warm start", [level])
-        return lines[0]["mean"] if lines else 0.0
 
     # --- during training ----------------------------------------------------------------------
 
@@ -376,25 +361,24 @@ class Run:
 
     def after_step(self, report: StepReport) -> None:
         """Write and show a step; evaluate and save if that is due."""
+        trainer = self.trainer
         self.files.write_step(report)
         self.console.step(report)
-        for warning in self.trainer.stream.take_warnings():
+        for warning in trainer.stream.take_warnings():
             self._warn(warning)
 
-        self._end_if_solved()
+        # The run ends if its last level is solved in training and on held-out problems.
+        level = trainer.curriculum.level
+        if trainer.end.wants_check(level):
+            for line in self.evaluate("promotion", [level]):
+                self.files.write_decisions(trainer.end.take_check(trainer.done, line))
+
         every = self.config.eval_every
         if every and report.step % every == 0 and not self.is_over:
             self.evaluate("report", self.reported_levels)
 
         # Saved last, so that a run that is resumed here has everything about the step.
         self.save_if_due(report)
-
-    def _end_if_solved(self) -> None:
-        """End the run if the last level is solved in training and on held-out problems."""
-        trainer, level = self.trainer, self.trainer.curriculum.level
-        if trainer.end.wants_check(level):
-            for line in self.evaluate("promotion", [level]):
-                self.files.write_decisions(trainer.end.take_check(trainer.done, line))
 
     def save_if_due(self, report: StepReport) -> None:
         """Save the state of this step if that is due; report the previous save."""
@@ -406,9 +390,7 @@ class Run:
 
     @property
     def reported_levels(self) -> set[int]:
-        """The level asked for, and with --curriculum the hardest open one; after the last step also
-        the first one, which was evaluated before training.
-        """
+        """The level asked for; with --curriculum the hardest open one, and at the end the first."""
         levels = {self.level}
         if self.config.curriculum:
             levels.add(self.trainer.curriculum.level)
@@ -417,10 +399,9 @@ class Run:
         return levels
 
     def evaluate(self, purpose: str, levels: Collection[int]) -> list[dict[str, Any]]:
-        """Score the policy at several levels, on problems that it was not trained on.
+        """Score the policy for one of PURPOSES, on problems that it was not trained on.
 
-        The purpose is one of PURPOSES. Writes and shows a line of eval.jsonl for each level, and
-        returns them. A level without such problems gets a warning instead.
+        Writes, shows and returns a line of eval.jsonl for each level that has such problems.
         """
         measured = [each for level in sorted(levels) if (each := self._measure(purpose, level))]
         if not measured:
@@ -519,7 +500,18 @@ class Run:
             self.console.say(f"ended after step {trainer.done}: {trainer.ended}")
 
         run = load_run(self.folder)
-        ended = self._ended_run(run)
+        levels = trainer.curriculum.levels
+        easier = levels_to_survey(trainer.stream.supply, [*levels[:-1], self.level])[:-1]
+        ended = EndedRun(
+            run.path,
+            self.config,
+            trainer.task,
+            trainer.done,
+            budget=run.reports[-1]["budget"] if run.reports else 0,
+            levels=tuple(levels),
+            easier=tuple(easier),
+            ended=trainer.ended,
+        )
         verdict = self._verdict(run)
         remedy, command = advice(ended, verdict)
         verdict = replace(verdict, remedy=remedy, next_command=command)
@@ -546,7 +538,6 @@ class Run:
         return verdict.exit_status
 
     def _verdict(self, run: RunData) -> Verdict:
-        """Return the verdict on the run, see `conclude`."""
         trainer = self.trainer
 
         def answers(kind: str, step: int) -> list[Group] | None:
@@ -563,20 +554,4 @@ class Run:
             run.evals,
             stopped=trainer.stopped,
             words=getattr(trainer.task, "mistakes", {}),
-        )
-
-    def _ended_run(self, run: RunData) -> EndedRun:
-        """Return what the next commands depend on."""
-        trainer = self.trainer
-        levels = trainer.curriculum.levels
-        survey = levels_to_survey(trainer.stream.supply, [*levels[:-1], self.level])
-        return EndedRun(
-            run.path,
-            self.config,
-            trainer.task,
-            trainer.done,
-            budget=run.reports[-1]["budget"] if run.reports else 0,
-            levels=tuple(levels),
-            easier=tuple(survey[:-1]),
-            ended=trainer.ended,
         )

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
+from data.errors import needs
 
 
 class _TensorBoard:
@@ -22,14 +22,12 @@ class _TensorBoard:
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=done + 1)
         settings = (f"    {name}: {value}" for name, value in config.items())
         self.writer.add_text("settings", "\n".join(settings))
+        self.finish = self.writer.close
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         for name, number in numbers.items():
             self.writer.add_scalar(name, number, step)
         self.writer.flush()
-
-    def finish(self) -> None:
-        self.writer.close()
 
 
 class _WeightsAndBiases:
@@ -44,12 +42,10 @@ class _WeightsAndBiases:
             config=dict(config),
             resume="allow",
         )
+        self.finish = self.run.finish
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         self.run.log(dict(numbers), step=step)
-
-    def finish(self) -> None:
-        self.run.finish()
 
 
 # By the name of the package. Each is made with the run's folder, its settings and the number of
@@ -59,10 +55,8 @@ CLASSES: dict[str, Any] = {"tensorboard": _TensorBoard, "wandb": _WeightsAndBias
 
 def check_installed(name: str) -> None:
     """Raise UserError if the tracker `name` is not installed."""
-    try:
+    with needs(name, "trackers", f"--track {name}"):
         importlib.import_module(name)
-    except ImportError as error:
-        raise UserError(f"--track {name}: {name} is not installed: pip install {name}") from error
 
 
 def scalars(line: Mapping[str, Any]) -> dict[str, float]:
@@ -85,14 +79,7 @@ class Tracker:
     `say` gets a line if it fails.
     """
 
-    def __init__(
-        self,
-        name: str,
-        folder: Path,
-        config: Mapping[str, Any],
-        done: int,
-        say: Callable[[str], None],
-    ):
+    def __init__(self, name: str, folder: Path, config: dict, done: int, say: Callable):
         self.name, self.say = name, say
         self.inner: Any = None
         with self._guarded():

@@ -87,10 +87,8 @@ def aligned(target: str, text: str) -> list[Column]:
     if not wanted:
         return [Column("plain", None, word) for word in written]
     return [
-        Column(
-            op.kind, None if op.i is None else wanted[op.i], None if op.j is None else written[op.j]
-        )
-        for op in nw_align(wanted, written).ops
+        Column(kind, None if i is None else wanted[i], None if j is None else written[j])
+        for kind, i, j in nw_align(wanted, written).ops
     ]
 
 
@@ -135,9 +133,8 @@ def reward_in_words(
 ) -> str:
     """Return how a completion earned its reward.
 
-    E.g. "0.190 = 4 right before the first error / 21 written". Of the run's `config`, the keys
-    `task`, `reward` and `control` are read. A control experiment changes only the rewards of steps
-    (`is_of_step`).
+    E.g. "0.190 = 4 right before the first error / 21 written". A control experiment changes only
+    the rewards of steps (`is_of_step`).
     """
     control = config.get("control") or "none"
     score = group.scores[sample]

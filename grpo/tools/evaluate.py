@@ -89,10 +89,7 @@ MARGIN = 32
 
 
 def report(flags: argparse.Namespace, others: list[str]) -> int:
-    """Evaluate each model, write the figures and the answers, and show them; return 0.
-
-    `others` are words that may be flags of the task.
-    """
+    """Evaluate each model, write the figures and the answers, and show them; return 0."""
     if flags.json:
         check_output(flags.json, "--json")
     kind = RemoteEvaluation if flags.endpoint else Evaluation
@@ -108,18 +105,13 @@ def report(flags: argparse.Namespace, others: list[str]) -> int:
 
 
 class Evaluation:
-    """The evaluation of one model: the flags, completed by the settings of the run, if it is one.
+    """The evaluation of one model, which is prepared first, because it takes long to load.
 
-    `settings` are the task, its options, and those of SAMPLING and PROMPT. A run has a
-    `checkpoint`, and a `config` of its own; the `config` of any other model is the default one.
+    `config` is that of a run, or the default; `settings` are the `config` overridden by the flags,
+    and by those `others` that are flags of the task.
     """
 
     def __init__(self, flags: argparse.Namespace, model: str, others: list[str]):
-        """Prepare everything but the model, which takes longer to load.
-
-        Raises UserError for an unknown flag among the `others`, and if a run's task is a program
-        that the flags do not name.
-        """
         self.flags, self.model = flags, model
         self.checkpoint, warnings = (None, []) if flags.endpoint else checkpoint_of(model)
         for warning in warnings:
@@ -142,7 +134,6 @@ class Evaluation:
         self.format = format_of(self.task, **prompt, seed=flags.seed)
 
     def _settings(self, others: list[str]) -> argparse.Namespace:
-        """Return the settings: those of the run, unless a flag overrides them."""
         flags, config, where = self.flags, self.config, Path(self.model)
         spec = flags.task
         if spec is None:  # an empty one is a mistake
@@ -191,7 +182,6 @@ class Evaluation:
         return results
 
     def _at_level(self, level: int, dataset: Sequence[Problem]) -> Result:
-        """Return the result of a level. Raises UserError if there is no problem."""
         flags, task = self.flags, self.task
         if flags.dataset:
             problems = [worded(task, one) for one in dataset if one.level == level]
@@ -206,10 +196,9 @@ class Evaluation:
         return self._result(task, level, found, source)
 
     def _foreign(self, level: int, tasks: Mapping[str, Task]) -> list[Result]:
-        """Return the result of each foreign kind of text at a level, and last that of all kinds.
+        """Return the result of each foreign kind of text, and last that of all kinds.
 
-        The kinds share the problems evenly. A kind has no result if none of its problems fits the
-        model. Raises UserError if none of any kind fits.
+        The kinds share the problems evenly. One has no result if none of its problems fits.
         """
         size = math.ceil(self.flags.problems / len(tasks))
         results = []
@@ -241,10 +230,7 @@ class Evaluation:
     def _result(
         self, task: Task, level: int, found: DistinctProblems, source: Mapping[str, str]
     ) -> Result:
-        """Return the result: figures, "sent" (the lines of the first prompt), and all "groups".
-
-        `source` says where the problems come from.
-        """
+        """Return the result: figures, "sent" (the lines of the first prompt), and all "groups"."""
         settings, answering = self.settings, self.answering
         kind = f", foreign {source['foreign']}" if "foreign" in source else ""
         what = f"{self.model}, level {level}{kind}"
@@ -327,10 +313,7 @@ class RemoteEvaluation(Evaluation):
     def _answer(
         self, task: Task, problems: Sequence[Problem], progress: ShowProgress
     ) -> list[Group]:
-        """Ask for the completions of each problem, and score them.
-
-        Raises UserError if the server refuses a request, or if all tries fail.
-        """
+        """Ask for the completions of each problem, and score them."""
         size = self.answering.samples
         bodies = [self._body(task, problem, i) for problem in problems for i in range(size)]
         completions = [self._ask(bodies[0])]  # alone: it shows whether the server can be reached
@@ -361,7 +344,6 @@ class RemoteEvaluation(Evaluation):
         return self.answering.max_new_tokens or max(declared, len(problem.target) + MARGIN)
 
     def _body(self, task: Task, problem: Problem, sample: int) -> Result:
-        """Return the request for one sample of a problem."""
         turns = self.format.turns(problem)
         return {
             "model": self.model,
@@ -390,7 +372,6 @@ class RemoteEvaluation(Evaluation):
         raise UserError(f"--endpoint {self.url}: {len(PAUSES)} tries failed; the last: {reason}")
 
     def _read(self, response: httpx.Response) -> Completion:
-        """Return the answer in a response."""
         text = shortened(" ".join(response.text.split()), 120) or "it is empty"
         what = f"the response is not that of an OpenAI-compatible server: {text}"
         with blaming(f"--endpoint {self.url}: {what}"):
@@ -446,11 +427,7 @@ def _mean_of(values: Sequence[float], least: float) -> dict[str, float]:
 
 
 def add_differences(results: Sequence[Result]) -> None:
-    """Add to each result how its model differs from the first one, problem by problem.
-
-    Only problems that both were given count. A result of the first model gets nothing, nor does one
-    without such problems.
-    """
+    """Add to each result how its model differs from the first one, on problems that both got."""
     first = results[0]["model"]
     of_first: dict[tuple, dict[str, float]] = {}
     for result in results:
@@ -488,10 +465,7 @@ def as_json(results: Sequence[Result]) -> bytes:
 
 
 def show(results: Sequence[Result], metric: str) -> None:
-    """Print a table of the results, remarks, the first prompt and the worst completions.
-
-    `metric` is what the task calls its score.
-    """
+    """Print a table of the results, remarks, the first prompt and the worst completions."""
     width = None if sys.stdout.isatty() else WIDTH
     console = RichConsole(width=width, highlight=False, markup=False, emoji=False)
     first = results[0]
@@ -548,7 +522,6 @@ def _mean(entry: Result, sign: str = "") -> str:
 
 
 def _remarks(name: str, result: Result) -> Iterator[str]:
-    """Yield what a reader must know in addition to the figures of a result, which is of `name`."""
     if result["n"] < result["asked"]:
         yield f"{result['n']} distinct problems at {name}; {result['asked']} asked for"
     if result["too_long"]:

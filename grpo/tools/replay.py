@@ -36,11 +36,8 @@ def replay(run: RunData, step: int, allowed: Collection[str | None] = ()) -> dic
     """Repeat `step` and compare it with its record.
 
     Returns "figures" (for each of FIGURES that the step has: stored, repeated), "same" (whether
-    all are equal to the bit), "step", and "start": the step of the checkpoint that it was repeated
-    from, or 0.
-
-    Raises UserError if the step, or one that leads to it, is not stored, and if the run's task,
-    reward or loss is a program that is not `allowed` by the user.
+    all are equal to the bit), "step", and "start", see `trainer_before`. UserError if a step is not
+    stored, or if the run's task, reward or loss is a program that is not `allowed` by the user.
     """
     everything, groups, stored = stored_step(run, step)
     trainer, start = trainer_before(run, step, allowed)
@@ -62,10 +59,7 @@ def replay(run: RunData, step: int, allowed: Collection[str | None] = ()) -> dic
 
 
 def stored_step(run: RunData, step: int) -> tuple[list[Group], list[Group], dict[str, Any]]:
-    """Return the groups of a step, those that it was trained on, and its line in metrics.jsonl.
-
-    Its learning rate is repeated, too: it may depend on when the curriculum reached its last level.
-    """
+    """Return the groups of a step, those that it was trained on, and its line in metrics.jsonl."""
     line = next((line for line in run.metrics if line["step"] == step), None)
     if line is None:
         raise UserError(
@@ -76,10 +70,7 @@ def stored_step(run: RunData, step: int) -> tuple[list[Group], list[Group], dict
 
 
 def trainer_before(run: RunData, step: int, allowed: Collection[str | None]) -> tuple[Trainer, int]:
-    """Return a trainer with policy and optimizer as they were before `step`.
-
-    Also returns the step of the checkpoint that it was made from; 0 means the beginning of the run.
-    """
+    """Return a trainer as it was before `step`, and the step of its checkpoint (0: none)."""
     config = load_config(run.path / "config.yaml")
     require_trusted(vars(config), allowed, run.path)
 

@@ -31,16 +31,11 @@ def packed(
 ) -> dict[str, Any]:
     """Return group `number` of a step as JSON values; `config` is that of the run.
 
-    It has the group's summary, "view" (see `view_of`), "prompt", "around" (what the chat template
-    puts before and after it, None if the tokens do not hold the prompt as it is), "target" (words)
-    and:
-
+    - "around": what the chat template puts before and after the prompt; None without `pieces`, or
+      if the tokens do not hold the prompt as it is;
     - "texts": the distinct texts, see `_packed_text`;
     - "rows": a list for each column, with an entry for each completion: the number of its text, its
       reward and so on.
-
-    Without `pieces` there are no log-probabilities of words and no chat template, because the run
-    has no checkpoint with a tokenizer.
     """
     view, prompt = view_of(group), group.problem.prompt
     texts: dict[tuple, dict[str, Any]] = {}
@@ -72,22 +67,17 @@ def packed(
 
 
 def view_of(group: Group) -> str:
-    """Return how the completions of a group are shown, by what their scores have stored.
-
-    "reasoning": a text with its answer marked; "alignment": word by word against the target;
-    "plain": there is no target to compare with.
-    """
+    """Return how completions are shown: with the answer marked, against the target, or plain."""
     if any("answer" in score.parts for score in group.scores):
         return "reasoning"
     return "alignment" if split_words(group.problem.target) else "plain"
 
 
 def _packed_text(group: Group, sample: int, view: str, numbers: list[int] | None) -> dict[str, Any]:
-    """Return a text: its "words", the "parts" of its score, and the "logprobs" of its words.
+    """Return the words of a text, the parts of its score, and what its `view` shows.
 
-    Log-probabilities are in hundredths of a nat. For the view "alignment" there are "ops" (see
-    `run_lengths`) and "divergence" (the first mistake), for the others "breaks" (the words that
-    begin a line) and "answer" (its words).
+    The log-probabilities of words are in hundredths of a nat. "breaks" are the words that begin a
+    line.
     """
     completion, answer = group.completions[sample], group.texts[sample]
     parts = group.scores[sample].parts
@@ -149,10 +139,7 @@ def _words(text: str) -> str:
 
 
 def run_lengths(target: str, text: str) -> str:
-    """Return an optimal alignment of `text` with `target` as run lengths.
-
-    "=" is a right word, "x" a word instead of another, "-" a missing word, "+" a word too many.
-    Without a target every word is "=".
+    """Return an optimal alignment of `text` with `target` as run lengths, see MARKS.
 
     >>> run_lengths("the old grey owl", "the owl saw")
     '1=2-1=1+'
@@ -167,9 +154,8 @@ def run_lengths(target: str, text: str) -> str:
 def word_numbers(pieces: Sequence[str | None], text: str) -> list[int] | None:
     """Return for each token the number of the word of `text` in which its piece ends.
 
-    A piece of spaces belongs to the next word; after the last word, to that number plus 1. `pieces`
-    are the texts that the tokens add, None if a text comes with a later token. The result is None
-    if the pieces do not make up `text`.
+    A piece of spaces belongs to the next word. The result is None if the pieces do not make up
+    `text`.
 
     >>> word_numbers([" an", " o", "wl", None], " an owl")
     [0, 1, 1, 2]
@@ -192,10 +178,7 @@ def _word_numbers(completion: Completion, pieces: Pieces) -> list[int] | None:
 
 
 def by_word(values: Sequence[float], numbers: Sequence[int], text: str) -> list[list[float]]:
-    """Return the tokens' values, grouped by the word of `text` that they belong to.
-
-    Tokens after the last word, such as the end token, are left out.
-    """
+    """Return the values of tokens by word of `text`, without tokens after the last word."""
     words: dict[int, list[float]] = defaultdict(list)
     for value, number in zip(values, numbers):
         words[number].append(value)
@@ -203,9 +186,7 @@ def by_word(values: Sequence[float], numbers: Sequence[int], text: str) -> list[
 
 
 def pieces_of(run: Path) -> Pieces | None:
-    """Return a function from tokens to their pieces of text by the tokenizer of the last
-    checkpoint, or None if the run has no checkpoint.
-    """
+    """Return a function from tokens to their pieces of text; None if the run has no checkpoint."""
     tokenizer = tokenizer_of(run)
     if tokenizer is None:
         return None

@@ -225,7 +225,7 @@ def test_a_checkpoint_belongs_to_its_step_and_training_goes_on(
 ):
     """The same files as where there is no memory for a copy, and training waits for the write."""
     with monkeypatch.context() as patch:
-        patch.setattr(store, "host_memory", lambda: 0)
+        patch.setattr(store, "COPIED_SHARE", 0)
         assert train.main([*options, "--name", "waits"]) == 0
     capsys.readouterr()
     request.getfixturevalue("slow_disk")

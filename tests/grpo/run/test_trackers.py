@@ -93,7 +93,7 @@ def test_wrong_names_and_missing_packages_are_said(tmp_path, monkeypatch, capsys
         Config(track="wandb,excel")
     assert set(CLASSES) == set(TRACKERS)
     monkeypatch.setitem(sys.modules, "wandb", None)
-    with pytest.raises(UserError, match="wandb is not installed: pip install wandb"):
+    with pytest.raises(UserError, match="--track wandb: wandb is not installed; pip install"):
         check_installed("wandb")
     monkeypatch.chdir(tmp_path)
     assert train.main([*FLAGS, "--track", "wandb"]) == 2 and not (tmp_path / "runs").exists()
