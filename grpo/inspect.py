@@ -10,8 +10,7 @@
 
 Steps are counted from 1, groups and completions from 0, as in the run's files. The exit status is 1
 if a replayed step differs, and 2 if there is no such run, step or group, or if a file is damaged.
-Several runs side by side are in the report (`python -m grpo.report`); `grpo.load_run` gives every
-record to Python and pandas.
+`grpo.load_run` gives every record to Python and pandas.
 
 Nothing depends on colour alone: a text has the marks of wdiff, `[-missing-]`, `{+added+}`, and both
 for a word that replaces another.

@@ -91,7 +91,7 @@ class Saver:
         if is_copied:
             weights, moments = copied(weights, self.memory), copied(moments, self.memory)
         texts = {
-            "rng.json": json.dumps(rng_state()),
+            "rng.json": rng_state(),
             "trainer.json": json.dumps({"trainer": trainer.state(), "best": self.best}),
             "sources.json": json.dumps(self.sources, indent=1) + "\n",
         }
@@ -315,15 +315,14 @@ def load_optimizer(folder: Path, optimizer: Optimizer) -> None:
         optimizer.load_state_dict({"state": state, "loss_scale": scale})
 
 
-def rng_state() -> dict[str, Any]:
-    """Return the state of the random generators that a reward may use; sampling uses none."""
-    kind, keys, *numbers = np.random.get_state(legacy=True)
-    assert isinstance(keys, np.ndarray)
-    return {
+def rng_state() -> str:
+    """Return the state of the random generators that a reward may use, as JSON."""
+    state = {
         "python": random.getstate(),
-        "numpy": [kind, keys.tolist(), *numbers],
-        "torch": torch.get_rng_state().tolist(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
     }
+    return json.dumps(state, default=lambda numbers: numbers.tolist())
 
 
 def load_rng(folder: Path) -> None:
@@ -333,8 +332,5 @@ def load_rng(folder: Path) -> None:
         saved = read_json(path)
         version, state, gauss = saved["python"]
         random.setstate((version, tuple(state), gauss))
-
-        kind, keys, *numbers = saved["numpy"]
-        np.random.set_state((kind, np.array(keys, dtype=np.uint32), *numbers))
-
+        np.random.set_state(tuple(saved["numpy"]))
         torch.set_rng_state(torch.tensor(saved["torch"], dtype=torch.uint8))

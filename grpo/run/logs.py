@@ -3,12 +3,6 @@ them. docs/run-files.md lists them.
 
 Rank 0 writes with `RunFiles`; the other ranks have `NoFiles`. Readers check what they read, so that
 a damaged or foreign file is one line that names it. Neither torch nor transformers is imported.
-
-A file in rollouts/ has everything that is needed to replay an update, in one JSON line for each
-group: the problem, the token ids of the prompt, temperature, class, action and trap, and of each
-completion its token ids, the sampler's log-probabilities, which are stored exactly, its text,
-reward with its parts, and advantage. The advantage is a number, or a list with one for each token.
-In the second case the credits that it comes from are stored as well.
 """
 
 import dataclasses
@@ -41,7 +35,7 @@ from grpo.config import KINDS as SETTING_KINDS
 from grpo.config import Config, checked, names_in
 from grpo.records import Action, Completion, Decision, Group, GroupClass, StepReport
 from grpo.run.trackers import Tracker
-from grpo.show.group import best_and_worst, completion_record, summaries
+from grpo.show.group import best_and_worst, completion_values, group_values, summaries
 from tasks.base import Problem, Score
 
 LOGS = ("metrics.jsonl", "eval.jsonl", "seen.jsonl", "curriculum.jsonl", "groups.jsonl")
@@ -60,6 +54,9 @@ SAMPLES_EVERY = 10  # steps between entries of samples.log
 
 # A tokenizer takes tokens of 32 bits; a larger number, from a foreign file, has no text.
 MOST_TOKENS = 1 << 32
+
+# What may hold a number or a text that msgspec cannot write.
+RAW = {"logprobs", "text", "advantage", "parts", "credits"}
 
 # What each line of a log must have besides "step", and an evaluation that is a report.
 REQUIRED: dict[str, dict[str, Any]] = {
@@ -185,42 +182,24 @@ def write_rollouts(path: Path, groups: Sequence[Group], *, step: int) -> None:
 
 
 def _to_json(group: Group) -> dict[str, Any]:
-    advantages = group.advantages or [None] * len(group.completions)
-    rows = zip(group.completions, group.scores, advantages, strict=True)
     return {
-        "index": group.index,
-        "attempt": group.attempt,
+        **group_values(group),
         "task": group.problem.task,
-        "level": group.problem.level,
-        "temperature": group.temperature,
-        "class": group.class_name,
-        "action": group.action,
-        "trap": group.trap,
         "problem": raw_json(group.problem.to_json()),
         "prompt_tokens": group.prompt,
         **({"shots": group.shots} if group.shots else {}),
-        "completions": [_completion_to_json(*row) for row in rows],
+        "completions": [_completion_to_json(group, i) for i in range(len(group.completions))],
     }
 
 
-def _completion_to_json(completion: Completion, score: Score, advantage: Any) -> dict[str, Any]:
-    values = {
-        "tokens": completion.tokens,
-        "logprobs": raw_json(completion.logprobs),
-        "text": raw_json(completion.text),
-        "finish": completion.finish,
-        "reward": score.reward,
-        "value": score.value,
-        "exact": score.exact,
-        "advantage": raw_json(advantage),
-        "parts": raw_json(dict(score.parts)),
-    }
+def _completion_to_json(group: Group, sample: int) -> dict[str, Any]:
+    values = completion_values(group, sample)
     # Most runs need neither of these.
-    if completion.is_demonstration:
+    if group.completions[sample].is_demonstration:
         values["is_demonstration"] = True
-    if score.credits is not None:
-        values["credits"] = raw_json(score.credits)
-    return values
+    if group.scores[sample].credits is not None:
+        values["credits"] = group.scores[sample].credits
+    return {name: raw_json(x) if name in RAW else x for name, x in values.items()}
 
 
 def groups_of(path: Path) -> list[Group]:
@@ -272,7 +251,7 @@ class RunFiles:
         ]
 
     def write_step(self, report: StepReport) -> None:
-        """Write a step: rollouts, metrics, problem keys, groups, decisions and samples."""
+        """Write a step to all files that are about it."""
         step, groups = report.step, report.groups
         self.write_rollouts("step", step, groups)
         append_lines(self.folder / "metrics.jsonl", report.metrics)
@@ -424,10 +403,11 @@ class RunData:
     ) -> list[dict[str, Any]]:
         """Return a record for each completion of one or several steps; None means all steps.
 
-        It has step, group, sample (both from 0) and the keys of `completion_record`. The advantage
-        is a number, a list with one per token, or None if the group was not trained on. A group
-        with the action "demonstrate" comes a second time, as it was trained on: its last completion
-        is the right answer, with `is_demonstration`.
+        It has step, group and sample (both from 0), key, prompt, target, num_tokens, and the
+        `group_values` and `completion_values`. The advantage is a number, a list with one per
+        token, or None if the group was not trained on. A group with the action "demonstrate" comes
+        a second time, as it was trained on: its last completion is the right answer, with
+        `is_demonstration`.
         """
         steps = self.steps(kind) if step is None else step
         records = []
@@ -435,9 +415,13 @@ class RunData:
         for each in map(index, steps if isinstance(steps, Iterable) else [steps]):
             drawn = self.groups(each, kind) if group is None else [self.group(each, group, kind)]
             for number, one in enumerate(drawn, start=group or 0):
-                for sample in range(len(one.completions)):
-                    place = {"step": each, "group": number, "sample": sample}
-                    records.append(place | completion_record(one, sample))
+                about = {"step": each, "group": number, **group_values(one)}
+                about |= {name: getattr(one.problem, name) for name in ("key", "prompt", "target")}
+                for sample, completion in enumerate(one.completions):
+                    record = about | {"sample": sample} | completion_values(one, sample)
+                    record["num_tokens"] = len(completion.tokens)
+                    record["is_demonstration"] = completion.is_demonstration
+                    records.append(record)
         return records
 
 

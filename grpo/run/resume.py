@@ -2,14 +2,13 @@
 
 A resumed run goes on with what it began with. Every checkpoint holds the fingerprints of its
 sources in sources.json: the base model, the adapter that the run started from, the corpus, the
-files and Python functions that the user gave (data set, task, reward, loss), and the configuration.
-`--resume` refuses if one of them has changed since. eval.py and grpo.export do the same for the
-base model under an adapter.
+files and Python functions that the user gave (data set, task, reward, loss; not what they import),
+and the configuration. `--resume` refuses if one of them has changed since. eval.py and grpo.export
+do the same for the base model under an adapter.
 
 A fingerprint is 16 hex digits of SHA-256. Of a large file of weights only PAGES evenly spaced pages
 are hashed, so that 6 GB take well under a second. Fine-tuning changes every page of the matrices
-that it trains; a change that is confined to bytes between the pages is missed. What a task's file
-imports is not covered.
+that it trains; a change that is confined to bytes between the pages is missed.
 """
 
 import dataclasses

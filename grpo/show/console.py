@@ -101,11 +101,10 @@ ELSEWHERE = (
 
 
 class Console:
-    """The screen of a run: ``Console(300).step(report)``.
+    """The screen of a run: ``Console(300).step(report)``; `metric` is the name of the score.
 
     A terminal also shows what is being done, in a line that vanishes. Any other `file` (default:
-    standard output) gets lines without escape codes. `metric` is the name of the score. Other
-    programs use `working` alone, on standard error: ``Console(0, file=sys.stderr)``.
+    standard output) gets lines without escape codes.
     """
 
     def __init__(self, total_steps: int, metric: str = "score", *, file: TextIO | None = None):
@@ -173,11 +172,7 @@ class Console:
             self.say(event, "yellow" if event.startswith("ALARM") else "")
 
     def evaluation(self, line: Record) -> None:
-        """Print a line of eval.jsonl as a sentence.
-
-        `metric` in the line is the name of the score, `unit` what a level counts ("words"; "" for a
-        level that counts nothing).
-        """
+        """Print a line of eval.jsonl as a sentence."""
         split = "training" if line["split"] == "train" else "held-out"
         details = f"{counted(line)}, {sampling_name(line)}, exact {line['exact']:.3g}"
         if "exact_low" in line:
@@ -203,10 +198,7 @@ class Console:
         verdict: Sequence[str] = (),
         is_expected: bool = True,
     ) -> None:
-        """Print verdict, evaluations, files and the commands to try next.
-
-        A verdict that is not expected is in colour.
-        """
+        """Print verdict, in colour unless it is expected, evaluations, files and next commands."""
         if verdict:
             self.part(verdict[0], verdict[1:], "bold" if is_expected else "bold red")
         if before or after:
@@ -224,10 +216,7 @@ class Console:
 
     @contextmanager
     def working(self, what: str) -> Iterator[Callable[[str, int, int], None]]:
-        """Show that `what` is being done as long as this block lasts.
-
-        The block gets a function that says how far it is: ``progress("scoring", 64, 200)``.
-        """
+        """Show that `what` is being done; yield the function ``progress("scoring", 64, 200)``."""
         start, next_line = time.monotonic(), EVERY
         status = self._rich.status(_dim(what), spinner="line", refresh_per_second=4)
 
@@ -333,7 +322,7 @@ def _batch(config: Config, trainer: "Trainer") -> str:
 
 
 def control_mark(line: Record) -> str:
-    """Return the mark that precedes every line of a control experiment; "" for an ordinary run."""
+    """Return the mark of a control experiment; "" for an ordinary run."""
     return f"CONTROL {line['control']}  " if line.get("control") else ""
 
 
@@ -357,11 +346,7 @@ def sampling_name(line: Record) -> str:
 def summary_table(
     before: Sequence[Record], after: Sequence[Record], metric: str = "score"
 ) -> list[str]:
-    """Return the evaluations before and after training as a table.
-
-    Its lines: title, head, and a row for each level and temperature. A missing evaluation is a
-    dash.
-    """
+    """Return title, head and rows of a table of the evaluations before and after training."""
     old, new = (
         {(line["level"], line["temperature"]): line for line in lines} for lines in (before, after)
     )

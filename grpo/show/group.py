@@ -20,13 +20,7 @@ def summaries(groups: Sequence[Group]) -> list[dict[str, Any]]:
     return [
         {
             "group": number,
-            "index": group.index,
-            "attempt": group.attempt,
-            "level": group.problem.level,
-            "temperature": group.temperature,
-            "class": group.class_name,
-            "action": group.action,
-            "trap": group.trap,
+            **group_values(group),
             "reward": fmean(group.rewards),
             "reward_std": group.reward_std,
             "value": fmean(score.value for score in group.scores),
@@ -38,9 +32,8 @@ def summaries(groups: Sequence[Group]) -> list[dict[str, Any]]:
     ]
 
 
-def completion_record(group: Group, sample: int) -> dict[str, Any]:
-    """Return the record of one completion of a group, as JSON values."""
-    completion, score = group.completions[sample], group.scores[sample]
+def group_values(group: Group) -> dict[str, Any]:
+    """Return what every record of a group, and of its completions, begins with."""
     return {
         "index": group.index,
         "attempt": group.attempt,
@@ -48,20 +41,23 @@ def completion_record(group: Group, sample: int) -> dict[str, Any]:
         "temperature": group.temperature,
         "class": group.class_name,
         "action": group.action,
-        "key": group.problem.key,
-        "prompt": group.problem.prompt,
-        "target": group.problem.target,
-        "text": completion.text,
-        "finish": completion.finish,
-        "is_demonstration": completion.is_demonstration,
-        "num_tokens": len(completion.tokens),
+        "trap": group.trap,
+    }
+
+
+def completion_values(group: Group, sample: int) -> dict[str, Any]:
+    """Return a completion of a group with its score, as JSON values."""
+    completion, score = group.completions[sample], group.scores[sample]
+    return {
         "tokens": list(completion.tokens),
         "logprobs": list(completion.logprobs),
+        "text": completion.text,
+        "finish": completion.finish,
         "reward": score.reward,
         "value": score.value,
         "exact": score.exact,
-        "parts": dict(score.parts),
         "advantage": group.advantages[sample] if group.advantages else None,
+        "parts": dict(score.parts),
     }
 
 

@@ -1,12 +1,8 @@
 """Evaluate a model on held-out problems: `python eval.py --model runs/NAME --words 10,25`.
 
 Problems come from the test split, whose documents are used neither to train nor to choose
-anything. They are distinct: if fewer exist than were asked for, all of them are evaluated and the
-output says so. Problems that the run was trained on are dropped and counted.
-
-A run is evaluated as it was trained: task, level, wording, system turn, examples, variables of the
-chat template, temperature, top-p and completion budget are the run's own unless a flag overrides
-them. --foreign adds kinds of text that no run is trained on (`data/foreign`), and reports each.
+anything. They are distinct, and those that the run was trained on are dropped and counted. A run is
+evaluated as it was trained, with its task, prompt and sampling, unless a flag overrides them.
 """
 
 import argparse
