@@ -54,8 +54,7 @@ class Saver:
     - `sources`: the contents of sources.json;
     - `say`: shows a line;
     - `saved`: the last step that is saved, or being saved; -1 if none is;
-    - `best`: level, reward and name of the saved checkpoint with the highest reward at the highest
-      level.
+    - `best`: level, reward and name of the checkpoint that is highest in both, in this order.
     """
 
     folder: Path

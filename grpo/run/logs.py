@@ -403,11 +403,11 @@ class RunData:
     ) -> list[dict[str, Any]]:
         """Return a record for each completion of one or several steps; None means all steps.
 
-        It has step, group and sample (both from 0), key, prompt, target, num_tokens, and the
-        `group_values` and `completion_values`. The advantage is a number, a list with one per
-        token, or None if the group was not trained on. A group with the action "demonstrate" comes
-        a second time, as it was trained on: its last completion is the right answer, with
-        `is_demonstration`.
+        Keys: step, group, sample (both from 0), index, attempt, level, temperature, class, action,
+        trap, key, prompt, target, text, finish, num_tokens, tokens, logprobs, reward, value, exact,
+        parts, and advantage. The advantage is a number, a list with one per token, or None if the
+        group was not trained on. A group with the action "demonstrate" comes a second time, as it
+        was trained on: its last completion is the right answer, with `is_demonstration`.
         """
         steps = self.steps(kind) if step is None else step
         records = []

@@ -406,9 +406,8 @@ def _say(text: str) -> None:
 def repeated_figures(groups: Sequence[Group]) -> Result:
     """Return pass@k for k = 1, 2, 4, ... and the number of samples; {} if there is one sample each.
 
-    For example ``{"pass_at": [{"k": 1, "mean": 0.25, "ci_low": 0.2, "ci_high": 0.3}, ...]}``. Of n
-    samples of a problem, k are all wrong in comb(wrong, k) of comb(n, k) choices: the estimator of
-    Chen et al. 2021 (arXiv:2107.03374), which has no bias. Intervals are over problems, because the
+    The estimator of Chen et al. 2021 (arXiv:2107.03374) has no bias: of n samples of a problem, k
+    are all wrong in comb(wrong, k) of comb(n, k) choices. Intervals are over problems, because the
     samples of one problem are not independent.
     """
     n = min(len(group.scores) for group in groups)

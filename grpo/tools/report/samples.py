@@ -15,7 +15,7 @@ from typing import Any
 
 from align.needleman import split_words, word_ends
 from data.errors import escape_control, printable
-from grpo.records import Completion, Group
+from grpo.records import Group
 from grpo.run.logs import MOST_TOKENS, tokenizer_of
 from grpo.show.group import aligned, first_divergence, reward_in_words, summaries
 
@@ -45,7 +45,11 @@ def packed(
         # A text can be tokenised in two ways, and a judge can score it in two ways.
         key = (completion.text, completion.tokens, score.reward)
         if key not in texts:
-            numbers[key] = _word_numbers(completion, pieces) if pieces else None
+            end = [None] * (completion.finish == "stop")  # a token that adds no text
+            tokens = completion.tokens[: len(completion.tokens) - len(end)]
+            numbers[key] = (
+                word_numbers([*pieces(tokens), *end], completion.text) if pieces else None
+            )
             formula = escape_control(reward_in_words(config, group, sample))
             texts[key] = _packed_text(group, sample, view, numbers[key]) | {"formula": formula}
         row = {"text": list(texts).index(key)} | _packed_row(group, sample, numbers[key])
@@ -168,13 +172,6 @@ def word_numbers(pieces: Sequence[str | None], text: str) -> list[int] | None:
         numbers.append(bisect_left(ends, last if last > at else at + 1))
         at += len(piece or "")
     return numbers
-
-
-def _word_numbers(completion: Completion, pieces: Pieces) -> list[int] | None:
-    """Return `word_numbers` of the completion's tokens; an end token adds no text."""
-    if completion.finish != "stop":
-        return word_numbers(pieces(completion.tokens), completion.text)
-    return word_numbers([*pieces(completion.tokens[:-1]), None], completion.text)
 
 
 def by_word(values: Sequence[float], numbers: Sequence[int], text: str) -> list[list[float]]:
