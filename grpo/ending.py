@@ -72,7 +72,7 @@ def solved_step(evaluations: Sequence[Mapping[str, Any]], level: int) -> int | N
     solved = [
         (line["step"], solves_level(line))
         for line in evaluations
-        if line["level"] == level and line["purpose"] in ("report", "promotion")
+        if line["purpose"] in ("report", "promotion") and line["level"] == level
     ]
     last_unsolved = max((step for step, holds in solved if not holds), default=-1)
     return min((step for step, _ in solved if step > last_unsolved), default=None)
