@@ -21,8 +21,6 @@ LONGEST = 1_000
 def escape_control(text: str) -> str:
     """Return `text` on one line, with unprintable characters spelled out.
 
-    These are escape codes, line breaks, direction marks and the like.
-
     >>> escape_control("a\\x1b[31m\\nb")
     'a\\\\x1b[31m\\\\nb'
     """
@@ -82,8 +80,8 @@ class Parser(argparse.ArgumentParser):
     """
 
     def __init__(self, **options: Any):
-        own: dict[str, Any] = {"formatter_class": argparse.RawDescriptionHelpFormatter}
-        super().__init__(**(own | {"allow_abbrev": False} | options))
+        raw = argparse.RawDescriptionHelpFormatter
+        super().__init__(formatter_class=raw, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError with the parser's message."""

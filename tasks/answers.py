@@ -19,8 +19,7 @@ has:
 All numbers in that place must have the same value; the reader never picks one of several. Formulas
 that are not worked out (7 * 7), bounds and denials are no numbers.
 
-The task `Gsm8k` is rewarded by this reader. math-verify was compared with it and left out;
-docs/data-and-tasks.md says why, with figures.
+docs/data-and-tasks.md compares it with math-verify.
 """
 
 import re

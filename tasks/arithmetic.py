@@ -37,26 +37,16 @@ OPERANDS = range(1, 51)
 FACTORS = range(2, 10)
 
 
-def chain(steps: int, rng: random.Random) -> tuple[str, list[int], str]:
-    """Return an expression of `steps` operations, the value after each, and its canonical form.
-
-    That has no brackets, and the first two operands are sorted if they can be swapped.
-    """
+def chain(steps: int, rng: random.Random) -> tuple[str, list[int]]:
+    """Return an expression of `steps` operations, and the value after each."""
     value = rng.choice(OPERANDS)
     text = str(value)
-    canonical = last = ""  # `last` is the operator before
+    last = ""  # the operator before
     values: list[int] = []
 
     for _ in range(steps):
         operator = rng.choice("+-*")
         operand = rng.choice(FACTORS if operator == "*" else OPERANDS)
-
-        if values:
-            canonical = f"{canonical} {operator} {operand}"
-        else:
-            pair = (value, operand)
-            first, second = pair if operator == "-" else sorted(pair)
-            canonical = f"{first} {operator} {second}"
 
         if last in ("+", "-"):
             text = f"({text})"
@@ -65,13 +55,23 @@ def chain(steps: int, rng: random.Random) -> tuple[str, list[int], str]:
 
         value = {"+": value + operand, "-": value - operand, "*": value * operand}[operator]
         values.append(value)
-    return text, values, canonical
+    return text, values
 
 
-def product(digits: tuple[int, int], rng: random.Random) -> tuple[str, list[int], str]:
-    """Return a product of two integers of so many `digits`, its value, and its canonical form."""
+def product(digits: tuple[int, int], rng: random.Random) -> tuple[str, list[int]]:
+    """Return a product of two integers of so many `digits`, and its value."""
     x, y = (rng.choice(_integers_of(n)) for n in digits)
-    return f"{x} * {y}", [x * y], "{} * {}".format(*sorted((x, y)))
+    return f"{x} * {y}", [x * y]
+
+
+def canonical(expression: str) -> str:
+    """Return an expression without brackets; its first two operands are sorted, except those of a
+    difference.
+    """
+    words = expression.replace("(", "").replace(")", "").split()
+    if words[1] in "+*":
+        words[0], words[2] = sorted((words[0], words[2]), key=int)
+    return " ".join(words)
 
 
 def _integers_of(digits: int) -> range:
@@ -134,25 +134,22 @@ class Arithmetic:
 
     def _draw(self, level: int, rng: random.Random) -> Problem:
         if self.family == "product":
-            text, values, canonical = product(divmod(level, 10), rng)
+            text, values = product(divmod(level, 10), rng)
         else:
-            text, values, canonical = chain(level, rng)
+            text, values = chain(level, rng)
 
         return Problem(
             self.name,
             level,
             PROMPT.format(text),
             target=str(values[-1]),
-            key=key_of(self.name, canonical),
+            key=key_of(self.name, canonical(text)),
             data={"expression": text, "values": values},
         )
 
     def key(self, problem: Problem) -> str:
         """Return the key of a stored problem, computed again from its expression."""
-        words = problem.data["expression"].replace("(", "").replace(")", "").split()
-        if words[1] in "+*":
-            words[0], words[2] = sorted((words[0], words[2]), key=int)
-        return key_of(self.name, " ".join(words))
+        return key_of(self.name, canonical(problem.data["expression"]))
 
     def family_size(self, level: int) -> int | None:
         """Return how many different products there are at `level`; None for chains: too many."""

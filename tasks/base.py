@@ -183,10 +183,8 @@ class TaskError(UserError):
 
 @contextmanager
 def calling(what: str) -> Iterator[None]:
-    """Run a task's own code, e.g. `what` "task t: make()", within this block.
-
-    Any exception except UserError, and any attempt to exit, becomes a TaskError that names file and
-    line.
+    """Run a task's own code, e.g. `what` "task t: make()", within this block. Any exception except
+    UserError, and any attempt to exit, becomes a TaskError that names file and line.
     """
     try:
         yield
@@ -204,9 +202,8 @@ LIBRARIES = (
 
 
 def raised(what: str, error: BaseException) -> TaskError:
-    """Return the one-line error for what a user's own code raised, with its file and line.
-
-    That is the innermost line of the user's own, rather than one of a library that it calls.
+    """Return the one-line error for what a user's own code raised, with the innermost line that is
+    the user's own, rather than one of a library that it calls.
     """
     frames = traceback.extract_tb(error.__traceback__)
     users = [frame for frame in frames if not frame.filename.startswith(LIBRARIES)]
@@ -279,13 +276,10 @@ def as_range(given: Iterable[Any]) -> Range | None:
 def finite_number(given: Any) -> float | None:
     """Return a finite number of Python, NumPy or PyTorch as a float; None for anything else."""
     plain = _plain(given)
-    if not isinstance(plain, numbers.Real):
-        return None
-    try:
-        number = float(plain)
-    except OverflowError:  # an integer beyond the largest float
-        return None
-    return number if math.isfinite(number) else None
+    with suppress(OverflowError):  # an integer beyond the largest float
+        if isinstance(plain, numbers.Real) and math.isfinite(plain):
+            return float(plain)
+    return None
 
 
 def scores_of(task: Task, problem: Problem, completions: Sequence[str]) -> list[Score]:
@@ -344,7 +338,6 @@ def without_end(task: Task, problem: Problem, completion: str, score: Score) -> 
 def _all_checked(
     task: Task, problem: Problem, completions: Sequence[str], scores: Sequence[Any]
 ) -> list[Score]:
-    """Return the `scores` of the completions, checked as `scores_of_groups` says."""
     where = f"task {task.name}, {problem.title}"
     if len(scores) != len(completions):
         raise UserError(

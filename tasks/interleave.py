@@ -68,11 +68,7 @@ TRAPS = {
 
 
 def interleaved(a: Sequence[str], b: Sequence[str]) -> list[str]:
-    """Return a1 b1 a2 b2 ...; the rest of a longer text follows.
-
-    >>> interleaved(["a", "b"], ["1", "2"])
-    ['a', '1', 'b', '2']
-    """
+    """Return a1 b1 a2 b2 ...; the rest of a longer text follows."""
     both = min(len(a), len(b))
     return [word for pair in zip(a, b) for word in pair] + [*a[both:], *b[both:]]
 
@@ -467,8 +463,7 @@ class Guess:
 
     If no white space follows the last word of the text, the word may be unfinished, and the guess
     begins with its missing letters. If the next text continues the last one, only the new part is
-    read. Copies are independent. The time is linear in the number of new words (times the logarithm
-    of how often a word occurs) and in the length of the guess.
+    read. Copies are independent.
 
     >>> Guess(["Owls", "see."], ["It", "rains,"])("Owls Owls I")
     't see. rains,'

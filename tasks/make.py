@@ -490,9 +490,8 @@ class Batches:
         self.batch_tokens = batch_tokens
         self._encoded = cache(self._tokens_of)
         self.rng = random.Random(seed)
-        pieces = [
-            str(tokenizer.decode([i])).strip() for i in range(len(SPECIAL) + 256, len(tokenizer))
-        ]
+        ids = range(len(SPECIAL) + 256, len(tokenizer))
+        pieces = [str(tokenizer.decode([i])).strip() for i in ids]
         self.words = Words(self.rng, [piece for piece in pieces if piece.isalpha()])
         vocabulary = tokenizer.get_vocab()
         self.bytes = {byte: vocabulary[token] for byte, token in bytes_to_unicode().items()}
@@ -575,12 +574,6 @@ WARMUP = 100  # steps over which the learning rate rises linearly
 DECAY = 0.4  # the share of the training, at its end, over which it falls linearly to zero
 
 
-def build(vocabulary: int) -> LlamaForCausalLM:
-    """Return a new model of `SHAPE` with random weights."""
-    ends: dict[str, Any] = dict(bos_token_id=None, pad_token_id=PAD, eos_token_id=END)
-    return LlamaForCausalLM(LlamaConfig(vocab_size=vocabulary, **ends, **SHAPE))
-
-
 def train(output: Path, steps: int, workers: int, seed: int) -> None:
     """Pretrain for `steps`; write the model and its tokenizer to `output`."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -594,7 +587,8 @@ def train(output: Path, steps: int, workers: int, seed: int) -> None:
         batches = Batches(tokenizer, seed * 1000 + worker + 1, BATCH_TOKENS)
         fork.Process(target=batches.serve, args=(queue,), daemon=True).start()
 
-    model = build(len(tokenizer))
+    ends: dict[str, Any] = dict(bos_token_id=None, pad_token_id=PAD, eos_token_id=END)
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=len(tokenizer), **ends, **SHAPE))
     model.to(torch.device(device))  # type: ignore[arg-type]  # wrapped without its types
 
     # Muon (https://kellerjordan.github.io/posts/muon/) updates the matrices between hidden states,

@@ -185,8 +185,7 @@ def _is_allowed(program: str, allowed: Collection[str | None]) -> bool:
 def explain(
     spec: str, problem: Problem, completion: str, score: Score, reward: str | None = None
 ) -> str:
-    """Return in words how a completion earned its reward, e.g. "0.190 = 4 right before the first
-    error / 21 written".
+    """Return in words how a completion earned its reward, e.g. "1.000 = the answer 42 is right".
 
     `spec` and `reward` are as in a run's config.yaml. The task is not made, because its texts may
     be gone. A task of the user's is a program that is not loaded either: the stored parts of the

@@ -52,8 +52,7 @@ from tasks.registry import load_function
 
 ROLES = ("system", "user", "assistant")
 
-# The completion budget in tokens. Completions may reason before they answer, so it does not follow
-# from the length of the answer.
+# The completion budget in tokens, as completions may reason before they answer.
 BUDGET = 256
 
 # The most seconds that a call of a reward function may take by default, and how many calls run side
@@ -171,7 +170,6 @@ class Rows:
             waiting.clear()
 
     def _scores(self, problem: Problem, calls: list[list["_Call"]]) -> list[Score]:
-        """Return the scores of a group from the `calls` of each function."""
         columns = [[one for call in some for one in call.results(self.timeout)] for some in calls]
         return [
             self._score(results, f"{problem.title}, completion {number}")
@@ -227,7 +225,6 @@ class Rows:
 
 
 def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
-    """Return the problem of a row."""
     where, given = row
     columns = _renamed(given, names, where)
     prompt, messages = _prompt_of(columns, where)
@@ -247,9 +244,8 @@ def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
             "column to split by a hash of the prompt: --columns my_split=NAME"
         )
 
-    data: dict[str, Any] = {"where": where, "row": columns}
-    data |= {"messages": messages} if messages else {}
-    data |= {"split": split} if split else {}
+    data = {"where": where, "row": columns, "messages": messages, "split": split}
+    data = {name: value for name, value in data.items() if value or name == "row"}
 
     # The key is computed last, because it takes texts that have been checked.
     problem = Problem(task, int(level), prompt, "", "unchecked", data)
@@ -258,7 +254,6 @@ def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
 
 
 def _renamed(given: Mapping[str, Any], names: Mapping[str, str], where: str) -> dict[str, Any]:
-    """Return the columns under the names that `names` gives them."""
     for name, column in names.items():
         if column not in given:
             raise UserError(
@@ -266,8 +261,7 @@ def _renamed(given: Mapping[str, Any], names: Mapping[str, str], where: str) -> 
                 f"{', '.join(given)}"
             )
 
-    renamed = set(names.values())
-    others = {name: value for name, value in given.items() if name not in renamed}
+    others = {name: value for name, value in given.items() if name not in names.values()}
     return others | {name: given[column] for name, column in names.items()}
 
 
@@ -322,11 +316,7 @@ def _divided(problems: Sequence[Problem]) -> tuple[dict[str, list[Problem]], lis
 
 
 def _columns(given: str | Mapping[str, str]) -> dict[str, str]:
-    """Return the mapping of --columns.
-
-    >>> _columns("prompt=question,answer=solution")
-    {'prompt': 'question', 'answer': 'solution'}
-    """
+    """Return the mapping of --columns, e.g. of "prompt=question,answer=solution"."""
     if isinstance(given, Mapping):
         return dict(given)
     parts = [part.partition("=") for part in str(given).split(",") if part.strip()]
@@ -374,9 +364,7 @@ def _components(result: Any, name: str, whose: str) -> dict[str, float]:
 
 
 class _Function:
-    """A reward function, and how it is called: with all columns or those that it names, for one
-    completion or for a group.
-    """
+    """A reward function that takes all columns, or those that it names."""
 
     def __init__(self, function: Callable):
         if not callable(function):
@@ -416,17 +404,15 @@ class _Function:
         # Each completion has copies, so that a function that changes a list changes no other call.
         rows = [copy.deepcopy(problem.data["row"]) for _ in completions]
         if self.takes_group:
-            columns = {name: [row[name] for row in rows] for name in problem.data["row"]}
-            columns["prompts"] = [problem.prompt] * len(rows)
-            columns["completions"] = list(completions)
-            return [_Call(self, columns, f"{whose}, {len(rows)} completions")]
+            lists = {name: [row[name] for row in rows] for name in problem.data["row"]}
+            lists |= {"prompts": [problem.prompt] * len(rows), "completions": list(completions)}
+            return [_Call(self, lists, f"{whose}, {len(rows)} completions")]
 
-        for row, completion in zip(rows, completions):
-            row |= {"prompt": problem.prompt, "completion": completion}
-        return [
-            _Call(self, row, f"{whose}, completion {number}")
-            for number, row in enumerate(rows, start=1)
-        ]
+        calls = []
+        for number, (row, completion) in enumerate(zip(rows, completions), start=1):
+            columns = row | {"prompt": problem.prompt, "completion": completion}
+            calls.append(_Call(self, columns, f"{whose}, completion {number}"))
+        return calls
 
 
 class _Call:
@@ -454,9 +440,7 @@ class _Call:
         self.is_done.set()
 
     def results(self, timeout: float) -> list[Any]:
-        """Wait, up to `timeout` seconds from when the call began, for what it returns for its
-        completion, or for each of the group.
-        """
+        """Return the result of each completion, up to `timeout` seconds after the call began."""
         while not self.is_done.wait(0.05):
             if time.monotonic() >= self.began + timeout:
                 raise UserError(

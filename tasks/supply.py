@@ -38,11 +38,7 @@ LADDER = (10, 25, 50, 100, 200, 500)  # words of each text
 
 
 def parse_levels(text: str, flag: str, *, must_rise: bool = False) -> list[int]:
-    """Return the levels written as "10,25,50" after a `flag`.
-
-    >>> parse_levels("10, 25", "--words")
-    [10, 25]
-    """
+    """Return the levels written as "10,25,50" after a `flag`."""
     parts = [part.strip() for part in text.split(",")]
     levels = [int(part) if part.isascii() and part.isdecimal() else 0 for part in parts]
     rises = all(low < high for low, high in pairwise(levels))
@@ -53,20 +49,14 @@ def parse_levels(text: str, flag: str, *, must_rise: bool = False) -> list[int]:
 
 
 def ramp_to(level: int) -> list[int]:
-    """Return the levels of the built-in ladder below `level`, and `level` itself.
-
-    >>> ramp_to(40)
-    [10, 25, 40]
-    """
+    """Return the levels of LADDER below `level`, and `level` itself: [10, 25, 40] for 40."""
     return [easier for easier in LADDER if easier < level] + [level]
 
 
 def problem_at(task: Task, *, seed: int, split: str, level: int, index: int) -> Problem:
-    """Return problem `index` of a stream: a pure function of the task's name and the arguments.
-
-    The arguments are hashed, not added, so that neighbouring seeds have nothing in common.
-    """
+    """Return problem `index` of a stream: a pure function of the task's name and the arguments."""
     assert split in SPLITS, split
+    # Hashed, not added, so that neighbouring seeds have nothing in common.
     text = f"{task.name}/{seed}/{split}/{level}/{index}"
     rng = random.Random(hashlib.sha256(text.encode()).digest())
 

@@ -68,7 +68,6 @@ def make_parser() -> Parser:
         prog="python eval.py",
         description=__doc__.splitlines()[0],
         epilog=f"Most flags are the run's own unless given.\n{flags_of_tasks()}",
-        allow_abbrev=False,
     )
 
     add = parser.add_argument
