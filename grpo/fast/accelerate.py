@@ -4,9 +4,7 @@
 - *shared*: the model's, with prompts shared between completions. A `transformers` model passes the
   keyword argument `shared` on to its attention function, which is registered here.
 
-In both, `shared` computes the attention: a `PrefixCache` in the rollout, a `grpo.fast.packing`
-in the update. Each has `attend`, and `longest_sequence`: the length of the longest sequence, in
-tokens that are kept.
+In both, `shared` computes the attention: a `PrefixCache` in the rollout, a `Packing` in the update.
 
 Some layers keep a state other than keys and values, and some attention functions take arguments
 that change the result. So each of these paths runs the test sequences of `grpo.model.check`, both
@@ -51,21 +49,17 @@ ATTENTION_NAME = "grpo_shared_prompt"
 MIN_SAVED = 256
 MAX_SCORES = 1 << 24
 
-# A row with this many scores for each head, T * (L + S), is long.
-LONG_ROW_SCORES = 1 << 13
-
-# A buffer of keys grows at least by this factor, so that it does not grow at each step.
-GROWTH = 5 / 4
+LONG_ROW_SCORES = 1 << 13  # scores for each head, T * (L + S), from which on a row is long
 
 
 # The attention of a rollout, and of a `transformers` model
 
 
 class PrefixCache:
-    """Keys and values, in every layer, of P prompts and of the rows that follow them.
+    """Keys and values, in every layer, of P right-padded prompts and of the rows that follow them.
 
-    `lengths_P` are the true lengths of the right-padded prompts in tokens, after `allocate` one for
-    each row. Row r continues prompt `prompt_R[r]`.
+    `lengths_P` are the true lengths of the prompts, after `allocate` one for each row. Row r
+    continues prompt `prompt_R[r]`.
 
     The rows of a prompt have W slots side by side, so that one matrix product multiplies all of
     them with its keys. `slots` (R * K,) is the slot of each key head of each row. `slot_owner`
@@ -93,10 +87,7 @@ class PrefixCache:
         self.mask_R1ZX: Tensor | None = None
 
     def allocate(self, rows: int, room: int) -> None:
-        """End the prefill: give every prompt the same number of rows, with `room` tokens each.
-
-        The rows are in the order of the prompts.
-        """
+        """End the prefill: give every prompt the same number of rows, with `room` tokens each."""
         prompts_P = torch.arange(len(self.lengths_P), device=self.lengths_P.device)
         self._assign_slots(prompts_P.repeat_interleave(rows // len(prompts_P)))
         self.lengths_P = self.lengths_P[self.prompt_R]
@@ -105,10 +96,7 @@ class PrefixCache:
         self.next = None
 
     def reorder(self, rows_R: Tensor, filled_R: Tensor) -> None:
-        """Make row i the first `filled_R[i]` tokens of the present row `rows_R[i]`.
-
-        The next tokens overwrite the rest.
-        """
+        """Make row i the first `filled_R[i]` tokens of the present row `rows_R[i]`."""
         assert self.filled_R is not None
         moved_A = (rows_R != torch.arange(len(rows_R), device=rows_R.device)).nonzero()[:, 0]
         lengths_R = self.lengths_P[rows_R] + filled_R
@@ -138,7 +126,7 @@ class PrefixCache:
         moved = buffer[rows_R[moved_A], :, : self.max_filled]
         if len(rows_R) > len(buffer):
             small = buffer
-            rows = max(len(rows_R), int(len(small) * GROWTH))
+            rows = max(len(rows_R), len(small) * 5 // 4)  # so that it does not grow at each step
             buffer = small.new_zeros(rows, *small.shape[1:])
             buffer[: len(small), :, : self.max_filled] = small[:, :, : self.max_filled]
         buffer[moved_A, :, : self.max_filled] = moved
@@ -168,11 +156,7 @@ class PrefixCache:
 
     @property
     def longest_sequence(self) -> int:
-        """The length of the longest sequence with its next token.
-
-        Drafted tokens behind that one do not count: what a completion's budget has no room for is
-        not kept.
-        """
+        """The length of the longest sequence with its next token; drafts behind it do not count."""
         return self.longest + (self.filled_R is not None)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
@@ -212,10 +196,8 @@ class PrefixCache:
                 buffer[rows_R1, :, places_RT] = new.transpose(1, 2)
 
     def _next(self, T: int) -> tuple[Tensor, Tensor | None]:
-        """Return the places of the next T tokens (R, T), and which keys are ahead of each.
-
-        The latter (R, T, S) is None if no key is ahead of any token. Both are computed once for all
-        layers.
+        """Return the places of the next T tokens (R, T), and which keys are ahead of each (R, T, S)
+        or None if none is. Both are computed once for all layers.
         """
         if self.next is None or self.next[0].shape[1] != T:
             assert self.filled_R is not None
@@ -256,10 +238,8 @@ class PrefixCache:
         return output.view(R, H, T, D).transpose(1, 2)
 
     def _attend_long(self, layer: int, query_RHTD: Tensor, is_ahead_RTS: Tensor) -> Tensor:
-        """Return the same by PyTorch's attention, which keeps no scores.
-
-        Prompt and own tokens of a row are one sequence. On a CPU the many scores of long rows would
-        cost more than they save.
+        """Return the same by PyTorch's attention, which keeps no scores: on a CPU, those of long
+        rows would cost more than they save. Prompt and own tokens of a row are one sequence.
         """
         R, H, T, D = query_RHTD.shape
         S, K = is_ahead_RTS.shape[2], self.own[layer][0].shape[1]
@@ -312,12 +292,10 @@ HARMLESS = frozenset(
 def causal_mask(
     *, local_size: int | None = None, use_vmap: bool = False, **others: Any
 ) -> int | None:
-    """Return what stands in for the mask of a layer, which is causal; `attention` needs none.
+    """Return the size of a layer's sliding window or chunk, None for full attention, as its mask.
 
-    It is the size of a sliding window or of a chunk, None for full attention. This is the mask
-    function of `transformers.AttentionMaskInterface`. Not every architecture passes its window to
-    its attention function, but each asks here for its mask. Raises UserError for a mask that is not
-    causal.
+    This is the mask function of `transformers.AttentionMaskInterface`. Not every architecture
+    passes its window to its attention function, but each asks here for its mask.
     """
     if use_vmap or "allow_is_bidirectional_skip" in others:
         raise UserError("--model: its attention uses a mask of its own, which is not causal")
@@ -341,9 +319,8 @@ def attention(
     """Return the attention (B, T, H, D) of a layer, and None in place of its weights.
 
     This is the attention function of `transformers.AttentionInterface`: plain causal attention.
-    Nothing that would change it is ignored. Raises UserError for a mask, dropout, attention that is
-    not causal, arguments that are not known to be HARMLESS, and a sliding window shorter than the
-    longest sequence.
+    Raises UserError for all that would change it: a mask, dropout, unknown arguments, and a window
+    shorter than the longest sequence.
     """
     # A mask that is a number is the window that `causal_mask` returned.
     mask_window = attention_mask if isinstance(attention_mask, int) else None
@@ -381,11 +358,7 @@ AttentionMaskInterface.register(ATTENTION_NAME, causal_mask)
 
 
 class FastForward(PlainForward):
-    """Runs a policy's model by one of the paths: by `llama`, or else by itself.
-
-    A rollout makes a cache by `prefill`; `extend` appends tokens to all rows, and `cache.reorder`
-    drops, copies and shortens rows.
-    """
+    """Runs a policy's model by one of the paths: by `llama`, or else by itself."""
 
     def __init__(self, policy: Policy, llama: FastLlama | None):
         super().__init__(policy)
@@ -456,13 +429,11 @@ class FastForward(PlainForward):
         return self._whole(prompts)
 
     def extend(self, tokens_RT: Tensor, cache: PrefixCache) -> Tensor:
-        """Run the model on the next tokens of each row; return their hidden states (R, T, E).
-
-        Drafts may reach beyond the context; there they are never accepted.
-        """
+        """Run the model on the next tokens of each row; return their hidden states (R, T, E)."""
         assert cache.filled_R is not None
         offsets_T = torch.arange(tokens_RT.shape[1], device=self.policy.device)
         positions_RT = (cache.lengths_P + cache.filled_R)[:, None] + offsets_T
+        # Drafts may reach beyond the context; there they are never accepted.
         return self.hidden_states(tokens_RT, positions_RT.clamp(max=self.policy.context - 1), cache)
 
     def _whole(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, PrefixCache]:
@@ -477,10 +448,7 @@ class FastForward(PlainForward):
     def _after_beginning(
         self, prompts: Sequence[tuple[int, ...]], common: int
     ) -> tuple[Tensor, PrefixCache]:
-        """Run the first `common` tokens of all prompts, and the rests as rows that continue them.
-
-        Returns the same as `prefill`.
-        """
+        """Do the same, the first `common` tokens of all prompts once and the rests as rows."""
         tokens_PT, lengths_P = _padded([prompt[common:] for prompt in prompts])
         P, T = tokens_PT.shape
 
@@ -560,10 +528,9 @@ def _forward(policy: Policy, path: str, probe: Probe) -> FastForward | None:
     try:
         model.set_attn_implementation(ATTENTION_NAME)
         llama = build_fast_llama(model) if path == "fast" else None
-        if path == "fast" and llama is None:
-            return None
         forward = FastForward(policy, llama)
-        if path == "shared" and not attends_once(policy, forward, probe):
+        is_possible = llama if path == "fast" else attends_once(policy, forward, probe)
+        if not is_possible:
             return None
 
         in_rollout = rollout_distance(policy, forward, probe)

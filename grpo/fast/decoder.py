@@ -68,10 +68,7 @@ class FastDecoder:
         return EagerRows(self.policy, request, room)
 
     def room(self, request: RolloutRequest, drafting: Drafting | None) -> int:
-        """Return for how many tokens of a completion there must be memory.
-
-        Drafts may reach beyond the budget, where they never count.
-        """
+        """Return the room for the tokens of a completion, and for drafts beyond its budget."""
         return max(request.budgets) + _longest_draft(request, drafting) + 1
 
     @torch.no_grad()
@@ -146,11 +143,8 @@ def _longest_draft(request: RolloutRequest, drafting: Drafting | None) -> int:
 
 
 def accepted(chosen_CT: Tensor, drafts_Ck: Tensor, stops: Tensor) -> Tensor:
-    """Return how many of the chosen tokens count (C,).
-
-    They count up to the first that differs from the draft, or that ends the text. A token is drawn
-    from the right distribution if all tokens before it are the drafted ones, so the first that
-    differs is itself a valid sample.
+    """Return how many of the chosen tokens count (C,): up to the first that ends the text, or that
+    differs from the draft, which is itself a valid sample.
     """
     goes_on = (chosen_CT[:, :-1] == drafts_Ck) & ~torch.isin(chosen_CT[:, :-1], stops)
     return 1 + goes_on.long().cumprod(1).sum(1)
@@ -205,9 +199,7 @@ class EagerRows:
         )
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the next tokens of each completion, their log-probabilities (C, T), and how many
-        of them count (C,), on the CPU.
-        """
+        """Return the next tokens and log-probabilities (C, T), and how many count, on the CPU."""
         chosen, logprobs = (drawn.cpu() for drawn in self.drawn)
         count = accepted(chosen, self.drafts_Rk[self.row], self.stops)
         count = count.minimum(self.budget - self.written)
@@ -216,9 +208,7 @@ class EagerRows:
         return chosen, logprobs, count
 
     def retire(self) -> Tensor:
-        """Drop finished completions, and split rows that diverged; return which completions stay,
-        in order.
-        """
+        """Drop finished completions, and split rows that diverged; return which stay, in order."""
         assert self.last is not None  # `finish` comes first
         goes_on = ~torch.isin(self.last, self.stops) & (self.written < self.budget)
         stay = goes_on.nonzero()[:, 0]
@@ -241,8 +231,7 @@ class EagerRows:
         """Give one row to the completions that have read the same and continue with the same token;
         return the row that each new row is a copy of.
 
-        To save copies, the first part of a row stays where it is if that place still exists. The
-        other parts fill the gaps.
+        To save copies, the first part of a row stays in its place if that exists still.
         """
         assert self.last is not None
         state = torch.stack([self.row, self.written, self.last])
@@ -266,10 +255,8 @@ class EagerRows:
 
 
 def pass_costs(policy: Any) -> Costs:
-    """Return how long the passes and plans of a model take, estimated from its size.
-
-    Estimates, because a measured time would make drafts, and so the rounding of the logits, differ
-    from run to run.
+    """Estimate how long passes and plans take: measured times would make drafts, and so the
+    rounding of the logits, differ from run to run.
     """
     weights = list(policy.causal.parameters())
     parameters = sum(weight.numel() for weight in weights)
@@ -442,9 +429,7 @@ class CudaRows:
         return [k for k in LENGTHS if k == 0 or rows * (k + 1) <= MAX_TOKENS]
 
     def start(self, drafts_Rk: Tensor) -> None:
-        """Start a pass, or several where nothing is drafted, in which a row writes up to `new`
-        tokens.
-        """
+        """Start a pass, or where nothing is drafted several: a row writes up to `new` tokens."""
         step, memory, state = self.cuda_step, self.cuda_step.memory, self.cuda_step.memory.state
         R, T = len(self.written), 1 + drafts_Rk.shape[1]
         self.begin_R = state.slot[:R] * memory.capacity.row_room + state.written[:R]
@@ -466,9 +451,7 @@ class CudaRows:
             step.run(bucket(R), T, tiles, self.truncate)
 
     def finish(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Wait for the pass. Return the next tokens of each row, their log-probabilities
-        (R, 1 + k or BURST), and how many of them count (R,), on the CPU.
-        """
+        """Wait for the pass. Return the same as `EagerRows.finish`, (R, 1 + k or BURST)."""
         memory, R, new = self.cuda_step.memory, len(self.begin_R), self.new
         places = self.begin_R[:, None] + torch.arange(new, device=self.begin_R.device)
 
@@ -486,9 +469,7 @@ class CudaRows:
         return chosen, logprobs.int().view(torch.float32), count
 
     def retire(self) -> Tensor:
-        """Drop finished rows, where fewer then fit a smaller step; return which rows stay, in
-        order.
-        """
+        """Drop finished rows if the others fit a smaller step; return which stay, in order."""
         rows, kept = len(self.live), self.live.nonzero()[:, 0]
         if len(kept) and bucket(len(kept)) == bucket(rows):
             return torch.arange(rows)
@@ -505,9 +486,7 @@ class CudaRows:
         return kept
 
     def _lay_out(self, T: int) -> int:
-        """Divide the tokens into tiles that read a prompt's keys together; return how many tiles
-        to run, some of them empty.
-        """
+        """Divide the tokens into tiles that read a prompt's keys together; return their number."""
         if self.laid_out is not None and self.laid_out[0] == T:
             return self.laid_out[1]
 
@@ -532,8 +511,7 @@ class CudaRows:
 def new_cuda_step(policy: Policy) -> CudaStep | None:
     """Return a new captured decode step, or None where device or model do not allow one.
 
-    It is also refused, with a warning, where it disagrees with the model's own forward pass. What
-    the adapters have learned does not count, see `probe_adapters`.
+    It is also refused, with a warning, where it disagrees with the model's own forward pass.
     """
     llama = getattr(policy.forward, "llama", None)
     if policy.device.type != "cuda" or llama is None or llama.D not in (32, 64, 128):
@@ -557,9 +535,7 @@ def new_cuda_step(policy: Policy) -> CudaStep | None:
 
 @torch.no_grad()
 def disagreement(step: CudaStep) -> float:
-    """Return how much the hidden states after a few tokens differ from those of the model's own
-    forward pass, relative to these.
-    """
+    """Return how much the hidden states differ from the model's own, relative to these."""
     policy = step.policy
     prompts, completions = probe_tokens(policy.causal.get_input_embeddings().weight.shape[0])
     tokens = torch.tensor([tokens[:3] for tokens in completions], device=policy.device)

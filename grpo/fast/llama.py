@@ -1,13 +1,10 @@
 """The forward pass of a Llama-like model in few operations, each with its gradient by hand.
 
 It runs on any device, in rollout and update alike, with the weights of the `transformers` model
-and the same arithmetic up to the order of rounding. Models of other families stay as they are.
+and the same arithmetic up to the order of rounding.
 
 Difference from `peft`: `peft` computes the adapter of a bfloat16 layer in float32, which takes a
 copy of the input and four passes over the output. Here its products are in the layer's precision.
-
-Each operation takes few passes over memory. On a GPU two of them, rotary and SwiGLU, are Triton
-kernels (`grpo.fast.update_kernels`).
 """
 
 from collections.abc import Sequence
@@ -34,11 +31,7 @@ Inputs = tuple[Tensor, Tensor, Any, int]
 
 
 class Block:
-    """One decoder layer: its norms, and its linear layers, merged.
-
-    `attention` is the layer's own attention module. Only its norms of queries and keys are used,
-    if `has_qk_norm`.
-    """
+    """One decoder layer: its norms, and its linear layers, merged."""
 
     def __init__(self, layer: Model):
         mlp = layer.mlp
@@ -131,10 +124,7 @@ class FastLlama:
     def _block(
         self, i: int, x_NE: Tensor, y_NE: Tensor | None, inputs: Inputs
     ) -> tuple[Tensor, Tensor]:
-        """Return the hidden states after attention, and the output of the MLP, (N, E) each.
-
-        Their sum is the output of the layer.
-        """
+        """Return the hidden states after attention, and what the MLP adds to them, (N, E) each."""
         block, (cos_Nd, sin_Nd, shared, B) = self.blocks[i], inputs
         x_NE, normed_NE = add_norm(block.input_norm, x_NE, y_NE)
         heads_NO = linear(normed_NE, block.qkv, self.use_lora)
@@ -169,11 +159,9 @@ class FastLlama:
 
 
 def build_fast_llama(causal: Model) -> FastLlama | None:
-    """Return the fast forward pass of a model, or None if the model has none.
+    """Return the fast forward pass of a model, whose linear layers are merged, or None.
 
-    The model's linear layers are merged in place. Not supported are sliding windows, activations
-    other than SiLU, adapters that are more than plain LoRA or sit on other layers, and modules that
-    an adapter replaces (PEFT's `modules_to_save`), which would be used for the reference, too.
+    Modules that PEFT replaces (`modules_to_save`) would be used for the reference, too.
     """
     config = causal.config
     is_of_family = config.model_type in FAMILIES and config.hidden_act == "silu"
@@ -219,10 +207,7 @@ def apply_rotary(
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
-    """Return silu(gate) * up (N, F) (arXiv:2002.05202). The result has no gradient.
-
-    `gate_up` (N, 2 F) is gate and up side by side.
-    """
+    """Return silu(gate) * up (N, F) (arXiv:2002.05202), without gradient, from (N, 2 F)."""
     N, F = len(gate_up), gate_up.shape[1] // 2
     if not gate_up.is_cuda:
         return functional.silu(gate_up[:, :F]).mul_(gate_up[:, F:])
@@ -253,10 +238,7 @@ def _swiglu_backward(d_NF: Tensor, gate_up: Tensor) -> Tensor:
 
 
 def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
-    """Apply an autograd function.
-
-    Without gradients only its forward pass runs, because autograd costs 40 us per call on a CPU.
-    """
+    """Apply a function; without gradients not by autograd, which costs 40 us per call on a CPU."""
     if torch.is_grad_enabled():
         return function.apply(*inputs)
     keep = set_materialize_grads = lambda *_: None  # there is no backward pass
@@ -373,10 +355,7 @@ class _Rotary(torch.autograd.Function):
 def _rotate(
     sources: Sequence[Tensor], targets: Sequence[Tensor], cos_Nd: Tensor, sin_Nd: Tensor
 ) -> None:
-    """Write rotated queries and keys, and unchanged values, into `targets`.
-
-    Both sequences hold queries (N, H, D), keys and values (N, K, D).
-    """
+    """Write rotated queries (N, H, D) and keys, and unchanged values (N, K, D), into `targets`."""
     N, half = cos_Nd.shape
     if not cos_Nd.is_cuda:
         cos, sin = cos_Nd[:, None], sin_Nd[:, None]

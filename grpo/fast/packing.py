@@ -32,10 +32,9 @@ from grpo.model.policy import flat_indices, to_device
 
 aten = torch.ops.aten
 
-# The smallest value that FlashAttention gets as the length of the longest run of queries. With 1,
-# and fewer key heads than query heads, it treats the heads of a group as queries of one sequence
-# and relies on exactly one query in each run. Ours may have none, for a completion of one token.
-# The number only bounds the kernel's grid, so a larger one changes no result.
+# The least length of the longest run of queries for FlashAttention. With 1, and fewer key heads
+# than query heads, it relies on exactly one query in each run. Ours may have none, for a completion
+# of one token. The number only bounds the kernel's grid, so a larger one changes no result.
 MIN_QUERIES = 2
 
 # Values of `custom_mask_type` in aten._efficient_attention_forward.
@@ -65,9 +64,6 @@ class Packing:
     that two completions have in common after the same beginning count once; `distinct` and
     `of_tokens` translate between the two. `stems` says which branches attend to which stems;
     `stem_queries` and `stem_keys` are indices into the tokens of all branches.
-
-    It is made from token ids: as many completions for each prompt, in the order of the prompts. A
-    model computes its attention by it (see `grpo.fast.accelerate`).
     """
 
     def __init__(
@@ -139,10 +135,8 @@ def _lay_out(
     completions: Sequence[Sequence[int]],
     branches: Sequence[_Branch],
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the row of a packing, all prompts and then all branches, on the CPU.
-
-    That is its tokens and their positions (N,), and the index of the token that predicts each token
-    of the completions (M,).
+    """Return the tokens of a packing and their positions (N,), and the index of the token that
+    predicts each token of the completions (M,), on the CPU.
     """
     rows = len(completions) // len(prompts)
     prompt_ends = list(accumulate(map(len, prompts)))
@@ -166,12 +160,11 @@ def _branches(
 ) -> Iterator[_Branch]:
     """Yield the branches of all completions, of which each prompt has so many `rows`.
 
-    A completion reads all of its tokens but the last. The first branch begins at `start`. In
-    lexical order, no earlier completion has more in common with one than the one just before it.
+    A completion reads all of its tokens but the last. The first branch begins at `start`.
     """
     for first in range(0, len(completions), rows):
         own = list(range(first, first + rows))
-        if shares_beginnings:
+        if shares_beginnings:  # in lexical order, the one just before has the most in common
             own.sort(key=lambda r: tuple(completions[r][:-1]))
 
         before: tuple[Sequence[int], list[int]] = [], []  # tokens, and their indices in the row
@@ -266,19 +259,17 @@ class _SharedPrefixAttention(torch.autograd.Function):
 
 
 class Segments:
-    """Which queries attend to which keys.
+    """Which queries attend to which keys, by the lengths of the runs of both.
 
     The i-th run of queries attends to the i-th run of keys: to all of it or, if `is_causal`, up to
-    the query's own place. `queries` and `keys` are the lengths of the runs.
+    the query's own place.
     """
 
     def __init__(
         self, queries: Sequence[int], keys: Sequence[int], is_causal: bool, device: torch.device
     ):
-        self.queries = queries
-        self.keys = keys
-        self.is_causal = is_causal
-        self.device = device
+        self.queries, self.keys = queries, keys
+        self.is_causal, self.device = is_causal, device
 
         self.count = len(queries)
         self.is_empty = not sum(queries)
@@ -322,8 +313,7 @@ def attend_backward(
     """Return the gradients of queries, keys and values from that of the output.
 
     `attention` holds queries, keys, values, output and log-sum-exps. The latter two may be those of
-    a softmax over more keys. The gradients are then exactly the share of the given keys: all that
-    the backward pass of FlashAttention knows of the others is in the output and the log-sum-exp.
+    a softmax over more keys. The gradients are then exactly the share of the given keys.
     """
     query = attention[0]
     if _has_flash_kernel(query):
@@ -336,10 +326,7 @@ def attend_backward(
 def merge_lse(
     one: Tensor, other: Tensor, one_lse: Tensor, other_lse: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the attention (N, H, D) to both of two parts, and its log-sum-exps (N, H).
-
-    The result is exact: see Hydragen (arXiv:2402.05099).
-    """
+    """Return the attention (N, H, D) to both of two parts, and its log-sum-exps (N, H)."""
     lse = torch.logaddexp(one_lse, other_lse)
     # The products are in the precision of the log-sum-exps, float32 at least.
     merged = one * (one_lse - lse).exp()[..., None] + other * (other_lse - lse).exp()[..., None]

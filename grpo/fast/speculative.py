@@ -29,17 +29,14 @@ from grpo.rollout.generate import Drafting
 # The lengths of drafts, in tokens.
 LENGTHS = (0, 1, 3, 7, 15, 31, 63, 127)
 
-# Drafts of more tokens are only for completions whose budget is as large. Plans are made for at
-# least so many tokens.
+# Drafts of more tokens are only for budgets as large. Plans are made for at least so many tokens.
 SHORT = 31
 
 NO_TOKEN = -1  # is never drawn
 MIN_GAIN = 1.3  # drafts are made only if they are expected to be faster by this factor
 PRIOR_WEIGHT = 4  # tokens of each row that the general record counts for
 
-# Characters of a guess that are tokenized for each token of a draft. Most of a long guess would
-# never be reached.
-CHARACTERS_PER_TOKEN = 10
+CHARACTERS_PER_TOKEN = 10  # of a guess that are tokenized for each token of a draft
 
 _PIECE = re.compile(r"\s*\S+|\s+")
 
@@ -73,15 +70,12 @@ def draft_length(
 
     At acceptance a, a pass over a draft of k tokens yields (1 - a^(k + 1)) / (1 - a) tokens on
     average (arXiv:2211.17192, eq. 1), and a row needs a new plan after it with probability 1 - a^k.
-
-    The record of the current rows is combined with the general one, because the last rows of a
-    rollout are often those that depart from their plans. Without a gain of MIN_GAIN the length is
-    0. A fixed length is returned unchanged, or the longest one that is possible.
     """
     if drafting.fixed is not None:
         return min(drafting.fixed, lengths[-1])
 
-    # The acceptance of the current rows, with the general record as the prior.
+    # The acceptance of the current rows, with the general record as the prior: the last rows of a
+    # rollout are often those that depart from their plans.
     prior = PRIOR_WEIGHT * rows
     a = (matched + prior * drafting.acceptance) / (matched + rejected + prior)
 
@@ -104,12 +98,8 @@ def draft_length(
 class DraftPlans:
     """What each completion is expected to write, in tokens.
 
-    `guesses[c]` takes the text so far and returns the rest of it. A completion that needs a draft
-    gets a new plan if it has departed from the old one, or reached its end. Completions with the
-    same guess and the same text are planned together.
-
-    `make` makes the plans that are needed, and `drafts` returns the drafts. Rows that departed from
-    their plan, and have no new one yet, get a draft that will be rejected.
+    A completion that needs a draft gets a new plan if it has departed from the old one, or reached
+    its end. Completions with the same guess and the same text are planned together.
 
     The methods take `rows` (R,), the completions that the rows of a pass write; `written` (R,), the
     tokens that each has so far; `live` (R,), which of them a draft is wanted for; and `tokens`
@@ -152,7 +142,7 @@ class DraftPlans:
             self._plan(rows[chosen], tokens, written[chosen], max(needed, SHORT))
 
     def drafts(self, rows: Tensor, written: Tensor, length: int) -> Tensor:
-        """Return the drafts (R, length): the tokens expected next."""
+        """Return the drafts (R, length); rows that departed from their plan get a useless one."""
         places = written[:, None] + torch.arange(length)
         drafts = self.planned[rows[:, None], places]
         return drafts.masked_fill(self.is_stale[rows, None], NO_TOKEN)
@@ -160,9 +150,8 @@ class DraftPlans:
     def observe(
         self, rows: Tensor, written: Tensor, chosen: Tensor, count: Tensor
     ) -> tuple[int, int]:
-        """Compare what was written, `count` tokens (R,) from `written` on, with the plans.
-
-        Returns how many tokens matched, and in how many rows one was rejected.
+        """Compare the `count` tokens (R,) that were chosen with the plans; return how many tokens
+        matched, and in how many rows one was rejected.
         """
         steps = torch.arange(chosen.shape[1])
         places = written[:, None] + steps
@@ -203,8 +192,7 @@ class DraftPlans:
     def _text(self, row: int, tokens: Tensor) -> str:
         """Return the text of a completion, of which only the new tokens are decoded.
 
-        They are decoded together with the token before them, because some tokenizers drop a space
-        at the beginning. If they end within a character, they are decoded again next time.
+        The token before them goes along, because some tokenizers drop a space at the beginning.
         """
         before = max(0, self.decoded[row] - 1)
         new = tokens[before:].tolist()
@@ -216,10 +204,9 @@ class DraftPlans:
         return text
 
     def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of `texts`, word by word.
+        """Return the tokens of `texts`, word by word: the words of a problem recur.
 
-        The words of a problem recur, and most tokenizers separate words. Each word is encoded after
-        a line end, because many tokenizers add a space at the beginning of a text.
+        Each is encoded after a line end, because many tokenizers add a space to a text.
         """
         words = [_PIECE.findall(text) for text in texts]
         new = [word for word in dict.fromkeys(chain(*words)) if word not in self.tokens_of_word]
@@ -233,10 +220,7 @@ class DraftPlans:
         return plain_tokens(self.policy.tokenizer, texts)
 
     def _set(self, rows: list[int], start: int, plan: Sequence[int], is_whole: bool) -> None:
-        """Set the plan of some rows from place `start` on.
-
-        A plan that `is_whole` ends with the completion, so its end is never reached.
-        """
+        """Set the plan of some rows from place `start` on, up to the completion's end if whole."""
         width = self.planned.shape[1]
         end = min(start + len(plan), width)
         planned = self.planned.numpy()  # the same memory: it takes a list in a tenth of the time
@@ -296,6 +280,6 @@ class Drafter:
         return plans.drafts(rows, written, k)
 
     def plan_meanwhile(self, tokens: Tensor) -> None:
-        """Make the plans that are missing while the device runs the pass, if its costs say so."""
+        """Make missing plans while the device runs the pass, if its costs say so."""
         if self.wanted and self.decoder.costs.meanwhile:
             self.plans.make(*self.wanted, tokens)
