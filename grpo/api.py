@@ -7,6 +7,7 @@ from typing import Any
 
 from data.errors import UserError
 from grpo.config import Config, checked, is_run, with_texts
+from grpo.curriculum import load_supply
 from grpo.distributed import SIZE
 from grpo.learn.loss import from_python
 from grpo.model.load import load_policy
@@ -14,7 +15,7 @@ from grpo.model.policy import Policy
 from grpo.records import StepReport
 from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, truncation
-from grpo.trainer import Callback, Trainer, load_parts
+from grpo.trainer import Callback, Trainer
 from tasks.registry import REWARD_FILE
 from tasks.rows import ROW_OPTIONS, Rows, as_flags
 
@@ -46,11 +47,11 @@ def make_trainer(
         from grpo.run.resume import start_from
 
         config, warned = start_from(config, given)
-    config, parts = load_parts(config, **values)
-    for text in (*warned, *getattr(parts.task, "notes", ())):
+    config, supply = load_supply(config, values.pop("task", None))
+    for text in (*warned, *getattr(supply.task, "notes", ())):
         warnings.warn(text, stacklevel=2)
     policy = load_policy(config.model, device=config.device, **config.loading)
-    trainer = Trainer(config, parts, policy)
+    trainer = Trainer(config, supply, policy, **values)
     trainer.check_fit()
 
     def warn_of_problems(report: StepReport) -> None:
@@ -64,7 +65,8 @@ def make_trainer(
 def arguments(
     where: str, data: Any, reward: Any, callbacks: Sequence[Callback], options: Mapping[str, Any]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings that the arguments of `train` give, and what `load_parts` takes.
+    """Return the settings that the arguments of `train` give, and the task, the own loss and the
+    callbacks, by name.
 
     Raises UserError, which begins with `where`, the function that the user called.
     """

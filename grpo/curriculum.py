@@ -23,7 +23,7 @@ from statistics import fmean
 from typing import Any
 
 from data.errors import UserError
-from grpo.config import Config
+from grpo.config import Config, resolve_config
 from grpo.distributed import SINGLE, Ranks
 from grpo.evaluate import (
     EvaluationSettings,
@@ -42,7 +42,8 @@ from grpo.rollout.generate import fitting
 from grpo.statistics import mean_interval, problems_needed, reaches_mark
 from grpo.variance import classify, common_trap
 from tasks.base import Problem, Task, compares, levels_of, problems_of, range_of, scores_of
-from tasks.supply import LADDER, Supply, patience, problem_at, problem_stream
+from tasks.registry import load_task
+from tasks.supply import LADDER, Supply, patience, problem_at, problem_stream, training_set
 
 # --- the levels of the prompts --------------------------------------------------------------------
 
@@ -180,14 +181,25 @@ PROBES = 16  # problems of a level whose prompts and budgets are tried before tr
 Indexed = tuple[int, Problem]
 
 
+def load_supply(config: Config, task: Task | None = None) -> tuple[Config, Supply]:
+    """Return the configuration, resolved, and the problems that it names, of a `task` if given."""
+    task = task or load_task(config.task, config.reward, config.task_options, config.wording)
+    problems = training_set(config.dataset, task)
+    config = resolve_config(config, task, {problem.level for problem in problems})
+    supply = Supply(
+        task, seed=config.seed, kind=config.problems, dataset=problems, mixed=config.mixed
+    )
+    return config, supply
+
+
 class ProblemStream(Resumable):
     """The problems of `supply` that fit the policy's context, in order; no index is used twice."""
 
     STATE = ("next_index", "seen", "trained")
 
-    def __init__(self, config: Config, task: Task, policy: Policy, supply: Supply):
+    def __init__(self, config: Config, policy: Policy, supply: Supply):
         self.config = config
-        self.task = task
+        self.task = supply.task
         self.policy = policy
         self.supply = supply
 

@@ -18,14 +18,14 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
 from statistics import fmean
 from typing import Any
 
 from data.errors import UserError, shown
-from grpo.config import Config, resolve_config
+from grpo.config import Config
 from grpo.curriculum import (
     Curriculum,
     Indexed,
@@ -48,9 +48,8 @@ from grpo.records import Group, StepReport, first_tries, truncated_share
 from grpo.rollout.generate import Drafting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.variance import VarianceMonitor, reward_metrics
-from tasks.base import Task, calling, credits_of, range_of
-from tasks.registry import load_task
-from tasks.supply import Supply, training_set
+from tasks.base import calling, credits_of, range_of
+from tasks.supply import Supply
 
 # Prompts a step, and the share of them that must vary, or else dynamic sampling draws more prompts.
 # The embedded model learns as fast by the step from 8 prompts as from 16 while most of its groups
@@ -74,40 +73,38 @@ STATIONS = ("curriculum", "monitor", "end", "drafting")
 Callback = Callable[[StepReport], Any]
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What a trainer is made of, besides configuration and policy, e.g. ``Parts(Interleave())``."""
-
-    task: Task
-    supply: Supply | None = None  # by default the task's own problems, and never a `dataset`
-    own_loss: OwnLoss | None = None  # by default the configuration's `loss`
-    callbacks: Sequence[Callback] = ()  # called after each step, in order, on rank 0 alone
-
-
 class Trainer:
     """Owns everything that changes during a run; `step` makes one step and reports it.
 
-    Every rank holds an identical trainer. `config` is resolved (`grpo.config.resolve_config`);
-    `grpo.make_trainer` does that. The trainer's own has the settings that depend on the model, too.
+    Every rank holds an identical trainer. `config` is resolved, as by `load_supply`; the trainer's
+    own has the settings that depend on the model, too. The `callbacks` are called after each step,
+    on rank 0 alone.
     """
 
-    def __init__(self, config: Config, parts: Parts, policy: Policy, ranks: Ranks = SINGLE):
+    def __init__(
+        self,
+        config: Config,
+        supply: Supply,
+        policy: Policy,
+        ranks: Ranks = SINGLE,
+        own_loss: OwnLoss | None = None,
+        callbacks: Sequence[Callback] = (),
+    ):
         config = resolve_for_model(config, policy)
         assert config.prompts and config.steps and config.learning_rate is not None, "resolved"
-        task = parts.task
+        task = supply.task
         self.config = config
         self.prompts = config.prompts  # drawn at a time
         self.steps = config.steps
         self.task = task
         self.policy = policy
         self.ranks = ranks
-        self.callbacks = list(parts.callbacks)
+        self.callbacks = list(callbacks)
 
         policy.use(config.prompt_format(task))
 
         # Where problems and samples come from.
-        supply = parts.supply or Supply(task, seed=config.seed, kind=config.problems)
-        self.stream = ProblemStream(config, task, policy, supply)
+        self.stream = ProblemStream(config, policy, supply)
         self.truncate = truncation(config.top_p)  # the loss shares it
         self.drafting = Drafting(config.draft)
         self.curriculum = Curriculum(config.levels_for(task))
@@ -117,7 +114,7 @@ class Trainer:
         self.credits = credits_of(task) if config.credit == "alignment" else None
 
         # How the policy learns from them.
-        self.own_loss = parts.own_loss or load_loss(config.loss)
+        self.own_loss = own_loss or load_loss(config.loss)
         self.rate = config.learning_rate
         self.optimizer = Optimizer(policy.parameters, self.rate, dtype=policy.dtype, ranks=ranks)
         policy.reserved_bytes = policy.weight_bytes + optimizer_bytes(
@@ -485,23 +482,6 @@ class Trainer:
         self.stream.load_state_dict(state)
         for name in STATIONS:
             getattr(self, name).load_state_dict(state[name])
-
-
-def load_parts(
-    config: Config,
-    task: Task | None = None,
-    own_loss: OwnLoss | None = None,
-    callbacks: Sequence[Callback] = (),
-) -> tuple[Config, Parts]:
-    """Return the configuration, resolved, and the parts: those given, else those it names."""
-    task = task or load_task(config.task, config.reward, config.task_options, config.wording)
-    own_loss = own_loss or load_loss(config.loss)
-    problems = training_set(config.dataset, task)
-    config = resolve_config(config, task, {problem.level for problem in problems})
-    supply = Supply(
-        task, seed=config.seed, kind=config.problems, dataset=problems, mixed=config.mixed
-    )
-    return config, Parts(task, supply, own_loss, callbacks)
 
 
 def resolve_for_model(config: Config, policy: Policy) -> Config:

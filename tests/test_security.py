@@ -19,9 +19,10 @@ from data.errors import UserError
 from data.files import _StrictLoader
 from grpo import inspect
 from grpo.config import parse
+from grpo.curriculum import load_supply
+from grpo.learn.loss import load_loss
 from grpo.model.load import load_policy
 from grpo.tools import evaluation, train
-from grpo.trainer import load_parts
 from tasks import audit
 
 TOP = Path(__file__).resolve().parent.parent
@@ -193,7 +194,8 @@ def test_a_program_that_the_command_line_names_is_executed(monkeypatch, flag):
     ):
         with pytest.raises(UserError, match="executed$"):
             config, _ = parse(["--config", "a.yaml", *named])
-            load_parts(config)
+            load_supply(config)
+            load_loss(config.loss)
 
 
 def test_a_program_that_the_command_line_replaces_is_not_executed(tmp_path):

@@ -22,6 +22,7 @@ from grpo.curriculum import (
     Start,
     choose_levels,
     levels_to_survey,
+    load_supply,
     prompts_to_try,
     survey,
     survey_prompts,
@@ -37,6 +38,7 @@ from grpo.evaluate import (
     summarise,
     truncation_warning,
 )
+from grpo.learn.loss import load_loss
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import middle_left_out, sent_lines
@@ -56,8 +58,9 @@ from grpo.run.logs import (
 from grpo.run.resume import OpenedRun, facts, open_run, sources_of_run
 from grpo.run.trackers import check_installed
 from grpo.show.console import Console, settings_of
-from grpo.trainer import Parts, Trainer, load_parts
-from tasks.base import compares
+from grpo.trainer import Trainer
+from tasks.base import Task, compares
+from tasks.supply import Supply
 
 # The seeds of held-out problems do not depend on the run's seed, so they are the same in every run
 # and at every step. Promotions use other problems than reports. Otherwise selection would bias the
@@ -83,19 +86,23 @@ class RunResult(NamedTuple):
     policy: Policy | None = None
 
 
-def start_run(config: Config, given: dict, ranks: Ranks, **values: Any) -> RunResult:
+def start_run(
+    config: Config, given: dict, ranks: Ranks, task: Task | None = None, **values: Any
+) -> RunResult:
     """Open or resume the run, and train.
 
-    `given` are those settings in `config` that the user gave. The `values` are those of
-    `grpo.trainer.load_parts`.
+    `given` are those settings in `config` that the user gave. The `values` are the own loss and the
+    callbacks of a `Trainer`.
     """
     with ExitStack() as locks:
         opened, config = open_run(config, given, locks, ranks)
-        config, parts = load_parts(config, **values)
+        config, supply = load_supply(config, task)
+        if "own_loss" not in values:
+            values["own_loss"] = load_loss(config.loss)
         for name in names_in(config.track):
             check_installed(name)
         assert config.steps is not None, "the configuration is resolved"
-        console = Console(config.steps, getattr(parts.task, "metric", "score"))
+        console = Console(config.steps, getattr(supply.task, "metric", "score"))
         try:
             with Interrupt() as interrupt:
                 with console.loading(config.model):
@@ -107,8 +114,8 @@ def start_run(config: Config, given: dict, ranks: Ranks, **values: Any) -> RunRe
                     )
                 choices: list[Decision] = []
                 if not opened.checkpoint and config.preflight != "off":
-                    config, choices = choose_prompt(config, parts, policy, ranks, console, given)
-                trainer = Trainer(config, parts, policy, ranks)
+                    config, choices = choose_prompt(config, supply, policy, ranks, console, given)
+                trainer = Trainer(config, supply, policy, ranks, **values)
                 trainer.check_fit()
                 run = Run(opened, trainer, console)
                 run.files.write_decisions(choices)
@@ -119,23 +126,22 @@ def start_run(config: Config, given: dict, ranks: Ranks, **values: Any) -> RunRe
 
 
 def choose_prompt(
-    config: Config, parts: Parts, policy: Policy, ranks: Ranks, console: Console, given: dict
+    config: Config, supply: Supply, policy: Policy, ranks: Ranks, console: Console, given: dict
 ) -> tuple[Config, list[Decision]]:
     """Return the configuration with the prompt by which the policy earns most, and the decision if
     there was a choice.
     """
-    level = config.levels_for(parts.task)[0]
-    configs = prompts_to_try(policy, parts.task, config, given, level)
+    level = config.levels_for(supply.task)[0]
+    configs = prompts_to_try(policy, supply.task, config, given, level)
     if len(configs) == 1:
         return configs[0], []
 
-    assert parts.supply is not None
     console.say(
         f"pre-flight: {len(configs)} prompts, {PROMPT_PROBLEMS} problems per level, "
         f"{PROMPT_SAMPLES} completions each"
     )
     with console.working("pre-flight"):
-        best, rows = survey_prompts(policy, parts.supply, configs, level, ranks)
+        best, rows = survey_prompts(policy, supply, configs, level, ranks)
 
     console.survey(rows)
     why = (

@@ -21,9 +21,10 @@ from grpo.model.load import load_policy
 from grpo.records import Group, first_tries
 from grpo.run.checkpoint import checkpoints, load_optimizer
 from grpo.run.logs import RunData, step_of
-from grpo.trainer import Parts, Trainer
+from grpo.trainer import Trainer
 from grpo.variance import reward_metrics
 from tasks.registry import load_task
+from tasks.supply import Supply
 
 # What is compared: metrics of the rewards and of the update, the texts, and the advantages.
 FIGURES = (
@@ -84,7 +85,7 @@ def trainer_before(run: RunData, step: int, allowed: Collection[str | None]) -> 
     checkpoint = saved.get(start)
     policy = load_policy(config.model, device=config.device, weights=checkpoint, **config.loading)
     task = load_task(config.task, config.reward, config.task_options, config.wording)
-    trainer = Trainer(config, Parts(task), policy)
+    trainer = Trainer(config, Supply(task, seed=config.seed), policy)
     if checkpoint is not None:
         load_optimizer(checkpoint, trainer.optimizer)
     for between in range(start + 1, step):

@@ -58,7 +58,7 @@ from grpo.evaluate import (
 from grpo.learn.optimizer import BETAS, WARMUP
 from grpo.model.load import ALPHA, load_policy, read_tokenizer, resolve
 from grpo.rollout.generate import fitting
-from grpo.trainer import Parts, Trainer
+from grpo.trainer import Trainer
 from tasks.base import scores_of
 from tasks.registry import load_task
 from tasks.supply import Supply
@@ -193,7 +193,9 @@ class Course:
 
 def train_ours(course: Course):
     """Train with our trainer, as `train.py` does, without its files."""
-    trainer = Trainer(course.config(course.budget), Parts(course.task), course.policy)
+    trainer = Trainer(
+        course.config(course.budget), Supply(course.task, seed=course.seed), course.policy
+    )
     course.begin(trained_by(course.policy.model))
     continues = True
     while continues:

@@ -101,7 +101,8 @@ def run_ours(arguments, folder: Path) -> Side:
     from grpo.config import Config, resolve_config
     from grpo.distributed import join_ranks
     from grpo.model.load import load_policy
-    from grpo.trainer import Parts, Trainer
+    from grpo.trainer import Trainer
+    from tasks.supply import Supply
 
     device, dtype = precision()
     if arguments.gb:
@@ -131,7 +132,7 @@ def run_ours(arguments, folder: Path) -> Side:
     policy = load_policy(config.model, device=config.device, **config.loading)
     policy.stops = ()  # no token ends a completion, so all have the full length
 
-    trainer, steps = Trainer(config, Parts(task), policy, ranks=ranks), []
+    trainer, steps = Trainer(config, Supply(task, seed=0), policy, ranks), []
     for _ in range(config.steps):
         start = now()
         report = trainer.step()

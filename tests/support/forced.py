@@ -3,8 +3,9 @@
 from collections import Counter
 
 from grpo.config import Config
-from grpo.trainer import Parts, Trainer
+from grpo.trainer import Trainer
 from tasks.base import Problem, Score, key_of
+from tasks.supply import Supply
 
 
 class Forced:
@@ -38,7 +39,9 @@ def trainer_for(policy, odd=0.5, stuck=9, kind=Forced, **options):
         **{"learning_rate": 1e-3, "steps": 4, "prompts": 4, "max_new_tokens": 24, "save_every": 1}
         | options,
     )
-    trainer = Trainer(config, Parts(kind(odd, stuck)), policy)
+    trainer = Trainer(
+        config, Supply(kind(odd, stuck), seed=config.seed, kind=config.problems), policy
+    )
     trainer.task.drawn = {trainer.stream.supply.at(index, 1).key: index for index in range(20)}
     return trainer
 

@@ -5,8 +5,9 @@ from pathlib import Path
 from grpo.config import Config
 from grpo.model.load import load_policy
 from grpo.show.console import settings_of
-from grpo.trainer import Parts, Trainer
+from grpo.trainer import Trainer
 from tasks.registry import load_task
+from tasks.supply import Supply
 
 
 def said(model, **flags):
@@ -20,7 +21,7 @@ def said(model, **flags):
     )
     policy = load_policy(config.model, device="cpu", **config.loading)
     return settings_of(
-        Path("runs/x"), config, Trainer(config, Parts(load_task("interleave")), policy)
+        Path("runs/x"), config, Trainer(config, Supply(load_task("interleave"), seed=0), policy)
     )
 
 

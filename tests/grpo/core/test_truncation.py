@@ -11,7 +11,7 @@ from grpo.evaluate import score_groups, summarise
 from grpo.model.prompts import text_of
 from grpo.records import Completion, Group, truncated_share
 from grpo.tools.evaluate import repeated_figures
-from grpo.trainer import Parts, Trainer
+from grpo.trainer import Trainer
 from tasks.base import CUT_OFF, SPLITS, scores_of
 from tasks.interleave import Interleave, interleaved
 from tasks.registry import explain
@@ -100,7 +100,7 @@ def test_a_policy_that_writes_newlines_to_the_budget_solves_nothing(tiny_policy,
     monkeypatch.setattr("grpo.rollout.generate.generate", writes_newlines(tiny_policy))
     task = Interleave()
     config = Config(**SHORT, learning_rate=0.0, patience=2)
-    trainer = Trainer(config, Parts(task), tiny_policy)
+    trainer = Trainer(config, Supply(task, seed=0), tiny_policy)
     report = trainer.step()
     assert truncated_share(report.groups) == 1 and report.metrics["exact"] == 0
     assert report.metrics["reward"] == pytest.approx(4 / 5)  # of 5 pairs the last is missing
@@ -122,7 +122,7 @@ def test_credits_of_an_answer_that_is_cut_off_add_up_to_its_reward(
     cuts = writes_newlines(tiny_policy, shares=lambda sample: sample >= 2)
     monkeypatch.setattr("grpo.rollout.generate.generate", cuts)
     config = Config(**SHORT, learning_rate=0.0, credit="alignment", reward=reward)
-    trainer = Trainer(config, Parts(Interleave(reward)), tiny_policy)
+    trainer = Trainer(config, Supply(Interleave(reward), seed=0), tiny_policy)
     groups = trainer.rollout(1, trainer.problems(1))
     by_group = trainer.compute_advantages(groups)
     for group, advantages in zip(groups, by_group, strict=True):

@@ -26,10 +26,11 @@ from grpo.model.load import load_policy
 from grpo.run.logs import write_rollouts
 from grpo.run.session import Run
 from grpo.tools import train
-from grpo.trainer import Parts, Trainer
+from grpo.trainer import Trainer
 from tasks import audit
 from tasks.base import Score
 from tasks.interleave import Interleave
+from tasks.supply import Supply
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +51,7 @@ def trainer_for(policy, **options):
         }
         | options
     )
-    return Trainer(config, Parts(Interleave()), policy)
+    return Trainer(config, Supply(Interleave(), seed=0), policy)
 
 
 # Imitation.
