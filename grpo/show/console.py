@@ -71,7 +71,7 @@ COLUMNS = {
     "reward_std": ("std", ".3f"),
     "value": ("score", ".3f"),
     "exact": ("exact", ".3f"),
-    "varied": ("groups that vary", ".0%"),
+    "varied": ("varied", ".0%"),
     "any_exact": ("any exact", ".0%"),
     "truncated": ("truncated", ".0%"),
     "groups/count": ("groups", "d"),
