@@ -533,8 +533,7 @@ def _read_settings(source: str) -> dict[str, Any]:
     """Return the settings of `--config FILE`: a YAML file, or a run's config.yaml.
 
     A run's config.yaml gives everything except what belongs to that run only, such as its name, so
-    the same training starts again. Raises UserError if the file cannot be read, a name is unknown,
-    or a value has the wrong type.
+    the same training starts again.
     """
     where = f"--config {source}"
     values = read_yaml(Path(source))

@@ -392,9 +392,8 @@ def survey(
     """
     # The easier levels are one batch, which takes as many forward passes as the longest of them.
     levels = levels_to_survey(supply, training_levels)
-    first = training_levels[0]
-    batches = [[level for level in levels if level <= first]]
-    batches += [[level] for level in levels if level > first]
+    easier = [level for level in levels if level <= training_levels[0]]
+    batches = [easier, *([level] for level in levels[len(easier) :])]
 
     rows: list[dict[str, Any]] = []
     groups: list[Group] = []
@@ -655,10 +654,9 @@ def warm_start(
     stream: ProblemStream,
     level: int,
     optimizer: Optimizer,
-    validate: Callable[[], float],
-    *,
-    limit: int,
     memory: UpdateMemory,
+    validate: Callable[[], float],
+    limit: int,
 ) -> tuple[dict[str, Any], list[Group]]:
     """Imitate right answers of `level` until the held-out score is ENOUGH, or for `limit` updates.
 

@@ -455,13 +455,10 @@ class Trainer:
 
         `validate` returns the held-out score.
         """
+        limit = most_updates(self.steps, self.prompts * self.config.group_size)
+        learning = self.optimizer, self.update_memory
         self.imitation, answers = warm_start(
-            self.stream,
-            self.curriculum.level,
-            self.optimizer,
-            validate,
-            limit=most_updates(self.steps, self.prompts * self.config.group_size),
-            memory=self.update_memory,
+            self.stream, self.curriculum.level, *learning, validate, limit
         )
         return answers
 

@@ -80,7 +80,7 @@ def test_when_imitation_ends(one_policy, monkeypatch, scores, limit, updates, ca
     monkeypatch.setattr("grpo.curriculum.imitate", lambda *_: {"loss": 1.0})
     stream = trainer_for(one_policy).stream
     checks = iter(scores)
-    made, answers = warm_start(stream, 2, None, lambda: next(checks), limit=limit, memory=None)
+    made, answers = warm_start(stream, 2, None, None, lambda: next(checks), limit)
     assert made["updates"] == len(made["losses"]) == updates and cause in made["why"]
     assert made["answers"] == len(answers) == len(stream.seen) == updates * ANSWERS
     assert made["tokens"] == sum(len(one.completions[0].tokens) for one in answers)
