@@ -6,10 +6,9 @@
 
 In both, `shared` computes the attention: a `PrefixCache` in the rollout, a `Packing` in the update.
 
-Some layers keep a state other than keys and values, and some attention functions take arguments
-that change the result. So each of these paths runs the test sequences of `grpo.model.check`, both
-as the rollout and as the update would run them, and the fastest path whose log-probabilities are
-the model's own is taken; if there is none, the model's own forward pass.
+Some layers keep a state other than keys and values. So each of these paths runs the test sequences
+of `grpo.model.check`, both as the rollout and as the update would run them, and the fastest path
+whose log-probabilities are the model's own is taken; if there is none, its own forward pass.
 """
 
 import warnings
@@ -274,9 +273,8 @@ class PrefixCache:
         return heads.view(-1, K, WZ // W, A)
 
 
-# Arguments that some architectures pass to every attention function although plain causal
-# attention does not need them. Any other argument that is not None would change the result, as
-# learned sinks (`s_aux`) and soft caps do.
+# Arguments that plain causal attention does not need. Any other that is not None would change the
+# result, as learned sinks (`s_aux`) and soft caps do.
 HARMLESS = frozenset(
     {
         "position_ids",  # rotary positions have been applied already
@@ -481,9 +479,8 @@ def _padded(prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
 
 # The forward passes of a rollout, as (completions, sources, filled, length, accepted): `length` new
 # tokens for each of these completions. Row i was row `sources[i]` of the pass before, and
-# `filled[i]` of its tokens are cached. The first `accepted[i]` of its new tokens are right; the
-# others are rejected drafts. At first each prompt has one row. Then its completions diverge, drafts
-# are accepted in part, and completion 2 ends, so that its row is dropped.
+# `filled[i]` of its tokens are cached. The first `accepted[i]` of its new tokens are right.
+# Completions diverge, drafts are accepted in part, and completion 2 ends.
 ROLLOUT = (
     ((0, 2), (0, 1), (0, 0), 1, (1, 1)),
     ((0, 1, 2, 3), (0, 0, 1, 1), (1, 1, 1, 1), 3, (3, 2, 1, 3)),

@@ -2,17 +2,14 @@
 with speculative decoding.
 
 The forward passes are made by `CudaRows` if device and model allow it, otherwise by `EagerRows`:
-the model's own forward pass, step by step. There the completions of a prompt begin alike, and those
-of a competent policy stay alike for long. As long as completions have the same tokens, they have
-the same keys, values and next distribution. So they share one row of the forward pass, and each
-samples from the row's distribution with its own uniform number. Where they diverge, the row is
-split.
+the model's own forward pass, step by step. There the completions of a prompt share one row of the
+forward pass as long as they have the same tokens, and each samples from the row's distribution with
+its own uniform number. Where they diverge, the row is split.
 
 `CudaRows` runs models of the Llama family on a GPU: one step, captured as CUDA graphs. Everything
-that changes from step to step is on the device, including the sampling and the test for the end of
-a text. So a step can be replayed without the host, which would otherwise take longer to launch the
-kernels than the GPU takes to run them. The host looks at what was written after each draft, or else
-once every BURST steps.
+that changes from step to step is on the device, so a step can be replayed without the host, which
+would take longer to launch the kernels than the GPU to run them. The host looks at what was written
+after each draft, or else once every BURST steps.
 
 Shapes: P prompts, G completions each, C completions that are still being written (P * G at first),
 R rows, k drafted tokens, T = 1 + k, M = R * T; L prompt tokens, E hidden size, V vocabulary.

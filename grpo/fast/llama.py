@@ -76,17 +76,15 @@ class FastLlama:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copy what has changed in adapters and biases. Call it before each use.
+        """Copy what has changed in adapters and biases; call it before each use.
 
-        Weights are shared with the modules, so an optimizer's step needs no copy. Where a module
-        has been given other weights, all is merged again.
+        Weights are shared with the modules. Where one has been given others, all is merged again.
         """
         for layer in self.linears:
             if layer.merge():
                 self._copies = None  # the buffers may be others
 
-        # Listed once, because that takes as long as the copies themselves, by their factors: those
-        # of one factor are one kernel.
+        # Listed once, because that takes as long as the copies; those of one factor are one kernel.
         if self._copies is None:
             self._copies = {}
             for target, source, factor in chain(*(layer.copies() for layer in self.linears)):
@@ -132,7 +130,7 @@ class FastLlama:
             heads_NO = self._norm_heads(block, heads_NO)
         q, k, v = (
             x.view(B, -1, x.shape[1], self.D).transpose(1, 2)
-            for x in apply_rotary(heads_NO, cos_Nd, sin_Nd, self.H, self.K)
+            for x in _apply(_Rotary, heads_NO, cos_Nd, sin_Nd, self.H, self.K)
         )
 
         attended = shared.attend(i, q, k, v, self.scale).reshape(-1, self.H * self.D)
@@ -163,15 +161,15 @@ def build_fast_llama(causal: Model) -> FastLlama | None:
 
     Modules that PEFT replaces (`modules_to_save`) would be used for the reference, too.
     """
-    config = causal.config
+    config, modules = causal.config, list(causal.modules())
     is_of_family = config.model_type in FAMILIES and config.hidden_act == "silu"
-    if not is_of_family or attention_window(config):
-        return None
-
-    if any(type(module).__name__ == "ModulesToSaveWrapper" for module in causal.modules()):
-        return None
-    adapted = [module for module in causal.modules() if hasattr(module, "lora_A")]
-    if not all(is_plain_lora(module) for module in adapted):
+    adapted = [module for module in modules if hasattr(module, "lora_A")]
+    if (
+        not is_of_family
+        or attention_window(config)
+        or any(type(module).__name__ == "ModulesToSaveWrapper" for module in modules)
+        or not all(map(is_plain_lora, adapted))
+    ):
         return None
 
     model = FastLlama(causal)
@@ -193,17 +191,6 @@ def linear(x_NI: Tensor, layer: MergedLinear, use_lora: bool, has_swiglu: bool =
     With `has_swiglu` the input x (N, 2 F) goes through `swiglu` first.
     """
     return _apply(_Linear, x_NI, layer, use_lora, has_swiglu, *layer.parameters)
-
-
-def apply_rotary(
-    heads_NO: Tensor, cos_Nd: Tensor, sin_Nd: Tensor, H: int, K: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries (N, H, D), keys and values (N, K, D) from these side by side.
-
-    Queries and keys get rotary positions (arXiv:2104.09864): the pair (i, i + D / 2) of a token is
-    rotated by the angle whose cosine and sine are in column i of `cos_Nd` and `sin_Nd`.
-    """
-    return _apply(_Rotary, heads_NO, cos_Nd, sin_Nd, H, K)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -327,6 +314,10 @@ class _AddNorm(torch.autograd.Function):
 
 
 class _Rotary(torch.autograd.Function):
+    """Queries (N, H, D), keys and values (N, K, D) from these side by side, the first two rotated
+    (arXiv:2104.09864): the pair (i, i + D / 2) by the angle in column i of cosines and sines.
+    """
+
     @staticmethod
     def forward(
         ctx: Any, heads: Tensor, cos: Tensor, sin: Tensor, H: int, K: int

@@ -46,8 +46,7 @@ class Costs:
     """How long the passes and plans of a decoder take, in tokens, e.g. ``Costs(48, plan=3)``.
 
     A pass over n tokens takes as long as `fixed` + n of them, and a new plan as long as `plan`.
-    If plans are made `meanwhile`, the host makes them while the device runs a pass. That pass has
-    no draft for the rows that are planned.
+    If the host makes plans `meanwhile`, the pass has no draft for the rows that are planned.
     """
 
     fixed: float
@@ -238,9 +237,8 @@ class Drafter:
     - `longest`: the most tokens of a draft; `length`: that of the last drafts;
     - `wanted`: the plans that the last drafts need, as `DraftPlans.make` takes them.
 
-    First tokens are drawn without a draft, and say little about the rest: SmolLM2 begins its
-    answers with a space that the guess does not have. So a different first token is not counted as
-    a rejection, and the rest is planned again from there.
+    A different first token is not counted as a rejection, and the rest is planned again from there:
+    SmolLM2 begins its answers with a space that the guess does not have.
     """
 
     def __init__(self, decoder: Any, plans: DraftPlans, drafting: Drafting, longest: int):

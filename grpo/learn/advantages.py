@@ -125,8 +125,8 @@ def token_states(
 ) -> list[State]:
     """Return the state (T,) in which each token of a completion was drawn.
 
-    `ends` (T,) says where in its text each token ends; `credits` where each word ends, and what it
-    earned, rounded here: completions that earned the same by different sums share a state.
+    `ends` (T,) says where in its text each token ends; `credits` where each word does, and what it
+    earned, rounded here, because sums may differ by rounding.
     """
     word_ends, amounts = zip((0, 0.0), *credits)
     earned = [round(amount, 12) for amount in accumulate(amounts)]
@@ -148,8 +148,8 @@ def token_ends(
 ) -> list[int]:
     """Return how many characters of `text` = decode(tokens) are complete after each token, (T,).
 
-    Some tokens do not decode by themselves: parts of a character, or a space that is dropped at the
-    start of a text. They are decoded together with the token before them.
+    Parts of a character do not decode by themselves, nor a space that is dropped at the start of a
+    text. They are decoded together with the token before them.
     """
     # The quick way, if every token decodes by itself.
     pieces = [decode_one(token) for token in tokens]

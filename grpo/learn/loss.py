@@ -146,8 +146,7 @@ def policy_loss(inputs: LossInputs, settings: LossSettings) -> PolicyTerm:
 def kl_k3(logp_RT: Tensor, ref_RT: Tensor) -> Tensor:
     """Return the k3 estimate of KL(policy || reference) at each token, in nats (R, T), float64.
 
-    k3 = exp(d) - d - 1 with d = ref - logp (Schulman, http://joschu.net/blog/kl-approx.html). It is
-    never negative, and unbiased for tokens that the policy itself sampled.
+    k3 = exp(d) - d - 1 with d = ref - logp (Schulman, http://joschu.net/blog/kl-approx.html).
     """
     # k3 is about d^2 / 2. In float32, exp(d) - 1 has an error of 1e-7, which exceeds that for all d
     # below 5e-4, and makes k3 negative.
@@ -160,9 +159,8 @@ def step_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the loss of some rows of a step, a float64 scalar, and sums over their tokens.
 
-    Losses, gradients and sums of all micro-batches add up to those of the step. The sums are
-    float64 scalars on the device, without gradient: "tokens", "clipped_low" and "clipped_high"
-    (counts); "kl" if there are `ref_RT`, and "entropy" if there are `entropy_RT` (nats).
+    The sums are float64 scalars on the device, without gradient: "tokens", "clipped_low" and
+    "clipped_high" (counts); "kl" if there are `ref_RT`, and "entropy" if `entropy_RT` (nats).
 
     `sampled_R` is False at rows that the policy did not sample. They have no KL term, whose
     estimate is for sampled tokens, and no sum counts them.
@@ -197,10 +195,7 @@ def _log_ratio(inputs: LossInputs) -> Tensor:
 
 
 def zero_padding(x_RT: Tensor, mask_RT: Tensor) -> Tensor:
-    """Return `x_RT` with 0 at padding, where NaN * 0 would be NaN.
-
-    It is applied before any arithmetic, so that no NaN enters the gradient either.
-    """
+    """Return `x_RT` with 0 at padding, before any arithmetic: NaN * 0 would be NaN."""
     return torch.where(mask_RT, x_RT, 0.0)
 
 

@@ -30,18 +30,16 @@ STEPS_TO_DOUBLE = 100  # steps without overflow after which a reduced loss scale
 
 WARMUP = 5  # steps over which the learning rate rises
 
-# PyTorch's default for the second beta is 0.999. Of five runs of the embedded model five reach 0.99
-# with this one, and four with PyTorch's; the real model was not compared (runs/archive/LOG.md,
-# 2026-11-27: "AdamW's second beta").
+# Of five runs of the embedded model five reach 0.99 with this second beta, and four with PyTorch's
+# 0.999 (runs/archive/LOG.md, 2026-11-27: "AdamW's second beta").
 BETAS = (0.9, 0.99)
 
 
 def default_rate(hidden_size: int, *, is_lora: bool) -> float:
-    """Return the default learning rate for a model of this hidden size.
+    """Return the default learning rate, measured on SmolLM2-135M (576, see runs/decisions.md).
 
-    It was measured on SmolLM2-135M (576), see runs/decisions.md: 1e-3 for LoRA, and 2e-4 for all
-    weights. Wider models get less, by the exponent that Thinking Machines fitted to the Llama
-    family (https://tinker-docs.thinkingmachines.ai/supervised-learning/sl-hyperparams).
+    Wider models get less, by the exponent that Thinking Machines fitted to the Llama family
+    (https://tinker-docs.thinkingmachines.ai/supervised-learning/sl-hyperparams).
     """
     return (1e-3 if is_lora else 2e-4) * min(1.0, MEASURED_SIZE / hidden_size) ** 0.781
 
@@ -49,8 +47,7 @@ def default_rate(hidden_size: int, *, is_lora: bool) -> float:
 def lr_factor(step: int, anneal_from: int, anneal_steps: int) -> float:
     """Return the factor on the learning rate at `step` (1, 2, ...), in [0, 1].
 
-    It rises linearly over WARMUP steps. After `anneal_from` steps it falls by a cosine to almost 0
-    within `anneal_steps` (0: it does not fall).
+    After `anneal_from` steps it falls by a cosine within `anneal_steps` (0: it does not fall).
     """
     rise = min(1.0, step / (WARMUP + 1))
     if not anneal_steps or step <= anneal_from:
@@ -125,9 +122,8 @@ class Optimizer:
         weight.grad = None
 
     def collect(self, max_norm: float) -> float:
-        """Give the masters the gradients of all backward passes and ranks, clipped to `max_norm`.
-
-        Returns the norm of all gradients before clipping. A `max_norm` of 0 means no clipping.
+        """Give the masters the gradients of all backward passes and ranks, clipped to `max_norm`
+        unless it is 0; return their norm before.
         """
         for number, (weight, master) in enumerate(zip(self.weights, self.masters)):
             total = self.sums.pop(number, weight.grad)
@@ -172,10 +168,7 @@ class Optimizer:
                 weight.copy_(master.to(weight.dtype))
 
     def tensors(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the weights and their moments, which a step changes, by name.
-
-        A weight has the model's name for it; of a moment, its kind follows in parentheses.
-        """
+        """Return the weights by the model's names, and their moments by "name (kind)"."""
         names = {id(weight): name for name, weight in model.named_parameters()}
         found: dict[str, Tensor] = {}
         for weight, master in zip(self.weights, self.masters):

@@ -24,7 +24,7 @@ from grpo.records import Group
 
 MAX_GRAD_NORM = 1.0  # gradients are clipped to it
 
-# How the names of metrics begin that compare the trainer's log-probabilities with the sampler's.
+# How the names of metrics begin that compare trainer and sampler.
 PARITY = ("parity/", "sampling/")
 
 
@@ -37,17 +37,15 @@ class UpdateSettings(LossSettings):
     truncate: Truncate | None = None  # the sampler's; the loss must use the same
 
 
-# Log-probabilities of each completion under the policy in the first pass over a rollout, by the
-# indices of its group and its sample.
+# Log-probabilities in the first pass over a rollout, by the indices of group and sample.
 FirstPass = dict[tuple[int, int], Tensor]
 
 
 class UpdateMemory:
     """What updates do to fit the GPU's memory; later updates keep what an earlier one had to do.
 
-    When an update runs out of memory, the micro-batches are halved until each holds a single
-    completion. After that gradient checkpointing is enabled, with which larger micro-batches may
-    fit, and the decoder's memory is freed before each update.
+    The micro-batches are halved until each holds a single completion. After that gradient
+    checkpointing is enabled, and the decoder's memory is freed before each update.
     """
 
     def __init__(self, policy: Policy):
@@ -207,10 +205,7 @@ def _backward(
 
 
 def _logprobs_of_first_pass(first_pass: FirstPass, batch: MicroBatch, logp_RT: Tensor) -> Tensor:
-    """Return the first pass's log-probabilities (R, T) of the batch's completions.
-
-    If this is the first pass, they are `logp_RT`, and `first_pass` remembers them.
-    """
+    """Return the log-probabilities (R, T) of the first pass; if it is this one, remember them."""
     rows = [
         first_pass.setdefault(name, row[: len(tokens)])
         for name, row, tokens in zip(batch.row_ids, logp_RT, batch.completions)

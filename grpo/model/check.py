@@ -74,8 +74,6 @@ def attention_window(config: Any) -> int | None:
 
 # Files and tensors
 
-NAMED_TENSORS = 3  # how many tensors of each kind an error names
-
 # What `transformers` and `tokenizers` read of a directory.
 KINDS = (".json", ".jinja", ".safetensors", ".txt", ".model")
 
@@ -109,8 +107,8 @@ def check_files(folder: Path) -> None:
 def check_step(tensors: Mapping[str, Tensor]) -> None:
     """Raise FloatingPointError if one of the tensors is not finite after a step of the optimizer.
 
-    An optimizer can turn a finite gradient into a weight that is NaN. It can also square it to an
-    infinite second moment, which freezes the weight for good. Neither shows in the step's loss.
+    A finite gradient can make a weight NaN, or its second moment infinite, which freezes the weight
+    for good. Neither shows in the step's loss.
     """
     if fault := _fault(tensors):
         raise FloatingPointError(f"after the optimizer's step {fault}")
@@ -145,8 +143,8 @@ def check_names(source: str, what: str, differences: Mapping[str, Iterable[str]]
     problems = []
     for kind, names in differences.items():
         if found := sorted(names):
-            others = ", ..." if len(found) > NAMED_TENSORS else ""
-            problems.append(f"{len(found)} {kind} ({', '.join(found[:NAMED_TENSORS])}{others})")
+            others = ", ..." if len(found) > 3 else ""
+            problems.append(f"{len(found)} {kind} ({', '.join(found[:3])}{others})")
     if problems:
         raise UserError(
             f"--model {source}: the tensors there are not those of {what}: {'; '.join(problems)}; "
@@ -175,8 +173,8 @@ def fits_float16(model: Model, tokens: list[int]) -> bool:
 FLOAT32_TOLERANCE = 1e-4
 
 # The largest relative distance that is accepted in bfloat16, float16 and quantised models. Rounding
-# comes to 0.03 in a trained model of 30 layers (SmolLM2), to 0.04 in a random one (the shape of
-# Llama-3.2-3B), and a missing mechanism to 0.142 or more (tests/support/tiny_architectures.py).
+# comes to 0.03 in SmolLM2, to 0.04 in a random model of the shape of Llama-3.2-3B, and a missing
+# mechanism to 0.142 or more (tests/support/tiny_architectures.py).
 LOW_PRECISION_TOLERANCE = 0.07
 
 # In a model of random weights rounding grows with depth and width. So a larger distance is accepted
@@ -249,8 +247,7 @@ def probe_adapters(model: Model) -> Iterator[None]:
     """Give each LoRA adapter a small random second matrix (B) while ways are compared.
 
     In a new adapter B is 0, which would hide a mistake in the merging of adapters. A trained one
-    can exceed the tolerance (0.09 after 975 steps at a rate of 1e-3, in bfloat16), so a resumed run
-    could take another way than it began with.
+    can exceed the tolerance, so a resumed run could take another way than it began with.
     """
     adapters = [weight for name, weight in model.named_parameters() if ".lora_B." in name]
     kept = [weight.data for weight in adapters]

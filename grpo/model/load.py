@@ -54,7 +54,6 @@ except ModuleNotFoundError as missing:  # `grpo/fast/` may be deleted: all else 
         """Leave the policy its model's own forward pass."""
 
 
-# How bitsandbytes is asked for each kind of quantisation.
 BITS_OPTIONS: dict[str, dict[str, Any]] = {
     "int8": dict(load_in_8bit=True),
     "nf4": dict(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True),
@@ -202,10 +201,7 @@ def dtype_on(
 
 
 def default_rank(source: str, quantise: str = "none") -> int:
-    """Return the default rank of a model's adapter; 0: none, all weights are trained.
-
-    SmolLM2-135M learns more with all weights, and a larger model with LoRA (runs/decisions.md).
-    """
+    """Return the default rank of a model's adapter; 0: none (runs/decisions.md)."""
     # What is not a language model may lack a hidden size; loading it says what is wrong.
     hidden_size = getattr(text_config(transformers_config(source)), "hidden_size", math.inf)
     return 0 if hidden_size <= MEASURED_SIZE and quantise == "none" else LORA_RANK

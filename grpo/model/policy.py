@@ -227,9 +227,8 @@ class Policy:
         return update_tokens(shape, total, left, token_bytes)
 
     def prompts_at_once(self, completions: int, prompt: int, room: int) -> int:
-        """Return for how many prompts a rollout has memory; on a CPU, any number.
-
-        A prompt has `prompt` tokens, and `completions` of up to `room` tokens each.
+        """Return for how many prompts of `prompt` tokens, with `completions` of `room` tokens each,
+        a rollout has memory; on a CPU, any number.
         """
         if self.device.type != "cuda":
             return 1 << 30
@@ -311,8 +310,7 @@ class PlainForward:
     def checkpoint_gradients(self) -> None:
         """From now on, compute activations again in the backward pass (arXiv:1604.06174).
 
-        `transformers` has gradient checkpointing for models in training mode alone. The layers are
-        those of the longest module list, in any model.
+        `transformers` does it in training mode alone. The layers are the longest module list.
         """
         modules = self.policy.model.modules()
         for layer in max((each for each in modules if isinstance(each, nn.ModuleList)), key=len):
@@ -329,8 +327,8 @@ class PlainForward:
 class PaddedBatch:
     """A micro-batch of whole sequences (R, X), padded on the right.
 
-    `predictors_M` are the places in the flattened rows that predict the completions' tokens. Here
-    all tokens (M, ...) are distinct (U, ...); in a `Packing` they may have a beginning in common.
+    `predictors_M` are the places in the flattened rows that predict the completions' tokens. In a
+    `Packing` several tokens (M, ...) may be one (U, ...).
     """
 
     def __init__(
@@ -481,8 +479,8 @@ def shape_of(config: Any, number: int) -> Shape:
 def update_tokens(shape: Shape, total: float, left: float, token_bytes: int) -> int:
     """Return how many tokens a micro-batch may have on a GPU, of `token_bytes` each.
 
-    Their activations may take a sixth of its `total` memory, or a third of what is `left` of it. To
-    keep the GPU busy (BUSY_WORK), they may take as much as keys and values may.
+    Their activations may take a sixth of its `total` memory, or a third of what is `left` of it; to
+    keep the GPU busy (BUSY_WORK), as much as keys and values.
     """
     usual = min(total / 6, left / 3)
     for_busy_gpu = min(CACHE_SHARE * left, BUSY_WORK / shape.parameters * token_bytes)

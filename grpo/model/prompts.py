@@ -34,20 +34,16 @@ Tokenizer = Any
 Turn = tuple[str, str]  # role ("system", "user" or "assistant") and text
 TemplateArguments = Mapping[str, Any]  # variables of the chat template: {"enable_thinking": False}
 
-# Today's date for chat templates that ask for one (`strftime_now`), as those of Llama 3.1 and later
-# do. It is the date that they fall back on, and never another: a run must go on, and be evaluated,
-# with the prompts that it began with.
+# Today's date for chat templates that ask for one (`strftime_now`): the one that Llama 3.1 falls
+# back on, and never another, so that a run is resumed and evaluated with its first prompts.
 TODAY = datetime(2024, 7, 26)
 
 MARK = "\ue000"  # a character for private use, which ordinary texts do not contain
 
 
 def text_of(tokenizer: Tokenizer, tokens: Sequence[int]) -> str:
-    """Return the text of `tokens` as it was written; control tokens are shown by their names.
-
-    Some tokenizers would "clean up" the spaces before marks ("said ," to "said,"), and a right
-    answer would be read as a wrong one.
-    """
+    """Return the text of `tokens` as it was written; control tokens are shown by their names."""
+    # Some tokenizers would "clean up" the spaces before marks, and a right answer would be wrong.
     return tokenizer.decode(tokens, skip_special_tokens=False, clean_up_tokenization_spaces=False)
 
 
@@ -226,8 +222,7 @@ def check_arguments(template: str | None, names: Iterable[str]) -> None:
 def check_conversations(policy: Any, problems: Iterable[Problem]) -> None:
     """Raise UserError unless the chat template passes on the turns of all `problems`.
 
-    The longest problem is tried for each sequence of roles, because templates refuse or drop turns
-    by their roles, and may cut long ones.
+    Templates refuse or drop turns by roles, so the longest of each sequence of roles is tried.
     """
     by_length = sorted(problems, key=lambda problem: sum(len(said) for _, said in problem.turns))
     by_roles = {tuple(role for role, _ in problem.turns): problem for problem in by_length}

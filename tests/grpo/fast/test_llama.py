@@ -236,7 +236,7 @@ OPERATIONS = {
         [(9, 48), (9, 48), (48,)],
     ),
     "apply_rotary": (
-        lambda x: ops.apply_rotary(x, *angles(len(x), x), 3, 1),
+        lambda x: ops._apply(ops._Rotary, x, *angles(len(x), x), 3, 1),
         plain_rotation,
         [(9, 80)],
     ),
