@@ -6,7 +6,7 @@ joined by others.
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -85,18 +85,18 @@ def load_texts(folder: str | Path) -> list[Document]:
         raise UserError(f"{folder}: holds more than {most} of text; give a part of it")
 
     documents = [Document(title, read_text(files[title])) for title in titles]
-    if not any(document.words for document in documents):
+    documents = [document for document in documents if document.words]
+    if not documents:
         raise UserError(f"{folder}: the folder holds no text in UTF-8; {fix}")
-    return without_repeats(document for document in documents if document.words)
+    return without_repeats(documents)
 
 
-def without_repeats(documents: Iterable[Document]) -> list[Document]:
+def without_repeats(documents: Sequence[Document]) -> list[Document]:
     """Return the documents that do not repeat another one, in their order.
 
     A document repeats another one that has a share NEAR of its sequences of SHINGLE words (Broder
     1997). Of the two the longer one is kept, or the first.
     """
-    documents = list(documents)
     having: dict[tuple[str, ...], list[int]] = {}  # the documents that are kept, by shingle
     kept = set()
 

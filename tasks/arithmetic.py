@@ -95,11 +95,7 @@ class Arithmetic:
         if family not in ("chain", "product"):
             raise UserError(f"--family {family}: give chain or product")
         self.family = family
-
-    @property
-    def default_level(self) -> int:
-        """The level if none is asked for."""
-        return 2 if self.family == "chain" else 32
+        self.default_level = 2 if family == "chain" else 32
 
     @staticmethod
     def default_steps(level: int) -> int:

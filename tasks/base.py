@@ -68,10 +68,6 @@ class Problem:
         """What messages call the problem: where its row stands, or its key."""
         return str(self.data.get("where") or f"problem {self.key}")
 
-    def to_json(self) -> dict:
-        """Return the fields as JSON types."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Score:
@@ -237,7 +233,7 @@ def check_problem(problem: Any, where: str) -> None:
         raise TaskError(f"{where}: its key is empty; make one by key_of()")
 
     try:
-        json.dumps(problem.to_json(), ensure_ascii=False).encode()
+        json.dumps(asdict(problem), ensure_ascii=False).encode()
         "".join(text for turn in problem.turns for text in turn)
     except UnicodeEncodeError as error:
         raise TaskError(

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise, repeat
+from itertools import pairwise, repeat, takewhile
+from operator import eq
 
 import numpy as np
 
@@ -109,10 +110,9 @@ class Interleave:
         self.reward = reward
         self.texts = texts
 
-        if documents is not None:
-            self._documents = list(documents)
-        else:
-            self._documents = load_texts(texts) if texts else load_corpus()
+        if documents is None:
+            documents = load_texts(texts) if texts else load_corpus()
+        self._documents = list(documents)
 
     @cached_property
     def _by_split(self) -> dict[str, list[Document]]:
@@ -315,10 +315,7 @@ class Interleave:
 
 def _right_words(words: Sequence[str], target: Sequence[str]) -> int:
     """Return the number of words before the first wrong one."""
-    return next(
-        (i for i, pair in enumerate(zip(words, target)) if pair[0] != pair[1]),
-        min(len(words), len(target)),
-    )
+    return sum(takewhile(bool, map(eq, words, target)))
 
 
 # ---- traps

@@ -26,7 +26,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -215,7 +215,7 @@ class Rows:
     def sources(self) -> dict[str, str]:
         """Return a fingerprint of the rows of each split."""
         return {
-            f"data-{split}": key_of(*(json.dumps(one.to_json(), sort_keys=True) for one in part))
+            f"data-{split}": key_of(*(json.dumps(asdict(one), sort_keys=True) for one in part))
             for split, part in self._by_split.items()
             if part
         }

@@ -13,7 +13,7 @@ import json
 import random
 import re
 from collections.abc import Container, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from itertools import count, pairwise
 from pathlib import Path
@@ -98,10 +98,7 @@ class Supply:
         self.task, self.seed, self.mixed = task, seed, mixed
         self.fixed = fixed_size(kind)
         self.dataset = list(dataset)
-
-        # Levels may alternate, and each has its own problems and orders.
-        self._set = lru_cache(None)(self._set_of)
-        self._order = lru_cache(64)(epoch_order)
+        self._set = lru_cache(None)(self._set_of)  # levels may alternate
 
     def at(self, index: int, level: int) -> Problem:
         """Return training problem `index` at `level`."""
@@ -109,7 +106,7 @@ class Supply:
             return problem_at(self.task, seed=self.seed, split="train", level=level, index=index)
         problems = self._set(level)
         epoch, place = divmod(index, len(problems))
-        return problems[self._order(self.seed, epoch, len(problems))[place]]
+        return problems[epoch_order(self.seed, epoch, len(problems))[place]]
 
     def _set_of(self, level: int) -> list[Problem]:
         """Return the problems that training at `level` repeats."""
@@ -154,6 +151,7 @@ def fixed_size(kind: str) -> int:
     )
 
 
+@lru_cache(64)
 def epoch_order(seed: int, epoch: int, size: int) -> list[int]:
     """Return the order of an epoch: a permutation of 0 ... size - 1 for each seed and epoch."""
     digest = hashlib.sha256(f"epoch/{seed}/{epoch}/{size}".encode()).digest()
@@ -287,7 +285,7 @@ class Examples:
 
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
     """Write one problem a line. The file is complete, or as it was before."""
-    lines = [json.dumps(problem.to_json(), ensure_ascii=False) + "\n" for problem in problems]
+    lines = [json.dumps(asdict(problem), ensure_ascii=False) + "\n" for problem in problems]
     write_whole(path, "".join(lines).encode())
 
 

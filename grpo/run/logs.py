@@ -185,7 +185,7 @@ def _to_json(group: Group) -> dict[str, Any]:
     return {
         **group_values(group),
         "task": group.problem.task,
-        "problem": raw_json(group.problem.to_json()),
+        "problem": raw_json(dataclasses.asdict(group.problem)),
         "prompt_tokens": group.prompt,
         **({"shots": group.shots} if group.shots else {}),
         "completions": [_completion_to_json(group, i) for i in range(len(group.completions))],
