@@ -502,19 +502,22 @@ class Guess:
         """Write, and return, the words that are expected after the `letters` of a word."""
         rest = []
         if letters:
-            spot = self._find([w for index in self.index for w in index if w.startswith(letters)])
+            spot = self._expected()
+            if not (spot and self._word(spot).startswith(letters)):
+                begun = [w for index in self.index for w in index if w.startswith(letters)]
+                spot = self._find(begun)
             self._write(spot or self._expected())
             rest.append(self._word(spot)[len(letters) :] if spot else "")
 
         # The limit stops the guess for a policy that repeats words, which never reaches the end.
         most = sum(map(len, self.texts))
         while (spot := self._expected()) and len(rest) < most:
-            a, b = (text[place:] for text, place in zip(self.texts, self.places))
-            in_last, in_other = (b, a) if self.last else (a, b)
-            if self.moves == (TAKES_TURNS,) * 4:
+            if self.moves in ((TAKES_TURNS,) * 4, (STAYS,) * 4):
+                a, b = (text[place:] for text, place in zip(self.texts, self.places))
+                in_last, in_other = (b, a) if self.last else (a, b)
+                if self.moves[-1] == STAYS:
+                    return [*rest, *in_last, *in_other][:most]
                 return (rest + interleaved(in_other, in_last))[:most]
-            if self.moves == (STAYS,) * 4:
-                return [*rest, *in_last, *in_other][:most]
             rest.append(self._word(spot))
             self._write(spot)
         return rest
