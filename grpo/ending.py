@@ -195,9 +195,7 @@ FAILED: tuple[Failure, ...] = get_args(Failure)
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether a run learned, e.g. ``Verdict("learned", level=25, n=200, before=0.18, after=0.99,
-    difference=0.81, low=0.78, high=0.84, steps=60, updated=41, untaught=0.62, truncated=0.0)``.
-    """
+    """Whether a run learned, and what its logs say of it."""
 
     kind: Kind
     level: int

@@ -266,11 +266,7 @@ BOUNDS = (0, 0.01, 0.03, 0.1, 0.3)
 
 
 def histogram(stds: Sequence[float]) -> dict[str, int]:
-    """Return how many of the standard deviations `stds` lie in each bin.
-
-    >>> histogram([0.0, 0.01, 0.02, 0.5])
-    {'0': 1, '0-0.01': 1, '0.01-0.03': 1, '0.03-0.1': 0, '0.1-0.3': 0, '>0.3': 1}
-    """
+    """Return how many of the standard deviations `stds` lie in each bin, "0-0.01" and so on."""
     names = ["0", *(f"{low:g}-{high:g}" for low, high in pairwise(BOUNDS)), f">{BOUNDS[-1]:g}"]
     counts = Counter(bisect_left(BOUNDS, std) for std in stds)
     return {name: counts[number] for number, name in enumerate(names)}
