@@ -35,7 +35,6 @@ from grpo.records import WHY, Group, level_name
 from grpo.run.logs import RunData, checkpoint_folders, load_run, step_of
 from grpo.show.console import counted, interval, sampling_name
 from grpo.tools.report.samples import Pieces, packed, pieces_of
-from grpo.variance import COLLAPSED
 from tasks.registry import is_of_project
 
 Record = Mapping[str, Any]
@@ -276,23 +275,13 @@ def heldout(run: RunData) -> list[dict[str, Any]]:
 
 
 def warnings_of(lines: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return what went wrong (alarms, traps, collapsed groups), and the step where it began."""
+    """Return the alarms, and why the run was stopped, with their steps."""
     found = []
-    before: set[str] = set()
     for line in lines:
-        now = {each for each in line.get("events", ()) if each.startswith("ALARM")}
-        for name, share in line.items():
-            if name.startswith("traps/") and (share or 0) >= 0.5:
-                trap = name.removeprefix("traps/")
-                now.add(f"at least half of the completions are in a trap: {trap}")
-
-        collapsed = sum(line.get(f"groups/class/{name}") or 0 for name in COLLAPSED)
-        if collapsed >= 0.5 * (line.get("groups/count") or math.inf):
-            now.add("at least half of the groups collapsed")
+        alarms = [event for event in line.get("events", ()) if event.startswith("ALARM")]
         if line.get("stopped"):
-            now.add(f"stopped: {line['stopped']}")
-        found += [{"step": line["step"], "why": why} for why in sorted(now - before)]
-        before = now
+            alarms.append(f"stopped: {line['stopped']}")
+        found += [{"step": line["step"], "why": why} for why in alarms]
     return found
 
 

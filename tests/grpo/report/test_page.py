@@ -153,19 +153,12 @@ def test_a_long_run_is_drawn_by_every_nth_step(tmp_path, monkeypatch):
     assert (run["metrics"]["step"], run["made"]) == ([1, 3, 5], 6)
 
 
-def test_warnings_are_where_something_begins():
-    lines = [
-        metrics_of(1),
-        metrics_of(2, **{"groups/class/failed": 1}),
-        metrics_of(3, **{"groups/class/failed": 2, "traps/copies A": 0.5}),
-        metrics_of(4),
-        metrics_of(5, **{"groups/class/tied": 1, "stopped": "ALARM"}),
-    ]
+def test_warnings_are_alarms_and_the_stop():
+    lines = [metrics_of(1), metrics_of(2, events=["ALARM: a trap", "opened level 2"])]
+    lines.append(metrics_of(5, stopped="no signal"))
     assert [(one["step"], one["why"]) for one in report.warnings_of(lines)] == [
-        (2, "at least half of the groups collapsed"),
-        (3, "at least half of the completions are in a trap: copies A"),
-        (5, "at least half of the groups collapsed"),
-        (5, "stopped: ALARM"),
+        (2, "ALARM: a trap"),
+        (5, "stopped: no signal"),
     ]
 
 
