@@ -262,16 +262,13 @@ class Evaluation:
         if self.checkpoint is None:
             self.policy = load_policy(self.model, device=self.flags.device)
         else:
-            self.policy, self.seen = load_run_policy(
-                self.checkpoint, self.config, self.flags.device
-            )
+            run = self.checkpoint, self.config
+            self.policy, self.seen = load_run_policy(*run, self.flags.device)
         for note in self.policy.notes:
             _say(f"warning: {note}")
         self.policy.use(self.format)
 
-    def _select(
-        self, problems: Iterable[Problem], size: int, **limits: int | None
-    ) -> DistinctProblems:
+    def _select(self, problems: Iterable[Problem], size: int, **limits: Any) -> DistinctProblems:
         """Return distinct problems that training has not seen, and that fit the model's context."""
         budget = self.answering.max_new_tokens
         return select(self.policy, problems, size, self.seen, budget, **limits)
@@ -279,7 +276,6 @@ class Evaluation:
     def _answer(
         self, task: Task, problems: Sequence[Problem], progress: ShowProgress
     ) -> list[Group]:
-        """Return the model's scored completions."""
         return evaluate(self.policy, task, problems, self.answering, progress)
 
     def _about(self, task: Task, problems: Sequence[Problem]) -> Result:
@@ -305,9 +301,7 @@ class RemoteEvaluation(Evaluation):
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.client = httpx.Client(headers=headers, timeout=TIMEOUT)
 
-    def _select(
-        self, problems: Iterable[Problem], size: int, **limits: int | None
-    ) -> DistinctProblems:
+    def _select(self, problems: Iterable[Problem], size: int, **limits: Any) -> DistinctProblems:
         return first_distinct(problems, size, (), **limits)
 
     def _answer(
