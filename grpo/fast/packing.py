@@ -281,6 +281,10 @@ class Segments:
             for lengths in (queries, keys)
         )
 
+    def runs(self, least: int = 0) -> tuple[Tensor, Tensor, int, int]:
+        """Return the bounds, and the lengths of the longest runs; that of queries at `least`."""
+        return self.query_bounds, self.key_bounds, max(self.max_queries, least), self.max_keys
+
     # Only the kernels that work on a padded grid need these.
 
     @cached_property
@@ -347,10 +351,7 @@ def _flash(
         query,
         key,
         value,
-        segments.query_bounds,
-        segments.key_bounds,
-        max(segments.max_queries, MIN_QUERIES),
-        segments.max_keys,
+        *segments.runs(MIN_QUERIES),
         0.0,  # dropout
         segments.is_causal,
         False,  # no debug mask
@@ -371,10 +372,7 @@ def _flash_backward(
         value,
         output,
         lse_NH.transpose(0, 1).contiguous(),
-        segments.query_bounds,
-        segments.key_bounds,
-        max(segments.max_queries, MIN_QUERIES),
-        segments.max_keys,
+        *segments.runs(MIN_QUERIES),
         0.0,  # dropout
         segments.is_causal,
         seed,
@@ -402,10 +400,7 @@ def _efficient(
         key[None],
         value[None],
         None,  # no bias
-        segments.query_bounds,
-        segments.key_bounds,
-        segments.max_queries,
-        segments.max_keys,
+        *segments.runs(),
         0.0,  # dropout
         CAUSAL_FROM_TOP_LEFT if segments.is_causal else NO_MASK,
         True,  # with log-sum-exps
@@ -438,10 +433,7 @@ def _efficient_backward(
         _repeat_heads(value, H)[None],
         None,  # no bias
         output[None],
-        segments.query_bounds,
-        segments.key_bounds,
-        segments.max_queries,
-        segments.max_keys,
+        *segments.runs(),
         lse,
         0.0,  # dropout
         seed,

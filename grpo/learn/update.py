@@ -144,7 +144,8 @@ def update(
 
     optimizer.step()
     check_step(optimizer.tensors(policy.model))
-    return _metrics(sums, grad_norm, optimizer.loss_scale if is_float16 else None)
+    metrics = _metrics(sums, grad_norm)
+    return metrics | {"loss_scale": optimizer.loss_scale} if is_float16 else metrics
 
 
 def _backward(
@@ -222,9 +223,7 @@ def _total(every: Sequence[dict[str, float]]) -> dict[str, float]:
     }
 
 
-def _metrics(
-    sums: dict[str, float], grad_norm: float, loss_scale: float | None
-) -> dict[str, float]:
+def _metrics(sums: dict[str, float], grad_norm: float) -> dict[str, float]:
     """Return the figures of a step by the names of the metrics."""
     metrics = {
         "loss": sums["loss"],
@@ -240,7 +239,7 @@ def _metrics(
     }
     if sums["tokens"]:  # under ``truncated: mask`` none may have been sampled
         metrics |= {means[name]: sums[name] / sums["tokens"] for name in means if name in sums}
-    return metrics if loss_scale is None else metrics | {"loss_scale": loss_scale}
+    return metrics
 
 
 def imitate(
