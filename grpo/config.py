@@ -569,9 +569,7 @@ def programs_in(values: Mapping[str, Any]) -> list[str | None]:
 def require_trusted(
     values: Mapping[str, Any], allowed: Collection[str | None], where: str | Path
 ) -> None:
-    """Raise UserError unless the programs are `allowed` that the settings `values` name, which come
-    from `where`.
-    """
+    """Raise UserError unless the programs are `allowed` that settings from `where` name."""
     task, _, loss = programs_in(values)
     own_loss = loss if loss and program_of(loss) else None
     options = values.get("task_options", {})

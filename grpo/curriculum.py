@@ -263,10 +263,7 @@ class ProblemStream(Resumable):
         return max(budgets(self.policy, self.task, first, self.config.max_new_tokens))
 
     def mark_seen(self, problems: Sequence[Indexed]) -> float:
-        """Record that the policy was trained on these problems of the stream.
-
-        Returns the share of them that it had seen before.
-        """
+        """Record that the policy was trained on these; return the share it had seen before."""
         new = {
             problem.key: problem.level for _, problem in problems if problem.key not in self.seen
         }
@@ -619,9 +616,7 @@ def demonstrate(
 
 
 def draw_answers(stream: ProblemStream, level: int, size: int) -> list[Group]:
-    """Return the right answers of the next `size` problems, which then count as seen, as groups of
-    one completion each, with advantage 1.
-    """
+    """Return the next `size` right answers, which then count as seen, with advantage 1."""
     policy = stream.policy
     groups: list[Group] = []
     for _ in range(size):

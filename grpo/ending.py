@@ -66,9 +66,7 @@ def solves_level(line: Mapping[str, Any]) -> bool:
 
 
 def solved_step(evaluations: Sequence[Mapping[str, Any]], level: int) -> int | None:
-    """Return the first step from which on each held-out evaluation of `level`, a report or a
-    validation check, is solved; None if the last of them is not, or if there is none.
-    """
+    """Return the step from which on all held-out evaluations of `level` are solved, if any."""
     solved = [
         (line["step"], solves_level(line))
         for line in evaluations
@@ -163,9 +161,7 @@ class EndWatch(Resumable):
         return is_due and self.may_be_solved and not self.ended(level)
 
     def take_check(self, step: int, line: Mapping[str, Any]) -> list[Decision]:
-        """Return the decision to end the run if the evaluation that `wants_check` asked for
-        confirms it.
-        """
+        """Return the decision to end the run if an evaluation, `line`, confirms it."""
         if not solves_level(line) or line["mean"] < EXHAUSTED:
             return []
         self.solved = (
@@ -534,10 +530,7 @@ def figures_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def most_common_mistake(groups: Sequence[Group], words: Mapping[str, str]) -> str:
-    """Return the most common mistake of the completions, e.g. "empty (31 of 44 wrong answers)".
-
-    `words` says what the labels of the task mean. Returns "" if every answer is right.
-    """
+    """Return the most common mistake, e.g. "empty (31 of 44 wrong answers)"; "" without one."""
     mistakes = Counter(
         mistake_of(group, number, words)
         for group in groups

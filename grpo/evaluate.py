@@ -127,10 +127,7 @@ def turns_of(task: Task, opened: str, texts: Sequence[str]) -> list[str]:
 
 
 def _keys(seed: int, problem: Problem, samples: int) -> list[int]:
-    """Return a sample key for each completion of `problem`.
-
-    The first key does not depend on the number of samples.
-    """
+    """Return a key for each sample; the first does not depend on their number."""
     first = sample_key("eval", seed, problem.key)
     return [first] + [sample_key("eval", seed, problem.key, i) for i in range(1, samples)]
 
@@ -152,10 +149,7 @@ def budgets(
 
 
 def truncation_warning(line: dict[str, Any], where: str) -> str:
-    """Return a warning if more than half of an evaluation's completions were truncated, else "".
-
-    It begins with `where`, e.g. "level 25".
-    """
+    """Return a warning, which begins with `where`, if most completions were truncated."""
     if line["truncated"] <= TOO_MANY_TRUNCATED:
         return ""
     return (

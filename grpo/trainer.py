@@ -377,10 +377,7 @@ class Trainer:
         return StepReport(step, metrics, groups, lines, decisions)
 
     def metrics(self, step: int, groups: list[Group], learned: dict[str, Any]) -> dict[str, Any]:
-        """Return the step's line of metrics.jsonl; `learned` are the metrics of the update.
-
-        Of the `groups`, rewards and lengths count only first tries.
-        """
+        """Return the line of metrics.jsonl; `learned` are the metrics of the update."""
         first = first_tries(groups)
         lengths = [len(each.tokens) for group in first for each in group.completions]
         # The same on all ranks.
@@ -420,9 +417,7 @@ class Trainer:
     # --- before the first step ----------------------------------------------------------------
 
     def check_fit(self) -> None:
-        """Raise UserError if problems do not suit the run (see `ProblemStream.check`), or if right
-        answers are to be shown and the task has none.
-        """
+        """Raise UserError if problems, or the wish for demonstrations, do not suit the run."""
         self.stream.check(self._levels)
         if self.config.demonstrate and not self.knows_answers:
             raise UserError(
@@ -451,10 +446,7 @@ class Trainer:
         return has_right_targets(self.stream, self.curriculum.level)
 
     def imitate(self, validate: Callable[[], float]) -> list[Group]:
-        """Run the warm start and keep its figures; return the answers that were imitated.
-
-        `validate` returns the held-out score.
-        """
+        """Imitate right answers until `validate` returns enough; return them (`warm_start`)."""
         limit = most_updates(self.steps, self.prompts * self.config.group_size)
         learning = self.optimizer, self.update_memory
         self.imitation, answers = warm_start(
@@ -499,10 +491,7 @@ def resolve_for_model(config: Config, policy: Policy) -> Config:
 
 
 def run_callback(callback: Callback, report: StepReport) -> None:
-    """Call `callback` with the report of a step.
-
-    Raises UserError if it raises, or if it adds a metric that is not a number.
-    """
+    """Call `callback`; UserError if it raises, or adds a metric that is not a number."""
     where = f"callback {getattr(callback, '__name__', type(callback).__name__)}"
     own = set(report.metrics)
     with calling(f"{where}, step {report.step}"):

@@ -273,9 +273,7 @@ def histogram(stds: Sequence[float]) -> dict[str, int]:
 
 
 def by_level(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
-    """Return the metrics of each level: number of groups, mean score, mean standard deviation of
-    reward, and the number of groups in each class and in each trap.
-    """
+    """Return the metrics of each level, with the number of groups in each class and trap."""
     levels: dict[int, list[Group]] = {}
     for group in groups:
         levels.setdefault(group.problem.level, []).append(group)
