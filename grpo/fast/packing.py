@@ -8,13 +8,8 @@ whole softmax; given those of the merged one, the gradients of each part are exa
 
 On a CPU, completions of a prompt that begin alike share their beginning too. The completions form a
 tree of tokens, in which each token stands once: a completion adds the tokens by which it differs
-from all before it, its branch, and the branch also attends to its stem, the tokens before it. Where
-most of a group answers right, that leaves a tenth of the tokens. The gradient is the same, because
-a token that stands for several completions collects the gradients of all of them.
-
-Three kernels compute the attention between runs of different lengths: FlashAttention on a GPU in
-half precision, PyTorch's memory-efficient attention on a GPU in other precisions, and its CPU
-kernel on a padded grid. None keeps the scores.
+from all before it, its branch, and the branch also attends to its stem, the tokens before it. A
+token that stands for several completions collects the gradients of all of them.
 
 Shapes: queries (N, H, D), keys and values (N, K, D), log-sum-exps (N, H). N is the number of
 queries or of keys.
@@ -97,7 +92,6 @@ class Packing:
                 self._first_U, self._set_M = first_U, set_M
         self.predictors_U = self.distinct(predictors_M)
 
-        # Prompts attend to themselves, branches to themselves, to their stems and to their prompts.
         lengths = [len(branch.own) for branch in branches if branch.own or not shares_beginnings]
         by_prompt = [0] * len(prompts)
         for branch in branches:

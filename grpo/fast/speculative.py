@@ -1,10 +1,9 @@
 """Speculative decoding from the task's own guesses.
 
 The task guesses how a completion continues, and several tokens are verified in one forward pass.
-Each place of a completion has its own uniform number (`sampling.uniform`), so the token drawn there
-depends only on that number and on the policy's distribution. If it is the guessed token, a forward
-pass is saved. The first token that differs is itself the sample, and the task guesses again from
-there. So drafts change how long a rollout takes, and nothing else.
+The token drawn at each place depends only on its own uniform number (`sampling.uniform`) and on the
+policy's distribution. If it is the guessed token, a forward pass is saved. The first token that
+differs is itself the sample, and the task guesses again from there.
 
 Difference from speculative decoding (arXiv:2211.17192): there the draft is sampled from a second
 model and needs a test of acceptance. Here it is deterministic, as in prompt lookup decoding.

@@ -29,9 +29,6 @@ from grpo.learn.loss import token_weights
 from grpo.model.policy import Batch, Policy, flat_indices, linear_no_grad, to_device
 from grpo.records import Completion, Group
 
-# Hidden states (n, E) -> logits (n, V).
-Head = Callable[[Tensor], Tensor]
-
 # Logits (n, V), targets (n,) -> logits (n, V), excluded entries -inf.
 Truncate = Callable[[Tensor, Tensor], Tensor]
 
@@ -204,7 +201,7 @@ def completion_logprobs(
 
 def token_logprobs(
     hidden_NE: Tensor,
-    head: Head,
+    head: Callable[[Tensor], Tensor],
     targets_N: Tensor,
     temperature_N: Tensor,
     truncate: Truncate | None = None,
@@ -350,7 +347,7 @@ class _LinearLogprobs(torch.autograd.Function):
 
 def _chunk_logprobs(
     hidden_nE: Tensor,
-    head: Head,
+    head: Callable[[Tensor], Tensor],
     targets_n: Tensor,
     temperature_n: Tensor,
     truncate: Truncate | None,

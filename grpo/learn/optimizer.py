@@ -1,10 +1,9 @@
 """The optimizer: float32 masters and moments, sums of gradients, loss scale, learning rate.
 
 bfloat16 has 8 significant bits, so a step that changes a weight by less than 1/512 of it would be
-rounded away. Therefore each trained weight in half precision (bfloat16 or float16) has a float32
-master, on which the steps are taken, and its gradients are summed over the micro-batches in float32
-(mixed precision training, arXiv:1710.03740). That takes 16 bytes a weight: master, two moments and,
-during the update, the sum. A float32 weight is its own master. Every rank holds all of this.
+rounded away. Therefore each trained weight in half precision has a float32 master, on which the
+steps are taken, and its gradients are summed over the micro-batches in float32 (mixed precision
+training, arXiv:1710.03740). A float32 weight is its own master. Every rank holds all of this.
 
 float16 rounds eight times as finely, so sampler and trainer differ less (arXiv:2510.26788). But its
 numbers end at 65,504 and at 6e-8, and the gradient of a token in a step of 100,000 is around 1e-5.
@@ -66,9 +65,8 @@ def optimizer_bytes(trained: int, number: int) -> int:
 class Optimizer:
     """Steps on the masters of `weights` by AdamW at a learning `rate`, without weight decay.
 
-    `dtype` is that of the hidden states, which the trained weights need not have. Each of several
-    `ranks` takes the same steps. An update calls `clear`, `backward` for each micro-batch,
-    `collect` and `step`.
+    `dtype` is that of the hidden states, which the trained weights need not have. An update calls
+    `clear`, `backward` for each micro-batch, `collect` and `step`.
     """
 
     def __init__(

@@ -1,9 +1,8 @@
 """Checks of a model: its files and tensors, its context, and which ways to run it are right.
 
-The name of an architecture does not tell which ways are right. So when a model is loaded, a few
-short sequences are run both by the model alone, one at a time and without padding, and in a
-micro-batch; `grpo.fast` compares its rollout as well. A model whose own forward pass disagrees
-depends on more than the tokens before, and is refused.
+When a model is loaded, a few short sequences are run both by the model alone, one at a time and
+without padding, and in a micro-batch; `grpo.fast` compares its rollout as well. A model whose own
+forward pass disagrees depends on more than the tokens before, and is refused.
 
 Shapes: T tokens of a completion, N tokens of all completions, V vocabulary.
 """
@@ -81,8 +80,8 @@ KINDS = (".json", ".jinja", ".safetensors", ".txt", ".model")
 # moves the largest hidden states little.
 LIMIT = 32_768.0
 
-# What the forward pass reads. The largest hidden states belong to the first tokens of a text, to
-# line ends and to marks (massive activations, arXiv:2402.17762).
+# What it reads. The largest hidden states belong to the first tokens of a text, to line ends and to
+# marks (massive activations, arXiv:2402.17762).
 TEXT = """Which of the two is larger? Add the numbers, then compare: 17 + 25 = 42, and 3 * 9 = 27.
 A train that leaves at 8:15 is 12 minutes late; "never mind", said the clerk, "it is Tuesday."
   def half(x): return x / 2  # {"key": [1.5, null]}
