@@ -31,10 +31,10 @@ from rich.text import Text
 
 from data.errors import Parser, UserError, escape_control, exit_status, quoted
 from grpo.config import WEIGHT_WORDS, WEIGHTED_BY
-from grpo.records import CLASSES, WHY, Group
+from grpo.records import CLASSES, WHY, Group, summaries
 from grpo.run.logs import KINDS, MOST_TOKENS, load_run, tokenizer_of
 from grpo.show.console import show_table
-from grpo.show.group import Column, aligned, first_divergence, reward_in_words, summaries
+from grpo.show.group import Column, aligned, first_divergence, reward_in_words
 
 Record = Mapping[str, Any]
 

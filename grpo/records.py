@@ -197,3 +197,52 @@ class StepReport:
     groups: list[Group]  # all that it sampled, skipped and discarded ones included
     events: list[str] = field(default_factory=list)  # for the console: alarms and decisions
     decisions: list[Decision] = field(default_factory=list)
+
+
+# --- what files and JSON hold of groups -----------------------------------------------------------
+
+
+def summaries(groups: Sequence[Group]) -> list[dict[str, Any]]:
+    """Return the lines of groups.jsonl: each group of a step, without its texts."""
+    return [
+        {
+            "group": number,
+            **group_values(group),
+            "reward": fmean(group.rewards),
+            "reward_std": group.reward_std,
+            "value": fmean(score.value for score in group.scores),
+            "exact": fmean(score.exact for score in group.scores),
+            "distinct": len(set(group.texts)),
+            "tokens": group.tokens,
+        }
+        for number, group in enumerate(groups)
+    ]
+
+
+def group_values(group: Group) -> dict[str, Any]:
+    """Return what every record of a group, and of its completions, begins with."""
+    return {
+        "index": group.index,
+        "attempt": group.attempt,
+        "level": group.problem.level,
+        "temperature": group.temperature,
+        "class": group.class_name,
+        "action": group.action,
+        "trap": group.trap,
+    }
+
+
+def completion_values(group: Group, sample: int) -> dict[str, Any]:
+    """Return a completion of a group with its score, as JSON values."""
+    completion, score = group.completions[sample], group.scores[sample]
+    return {
+        "tokens": list(completion.tokens),
+        "logprobs": list(completion.logprobs),
+        "text": completion.text,
+        "finish": completion.finish,
+        "reward": score.reward,
+        "value": score.value,
+        "exact": score.exact,
+        "advantage": group.advantages[sample] if group.advantages else None,
+        "parts": dict(score.parts),
+    }

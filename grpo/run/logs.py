@@ -33,9 +33,19 @@ from data.files import (
 )
 from grpo.config import KINDS as SETTING_KINDS
 from grpo.config import Config, checked, names_in
-from grpo.records import Action, Completion, Decision, Group, GroupClass, StepReport
+from grpo.records import (
+    Action,
+    Completion,
+    Decision,
+    Group,
+    GroupClass,
+    StepReport,
+    completion_values,
+    group_values,
+    summaries,
+)
 from grpo.run.trackers import Tracker
-from grpo.show.group import best_and_worst, completion_values, group_values, summaries
+from grpo.show.group import best_and_worst
 from tasks.base import Problem, Score
 
 LOGS = ("metrics.jsonl", "eval.jsonl", "seen.jsonl", "curriculum.jsonl", "groups.jsonl")
@@ -367,7 +377,7 @@ class RunData:
 
     @cached_property
     def group_index(self) -> list[dict[str, Any]]:
-        """A record for each group of all steps, see `grpo.show.group.summaries`."""
+        """A record for each group of all steps, see `grpo.records.summaries`."""
         lines = read_metrics(self.path / "groups.jsonl")
         return [{"step": line["step"], **group} for line in lines for group in line["groups"]]
 

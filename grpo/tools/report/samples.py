@@ -15,9 +15,9 @@ from typing import Any
 
 from align.needleman import split_words, word_ends
 from data.errors import escape_control, printable
-from grpo.records import Group
+from grpo.records import Group, summaries
 from grpo.run.logs import MOST_TOKENS, tokenizer_of
-from grpo.show.group import aligned, first_divergence, reward_in_words, summaries
+from grpo.show.group import aligned, first_divergence, reward_in_words
 
 # The kinds of columns in run lengths.
 MARKS = {"match": "=", "plain": "=", "substitute": "x", "delete": "-", "insert": "+"}

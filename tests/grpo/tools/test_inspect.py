@@ -12,8 +12,8 @@ from report_runs import group
 
 from data.errors import UserError
 from grpo import inspect, load_run
+from grpo.records import summaries
 from grpo.run.logs import append_lines, groups_of, read_metrics, write_rollouts
-from grpo.show.group import summaries
 from grpo.tools import train
 from tasks.base import Score
 
