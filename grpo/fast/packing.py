@@ -11,6 +11,10 @@ tree of tokens, in which each token stands once: a completion adds the tokens by
 from all before it, its branch, and the branch also attends to its stem, the tokens before it. A
 token that stands for several completions collects the gradients of all of them.
 
+Three kernels compute the attention between runs of different lengths: FlashAttention on a GPU in
+half precision, PyTorch's memory-efficient attention on a GPU in other precisions, and its CPU
+kernel on a padded grid. None keeps the scores.
+
 Shapes: queries (N, H, D), keys and values (N, K, D), log-sum-exps (N, H). N is the number of
 queries or of keys.
 """
