@@ -1,4 +1,4 @@
-"""Evaluations: their problems, how they sample, figures, and what is said and written."""
+"""Held-out evaluation: its problems and sampling, its figures, and what eval.py shows of them."""
 
 import json
 import re
