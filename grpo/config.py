@@ -227,7 +227,12 @@ class Config:
     clip: list | None = setting(
         None, "how far below and above 1 the ratio may be (default: [0.2, 0.28] for dapo)"
     )
-    epochs: int = setting(1, "updates on each rollout", least=1)
+    epochs: int | None = setting(
+        None,
+        "updates on each rollout (default: 2 for models of hidden size 576 or less other than "
+        "builtin, else 1; for an earlier run's policy, that run's)",
+        least=1,
+    )
 
     learning_rate: float | None = basic(
         None,

@@ -55,8 +55,9 @@ from tasks.supply import Supply
 # The embedded model learns as fast by the step from 8 prompts as from 16 while most of its groups
 # vary (runs/archive/LOG.md, 2026-11-25: "Half the prompts"); a real model learns in half the steps
 # from 32 instead of 16 (2026-11-28: "pairs of words, levels where groups vary"). Small models,
-# whose steps are quick, end higher from 64 (2026-11-28: "64 prompts for SmolLM2").
-BUILTIN_PROMPTS, PROMPTS, SMALL_MODELS_PROMPTS = 8, 32, 64
+# whose steps are quick, end higher from 64 (2026-11-28: "64 prompts for SmolLM2"), and by two
+# updates on each rollout (2026-11-28: "Two updates on each rollout of SmolLM2").
+BUILTIN_PROMPTS, PROMPTS, SMALL_MODELS_PROMPTS, SMALL_MODELS_EPOCHS = 8, 32, 64, 2
 VARIED_SHARE = {True: 1 / 2, False: 1 / 4}  # of the embedded model, and of others
 
 MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for one step
@@ -91,10 +92,12 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
     ):
         config = resolve_for_model(config, policy)
-        assert config.prompts and config.steps and config.learning_rate is not None, "resolved"
+        assert config.prompts and config.steps and config.epochs, "resolved"
+        assert config.learning_rate is not None
         task = supply.task
         self.config = config
         self.prompts = config.prompts  # drawn at a time
+        self.epochs = config.epochs  # updates on each rollout
         self.steps = config.steps
         self.task = task
         self.policy = policy
@@ -310,7 +313,7 @@ class Trainer:
 
         first_pass: FirstPass = {}  # what the first update keeps for the later ones
         learning = self.policy, self.optimizer, kept, self.update_settings, self.update_memory
-        history = [update(*learning, first_pass) for _ in range(self.config.epochs)]
+        history = [update(*learning, first_pass) for _ in range(self.epochs)]
         averaged = {
             name: value if name.startswith(PARITY) else fmean(one[name] for one in history)
             for name, value in history[0].items()
@@ -477,12 +480,14 @@ def resolve_for_model(config: Config, policy: Policy) -> Config:
     """Fill in the automatic settings that depend on the size of the model."""
     is_builtin = config.model == "builtin"
     hidden_size = text_config(policy.causal.config).hidden_size
-    default = SMALL_MODELS_PROMPTS if hidden_size <= MEASURED_SIZE else PROMPTS
-    prompts = config.prompts or (BUILTIN_PROMPTS if is_builtin else default)
+    is_small = hidden_size <= MEASURED_SIZE and not is_builtin
+    default = BUILTIN_PROMPTS if is_builtin else SMALL_MODELS_PROMPTS if is_small else PROMPTS
+    prompts = config.prompts or default
     will_vary = config.control != "constant-reward"
 
     found: dict[str, Any] = {
         "prompts": prompts,
+        "epochs": SMALL_MODELS_EPOCHS if is_small else 1,
         "dynamic_sampling": math.ceil(prompts * VARIED_SHARE[is_builtin]) if will_vary else 0,
         "lora_rank": policy.lora_rank,
         "learning_rate": default_rate(hidden_size, is_lora=policy.is_lora),

@@ -247,7 +247,7 @@ def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[s
 
     # Learning rate and batch suit one kind of training: an adapter of this rank, or all weights.
     if {**taken, **given}["lora_rank"] == earlier.lora_rank:
-        also = {"learning_rate", "prompts"} - given.keys()
+        also = {"learning_rate", "prompts", "epochs"} - given.keys()
         taken |= {name: getattr(earlier, name) for name in also}
 
     base = earlier.model if has_adapter else str(checkpoint)

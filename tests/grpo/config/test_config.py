@@ -166,12 +166,12 @@ def test_what_is_left_to_defaults(given, prompts, varied, schedule, steps):
 
 
 @pytest.mark.parametrize(
-    "model, hidden_size, prompts",
-    [("some/where", 576, 64), ("some/where", 577, 32), ("builtin", 192, 8)],
+    "model, hidden_size, prompts, epochs",
+    [("some/where", 576, 64, 2), ("some/where", 577, 32, 1), ("builtin", 192, 8, 1)],
 )
-def test_a_small_model_of_the_users_takes_more_prompts(model, hidden_size, prompts):
+def test_a_small_model_of_the_users_learns_more_from_a_step(model, hidden_size, prompts, epochs):
     config = resolve_for_model(Config(model=model, level=10), policy_of_size(hidden_size))
-    assert config.prompts == prompts
+    assert (config.prompts, config.epochs) == (prompts, epochs)
 
 
 def policy_of_size(hidden_size):
