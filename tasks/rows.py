@@ -12,7 +12,8 @@ functions. Two optional columns have a meaning: `split` ("train", "validation" o
 A function may have the parameters `prompt` and `completion`, and any column of the row. With
 ``**row`` it gets all other columns. It returns a number, or a mapping of components to numbers,
 whose sum is the reward. A function with a parameter `completions` gets lists instead, one entry for
-each completion of the group, and returns a list (the convention of TRL).
+each completion of the group, and returns a list (the convention of TRL). Of a row whose prompt is a
+conversation, it gets the `prompts` and `completions` as lists of turns, as in TRL.
 """
 
 import asyncio
@@ -21,6 +22,7 @@ import inspect
 import json
 import math
 import random
+import re
 import threading
 import time
 from collections import deque
@@ -51,6 +53,11 @@ from tasks.base import (
 from tasks.registry import load_function
 
 ROLES = ("system", "user", "assistant")
+# How a conversation begins that was written into a text, as JSON or by Python's `str`.
+AS_TEXT = re.compile(r"""\s*\[\s*\{\s*(["'])(role|content)\1\s*:""")
+
+# What reward functions are given besides the columns of the row.
+GIVEN = ("prompt", "prompts", "completion", "completions")
 
 # The completion budget in tokens, as completions may reason before they answer.
 BUDGET = 256
@@ -228,6 +235,11 @@ def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
     where, given = row
     columns = _renamed(given, names, where)
     prompt, messages = _prompt_of(columns, where)
+    if taken := [name for name in GIVEN if name in columns]:
+        raise UserError(
+            f"{where}: column {taken[0]!r} has the name under which reward functions get what the "
+            f"model is asked and writes; rename it, e.g. --columns solution={taken[0]}"
+        )
 
     level = columns.pop("level", None)
     level = 1 if level is None else level
@@ -268,13 +280,18 @@ def _renamed(given: Mapping[str, Any], names: Mapping[str, str], where: str) -> 
 def _prompt_of(columns: dict[str, Any], where: str) -> tuple[str, list[dict[str, str]]]:
     """Remove the prompt from the `columns`; return the user's last turn, and the conversation.
 
-    The conversation is [] if the prompt is a plain text or a single turn.
+    The conversation is [] if the prompt is a plain text.
     """
-    given = columns.pop("prompt", None)
-    if given and isinstance(given, str):
-        return given, []
+    given, name = columns.pop("prompt", None), "prompt"
     if given is None:
-        given = columns.pop("messages", None)
+        given, name = columns.pop("messages", None), "messages"
+    if isinstance(given, str) and AS_TEXT.match(given):
+        raise UserError(
+            f"{where}: {name} is a conversation stored as text; give a list of turns, which "
+            "json.loads or ast.literal_eval makes of it"
+        )
+    if given and isinstance(given, str) and name == "prompt":
+        return given, []
     if not isinstance(given, list) or not given:
         raise UserError(
             f"{where}: has no prompt; it needs a column prompt (a text) or messages (a list of "
@@ -293,7 +310,7 @@ def _prompt_of(columns: dict[str, Any], where: str) -> tuple[str, list[dict[str,
         raise UserError(f"{where}: the last turn must be the user's, and the model answers it")
 
     messages = [{"role": turn["role"], "content": turn["content"]} for turn in given]
-    return messages[-1]["content"], messages if len(messages) > 1 else []
+    return messages[-1]["content"], messages
 
 
 def _key(prompt: str, messages: Any) -> str:
@@ -406,6 +423,11 @@ class _Function:
         if self.takes_group:
             lists = {name: [row[name] for row in rows] for name in problem.data["row"]}
             lists |= {"prompts": [problem.prompt] * len(rows), "completions": list(completions)}
+            if messages := problem.data.get("messages"):
+                lists["prompts"] = [copy.deepcopy(messages) for _ in rows]
+                lists["completions"] = [
+                    [{"role": "assistant", "content": completion}] for completion in completions
+                ]
             return [_Call(self, lists, f"{whose}, {len(rows)} completions")]
 
         calls = []

@@ -91,8 +91,9 @@ def test_a_conversation_keeps_its_turns():
     assert problem.turns == tuple((turn["role"], turn["content"]) for turn in turns)
     assert task.key(problem) == problem.key
 
-    (plain,) = rows([{"prompt": [turns[1]], "answer": "x", "split": "train"}]).problems("train")
-    assert plain.turns == (("user", "Hi"),) and "messages" not in plain.data
+    (single,) = rows([{"prompt": [turns[1]], "answer": "x", "split": "train"}]).problems("train")
+    (plain,) = rows([{"prompt": "Hi", "answer": "x", "split": "train"}]).problems("train")
+    assert single.turns == plain.turns == (("user", "Hi"),) and single.key == plain.key
 
 
 def test_equal_prompts_are_one_problem_and_are_counted():
@@ -148,7 +149,13 @@ def test_a_prompt_in_another_unicode_form_is_the_same_prompt():
             '{"role", "content"}); --columns prompt=NAME names another column of prompts, answer',
             [{"prompts": "?", "answer": ""}], {}),
         ("row 1: has no prompt; it needs", [{"prompt": {"role": "user"}}], {}),
-        ("row 1: has no prompt; it needs", [{"messages": '[{"role": "user"}]'}], {}),
+        ("row 1: has no prompt; it needs", [{"messages": "Hi"}], {}),
+        ("row 1: messages is a conversation stored as text; give a list of turns",
+            [{"messages": '[{"role": "user"}]'}], {}),
+        ("row 1: prompt is a conversation stored as text",
+            [{"prompt": "[{'content': 'Hi', 'role': 'user'}]", "answer": ""}], {}),
+        ("row 1: column 'completion' has the name under which reward functions get",
+            [ROWS[0] | {"completion": "GOLD"}], {}),
         ("row 1: split is 'dev'; give one of train, validation, test, or rename the column to "
             "split by a hash of the prompt: --columns my_split=NAME",
             [ROWS[0] | {"split": "dev"}], {}),
@@ -285,6 +292,20 @@ def test_a_function_of_the_group_gets_lists():
         return [len(text) for text in completions]
 
     assert [score.reward for score in scores(group, ["a", "bcd"])] == [1, 3]
+
+
+def test_a_function_of_the_group_gets_conversations_as_trl_gives_them():
+    turns = [{"role": "user", "content": "Hi"}]
+
+    def group(prompts, completions, **row):
+        assert prompts == [turns] * 2
+        prompts[0][0]["content"] = "changed"
+        return [float(completion[0]["content"] == row["answer"][0]) for completion in completions]
+
+    task = rows([{"prompt": turns, "answer": "a", "split": "train"}], group)
+    (asked,) = task.problems("train")
+    assert [score.reward for score in task.score(asked, ["a", "b"])] == [1, 0]
+    assert asked.turns == (("user", "Hi"),)
 
 
 def slow(completion):
