@@ -8,7 +8,7 @@ that there is no answer; one that the chat template opened counts as well.
 has:
 
 1. what follows the last "Answer:" (or "The final answer:") at the beginning of a line, to the end
-   of that line, or if that is empty, the last box below it or the next line that is not empty;
+   of that line, or if that is empty, what 2 to 4 find below it, or the next line that is not empty;
 2. the content of the last ``\boxed{...}``;
 3. what follows the last ``####``, to the end of that line (the form of GSM8K);
 4. what follows the last "answer is", to the end of that sentence (as in arXiv:2201.11903).
@@ -31,7 +31,7 @@ from pathlib import Path
 
 from data.errors import UserError, shortened
 from data.files import kind_of, read_jsonl
-from tasks.base import Problem, Score, key_of
+from tasks.base import Problem, Score, after_reasoning, key_of
 from tasks.rows import Rows
 
 # No answer is longer, and no number in one.
@@ -39,12 +39,11 @@ MAX_CHARACTERS = 1000
 MAX_DIGITS = 100
 
 _ANSWER = re.compile(
-    r"^[ \t>*_#]*(?:the[ ])?(?:final[ ])?answer[ \t*_]*:", re.IGNORECASE | re.MULTILINE
+    r"^[ \t>*_#-]*(?:the[ ])?(?:final[ ])?answer[ \t*_]*:", re.IGNORECASE | re.MULTILINE
 )
 _SENTENCE = re.compile(r"\banswer is:?(.*?)(?:[.!](?!\S)|$)", re.IGNORECASE | re.MULTILINE)
 _HASHES = re.compile(r"####(.*)$", re.MULTILINE)
 _BRACE = re.compile(r"(\\boxed\s*)?\{|\}")
-_THINKING = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
 
 # What the integer of a bare answer follows.
 _MARKER = re.compile(
@@ -100,12 +99,15 @@ def final_answer(text: str) -> str | None:
     >>> final_answer("6 times 7 is 42.\nAnswer: **42**.")
     '42'
     """
-    said = _said(text)
+    said = after_reasoning(text)
     if said is None:
         return None
-    last = [*_HASHES.findall(said)[-1:], *_SENTENCE.findall(said)[-1:]]
-    places = [*_after_answer(said), _last_box(said), *last]
-    return next(filter(None, (_bare(found or "") for found in places)), None)
+    places = []
+    _, *after = _ANSWER.split(said)
+    if after:
+        line, *below = after[-1].split("\n")
+        places = [line, *_marked("\n".join(below)), *below]
+    return next(filter(None, map(_bare, [*places, *_marked(said)])), None)
 
 
 def integer_in(text: str) -> tuple[int | None, str | None]:
@@ -114,7 +116,7 @@ def integer_in(text: str) -> tuple[int | None, str | None]:
     >>> integer_in("37 + 15 = **1,052** apples"), integer_in("12 or 13")
     ((1052, None), (None, 'not one integer'))
     """
-    said = _said(text)
+    said = after_reasoning(text)
     if said is None:
         return None, "open reasoning"
     place = _last_box(said)
@@ -166,20 +168,10 @@ def _value(found: re.Match[str]) -> Fraction | None:
     return value if found["sign"] in (None, "+") else -value
 
 
-def _said(text: str) -> str | None:
-    """Return what follows the reasoning; None if the reasoning is not closed."""
-    ends = [tag.end() for tag in _THINKING.finditer(text) if tag[1]]
-    said = text[ends[-1] :] if ends else text
-    return None if _THINKING.search(said) else said
-
-
-def _after_answer(text: str) -> list[str | None]:
-    """Return where an answer may stand after the last "Answer:"; [] if there is none."""
-    _, *after = _ANSWER.split(text)
-    if not after:
-        return []
-    line, *below = after[-1].split("\n")
-    return [line] if _bare(line) else [_last_box("\n".join(below)), *below]
+def _marked(text: str) -> list[str]:
+    """Return what the last box holds, and what follows the last "####" and the last "answer is"."""
+    box = _last_box(text) or ""
+    return [box, *_HASHES.findall(text)[-1:], *_SENTENCE.findall(text)[-1:]]
 
 
 def _bare(answer: str) -> str:

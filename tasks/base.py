@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import numbers
+import re
 import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -156,6 +157,16 @@ def split_of_key(key: str) -> str:
     """Return the split of a generated problem: "train" (80 %), "validation" or "test" (10 %)."""
     tenth = int(key, 16) % 10
     return {8: "validation", 9: "test"}.get(tenth, "train")
+
+
+_THINKING = re.compile(r"<(/?)think(?:ing)?>", re.IGNORECASE)
+
+
+def after_reasoning(text: str) -> str | None:
+    """Return what follows the reasoning; None if the reasoning is not closed."""
+    ends = [tag.end() for tag in _THINKING.finditer(text) if tag[1]]
+    said = text[ends[-1] :] if ends else text
+    return None if _THINKING.search(said) else said
 
 
 def worded(task: Task, problem: Problem) -> Problem:
