@@ -7,11 +7,12 @@ import argparse
 import json
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import comb
-from multiprocessing.pool import ThreadPool
+from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -43,6 +44,7 @@ from grpo.statistics import mean_interval
 from tasks.base import (
     Problem,
     Task,
+    after_reasoning,
     compares,
     declared_budget,
     foreign_of,
@@ -75,13 +77,19 @@ HEADINGS = "level,figure,n,mean [95 % interval],exact,truncated,sampling,budget,
 WIDTH = 100
 WORST = 2
 
-# Of requests to a server: the key's variable, how many at a time, and seconds before each try. A
-# long completion on a slow server takes minutes.
+# Of requests to a server: the key's variable, how many at a time, seconds before each try and to
+# connect, and between two looks at what has arrived.
 KEY = "OPENAI_API_KEY"
 AT_A_TIME = 8
 PAUSES = (0, 1, 2, 4, 8, 16)
 MAY_SUCCEED_LATER = {408, 409, 425, 429}
-TIMEOUT = httpx.Timeout(600.0, connect=20.0)
+CONNECT = 20.0
+LOOK = 1.0
+
+# Some servers accept no value but their own of these, or another name, and say so.
+RENAMED = {"max_tokens": "max_completion_tokens"}
+OPTIONAL = re.compile(r"\b(temperature|top_p|seed|max_tokens)\b")
+REFUSAL = re.compile(r"support|permitted|forbidden|unknown|unrecogni|deprecated|cannot", re.I)
 
 # Without the model's tokenizer, the budget is a token for each character of the target, and this
 # many more.
@@ -215,8 +223,7 @@ class Evaluation:
             )
 
         every = [group for result in results for group in result["groups"]]
-        overall = {**results[0], **summarise(every), **repeated_figures(every)}
-        overall |= {"foreign": "all", "groups": []}
+        overall = {**results[0], **figures_of(every), "foreign": "all", "groups": []}
         for name in COUNTS:
             overall[name] = sum(result[name] for result in results)
         overall["budget"] = max(result["budget"] for result in results)
@@ -248,8 +255,7 @@ class Evaluation:
             **{name: getattr(answering, name) for name in SAMPLING},
             **{name: getattr(found, name) for name in COUNTS},
             "samples": answering.samples,
-            **summarise(groups),
-            **repeated_figures(groups),
+            **figures_of(groups),
             **self._about(task, found.problems),
             "groups": groups,
         }
@@ -289,8 +295,9 @@ class RemoteEvaluation(Evaluation):
 
     The server is asked by POST .../chat/completions, several requests at a time in threads. A
     request that may succeed later (no connection, a timeout, a status in MAY_SUCCEED_LATER, or 500
-    and above) is repeated after a pause. Any other status is the user's mistake. The key comes from
-    the environment, and is neither stored nor shown.
+    and above) is repeated after a pause. One whose OPTIONAL values are refused is sent without
+    them. Any other status is the user's mistake. The key comes from the environment, and is neither
+    stored nor shown.
     """
 
     def _load(self) -> None:
@@ -299,7 +306,10 @@ class RemoteEvaluation(Evaluation):
         if not (key.isascii() and key.isprintable()):
             raise UserError(f"{KEY}: has characters that no header can hold; copy the key again")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self.client = httpx.Client(headers=headers, timeout=TIMEOUT)
+        timeout = httpx.Timeout(self.flags.timeout, connect=min(CONNECT, self.flags.timeout))
+        self.client = httpx.Client(headers=headers, timeout=timeout)
+        self.refused: set[str] = set()
+        self.doing = "asking"
 
     def _select(self, problems: Iterable[Problem], size: int, **limits: Any) -> DistinctProblems:
         return first_distinct(problems, size, (), **limits)
@@ -310,11 +320,18 @@ class RemoteEvaluation(Evaluation):
         """Ask for the completions of each problem, and score them."""
         size = self.answering.samples
         bodies = [self._body(task, problem, i) for problem in problems for i in range(size)]
-        completions = [self._ask(bodies[0])]  # alone: it shows whether the server can be reached
+        pending: list[AsyncResult] = []
         with ThreadPool(AT_A_TIME) as pool:
-            for completion in pool.imap(self._ask, bodies[1:]):
-                progress("asking", len(completions), len(bodies))
-                completions.append(completion)
+            # The first is alone: it shows whether the server can be reached, and what it refuses.
+            for part in (bodies[:1], bodies[1:]):
+                pending += [pool.apply_async(self._ask, (body,)) for body in part]
+                for each in pending:
+                    while not each.ready():
+                        done = sum(one.ready() for one in pending)
+                        progress(self.doing, done, len(bodies))
+                        each.wait(LOOK)
+                    each.get()
+        completions = [each.get() for each in pending]
 
         groups = []
         for number, problem in enumerate(problems):
@@ -329,6 +346,7 @@ class RemoteEvaluation(Evaluation):
         turns = [f"{role}: {text}" for role, text in self.format.turns(problems[0])]
         return {
             "endpoint": self.url,
+            "refused": sorted(self.refused),
             "budget": max(self._budget(task, problem) for problem in problems),
             "sent": [escape_control(line) for text in turns for line in text.split("\n")],
         }
@@ -353,17 +371,36 @@ class RemoteEvaluation(Evaluation):
         for pause in PAUSES:
             time.sleep(pause)
             try:
-                response = self.client.post(self.url, json=body)
+                response = self._post(body)
+            except httpx.ReadTimeout:
+                reason = f"no answer within --timeout {self.flags.timeout:g} s"
             except httpx.HTTPError as error:
                 reason = f"{type(error).__name__}: {error}"
-                continue
-            if response.is_success:
-                return self._read(response)
-            status, text = response.status_code, " ".join(response.text.split())
-            reason = f"status {status}: {shortened(text, 200) or 'no reason given'}"
-            if status not in MAY_SUCCEED_LATER and status < 500:
-                raise UserError(f"--endpoint {self.url}, model {self.model}: {reason}")
+            else:
+                if response.is_success:
+                    self.doing = "asking"
+                    return self._read(response)
+                status, text = response.status_code, " ".join(response.text.split())
+                reason = f"status {status}: {shortened(text, 200) or 'no reason given'}"
+                if status not in MAY_SUCCEED_LATER and status < 500:
+                    raise UserError(f"--endpoint {self.url}, model {self.model}: {reason}")
+            self.doing = f"asking again ({reason})"
         raise UserError(f"--endpoint {self.url}: {len(PAUSES)} tries failed; the last: {reason}")
+
+    def _post(self, body: Result) -> httpx.Response:
+        """Return the response to a request without the values that the server refuses."""
+        while True:
+            names = {name: RENAMED.get(name) if name in self.refused else name for name in body}
+            sent = {new: body[name] for name, new in names.items() if new}
+            response = self.client.post(self.url, json=sent)
+            is_refusal = response.status_code in (400, 422) and REFUSAL.search(response.text)
+            found = OPTIONAL.search(response.text) if is_refusal else None
+            if found is None or (name := found[0]) not in sent:
+                return response
+            if name not in self.refused:
+                instead = RENAMED.get(name, "its own value")
+                _say(f"warning: {self.model}: the server refuses {name}; asking with {instead}")
+            self.refused.add(name)
 
     def _read(self, response: httpx.Response) -> Completion:
         text = shortened(" ".join(response.text.split()), 120) or "it is empty"
@@ -372,6 +409,8 @@ class RemoteEvaluation(Evaluation):
             choice = response.json()["choices"][0]
             # JSON can write half of a surrogate pair, which no file can hold.
             answer = (choice["message"]["content"] or "").encode("utf-8", "replace").decode()
+            if self.flags.strip_reasoning:
+                answer = (after_reasoning(answer) or "").lstrip()
             finish = "length" if choice.get("finish_reason") == "length" else "stop"
         return Completion((), (), answer, finish)
 
@@ -395,6 +434,12 @@ def _say(text: str) -> None:
 
 
 # --- figures and the file of answers ----------------------------------------------------------
+
+
+def figures_of(groups: Sequence[Group]) -> Result:
+    """Return the figures of a result, among them how many answers are empty."""
+    empty = sum(not text.strip() for group in groups for text in group.texts)
+    return {**summarise(groups), "empty": empty, **repeated_figures(groups)}
 
 
 def repeated_figures(groups: Sequence[Group]) -> Result:
@@ -499,6 +544,8 @@ def _rows(result: Result) -> Iterator[list[str]]:
     sampling = f"T {result['temperature']:g}" if result["temperature"] else "greedy"
     if result["temperature"] and result["top_p"] < 1:
         sampling += f", top-p {result['top_p']:g}"
+    if "temperature" in result.get("refused", ()):
+        sampling = "the server's"
     samples = f" × {result['samples']}" if result["samples"] > 1 else ""
     shares = [f"{result[name]:.3f}" for name in ("exact", "truncated")]
     counts = [str(result["budget"]), str(result["dropped"])]
@@ -521,6 +568,11 @@ def _remarks(name: str, result: Result) -> Iterator[str]:
         yield (
             f"{name}: {result['too_long']} problems do not fit the model's context or the budget "
             "and were left out"
+        )
+    if result["empty"]:
+        yield (
+            f"warning: {name}: {result['empty']} of {result['n'] * result['samples']} answers are "
+            "empty; if reasoning takes the whole budget, give a larger --max-new-tokens"
         )
     if warning := truncation_warning(result, name):
         yield f"warning: {warning}"

@@ -20,6 +20,7 @@ LIMITS = {
     "temperature": (0, 1_000),
     "max_new_tokens": (0, 1_000_000),
     "shots": (0, 64),
+    "timeout": (1, 86_400),
 }
 
 
@@ -56,6 +57,8 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
             raise UserError(f"--{name.replace('_', '-')} {value}: {fix}")
     if flags.top_p is not None and not 0 < flags.top_p <= 1:
         raise UserError(f"--top-p {flags.top_p}: give a number above 0 and up to 1")
+    if flags.strip_reasoning and not flags.endpoint:
+        raise UserError("--strip-reasoning: is for answers of a server; give --endpoint as well")
     if flags.system is not None:
         flags.system = system_text(flags.system)
     return flags, others
@@ -82,6 +85,10 @@ def make_parser() -> Parser:
         "OPENAI_API_KEY"
     )
     add("--endpoint", metavar="URL", help=server)
+    timeout = "seconds that the server may take for an answer (default: 600)"
+    add("--timeout", type=float, default=600.0, metavar="S", help=timeout)
+    strip = "leave out the <think> ... </think> of the server's answers"
+    add("--strip-reasoning", action="store_true", help=strip)
     add("--json", default="", metavar="FILE", help="also write figures and answers there")
 
     add("--task", help="a task's name, or path/to/file.py:ClassName (default: interleave)")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from grpo.show import console
 from grpo.tools import evaluate, evaluation
 from tasks.registry import load_task
 from tasks.supply import problem_at
@@ -160,6 +161,10 @@ def test_failures_that_may_pass_are_tried_again():
             lambda *_: (401, {}, {"error": {"message": "bad key"}}),
             'status 401: {"error": {"message": "bad key"}}',
         ),
+        (
+            lambda *_: (400, {}, {"error": {"message": "temperature is above 2"}}),
+            'status 400: {"error": {"message": "temperature is above 2"}}',
+        ),
         (lambda *_: (500, {}, b""), "6 tries failed; the last: status 500: no reason given"),
         (lambda *_: (200, {}, {"choices": []}), "not that of an OpenAI-compatible server"),
         (lambda *_: (200, {}, b""), "not that of an OpenAI-compatible server: it is empty"),
@@ -175,10 +180,61 @@ def test_a_server_that_fails_is_one_line(behave, message, capsys):
 
 
 @pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("temperature", "Unsupported value: 'temperature' does not support 0.7 with this model."),
+        ("seed", "body.seed: Extra inputs are not permitted"),
+        ("max_tokens", "'max_tokens' is not supported. Use 'max_completion_tokens' instead."),
+    ],
+)
+def test_what_a_server_refuses_is_left_out(name, words, capsys):
+    def strict(body, number):
+        return (400, {}, {"error": {"message": words}}) if name in body else solve(body, number)
+
+    with serving(strict) as (url, log):
+        (result,) = ask(url)
+    assert result["mean"] == 1 and result["refused"] == [name] and len(log.bodies) == 13
+    assert ("max_completion_tokens" in log.bodies[-1]) == (name == "max_tokens")
+    said = capsys.readouterr()
+    assert said.err.count(f"the server refuses {name}; asking with ") == 1
+    assert ("the server's" in said.out) == (name == "temperature")
+
+
+def test_reasoning_is_stripped_and_empty_answers_are_counted(capsys):
+    def think(body, number):
+        status, headers, answer = solve(body, number)
+        right = answer["choices"][0]["message"]["content"]
+        texts = [None, "<think>\nPerhaps", f"<think>\nPerhaps\n</think>\n\n{right}"]
+        return status, headers, chat(texts[min(number, 3) - 1])
+
+    with serving(think) as (url, _):
+        (result,) = ask(url, "--strip-reasoning")
+    assert result["empty"] == 2 and result["exact"] == 10 / 12
+    last = result["answers"][-1]
+    assert last["completions"] == [last["target"]]
+    assert "2 of 12 answers are empty" in capsys.readouterr().out
+
+
+def test_a_long_wait_is_shown_and_ended(monkeypatch, capsys):
+    monkeypatch.setattr(evaluate, "PAUSES", (0, 0))
+    monkeypatch.setattr(console, "EVERY", 0)
+    left = threading.Event()
+    with serving(lambda *_: (200, {}, chat("late" * left.wait(9)))) as (url, _):
+        ask(url, "--timeout", "1", status=2)
+        left.set()
+    error = capsys.readouterr().err
+    assert "m, level 3: asking 0/12, 0 s" in error
+    assert "asking again (no answer within --timeout 1 s) 0/12" in error
+    assert "2 tries failed; the last: no answer within --timeout 1 s" in error
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         (["--endpoint", "localhost:8000"], "give an address such as"),
         (["--endpoint", "http://key@host/v1"], "give the key in OPENAI_API_KEY"),
+        (["--endpoint", "http://host/v1", "--timeout", "0"], "--timeout 0.0: give 1 or more"),
+        (["--strip-reasoning"], "give --endpoint as well"),
     ],
 )
 def test_mistakes_in_flags_are_one_line(flags, message, capsys):
