@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from align.needleman import split_words
-from data.errors import UserError
-from data.files import kind_of, read_text
+from grpo.align.needleman import split_words
+from grpo.data.errors import UserError
+from grpo.data.files import kind_of, read_text
 
 TEXTS = Path(__file__).parent / "texts"
 

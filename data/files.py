@@ -16,7 +16,7 @@ import msgspec
 import yaml
 import zstandard
 
-from data.errors import UserError, shown
+from grpo.data.errors import UserError, shown
 
 # The largest file that is read at once, and what a compressed one may expand to (bytes). The
 # rollouts of a step of 256 completions with 1,300 tokens each take 10 MB.

@@ -9,8 +9,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError, blaming, needs, shortened
-from data.files import kind_of, read_bytes, read_json, read_jsonl
+from grpo.data.errors import UserError, blaming, needs, shortened
+from grpo.data.files import kind_of, read_bytes, read_json, read_jsonl
 
 # The name of a dataset of the hub, with its configuration and its split.
 ON_THE_HUB = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?(:.*)?")

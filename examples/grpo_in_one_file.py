@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from align.needleman import similarity_batch, split_words
-from tasks.interleave import Interleave
+from grpo.align.needleman import similarity_batch, split_words
+from grpo.tasks.interleave import Interleave
 
 MODEL = Path(__file__).resolve().parents[1] / "data" / "base_model"
 

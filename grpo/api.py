@@ -5,9 +5,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from data.errors import UserError
 from grpo.config import Config, checked, is_run, with_texts
 from grpo.curriculum import load_supply
+from grpo.data.errors import UserError
 from grpo.distributed import SIZE
 from grpo.learn.loss import from_python
 from grpo.model.load import load_policy
@@ -15,9 +15,9 @@ from grpo.model.policy import Policy
 from grpo.records import StepReport
 from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, truncation
+from grpo.tasks.registry import REWARD_FILE
+from grpo.tasks.rows import ROW_OPTIONS, Rows, as_flags
 from grpo.trainer import Callback, Trainer
-from tasks.registry import REWARD_FILE
-from tasks.rows import ROW_OPTIONS, Rows, as_flags
 
 
 def make_trainer(

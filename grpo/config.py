@@ -20,8 +20,8 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import yaml
 
-from data.errors import Parser, UserError, blaming
-from data.files import kind_of, load_yaml, read_yaml, write_whole
+from grpo.data.errors import Parser, UserError, blaming
+from grpo.data.files import kind_of, load_yaml, read_yaml, write_whole
 from grpo.model.prompts import (
     PromptFormat,
     format_of,
@@ -29,15 +29,15 @@ from grpo.model.prompts import (
     template_arguments,
     wording_text,
 )
-from tasks.base import Task, asked
-from tasks.registry import (
+from grpo.tasks.base import Task, asked
+from grpo.tasks.registry import (
     REWARD_FILE,
     flags_of_tasks,
     implied_task,
     require_trusted_task,
     split_options,
 )
-from tasks.supply import LADDER, fixed_size, parse_levels, ramp_to
+from grpo.tasks.supply import LADDER, fixed_size, parse_levels, ramp_to
 
 # Each loss, and what the weight of a token is 1 over (see `learn.loss.token_weights`).
 WEIGHTED_BY = {

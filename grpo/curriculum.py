@@ -22,8 +22,8 @@ from itertools import chain, count, islice, product, takewhile
 from statistics import fmean
 from typing import Any
 
-from data.errors import UserError
 from grpo.config import Config, resolve_config
+from grpo.data.errors import UserError
 from grpo.distributed import SINGLE, Ranks
 from grpo.evaluate import (
     EvaluationSettings,
@@ -40,10 +40,10 @@ from grpo.model.prompts import check_conversations
 from grpo.records import Completion, Decision, Group, Resumable, first_tries, truncated_share
 from grpo.rollout.generate import fitting
 from grpo.statistics import mean_interval, problems_needed, reaches_mark
+from grpo.tasks.base import Problem, Task, compares, levels_of, problems_of, range_of, scores_of
+from grpo.tasks.registry import load_task
+from grpo.tasks.supply import LADDER, Supply, patience, problem_at, problem_stream, training_set
 from grpo.variance import classify, common_trap
-from tasks.base import Problem, Task, compares, levels_of, problems_of, range_of, scores_of
-from tasks.registry import load_task
-from tasks.supply import LADDER, Supply, patience, problem_at, problem_stream, training_set
 
 # --- the levels of the prompts --------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from typing import TYPE_CHECKING, Any
 
-from data.errors import UserError
+from grpo.data.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor

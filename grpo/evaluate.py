@@ -14,8 +14,15 @@ from grpo.records import Group, truncated_share
 from grpo.rollout.generate import Drafting, budget_for, fitting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.statistics import mean_interval
-from tasks.base import Problem, Task, declared_budget, family_size, scores_of_groups, without_end
-from tasks.supply import DistinctProblems, first_distinct, patience, problem_stream
+from grpo.tasks.base import (
+    Problem,
+    Task,
+    declared_budget,
+    family_size,
+    scores_of_groups,
+    without_end,
+)
+from grpo.tasks.supply import DistinctProblems, first_distinct, patience, problem_stream
 
 # Says how far an evaluation is: ``progress("scoring", 64, 200)``.
 ShowProgress = Callable[[str, int, int], None]

@@ -19,9 +19,9 @@ from typing import Any
 
 import torch
 
-from data.errors import Parser, UserError, exit_status, printable
-from data.files import kind_of
 from grpo.config import Config, load_config
+from grpo.data.errors import Parser, UserError, exit_status, printable
+from grpo.data.files import kind_of
 from grpo.ending import Verdict
 from grpo.model.check import Model
 from grpo.model.load import is_adapter, load_policy

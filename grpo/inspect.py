@@ -29,8 +29,8 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from data.errors import Parser, UserError, escape_control, exit_status, quoted
 from grpo.config import WEIGHT_WORDS, WEIGHTED_BY
+from grpo.data.errors import Parser, UserError, escape_control, exit_status, quoted
 from grpo.records import CLASSES, WHY, Group, summaries
 from grpo.run.logs import KINDS, MOST_TOKENS, load_run, tokenizer_of
 from grpo.show.console import show_table

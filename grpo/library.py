@@ -16,9 +16,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from data.files import check_output
 from grpo.api import Model, arguments
 from grpo.config import Config
+from grpo.data.files import check_output
 from grpo.distributed import join_ranks, only_rank0_prints
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
@@ -39,7 +39,7 @@ def train(
     """Train a model on rows and a reward function, and return the run.
 
     - `data`: a .jsonl or .parquet file, a dataset of the hub, a Hugging Face `Dataset`, a pandas
-      DataFrame, or a list of mappings; see `tasks.rows` for the columns.
+      DataFrame, or a list of mappings; see `grpo.tasks.rows` for the columns.
     - `reward`: a function, several, or "path/to/file.py:name"; see the same.
     - `callbacks`: functions that are called after each step, before it is stored, with its
       `grpo.records.StepReport`. Numbers that they add to its metrics are stored as well.

@@ -4,13 +4,13 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from data.errors import quoted
 from grpo.config import FROM_PYTHON, Config, program, program_of
+from grpo.data.errors import quoted
 from grpo.ending import Verdict
 from grpo.evaluate import TOO_MANY_TRUNCATED
-from tasks.base import Task, levels_of, problems_of
-from tasks.registry import REWARD_FILE, is_of_project
-from tasks.supply import LADDER
+from grpo.tasks.base import Task, levels_of, problems_of
+from grpo.tasks.registry import REWARD_FILE, is_of_project
+from grpo.tasks.supply import LADDER
 
 # A run with a larger share of its tokens in groups without variance learned little because of them.
 MOSTLY_UNTAUGHT = 0.5
@@ -61,7 +61,7 @@ def next_commands(run: EndedRun) -> list[str]:
     """Return the commands that look into a run; no command can load a task made from Python."""
     folder = quoted(run.folder)
     of_run = [run.inspection, f"python -m grpo.report {folder}"]
-    audit = f"python -m tasks.audit {folder}{run.trusted()}"
+    audit = f"python -m grpo.tasks.audit {folder}{run.trusted()}"
     is_from_python = getattr(run.task, "from_python", False)
     return of_run if is_from_python else [run.evaluation, *of_run, audit]
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, pstdev
 from typing import Any, ClassVar, Literal, get_args
 
-from tasks.base import Problem, Score
+from grpo.tasks.base import Problem, Score
 
 # The class of a group: "varied", or why it carries no gradient.
 GroupClass = Literal["varied", "identical", "solved", "failed", "tied"]

@@ -27,15 +27,15 @@ from itertools import accumulate, chain, takewhile
 from pathlib import Path
 from typing import Any
 
-from data.errors import Parser, UserError, escape_control, exit_status, printable
-from data.files import check_output, write_whole
 from grpo.config import Config
+from grpo.data.errors import Parser, UserError, escape_control, exit_status, printable
+from grpo.data.files import check_output, write_whole
 from grpo.ending import FAILED, figures_of
 from grpo.records import WHY, Group, level_name
 from grpo.run.logs import RunData, checkpoint_folders, load_run, step_of
 from grpo.show.console import counted, interval, sampling_name
+from grpo.tasks.registry import is_of_project
 from grpo.tools.report.samples import Pieces, packed, pieces_of
-from tasks.registry import is_of_project
 
 Record = Mapping[str, Any]
 

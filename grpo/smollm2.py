@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from data.errors import Parser, UserError, exit_status, needs, printable, quoted, shortened
+from grpo.data.errors import Parser, UserError, exit_status, needs, printable, quoted, shortened
 from grpo.export import require_empty
 from grpo.model.load import load_policy
 

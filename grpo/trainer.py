@@ -24,7 +24,6 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from data.errors import UserError, shown
 from grpo.config import Config
 from grpo.curriculum import (
     Curriculum,
@@ -35,6 +34,7 @@ from grpo.curriculum import (
     most_updates,
     warm_start,
 )
+from grpo.data.errors import UserError, shown
 from grpo.distributed import SINGLE, Ranks
 from grpo.ending import EndWatch
 from grpo.evaluate import budgets, score_groups
@@ -47,9 +47,9 @@ from grpo.model.policy import Policy
 from grpo.records import Group, StepReport, first_tries, truncated_share
 from grpo.rollout.generate import Drafting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
+from grpo.tasks.base import calling, credits_of, range_of
+from grpo.tasks.supply import Supply
 from grpo.variance import VarianceMonitor, reward_metrics
-from tasks.base import calling, credits_of, range_of
-from tasks.supply import Supply
 
 # Prompts a step, and the share of them that must vary, or else dynamic sampling draws more prompts.
 # The embedded model learns as fast by the step from 8 prompts as from 16 while most of its groups

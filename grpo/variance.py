@@ -27,7 +27,7 @@ from grpo.records import (
     first_tries,
     truncated_share,
 )
-from tasks.base import COMPONENT, Score
+from grpo.tasks.base import COMPONENT, Score
 
 DEGENERATE: tuple[GroupClass, ...] = CLASSES[1:]
 

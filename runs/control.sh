@@ -26,7 +26,7 @@ for seed in 0 1 2; do
         [ -f "$run/eval.jsonl" ] || python train.py --task arithmetic --seed $seed \
             --name "control-$arm-seed$seed" ${flags[$arm]} || [ $? = 3 ]
         measure "$run" "$run"
-        python -m tasks.audit "$run"
+        python -m grpo.tasks.audit "$run"
     done
 done
 python -m grpo.report runs/control-*-seed? --output runs/control.html

@@ -26,4 +26,4 @@ fi
 python eval.py --model "$long" --words 10,25,50 --problems 200 --split test \
     --json "runs/$name-test.json"
 python -m grpo.report "$short" "$long" -o "runs/$name.html"
-python -m tasks.audit "$short" "$long"
+python -m grpo.tasks.audit "$short" "$long"

@@ -1,0 +1,4 @@
+"""Imported as `grpo.tasks`: under a second name, each class would exist twice."""
+
+if __name__ != "grpo.tasks":
+    raise ImportError(f"{__name__} is imported as grpo.{__name__}")

@@ -29,10 +29,10 @@ from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
-from data.errors import UserError, shortened
-from data.files import kind_of, read_jsonl
-from tasks.base import Problem, Score, after_reasoning, key_of
-from tasks.rows import Rows
+from grpo.data.errors import UserError, shortened
+from grpo.data.files import kind_of, read_jsonl
+from grpo.tasks.base import Problem, Score, after_reasoning, key_of
+from grpo.tasks.rows import Rows
 
 # No answer is longer, and no number in one.
 MAX_CHARACTERS = 1000
@@ -252,7 +252,7 @@ class Gsm8k(Rows):
 
     @staticmethod
     def explain(problem: Problem, completion: str, score: Score, reward: str | None) -> str:
-        """Return how an answer earned its reward (see `tasks.registry.explain`)."""
+        """Return how an answer earned its reward (see `grpo.tasks.registry.explain`)."""
         answer = shortened(final_answer(completion) or "")
         if score.reward == 0:
             return f"{score.reward:.3f} = no answer was found"

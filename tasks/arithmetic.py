@@ -9,7 +9,7 @@ the same problem.
 The reward is 1 if and only if the answer is right. A wrong integer earns 0.3 × (the share of right
 digits, place by place) + 0.2 × (1 - relative error, at least 0). The first part requires the right
 sign. Without an integer the reward is 0. How the integer is written does not matter
-(`tasks.answers`). For example, if 52 is the right answer:
+(`grpo.tasks.answers`). For example, if 52 is the right answer:
 
 | answer | digits by place | relative error | reward |
 |---|---|---|---|
@@ -26,9 +26,9 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from data.errors import UserError
-from tasks.answers import integer_in
-from tasks.base import Problem, Score, key_of, split_of_key
+from grpo.data.errors import UserError
+from grpo.tasks.answers import integer_in
+from grpo.tasks.base import Problem, Score, key_of, split_of_key
 
 PROMPT = "What is {}? No working: answer with the bare integer only."
 
@@ -166,12 +166,12 @@ class Arithmetic:
 
     @staticmethod
     def unended(problem: Problem, completion: str, score: Score) -> Score:
-        """Let a right answer earn what its digits and its error earn (see `tasks.base.Task`)."""
+        """Let a right answer earn what its digits and its error earn (`grpo.tasks.base.Task`)."""
         return replace(score, reward=0.3 + 0.2, value=0.0) if score.exact else score
 
     @staticmethod
     def explain(problem: Problem, completion: str, score: Score, reward: str | None) -> str:
-        """Return how an answer earned its reward (see `tasks.registry.explain`)."""
+        """Return how an answer earned its reward (see `grpo.tasks.registry.explain`)."""
         parts = score.parts
         earned = f"{score.reward:.3f} ="
         if score.exact:

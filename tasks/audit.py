@@ -1,6 +1,6 @@
 """Check, from what a run has stored, that no evaluated problem was trained on.
 
-    python -m tasks.audit runs/NAME [runs/NAME ...]
+    python -m grpo.tasks.audit runs/NAME [runs/NAME ...]
 
 The audit reads all problems of all stored steps and evaluations, and computes the key of each again
 from the problem's own data. So it finds a forged key, a changed list of seen problems, and two
@@ -16,10 +16,10 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from data.errors import Parser, UserError, blaming, escape_control, exit_status
-from data.files import check_links, read_json, read_jsonl, read_jsonl_zst, read_yaml
-from tasks.base import Problem, Task
-from tasks.registry import load_task, require_trusted_task
+from grpo.data.errors import Parser, UserError, blaming, escape_control, exit_status
+from grpo.data.files import check_links, read_json, read_jsonl, read_jsonl_zst, read_yaml
+from grpo.tasks.base import Problem, Task
+from grpo.tasks.registry import load_task, require_trusted_task
 
 _NAME = re.compile(r"(step|eval|promotion|imitation|imitated)-(\d+)\.jsonl\.zst")
 
@@ -167,7 +167,7 @@ def _short(prompt: str) -> str:
 def report(arguments: list[str] | None) -> int:
     """Print what was found; return 1 if anything was."""
     parser = Parser(
-        prog="python -m tasks.audit",
+        prog="python -m grpo.tasks.audit",
         description="Look for evaluated problems that were trained on.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="runs/NAME")
@@ -189,7 +189,7 @@ def report(arguments: list[str] | None) -> int:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit status."""
-    return exit_status("tasks.audit", lambda: report(arguments))
+    return exit_status("grpo.tasks.audit", lambda: report(arguments))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from os import sep
 from random import Random
 from typing import Any, Protocol
 
-from data.errors import UserError, shortened, shown
+from grpo.data.errors import UserError, shortened, shown
 
 SPLITS = ("train", "validation", "test")
 
@@ -122,7 +122,7 @@ class Task(Protocol):
       ("<think>"), so that the task sees that what follows is reasoning until it is closed;
     - `metric`, what reports call the score; `level_unit`, what a level counts ("words");
     - of a level: `default_steps`, `max_new_tokens`, `levels`, `family_size`; `climbs`: whether a
-      run begins with the easier levels of `tasks.supply.LADDER`;
+      run begins with the easier levels of `grpo.tasks.supply.LADDER`;
     - `key(problem)`, the canonical key, computed again from `problem.data`;
     - `problems(split)`: all problems of a fixed set; `notes`: what the user should know of them;
     - `mistakes`: what the labels `trap` and `reason` mean, in words, by label;

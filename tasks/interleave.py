@@ -20,7 +20,7 @@ from operator import eq
 
 import numpy as np
 
-from align.needleman import (
+from grpo.align.needleman import (
     Alignment,
     normalise,
     nw_align_batch,
@@ -29,9 +29,16 @@ from align.needleman import (
     split_words,
     word_ends,
 )
-from data.corpus import Document, documents_of, fingerprint, load_corpus, load_foreign, load_texts
-from data.errors import UserError
-from tasks.base import SPLITS, Problem, Score, key_of
+from grpo.data.corpus import (
+    Document,
+    documents_of,
+    fingerprint,
+    load_corpus,
+    load_foreign,
+    load_texts,
+)
+from grpo.data.errors import UserError
+from grpo.tasks.base import SPLITS, Problem, Score, key_of
 
 PROMPT = (
     "Two processes each read a text, one word at a time, and each keeps its own place. They take "
@@ -175,11 +182,11 @@ class Interleave:
         return self.problem(problem.data["a"], problem.data["b"]).key
 
     def sources(self) -> dict[str, str]:
-        """Return the fingerprint of each document by title (see `tasks.base.sources_of`)."""
+        """Return the fingerprint of each document by title (see `grpo.tasks.base.sources_of`)."""
         return {document.title: fingerprint(document) for document in self._documents}
 
     def draft(self, problem: Problem) -> "Guess":
-        """Return a guesser for speculative decoding (see `tasks.base.Task`)."""
+        """Return a guesser for speculative decoding (see `grpo.tasks.base.Task`)."""
         return Guess(*([normalise(word) for word in problem.data[name]] for name in "ab"))
 
     def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
@@ -234,7 +241,7 @@ class Interleave:
         return Score(reward=float(reward), parts=parts, value=float(similarity), exact=exact)
 
     def unended(self, problem: Problem, completion: str, score: Score) -> Score:
-        """Do not count the last word where all are right (see `tasks.base.Task`)."""
+        """Do not count the last word where all are right (see `grpo.tasks.base.Task`)."""
         if not score.exact:
             return score
         *before, _ = [0, *word_ends(completion)]
@@ -244,7 +251,7 @@ class Interleave:
     def credits(
         self, problem: Problem, completions: Sequence[str]
     ) -> list[tuple[tuple[int, float], ...]]:
-        """Return what each word of each completion earned (see `tasks.base.credits_of`).
+        """Return what each word of each completion earned (see `grpo.tasks.base.credits_of`).
 
         The i-th word earns V_i - V_(i-1), where V_i = v_i / max(i, words of the target) is the
         reward of the text so far, without a penalty for words that are still missing. P_i is from

@@ -1,4 +1,4 @@
-"""How the embedded model was made: `python -m tasks.make --output data/base_model`.
+"""How the embedded model was made: `python -m grpo.tasks.make --output data/base_model`.
 
 It is a small Llama with a byte-level BPE, made in minutes on one GPU from the *training* split of
 our own corpus and from generated texts: lessons in language, copying, lists, turns, interleaving
@@ -36,9 +36,9 @@ from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_toke
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from data.corpus import documents_of, load_corpus
-from tasks.arithmetic import Arithmetic
-from tasks.interleave import PROMPT
+from grpo.data.corpus import documents_of, load_corpus
+from grpo.tasks.arithmetic import Arithmetic
+from grpo.tasks.interleave import PROMPT
 
 # ---- words
 
@@ -628,7 +628,7 @@ def train(output: Path, steps: int, workers: int, seed: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(
-        prog="python -m tasks.make", description="Make the embedded model."
+        prog="python -m grpo.tasks.make", description="Make the embedded model."
     )
     parser.add_argument("--output", type=Path, default="data/base_model")
     parser.add_argument("--steps", type=int, default=28_167, help="optimizer steps")

@@ -15,15 +15,15 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from data.errors import UserError, shortened, shown
-from data.files import kind_of
-from tasks.base import COMPONENT, CUT_OFF, Problem, Score, Task, calling, finite_number
+from grpo.data.errors import UserError, shortened, shown
+from grpo.data.files import kind_of
+from grpo.tasks.base import COMPONENT, CUT_OFF, Problem, Score, Task, calling, finite_number
 
 REGISTRY = {
-    "interleave": "tasks.interleave:Interleave",
-    "arithmetic": "tasks.arithmetic:Arithmetic",
-    "data": "tasks.rows:Rows",
-    "gsm8k": "tasks.answers:Gsm8k",
+    "interleave": "grpo.tasks.interleave:Interleave",
+    "arithmetic": "grpo.tasks.arithmetic:Arithmetic",
+    "data": "grpo.tasks.rows:Rows",
+    "gsm8k": "grpo.tasks.answers:Gsm8k",
 }
 
 # The option that names a user's reward function.
@@ -104,7 +104,8 @@ def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
     """Execute a user's file and return its attribute `name`; None if it has none.
 
     `kind` ("task", "reward") is part of the module's name, so that a task and a reward in files of
-    the same name do not replace each other. Errors begin with `where`.
+    the same name do not replace each other. The file imports from its own folder, as a script does.
+    Errors begin with `where`.
     """
     if kind_of(path) != "file":
         raise UserError(f"{where}: no file {shortened(str(path), 300)}")
@@ -113,6 +114,9 @@ def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
     assert spec is not None and spec.loader is not None, "a .py file has both"
     module = importlib.util.module_from_spec(spec)
 
+    folder = str(path.resolve().parent)
+    if sys.path[0] != folder:
+        sys.path.insert(0, folder)
     # Dataclasses look up postponed annotations in sys.modules.
     sys.modules[spec.name] = module
     with calling(f"{where}: the file"):

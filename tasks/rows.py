@@ -32,10 +32,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from align.needleman import normalise
-from data.errors import UserError, shown
-from data.rows import Row, read_rows
-from tasks.base import (
+from grpo.align.needleman import normalise
+from grpo.data.errors import UserError, shown
+from grpo.data.rows import Row, read_rows
+from grpo.tasks.base import (
     COMPONENT,
     LARGEST,
     ROUNDING,
@@ -50,7 +50,7 @@ from tasks.base import (
     raised,
     split_of_key,
 )
-from tasks.registry import load_function
+from grpo.tasks.registry import load_function
 
 ROLES = ("system", "user", "assistant")
 # How a conversation begins that was written into a text, as JSON or by Python's `str`.
@@ -88,7 +88,7 @@ def as_flags(columns: Any = "", reward_range: Any = (0.0, 1.0), **_: Any) -> dic
 class Rows:
     """Problems from rows, scored by reward functions.
 
-    - `data`: anything that `data.rows.read_rows` takes;
+    - `data`: anything that `grpo.data.rows.read_rows` takes;
     - `reward_file`: a function, named as ``path/to/file.py:name``; or `reward_functions`;
     - `columns`: what the columns are called: ``{"prompt": "question"}`` or "prompt=question";
     - `reward_range`: the lowest and the highest reward, e.g. ``(0, 1.2)`` or "0,1.2"; a completion

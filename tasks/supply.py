@@ -18,9 +18,9 @@ from functools import lru_cache
 from itertools import count, pairwise
 from pathlib import Path
 
-from data.errors import UserError
-from data.files import read_jsonl, write_whole
-from tasks.base import (
+from grpo.data.errors import UserError
+from grpo.data.files import read_jsonl, write_whole
+from grpo.tasks.base import (
     FIELDS,
     SPLITS,
     Problem,

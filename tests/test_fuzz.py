@@ -12,14 +12,14 @@ import zstandard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from data.corpus import load_texts
-from data.errors import UserError
-from data.files import read_json, read_jsonl, read_jsonl_zst, read_text
 from grpo.config import Config, load_config, parse
+from grpo.data.corpus import load_texts
+from grpo.data.errors import UserError
+from grpo.data.files import read_json, read_jsonl, read_jsonl_zst, read_text
 from grpo.run.checkpoint import find_resume, verify
 from grpo.run.logs import groups_of, load_run, read_metrics
-from tasks.answers import integer_in
-from tasks.supply import read_problems
+from grpo.tasks.answers import integer_in
+from grpo.tasks.supply import read_problems
 
 MANY = settings(max_examples=60)
 JSON = st.recursive(

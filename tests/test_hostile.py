@@ -16,8 +16,8 @@ from small_runs import BY_PLACE, whole_run
 
 from grpo import export, inspect
 from grpo import report as report_program
+from grpo.tasks import audit
 from grpo.tools import evaluation, train
-from tasks import audit
 
 SMALL = (
     "--lora-rank 0 --words 2 --prompts 2 --group-size 4 --eval-problems 2 --preflight off "

@@ -1,6 +1,7 @@
 """Data flows one way: the imports that the source code makes are those that are allowed."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -60,7 +61,10 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
-    return {name for name in names if name.split(".")[0] in (*PACKAGES, "train", "eval")}
+    first = {name.split(".")[0] for name in names}
+    assert not first & {*PACKAGES} - {"grpo"}, f"{path}: import it as grpo.NAME"
+    names = {name for name in names if name.split(".")[0] in ("grpo", "train", "eval")}
+    return {re.sub(r"^grpo\.(?=(align|data|tasks)\b)", "", name) for name in names}
 
 
 def files() -> list[str]:

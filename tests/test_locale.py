@@ -35,7 +35,7 @@ def test_every_program_works_where_text_is_ascii(tiny_flags, tmp_path):
         "grpo.inspect runs/run step 1",
         "grpo.report runs/run",
         "grpo.export runs/run exported",
-        "tasks.audit runs/run",
+        "grpo.tasks.audit runs/run",
     ]
     locale = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     done = subprocess.run(

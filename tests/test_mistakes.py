@@ -15,8 +15,8 @@ from small_runs import BY_PLACE, whole_run
 
 from grpo import export, inspect
 from grpo import report as report_program
+from grpo.tasks import audit
 from grpo.tools import evaluation, train
-from tasks import audit
 
 TOP = Path(__file__).resolve().parents[1]
 SMALL = (
@@ -116,7 +116,7 @@ def test_suggested_commands_can_be_pasted(run, capsys):
     assert train.main(["--resume", str(spaced), "--steps", "3", *BY_PLACE]) in (0, 3)
     said = capsys.readouterr().out
     assert "python eval.py --model 'runs/two words; rm x' --task" in said
-    assert "python -m tasks.audit 'runs/two words; rm x'" in said
+    assert "python -m grpo.tasks.audit 'runs/two words; rm x'" in said
 
 
 # Gives the process half a GB more than it has once the libraries are loaded, whatever these take.

@@ -1,4 +1,4 @@
-"""A user's own `tasks.py` or `data/` beside a script: it works, or one line names the clash."""
+"""A user's own `data/`, `tasks.py` or `align.py` beside a script or a reward file is the user's."""
 
 import os
 import subprocess
@@ -7,10 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from grpo import TOP_LEVEL
+from grpo.tasks.registry import load_function
 
 ROOT = Path(__file__).resolve().parents[1]
-API = ("-c", "from grpo import load_run; print(load_run.__name__)")
+
+
+@pytest.fixture()
+def project(tmp_path):
+    """A folder with modules of the same names as our folders."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "__init__.py").write_text("")
+    (tmp_path / "data" / "prep.py").write_text("def f(text):\n    return text.strip()\n")
+    (tmp_path / "tasks.py").write_text("import data.prep\n")
+    (tmp_path / "align.py").write_text("raise ImportError('nothing here needs it')\n")
+    return tmp_path
 
 
 def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -24,22 +34,21 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_plain_data_folder_is_no_clash(tmp_path):
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "mine.csv").write_text("a,b")
-    done = python(tmp_path, *API)
-    assert (done.returncode, done.stdout) == (0, "load_run\n"), done.stderr
+def test_modules_of_the_same_names_are_the_users(project):
+    script = "import tasks, grpo.library, grpo.tasks.rows; print(tasks.data.prep.f(' a '))"
+    done = python(project, "-c", script)
+    assert (done.returncode, done.stdout) == (0, "a\n"), done.stderr
 
 
-@pytest.mark.parametrize("name", TOP_LEVEL)
-def test_a_module_of_the_same_name_is_named(tmp_path, name):
-    mine = tmp_path / f"{name}.py"
-    mine.write_text("")
-    said = f"grpo needs its own package '{name}', but {mine} is found first: rename that file"
-    done = python(tmp_path, *API)
-    assert done.returncode == 1
-    assert done.stderr.splitlines()[-1].startswith(f"ImportError: {said}")
+def test_a_reward_file_imports_from_its_own_folder(project, monkeypatch):
+    (project / "own.py").write_text("from data.prep import f\n")
+    monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])  # as for `python train.py`
+    assert load_function(f"{project}/own.py:f")(" a ") == "a"
+    assert Path(sys.modules.pop("data").__file__).parent == project / "data"
+    del sys.modules["data.prep"]
 
-    done = python(tmp_path, "-m", "grpo.inspect", "runs/a", "steps")
-    assert done.returncode == 2 and done.stderr.count("\n") == 1
-    assert done.stderr.startswith(f"grpo: {said}")
+
+@pytest.mark.parametrize("name", ["align", "data", "tasks"])
+def test_no_class_exists_twice(name):
+    done = python(ROOT, "-c", f"import {name}")
+    assert done.stderr.endswith(f"ImportError: {name} is imported as grpo.{name}\n")

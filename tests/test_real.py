@@ -24,9 +24,9 @@ from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key
 from grpo.run.logs import read_metrics
 from grpo.run.session import Run
+from grpo.tasks.registry import load_task
+from grpo.tasks.supply import problem_at
 from grpo.tools import train
-from tasks.registry import load_task
-from tasks.supply import problem_at
 
 MODEL = os.environ.get("GRPO_REAL_MODEL", "")
 pytestmark = [

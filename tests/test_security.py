@@ -15,15 +15,15 @@ import yaml
 from small_runs import FEW
 from tiny_models import make_tiny_model
 
-from data.errors import UserError
-from data.files import _StrictLoader
 from grpo import inspect
 from grpo.config import parse
 from grpo.curriculum import load_supply
+from grpo.data.errors import UserError
+from grpo.data.files import _StrictLoader
 from grpo.learn.loss import load_loss
 from grpo.model.load import load_policy
+from grpo.tasks import audit
 from grpo.tools import evaluation, train
-from tasks import audit
 
 TOP = Path(__file__).resolve().parent.parent
 SMALL = [*FEW, "--steps", "2", "--eval-problems", "2", "--save-every", "1", "--words", "2"]
@@ -183,7 +183,7 @@ def test_a_program_that_the_command_line_names_is_executed(monkeypatch, flag):
     def execute(path, name, **more):
         raise UserError("executed")
 
-    for module in ("tasks.registry", "grpo.learn.loss"):
+    for module in ("grpo.tasks.registry", "grpo.learn.loss"):
         monkeypatch.setattr(f"{module}.load_from_file", execute)
     Path("a.yaml").write_text(yaml.safe_dump(NAMING[flag]))
     Path("a").write_text('{"prompt": "a"}')

@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from data.errors import UserError
+from grpo.data.errors import UserError
 from grpo.fast.decoder import FastDecoder
 from grpo.fast.llama import FastLlama, build_fast_llama
 from grpo.fast.merged_linear import gradient_products, has_fast_bf16_matmul

@@ -8,8 +8,8 @@ computes exactly, so a group of equal rewards has advantages of exactly 0, inste
 errors that the division would magnify.
 
 Credit for single tokens. Some tasks earn their reward word by word, and say by how much each word
-of a completion raises it (`tasks.base.credits_of`). The policy gradient with rewards-to-go and a
-baseline is
+of a completion raises it (`grpo.tasks.base.credits_of`). The policy gradient with rewards-to-go
+and a baseline is
 
     sum_t grad log pi(a_t | s_t) (R_t - b(s_t))        arXiv:1506.02438, eq. 1, form 3
 

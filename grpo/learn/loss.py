@@ -49,10 +49,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from data.errors import UserError
 from grpo.config import FROM_PYTHON, LOSSES, WEIGHTED_BY
-from tasks.base import calling
-from tasks.registry import load_from_file
+from grpo.data.errors import UserError
+from grpo.tasks.base import calling
+from grpo.tasks.registry import load_from_file
 
 # The policy term of each token, and which tokens were clipped low and high: (R, T) each.
 PolicyTerm = tuple[Tensor, Tensor, Tensor]

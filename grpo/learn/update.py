@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from data.errors import UserError
+from grpo.data.errors import UserError
 from grpo.learn.batch import MicroBatch, Truncate, completion_logprobs, micro_batches
 from grpo.learn.loss import LossInputs, LossSettings, kl_k3, step_loss, zero_padding
 from grpo.learn.optimizer import Optimizer

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from data.errors import UserError, shortened
-from data.files import MAX_BYTES
+from grpo.data.errors import UserError, shortened
+from grpo.data.files import MAX_BYTES
 
 # `transformers` and `peft` resolve most attributes of a model at run time, so a type checker knows
 # hardly any of them.

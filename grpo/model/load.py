@@ -29,8 +29,8 @@ from transformers import (
 from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
 
-from data.errors import UserError, needs, shortened, shown
-from data.files import kind_of, read_json
+from grpo.data.errors import UserError, needs, shortened, shown
+from grpo.data.files import kind_of, read_json
 from grpo.model.check import (
     MEASURED_SIZE,
     TEXT,
@@ -61,7 +61,7 @@ BITS_OPTIONS: dict[str, dict[str, Any]] = {
 LORA_RANK = 64  # of models that are trained with LoRA by default
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 KINDS_OF_MODELS = "give builtin, a directory in Hugging Face layout, a GGUF file, or a hub id"
-BUILTIN = Path(__file__).resolve().parents[2] / "data" / "base_model"
+BUILTIN = Path(__file__).parents[1] / "data" / "base_model"
 
 # How GGUF files split texts into words: a pattern, and whether GPT-2's follows.
 LLAMA_3 = (

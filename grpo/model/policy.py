@@ -20,7 +20,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from data.errors import UserError
+from grpo.data.errors import UserError
 from grpo.model.check import NO_CONTEXT_LIMIT, Model, check_model, context_of, text_config
 from grpo.model.prompts import (
     PromptFormat,
@@ -31,7 +31,7 @@ from grpo.model.prompts import (
     prompt_tokens,
     text_of,
 )
-from tasks.base import Problem
+from grpo.tasks.base import Problem
 
 # What an update runs at once: a `PaddedBatch`, or a `grpo.fast.packing.Packing`.
 Batch = Any

@@ -23,10 +23,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from data.errors import UserError, escape_control, shortened
-from data.files import read_text
-from tasks.base import Problem, Task
-from tasks.supply import Examples
+from grpo.data.errors import UserError, escape_control, shortened
+from grpo.data.files import read_text
+from grpo.tasks.base import Problem, Task
+from grpo.tasks.supply import Examples
 
 # A tokenizer of `transformers`, which types all results as unions.
 Tokenizer = Any

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from data.errors import UserError
+from grpo.data.errors import UserError
 from grpo.distributed import Ranks
 from grpo.model.policy import Policy
 from grpo.records import Completion, Group, Resumable
 from grpo.rollout.sampling import choose, uniform
-from tasks.base import Problem, Task
+from grpo.tasks.base import Problem, Task
 
 # A guess takes the text so far and returns how it may continue. Each completion has its own copy,
 # so a guess may remember what it has seen.

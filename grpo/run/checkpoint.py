@@ -28,8 +28,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from data.errors import UserError, blaming, shortened
-from data.files import check_links, kind_of, read_json, sync
+from grpo.data.errors import UserError, blaming, shortened
+from grpo.data.files import check_links, kind_of, read_json, sync
 from grpo.learn.optimizer import Optimizer
 from grpo.model.check import check_loaded
 from grpo.records import StepReport

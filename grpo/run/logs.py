@@ -18,8 +18,10 @@ from typing import Any
 
 import msgspec
 
-from data.errors import UserError, blaming, escape_control, quoted, shortened
-from data.files import (
+from grpo.config import KINDS as SETTING_KINDS
+from grpo.config import Config, checked, names_in
+from grpo.data.errors import UserError, blaming, escape_control, quoted, shortened
+from grpo.data.files import (
     check_links,
     kind_of,
     open_own,
@@ -31,8 +33,6 @@ from data.files import (
     write_jsonl_zst,
     write_whole,
 )
-from grpo.config import KINDS as SETTING_KINDS
-from grpo.config import Config, checked, names_in
 from grpo.records import (
     Action,
     Completion,
@@ -46,7 +46,7 @@ from grpo.records import (
 )
 from grpo.run.trackers import Tracker
 from grpo.show.group import best_and_worst
-from tasks.base import Problem, Score
+from grpo.tasks.base import Problem, Score
 
 LOGS = ("metrics.jsonl", "eval.jsonl", "seen.jsonl", "curriculum.jsonl", "groups.jsonl")
 

@@ -30,8 +30,6 @@ import torch
 import transformers
 from huggingface_hub import snapshot_download
 
-from data.errors import UserError, blaming, quoted, shortened
-from data.files import kind_of, open_own, read_json
 from grpo.config import (
     FROM_PYTHON,
     ON_RESUME,
@@ -43,15 +41,17 @@ from grpo.config import (
     require_trusted,
     spelled,
 )
+from grpo.data.errors import UserError, blaming, quoted, shortened
+from grpo.data.files import kind_of, open_own, read_json
 from grpo.distributed import Ranks
 from grpo.model import load
 from grpo.model.load import layers_of
 from grpo.model.policy import Policy
 from grpo.run.checkpoint import find_resume, run_of, seen_keys
 from grpo.run.logs import checkpoint_folders, has_no_result, read_config, step_of
+from grpo.tasks.base import sources_of
+from grpo.tasks.registry import function_digest, programs_of
 from grpo.trainer import Trainer
-from tasks.base import sources_of
-from tasks.registry import function_digest, programs_of
 
 # Where runs are written.
 HOME = Path("runs")

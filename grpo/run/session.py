@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from data.files import read_json
 from grpo.config import Config, names_in
 from grpo.curriculum import (
     PROMPT_PROBLEMS,
@@ -27,6 +26,7 @@ from grpo.curriculum import (
     survey,
     survey_prompts,
 )
+from grpo.data.files import read_json
 from grpo.distributed import Interrupt, Ranks
 from grpo.ending import CHECK_PROBLEMS, HeldOut, Verdict, conclude
 from grpo.evaluate import (
@@ -58,9 +58,9 @@ from grpo.run.logs import (
 from grpo.run.resume import OpenedRun, facts, open_run, sources_of_run
 from grpo.run.trackers import check_installed
 from grpo.show.console import Console, settings_of
+from grpo.tasks.base import Task, compares
+from grpo.tasks.supply import Supply
 from grpo.trainer import Trainer
-from tasks.base import Task, compares
-from tasks.supply import Supply
 
 # The seeds of held-out problems do not depend on the run's seed, so they are the same in every run
 # and at every step. Promotions use other problems than reports. Otherwise selection would bias the

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from data.errors import needs
+from grpo.data.errors import needs
 
 
 class _TensorBoard:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 from rich.console import Console as RichConsole
 from rich.text import Text
 
-from data.errors import escape_control, shortened
 from grpo.config import Config
+from grpo.data.errors import escape_control, shortened
 from grpo.records import StepReport, level_name
-from tasks.base import declared_budget, problems_of, sources_of
+from grpo.tasks.base import declared_budget, problems_of, sources_of
 
 if TYPE_CHECKING:
     from grpo.trainer import Trainer

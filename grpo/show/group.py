@@ -8,10 +8,10 @@ gap -1).
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from align.needleman import nw_align, split_words
-from data.errors import escape_control
+from grpo.align.needleman import nw_align, split_words
+from grpo.data.errors import escape_control
 from grpo.records import Group
-from tasks.registry import explain
+from grpo.tasks.registry import explain
 
 
 class Column(NamedTuple):

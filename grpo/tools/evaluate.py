@@ -21,9 +21,9 @@ import httpx
 from rich.console import Console as RichConsole
 from rich.table import Table
 
-from data.errors import UserError, blaming, escape_control, shortened
-from data.files import check_output, write_whole
 from grpo.config import Config
+from grpo.data.errors import UserError, blaming, escape_control, shortened
+from grpo.data.files import check_output, write_whole
 from grpo.evaluate import (
     EvaluationSettings,
     ShowProgress,
@@ -41,7 +41,7 @@ from grpo.records import Completion, Group
 from grpo.run.resume import checkpoint_of, config_of, load_run_policy
 from grpo.show.console import Console
 from grpo.statistics import mean_interval
-from tasks.base import (
+from grpo.tasks.base import (
     Problem,
     Task,
     after_reasoning,
@@ -52,7 +52,7 @@ from tasks.base import (
     problems_of,
     worded,
 )
-from tasks.registry import (
+from grpo.tasks.registry import (
     REWARD_FILE,
     check_wording,
     implied_task,
@@ -60,7 +60,7 @@ from tasks.registry import (
     require_trusted_task,
     split_options,
 )
-from tasks.supply import DistinctProblems, first_distinct, parse_levels, read_problems
+from grpo.tasks.supply import DistinctProblems, first_distinct, parse_levels, read_problems
 
 Result = dict[str, Any]
 

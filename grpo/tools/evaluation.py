@@ -8,10 +8,10 @@ evaluated as it was trained, with its task, prompt and sampling, unless a flag o
 import argparse
 import sys
 
-from data.errors import Parser, UserError, exit_status
+from grpo.data.errors import Parser, UserError, exit_status
 from grpo.model.prompts import system_text
+from grpo.tasks.registry import flags_of_tasks
 from grpo.tools.train import let_threads_sleep
-from tasks.registry import flags_of_tasks
 
 # The smallest and the largest value of each number.
 LIMITS = {

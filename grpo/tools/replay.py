@@ -15,16 +15,16 @@ from typing import Any
 
 import torch
 
-from data.errors import UserError
 from grpo.config import load_config, require_trusted
+from grpo.data.errors import UserError
 from grpo.model.load import load_policy
 from grpo.records import Group, first_tries
 from grpo.run.checkpoint import checkpoints, load_optimizer
 from grpo.run.logs import RunData, step_of
+from grpo.tasks.registry import load_task
+from grpo.tasks.supply import Supply
 from grpo.trainer import Trainer
 from grpo.variance import reward_metrics
-from tasks.registry import load_task
-from tasks.supply import Supply
 
 # What is compared: metrics of the rewards and of the update, the texts, and the advantages.
 FIGURES = (

@@ -7,8 +7,8 @@ import os
 import sys
 from contextlib import redirect_stderr, redirect_stdout
 
-from data.errors import Lasting, exit_status
 from grpo.config import parse
+from grpo.data.errors import Lasting, exit_status
 from grpo.distributed import RANK, join_ranks, only_rank0_prints
 
 # How often a waiting thread of OpenMP asks whether there is work, before it sleeps. The default is

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from align.needleman import (
+from grpo.align.needleman import (
     Alignment,
     Op,
     normalise,

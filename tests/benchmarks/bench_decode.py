@@ -32,8 +32,8 @@ from grpo.fast.speculative import DraftPlans
 from grpo.model.load import BUILTIN
 from grpo.model.policy import Policy
 from grpo.rollout.generate import Drafting, RolloutRequest, generate
-from tasks.interleave import Interleave
-from tasks.supply import problem_at
+from grpo.tasks.interleave import Interleave
+from grpo.tasks.supply import problem_at
 
 # P prompts, G completions each, new tokens, tokens of a prompt.
 ROLLOUTS = (

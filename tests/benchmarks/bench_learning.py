@@ -58,10 +58,10 @@ from grpo.evaluate import (
 from grpo.learn.optimizer import BETAS, WARMUP
 from grpo.model.load import ALPHA, load_policy, read_tokenizer, resolve
 from grpo.rollout.generate import fitting
+from grpo.tasks.base import scores_of
+from grpo.tasks.registry import load_task
+from grpo.tasks.supply import Supply
 from grpo.trainer import Trainer
-from tasks.base import scores_of
-from tasks.registry import load_task
-from tasks.supply import Supply
 
 TOP = Path(__file__).resolve().parents[2]
 SCORES = (0.8, 0.9, 0.97, 0.99)

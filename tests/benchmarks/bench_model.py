@@ -11,8 +11,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from tasks.base import Problem, Score, key_of
-from tasks.supply import problem_at
+from grpo.tasks.base import Problem, Score, key_of
+from grpo.tasks.supply import problem_at
 
 
 def shape(

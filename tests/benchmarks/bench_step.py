@@ -101,8 +101,8 @@ def run_ours(arguments, folder: Path) -> Side:
     from grpo.config import Config, resolve_config
     from grpo.distributed import join_ranks
     from grpo.model.load import load_policy
+    from grpo.tasks.supply import Supply
     from grpo.trainer import Trainer
-    from tasks.supply import Supply
 
     device, dtype = precision()
     if arguments.gb:

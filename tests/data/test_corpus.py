@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.corpus import (
+from grpo.data.corpus import (
     TEXTS,
     Document,
     documents_of,
@@ -16,7 +16,7 @@ from data.corpus import (
     split_of,
     without_repeats,
 )
-from data.errors import UserError
+from grpo.data.errors import UserError
 
 SPLITS = ("train", "validation", "test")
 words = st.text(st.characters(exclude_categories=["Z", "C"]), min_size=1, max_size=6)
@@ -76,7 +76,7 @@ def test_a_folder_of_texts_is_read_with_all_below(tmp_path):
     ],
 )
 def test_a_folder_that_cannot_be_taken_is_one_line(tmp_path, monkeypatch, name, content, fault):
-    monkeypatch.setattr("data.corpus.MAX_TEXT", 40)
+    monkeypatch.setattr("grpo.data.corpus.MAX_TEXT", 40)
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError) as error:
         load_texts(tmp_path)

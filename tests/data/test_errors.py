@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from data.errors import LONGEST, Lasting, UserError, exit_status
+from grpo.data.errors import LONGEST, Lasting, UserError, exit_status
 
 
 class Broken:

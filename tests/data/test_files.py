@@ -6,8 +6,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.errors import UserError
-from data.files import (
+from grpo.data.errors import UserError
+from grpo.data.files import (
     kind_of,
     load_yaml,
     raw_json,
@@ -136,6 +136,6 @@ def test_a_file_of_lines_that_is_not_whole_is_refused(tmp_path, monkeypatch, cha
         read_jsonl_zst(path)
 
     path.write_bytes(whole)
-    monkeypatch.setattr("data.files.MAX_EXPANDED", 5)
+    monkeypatch.setattr("grpo.data.files.MAX_EXPANDED", 5)
     with pytest.raises(UserError, match="expands to more than"):
         read_jsonl_zst(path)

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from align.needleman import normalise
-from data.corpus import FOREIGN, KINDS, Document, documents_of, load_corpus, load_foreign
-from data.errors import UserError
-from tasks import make
-from tasks.base import foreign_of
-from tasks.registry import load_task
-from tasks.supply import problem_at
+from grpo.align.needleman import normalise
+from grpo.data.corpus import FOREIGN, KINDS, Document, documents_of, load_corpus, load_foreign
+from grpo.data.errors import UserError
+from grpo.tasks import make
+from grpo.tasks.base import foreign_of
+from grpo.tasks.registry import load_task
+from grpo.tasks.supply import problem_at
 
 STRANGE = FOREIGN.parent / "strange"
 SCRIPTS = ("CYRILLIC", "GREEK", "ARABIC", "DEVANAGARI", "CJK")

@@ -4,8 +4,8 @@
 
 import hashlib
 
-from data.errors import UserError
-from tasks.base import Problem, Score, key_of
+from grpo.data.errors import UserError
+from grpo.tasks.base import Problem, Score, key_of
 
 
 class Toy:

@@ -2,7 +2,7 @@
 something to learn from.
 """
 
-from tasks.base import Problem, Score, key_of
+from grpo.tasks.base import Problem, Score, key_of
 
 
 class ByPlace:

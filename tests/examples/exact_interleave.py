@@ -7,8 +7,8 @@ sixteen different texts. It shows what the temperature does to groups that fail.
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tasks.base import Problem, Score
-from tasks.interleave import Interleave
+from grpo.tasks.base import Problem, Score
+from grpo.tasks.interleave import Interleave
 
 
 class ExactInterleave(Interleave):

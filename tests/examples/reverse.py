@@ -1,6 +1,6 @@
 """A task of your own: write the words of a text in reverse order."""
 
-from tasks.base import Problem, Score, key_of
+from grpo.tasks.base import Problem, Score, key_of
 
 WORDS = {
     "train": ["owl", "tide", "salt", "moss"],

@@ -30,7 +30,7 @@ def test_a_curriculum_opens_its_levels_and_reports_them(tmp_path, monkeypatch, c
 
 
 PAID = """
-from tasks.base import Problem, Score, key_of
+from grpo.tasks.base import Problem, Score, key_of
 
 class Paid:
     name, rewards, default_level = "paid", (), 1

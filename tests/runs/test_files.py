@@ -7,7 +7,7 @@ import pytest
 import yaml
 from small_train import SMALL, fails, run
 
-from data.files import read_jsonl_zst
+from grpo.data.files import read_jsonl_zst
 from grpo.run.logs import groups_of, read_metrics
 from grpo.tools import evaluation
 

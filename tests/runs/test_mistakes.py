@@ -7,9 +7,9 @@ import pytest
 from small_train import SMALL, fails, make_set, run
 from tiny_models import make_tiny_model
 
+from grpo.tasks.registry import load_task
+from grpo.tasks.supply import problem_at, write_problems
 from grpo.tools import evaluation
-from tasks.registry import load_task
-from tasks.supply import problem_at, write_problems
 
 
 def test_bad_command_lines(tmp_path, capsys):

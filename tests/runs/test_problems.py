@@ -10,9 +10,9 @@ from small_train import TOP, fails, make_set, run
 
 from grpo.ending import UNFINISHED
 from grpo.run.logs import groups_of, read_metrics
+from grpo.tasks.registry import load_task
+from grpo.tasks.supply import problem_at, write_problems
 from grpo.tools import evaluation, train
-from tasks.registry import load_task
-from tasks.supply import problem_at, write_problems
 
 
 def test_a_dataset_says_which_levels_there_are(tmp_path, tiny_flags):

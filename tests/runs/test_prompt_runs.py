@@ -10,17 +10,17 @@ import pytest
 from compare_runs import assert_same_run
 from transformers import AutoTokenizer
 
-from data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.config import parse
+from grpo.data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.run.logs import load_run
 from grpo.run.resume import start_from
+from grpo.tasks.audit import audit
+from grpo.tasks.registry import load_task
+from grpo.tasks.supply import Examples, problem_at, write_problems
 from grpo.tools import evaluation, train
 from grpo.tools.evaluate import Evaluation
 from grpo.tools.evaluation import parse as parse_evaluation
 from grpo.tools.replay import replay
-from tasks.audit import audit
-from tasks.registry import load_task
-from tasks.supply import Examples, problem_at, write_problems
 
 WORDING = "Mix them.\nOne: {a}\nTwo: {b}"
 AROUND = ["--wording", "w.txt", "--system", "@s.txt", "--shots", "2"]

@@ -17,7 +17,7 @@ from compare_runs import without_seconds
 from safetensors.torch import load_file
 from small_runs import BY_PLACE
 
-from data.files import read_jsonl_zst
+from grpo.data.files import read_jsonl_zst
 from grpo.run.checkpoint import checkpoints
 from grpo.run.logs import load_run, read_metrics
 from grpo.tools import train

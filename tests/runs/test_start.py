@@ -22,11 +22,11 @@ from grpo.model.load import load_policy
 from grpo.run.logs import load_run, read_metrics
 from grpo.run.resume import start_from
 from grpo.run.session import EVAL_SEED, Run
+from grpo.tasks.audit import audit
+from grpo.tasks.registry import load_task
+from grpo.tasks.supply import problem_stream, write_problems
 from grpo.tools import evaluation, train
 from grpo.tools.replay import replay
-from tasks.audit import audit
-from tasks.registry import load_task
-from tasks.supply import problem_stream, write_problems
 
 SMALL = (
     "--prompts 2 --group-size 4 --steps 2 --save-every 1 --eval-problems 3 --eval-every 0 "

@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from data.files import read_jsonl_zst
+from grpo.data.files import read_jsonl_zst
 from grpo.run.checkpoint import checkpoints
 from grpo.run.logs import read_metrics
 

@@ -3,9 +3,9 @@
 from collections import Counter
 
 from grpo.config import Config
+from grpo.tasks.base import Problem, Score, key_of
+from grpo.tasks.supply import Supply
 from grpo.trainer import Trainer
-from tasks.base import Problem, Score, key_of
-from tasks.supply import Supply
 
 
 class Forced:

@@ -14,8 +14,8 @@ from typing import Any
 
 import zstandard
 
-from tasks.base import Problem
-from tasks.interleave import Interleave
+from grpo.tasks.base import Problem
+from grpo.tasks.interleave import Interleave
 
 REFUSED, HARMLESS, ACCEPTED = "refused", "harmless", "accepted"
 ESCAPE = "\x1b]0;owned\x07\x1b[31mred\x9b1m\u202e"

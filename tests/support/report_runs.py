@@ -6,7 +6,7 @@ import re
 from grpo import report
 from grpo.records import Completion, Group
 from grpo.run.logs import append_lines, load_run, write_rollouts
-from tasks.base import Problem, Score
+from grpo.tasks.base import Problem, Score
 
 EVIL = "<script>alert(1)</script>"
 STEPS = 6

@@ -5,7 +5,7 @@ import re
 
 from grpo.records import Completion, Group, StepReport
 from grpo.show.console import Console
-from tasks.base import Problem, Score
+from grpo.tasks.base import Problem, Score
 
 METRICS = {
     "level": 25,

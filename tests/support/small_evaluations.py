@@ -8,7 +8,7 @@ from grpo.tools import evaluation
 # A policy must reason for some forty tokens before it can write "52"; here the score only asks for
 # length.
 PONDER = """
-from tasks.base import Problem, Score, key_of
+from grpo.tasks.base import Problem, Score, key_of
 
 class Ponder:
     name, rewards, default_level = "ponder", (), 1
@@ -28,8 +28,8 @@ class Declaring(Ponder):
 
 # Two problems in all, the same in every split: after the first step nothing is left to evaluate on.
 FEW = """
-from tasks.base import Problem, Score, key_of
-from data.errors import UserError
+from grpo.tasks.base import Problem, Score, key_of
+from grpo.data.errors import UserError
 
 class Few:
     name, rewards, default_level = "few", (), 1

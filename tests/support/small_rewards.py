@@ -1,7 +1,7 @@
 """Scores of small groups by reward functions."""
 
-from tasks.base import Problem
-from tasks.rows import Rows
+from grpo.tasks.base import Problem
+from grpo.tasks.rows import Rows
 
 # Rewards of these tests count things, so that they may be large.
 WIDE = (-1e7, 1e7)

@@ -16,7 +16,7 @@ BY_PLACE = ["--task", f"{EXAMPLES / 'by_place.py'}:ByPlace"]
 
 # The source code of a user's task. Its rewards vary in each group, whatever the policy writes.
 OWN = """
-from tasks.base import Problem, Score, key_of
+from grpo.tasks.base import Problem, Score, key_of
 
 class Own:
     name, rewards, default_level = "own", (), 1

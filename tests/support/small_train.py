@@ -4,9 +4,9 @@ from pathlib import Path
 
 from small_runs import FEW
 
+from grpo.tasks.registry import load_task
+from grpo.tasks.supply import problem_at, write_problems
 from grpo.tools import train
-from tasks.registry import load_task
-from tasks.supply import problem_at, write_problems
 
 TOP = Path(__file__).resolve().parents[2]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tasks.interleave import interleaved
+from grpo.tasks.interleave import interleaved
 
 
 def strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
-from data.errors import UserError
+from grpo.data.errors import UserError
 from grpo.learn.batch import completion_logprobs, micro_batches
 from grpo.model.load import BUILTIN, load_policy
 from grpo.model.policy import Policy
 from grpo.records import Group
 from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key
-from tasks.base import Problem
+from grpo.tasks.base import Problem
 
 # Sizes under all names that configurations use; a configuration takes the names that it knows.
 SIZES: dict[str, Any] = {

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.errors import UserError
-from tasks.answers import FORM, INSTRUCTION, final_answer, integer_in, number_of
-from tasks.base import CUT_OFF, SPLITS, scores_of, without_end
-from tasks.registry import load_task
-from tasks.supply import problem_at
+from grpo.data.errors import UserError
+from grpo.tasks.answers import FORM, INSTRUCTION, final_answer, integer_in, number_of
+from grpo.tasks.base import CUT_OFF, SPLITS, scores_of, without_end
+from grpo.tasks.registry import load_task
+from grpo.tasks.supply import problem_at
 
 HALF = Fraction(1, 2)
 

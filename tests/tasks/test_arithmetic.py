@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.errors import UserError
-from tasks.arithmetic import Arithmetic, canonical, chain, product
-from tasks.base import SPLITS, Problem, key_of, split_of_key
-from tasks.supply import problem_at
+from grpo.data.errors import UserError
+from grpo.tasks.arithmetic import Arithmetic, canonical, chain, product
+from grpo.tasks.base import SPLITS, Problem, key_of, split_of_key
+from grpo.tasks.supply import problem_at
 
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
 CHAIN, PRODUCT = Arithmetic(), Arithmetic("product")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from data.files import read_jsonl_zst, write_jsonl_zst
+from grpo.data.files import read_jsonl_zst, write_jsonl_zst
+from grpo.tasks.audit import audit, main
 from grpo.tools import train
-from tasks.audit import audit, main
 
 ROLLOUTS = "rollouts/{}.jsonl.zst"
 
@@ -135,7 +135,7 @@ def test_a_run_that_was_killed_within_a_line_is_read(run):
 def test_what_is_no_run(tmp_path, capsys):
     assert main([str(tmp_path)]) == 2
     (line,) = capsys.readouterr().err.strip().split("\n")
-    assert line.startswith("tasks.audit: ") and "config.yaml" in line
+    assert line.startswith("grpo.tasks.audit: ") and "config.yaml" in line
 
 
 def test_conversations_are_the_same_only_if_all_their_turns_are(tmp_path, monkeypatch):

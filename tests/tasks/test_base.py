@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.corpus import documents_of, load_corpus
-from data.errors import UserError
-from tasks.base import (
+from grpo.data.corpus import documents_of, load_corpus
+from grpo.data.errors import UserError
+from grpo.tasks.base import (
     SPLITS,
     Problem,
     TaskError,
@@ -23,14 +23,14 @@ from tasks.base import (
     sources_of,
     worded,
 )
-from tasks.registry import (
+from grpo.tasks.registry import (
     check_wording,
     load_task,
     programs_of,
     require_trusted_task,
     split_options,
 )
-from tasks.supply import problem_at, problem_stream
+from grpo.tasks.supply import problem_at, problem_stream
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reverse.py"
 INTERLEAVE = load_task("interleave")

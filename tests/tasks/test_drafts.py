@@ -4,8 +4,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from align.needleman import split_words
-from tasks.interleave import Guess, Interleave, interleaved
+from grpo.align.needleman import split_words
+from grpo.tasks.interleave import Guess, Interleave, interleaved
 
 TASK = Interleave(documents=[])
 A, B = ["a1", "a2", "a3", "a4"], ["b1", "b2", "b3", "b4"]

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.arithmetic import Arithmetic
-from tasks.base import Problem, Score
-from tasks.interleave import Interleave, interleaved
-from tasks.registry import explain
+from grpo.tasks.arithmetic import Arithmetic
+from grpo.tasks.base import Problem, Score
+from grpo.tasks.interleave import Interleave, interleaved
+from grpo.tasks.registry import explain
 
 WORDS = st.lists(st.sampled_from(["a1", "a2", "b1", "b2", "the"]), min_size=1, max_size=7)
 

@@ -6,12 +6,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from strategies import strategies
 
-from align.needleman import nw_score
-from data.corpus import Document, documents_of
-from data.errors import UserError
-from tasks.base import SPLITS
-from tasks.interleave import Interleave, interleaved
-from tasks.supply import problem_at
+from grpo.align.needleman import nw_score
+from grpo.data.corpus import Document, documents_of
+from grpo.data.errors import UserError
+from grpo.tasks.base import SPLITS
+from grpo.tasks.interleave import Interleave, interleaved
+from grpo.tasks.supply import problem_at
 
 TASKS = {reward: Interleave(reward) for reward in Interleave.rewards}
 A, B = ["a1", "a2", "a3", "a4"], ["b1", "b2", "b3", "b4"]  # right: a1 b1 a2 b2 a3 b3 a4 b4

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.corpus import documents_of, load_corpus, load_foreign
-from tasks import make
-from tasks.make import (
+from grpo.data.corpus import documents_of, load_corpus, load_foreign
+from grpo.tasks import make
+from grpo.tasks.make import (
     LONG,
     SHORTEST,
     SIZES,

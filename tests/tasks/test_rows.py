@@ -15,12 +15,12 @@ import small_rewards
 import torch
 from small_rewards import problem, scores
 
-from data.errors import UserError
-from data.rows import read_rows
-from tasks.base import SPLITS, problems_of, scores_of, scores_of_groups
-from tasks.registry import function_digest, load_task
-from tasks.rows import Rows
-from tasks.supply import problem_at, training_set
+from grpo.data.errors import UserError
+from grpo.data.rows import read_rows
+from grpo.tasks.base import SPLITS, problems_of, scores_of, scores_of_groups
+from grpo.tasks.registry import function_digest, load_task
+from grpo.tasks.rows import Rows
+from grpo.tasks.supply import problem_at, training_set
 
 ROWS = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(200)]
 
@@ -449,7 +449,7 @@ def test_components_are_added_and_kept():
 
 
 def test_no_more_calls_than_threads_run_at_once(monkeypatch):
-    monkeypatch.setattr("tasks.rows.WORKERS", 6)
+    monkeypatch.setattr("grpo.tasks.rows.WORKERS", 6)
     at_once, most, lock = 0, 0, threading.Lock()
 
     def slow(completion):
@@ -468,7 +468,7 @@ def test_no_more_calls_than_threads_run_at_once(monkeypatch):
 
 
 def test_a_failure_abandons_the_other_calls_and_the_next_ones_run(monkeypatch):
-    monkeypatch.setattr("tasks.rows.WORKERS", 1)
+    monkeypatch.setattr("grpo.tasks.rows.WORKERS", 1)
     ran = []
 
     def judge(completion):
@@ -485,7 +485,7 @@ def test_a_failure_abandons_the_other_calls_and_the_next_ones_run(monkeypatch):
 
 
 def test_the_time_limit_counts_from_the_start_of_a_call(monkeypatch):
-    monkeypatch.setattr("tasks.rows.WORKERS", 1)
+    monkeypatch.setattr("grpo.tasks.rows.WORKERS", 1)
 
     def slow(completion):
         time.sleep(0.1)

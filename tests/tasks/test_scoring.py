@@ -14,8 +14,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data.errors import UserError, shortened
-from tasks.base import Problem, Score, range_of, scores_of, scores_of_groups
+from grpo.data.errors import UserError, shortened
+from grpo.tasks.base import Problem, Score, range_of, scores_of, scores_of_groups
 
 PROBLEM = Problem("given", 1, "prompt", "target", "k" * 16)
 UNSET = object()

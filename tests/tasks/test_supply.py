@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.errors import UserError
-from tasks.arithmetic import Arithmetic
-from tasks.base import Problem, key_of, split_of_key
-from tasks.registry import load_task
-from tasks.rows import Rows
-from tasks.supply import (
+from grpo.data.errors import UserError
+from grpo.tasks.arithmetic import Arithmetic
+from grpo.tasks.base import Problem, key_of, split_of_key
+from grpo.tasks.registry import load_task
+from grpo.tasks.rows import Rows
+from grpo.tasks.supply import (
     Examples,
     Supply,
     distinct_problems,

@@ -7,8 +7,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from strategies import all_strategies
 
-from tasks.interleave import Interleave, interleaved
-from tasks.supply import problem_at
+from grpo.tasks.interleave import Interleave, interleaved
+from grpo.tasks.supply import problem_at
 
 PAID = (10, 25, 50, 100)
 IGNORE_A_TEXT = ("empty", "copies A", "copies B", "doubles A", "doubles B", "garbage")

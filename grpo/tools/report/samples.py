@@ -1,6 +1,6 @@
 """The groups of a step as compact JSON, for the page that shows them.
 
-Every text is escaped here (`data.errors.escape_control`). Every completion is aligned with its
+Every text is escaped here (`grpo.data.errors.escape_control`). Every completion is aligned with its
 target here, too, so that the page needs no aligner of its own. A text that several completions of a
 group share is stored once.
 """
@@ -13,8 +13,8 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from align.needleman import split_words, word_ends
-from data.errors import escape_control, printable
+from grpo.align.needleman import split_words, word_ends
+from grpo.data.errors import escape_control, printable
 from grpo.records import Group, summaries
 from grpo.run.logs import MOST_TOKENS, tokenizer_of
 from grpo.show.group import aligned, first_divergence, reward_in_words

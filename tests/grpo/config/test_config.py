@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from data.errors import UserError
 from grpo.config import (
     FOUND,
     ON_RESUME,
@@ -20,10 +19,11 @@ from grpo.config import (
     resolve_config,
     spelled,
 )
+from grpo.data.errors import UserError
 from grpo.model.load import BITS_OPTIONS
+from grpo.tasks.arithmetic import Arithmetic
+from grpo.tasks.interleave import Interleave
 from grpo.trainer import resolve_for_model
-from tasks.arithmetic import Arithmetic
-from tasks.interleave import Interleave
 
 ROOT = Path(__file__).resolve().parents[3]
 FLAGS = {name: spec for name, spec in SETTINGS.items() if spec.metadata["kind"] != "setting"}

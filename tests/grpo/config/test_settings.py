@@ -5,9 +5,9 @@ from pathlib import Path
 from grpo.config import Config
 from grpo.model.load import load_policy
 from grpo.show.console import settings_of
+from grpo.tasks.registry import load_task
+from grpo.tasks.supply import Supply
 from grpo.trainer import Trainer
-from tasks.registry import load_task
-from tasks.supply import Supply
 
 
 def said(model, **flags):

@@ -16,7 +16,7 @@ from small_runs import BY_PLACE, FEW
 from tiny_models import make_tiny_model
 from transformers import AutoTokenizer, LlamaForCausalLM
 
-from data.errors import UserError
+from grpo.data.errors import UserError
 from grpo.model.check import check_loaded, check_step
 from grpo.model.load import load_policy
 from grpo.records import Completion

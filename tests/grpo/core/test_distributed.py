@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from data.errors import UserError
 from grpo import distributed
+from grpo.data.errors import UserError
 
 HERE = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29400"}
 

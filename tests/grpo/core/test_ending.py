@@ -21,8 +21,8 @@ from grpo.ending import (
     solves_level,
 )
 from grpo.records import Completion, Group
+from grpo.tasks.base import Problem, Score
 from grpo.variance import REMEDIES
-from tasks.base import Problem, Score
 
 
 def group(class_name="varied", action="keep", attempt=0, value=0.5):

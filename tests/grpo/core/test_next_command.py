@@ -8,8 +8,8 @@ import pytest
 from grpo.config import Config, make_parser
 from grpo.ending import Verdict, solved_step
 from grpo.next_command import EndedRun, advice, next_commands
-from tasks.arithmetic import Arithmetic
-from tasks.interleave import Interleave
+from grpo.tasks.arithmetic import Arithmetic
+from grpo.tasks.interleave import Interleave
 
 FOLDER = Path("runs/two words")
 CONFIG = Config(task="interleave", level=25)

@@ -14,7 +14,7 @@ from grpo import trainer as trainer_module
 from grpo.evaluate import budgets
 from grpo.learn.loss import LOSSES
 from grpo.model.load import load_policy
-from tasks.base import Score
+from grpo.tasks.base import Score
 
 
 def test_advantages_are_kept_beside_rewards(tiny_policy):

@@ -10,13 +10,13 @@ from grpo.ending import solves_level
 from grpo.evaluate import score_groups, summarise
 from grpo.model.prompts import text_of
 from grpo.records import Completion, Group, truncated_share
+from grpo.tasks.base import CUT_OFF, SPLITS, scores_of
+from grpo.tasks.interleave import Interleave, interleaved
+from grpo.tasks.registry import explain
+from grpo.tasks.rows import Rows
+from grpo.tasks.supply import Supply
 from grpo.tools.evaluate import repeated_figures
 from grpo.trainer import Trainer
-from tasks.base import CUT_OFF, SPLITS, scores_of
-from tasks.interleave import Interleave, interleaved
-from tasks.registry import explain
-from tasks.rows import Rows
-from tasks.supply import Supply
 
 
 def ended_and_cut(task, problem, texts):

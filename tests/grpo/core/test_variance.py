@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from grpo.config import Config
 from grpo.records import CLASSES, Completion, Group
+from grpo.tasks.base import Problem, Score
 from grpo.variance import (
     REMEDIES,
     TRAP_REMEDY,
@@ -17,7 +18,6 @@ from grpo.variance import (
     common_trap,
     histogram,
 )
-from tasks.base import Problem, Score
 
 
 def group(class_name, action="keep", attempt=0, tokens=3, distinct=None):

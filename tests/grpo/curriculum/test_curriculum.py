@@ -9,7 +9,7 @@ import pytest
 from grpo.curriculum import ANNEAL_AT, FLOOR, MEMORY, OPEN_AT, WINDOW, Curriculum
 from grpo.records import Group
 from grpo.statistics import problems_needed
-from tasks.base import Problem, Score
+from grpo.tasks.base import Problem, Score
 
 MANY = 2 * problems_needed(OPEN_AT)  # groups that the running mean needs
 

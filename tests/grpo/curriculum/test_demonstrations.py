@@ -10,10 +10,10 @@ import torch
 from forced import trainer_for, weights
 from updates import SETTINGS, sgd, update
 
-from data.errors import UserError
 from grpo import inspect, load_run
 from grpo.config import Config
 from grpo.curriculum import demonstrate, demonstration, has_right_targets
+from grpo.data.errors import UserError
 from grpo.learn.advantages import token_advantages
 from grpo.learn.batch import completion_logprobs, micro_batches
 from grpo.learn.optimizer import Optimizer
@@ -21,12 +21,12 @@ from grpo.model.load import load_policy
 from grpo.records import Completion, Group
 from grpo.report import outcome
 from grpo.run.logs import groups_of, write_rollouts
+from grpo.tasks import audit
+from grpo.tasks.base import Score, scores_of
+from grpo.tasks.interleave import Interleave
 from grpo.tools import train
 from grpo.trainer import Trainer
 from grpo.variance import common_trap
-from tasks import audit
-from tasks.base import Score, scores_of
-from tasks.interleave import Interleave
 
 TASK = Interleave("similarity")
 PROBLEM = TASK.problem(["one", "two"], ["owl", "rain"])  # one owl two rain

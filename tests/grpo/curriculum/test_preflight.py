@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 from compare_runs import assert_same_run
 
-from data.errors import UserError
 from grpo import inspect, report
 from grpo.config import Config
 from grpo.curriculum import (
@@ -24,14 +23,15 @@ from grpo.curriculum import (
     use_prompt,
 )
 from grpo.curriculum import SURVEY_PROBLEMS as PROBLEMS
+from grpo.data.errors import UserError
 from grpo.records import Completion, Group
 from grpo.run.logs import load_run, read_metrics
 from grpo.run.session import Run
+from grpo.tasks.base import Problem, Score, split_of_key
+from grpo.tasks.interleave import ONLY, TURNS, Interleave
+from grpo.tasks.registry import load_task
+from grpo.tasks.supply import Supply, problem_at, write_problems
 from grpo.tools import train
-from tasks.base import Problem, Score, split_of_key
-from tasks.interleave import ONLY, TURNS, Interleave
-from tasks.registry import load_task
-from tasks.supply import Supply, problem_at, write_problems
 
 ROW = {"level": 1, "varied": 0.0, "any_exact": 0.0, "exact": 0.0}
 

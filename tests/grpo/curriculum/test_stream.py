@@ -4,8 +4,8 @@ import json
 
 from forced import trainer_for
 
-from tasks.base import Problem
-from tasks.supply import Supply
+from grpo.tasks.base import Problem
+from grpo.tasks.supply import Supply
 
 
 def test_problems_are_a_pure_function_of_seed_step_and_state(tiny_policy):

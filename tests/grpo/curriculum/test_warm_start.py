@@ -9,7 +9,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from data.errors import UserError
 from grpo import load_run
 from grpo.config import Config
 from grpo.curriculum import (
@@ -21,16 +20,17 @@ from grpo.curriculum import (
     most_updates,
     warm_start,
 )
+from grpo.data.errors import UserError
 from grpo.learn.update import imitate
 from grpo.model.load import load_policy
 from grpo.run.logs import write_rollouts
 from grpo.run.session import Run
+from grpo.tasks import audit
+from grpo.tasks.base import Score
+from grpo.tasks.interleave import Interleave
+from grpo.tasks.supply import Supply
 from grpo.tools import train
 from grpo.trainer import Trainer
-from tasks import audit
-from tasks.base import Score
-from tasks.interleave import Interleave
-from tasks.supply import Supply
 
 
 @pytest.fixture(scope="module")
@@ -209,7 +209,7 @@ def test_a_run_states_what_imitation_came_to_and_survives_a_kill(
 
 
 TAUGHT = """
-from tasks.base import Problem, Score, key_of
+from grpo.tasks.base import Problem, Score, key_of
 class Taught:
     name, rewards, default_level, value = "taught", (), 1, 0.1
     def make(self, level, split, rng):

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from grpo.show import console
+from grpo.tasks.registry import load_task
+from grpo.tasks.supply import problem_at
 from grpo.tools import evaluate, evaluation
-from tasks.registry import load_task
-from tasks.supply import problem_at
 
 # A function of a request's body and its number (from 1) that returns status, headers and body.
 Behaviour = Callable[[dict, int], tuple[int, dict[str, str], object]]

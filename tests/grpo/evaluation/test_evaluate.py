@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_evaluations import CLIMB, evaluated
 
-from data import corpus
-from data.corpus import documents_of, load_texts
-from data.files import read_jsonl_zst
 from grpo.config import load_config
+from grpo.data import corpus
+from grpo.data.corpus import documents_of, load_texts
+from grpo.data.files import read_jsonl_zst
 from grpo.evaluate import (
     EvaluationSettings,
     evaluate,
@@ -23,12 +23,12 @@ from grpo.evaluate import (
 )
 from grpo.records import Completion, Group
 from grpo.run.logs import groups_of, load_run, read_metrics
+from grpo.tasks.audit import audit
+from grpo.tasks.base import Problem, Score
+from grpo.tasks.registry import load_task
+from grpo.tasks.supply import write_problems
 from grpo.tools import evaluation
 from grpo.tools.evaluate import as_json, repeated_figures
-from tasks.audit import audit
-from tasks.base import Problem, Score
-from tasks.registry import load_task
-from tasks.supply import write_problems
 
 # --- which problems are used ------------------------------------------------------------------
 

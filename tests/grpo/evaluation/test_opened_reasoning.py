@@ -7,8 +7,8 @@ import pytest
 
 from grpo.evaluate import score_groups
 from grpo.records import Completion, Group
-from tasks.registry import load_task
-from tasks.supply import problem_at
+from grpo.tasks.registry import load_task
+from grpo.tasks.supply import problem_at
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from transformers import (
     PhimoeConfig,
 )
 
-from data.errors import UserError
+from grpo.data.errors import UserError
 from grpo.fast import accelerate as fast
 from grpo.fast.accelerate import FastForward, accelerate, common_beginning
 from grpo.fast.merged_linear import MergedLinear

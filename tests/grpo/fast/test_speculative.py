@@ -16,8 +16,8 @@ from grpo.fast.speculative import LENGTHS, NO_TOKEN, Costs, DraftPlans, draft_le
 from grpo.model.load import BUILTIN, load_policy
 from grpo.rollout.generate import Drafting, RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, uniform
-from tasks.interleave import Interleave
-from tasks.supply import problem_at
+from grpo.tasks.interleave import Interleave
+from grpo.tasks.supply import problem_at
 
 
 def guess_of(text: str, spoil: int):

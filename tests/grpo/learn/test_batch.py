@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from grpo.learn.batch import micro_batches
 from grpo.records import Completion, Group
-from tasks.base import Problem
+from grpo.tasks.base import Problem
 
 CPU = torch.device("cpu")
 

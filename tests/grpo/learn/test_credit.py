@@ -26,8 +26,8 @@ from grpo.model.load import BUILTIN
 from grpo.model.policy import Policy
 from grpo.model.prompts import plain_tokens
 from grpo.records import Completion, Group
-from tasks.base import Problem, Score
-from tasks.interleave import Interleave
+from grpo.tasks.base import Problem, Score
+from grpo.tasks.interleave import Interleave
 
 LETTERS = ["a", "b", " ", "|"]  # tokens 0, 1, 2, and 3, which ends the text
 TOKENIZER = AutoTokenizer.from_pretrained(BUILTIN)

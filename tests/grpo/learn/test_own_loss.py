@@ -7,8 +7,8 @@ import torch
 from enumeration import check_loss
 from losses import inputs_and_settings
 
-from data.errors import UserError
 from grpo.config import program_of
+from grpo.data.errors import UserError
 from grpo.learn.loss import from_python, load_loss, policy_loss, step_loss
 
 MASK_RT = torch.tensor([[True, True, True], [True, False, False]])

@@ -11,8 +11,8 @@ from forced import trainer_for
 from small_library import QUICK, ROWS, alike, example, is_time, reward
 from transformers import AutoModelForImageTextToText, AutoTokenizer, Gemma3Config
 
-from data.errors import UserError
 from grpo import Model, load_model, make_trainer, train
+from grpo.data.errors import UserError
 from grpo.distributed import Ranks
 from grpo.learn.optimizer import default_rate
 from grpo.model.load import BUILTIN

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from small_library import FLAGS, OWN, QUICK, ROWS, reward
 
-from data.errors import UserError
 from grpo import inspect, load_run, train
+from grpo.data.errors import UserError
+from grpo.tasks import audit
 from grpo.tools import evaluation
 from grpo.tools.train import main
-from tasks import audit
 
 pytestmark = pytest.mark.slow
 

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from small_library import FLAGS, QUICK, ROWS, alike, example, reward
 
-from data.errors import UserError
 from grpo import load_model, load_run, train
+from grpo.data.errors import UserError
 from grpo.tools.train import main
 
 

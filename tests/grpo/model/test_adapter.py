@@ -8,8 +8,8 @@ import torch
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from data.errors import UserError
 from grpo import export, load_model
+from grpo.data.errors import UserError
 from grpo.model.load import load_policy, read_tokenizer
 from grpo.tools import evaluation, train
 

@@ -20,7 +20,7 @@ from transformers import (
     Qwen2Config,
 )
 
-from data.errors import UserError
+from grpo.data.errors import UserError
 from grpo.model.check import (
     FLOAT32_TOLERANCE,
     LOW_PRECISION_TOLERANCE,

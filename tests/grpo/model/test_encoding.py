@@ -27,8 +27,8 @@ from grpo.model.prompts import (
     plain_tokens,
     prompt_tokens,
 )
-from tasks.registry import load_task
-from tasks.supply import problem_at
+from grpo.tasks.registry import load_task
+from grpo.tasks.supply import problem_at
 
 TASK = load_task("interleave")
 CHAT = (

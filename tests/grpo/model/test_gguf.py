@@ -11,8 +11,8 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from data.errors import UserError
 from grpo import export
+from grpo.data.errors import UserError
 from grpo.model.load import load_policy, read_tokenizer, resolve
 from grpo.model.prompts import text_of
 from grpo.tools import evaluation, train

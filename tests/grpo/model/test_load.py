@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM, LlamaConfig, ResNetConfig
 
-from data.errors import UserError
+from grpo.data.errors import UserError
 from grpo.model import check, load
 from grpo.model.check import fits_float16
 from grpo.model.load import load_policy

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoTokenizer
 
-from data.errors import UserError
+from grpo.data.errors import UserError
 from grpo.learn.optimizer import optimizer_bytes
 from grpo.model import load
 from grpo.model.load import load_policy

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from data.errors import UserError
 from grpo.config import Config
+from grpo.data.errors import UserError
 from grpo.model.load import BUILTIN
 from grpo.model.policy import Policy
 from grpo.model.prompts import (
@@ -23,9 +23,9 @@ from grpo.model.prompts import (
     wording_text,
 )
 from grpo.rollout.generate import budget_for, fitting
-from tasks.arithmetic import Arithmetic
-from tasks.base import Problem
-from tasks.supply import Examples, problem_at
+from grpo.tasks.arithmetic import Arithmetic
+from grpo.tasks.base import Problem
+from grpo.tasks.supply import Examples, problem_at
 
 TASK = Arithmetic()
 PROBLEM = problem_at(TASK, seed=0, split="test", level=2, index=0)

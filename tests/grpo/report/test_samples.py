@@ -4,8 +4,8 @@ import pytest
 from report_runs import group
 
 from grpo.records import Completion, Group
+from grpo.tasks.base import Problem, Score
 from grpo.tools.report import samples
-from tasks.base import Problem, Score
 
 
 def packed(one, number=0, config=None, pieces=None):

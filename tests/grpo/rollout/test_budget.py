@@ -2,9 +2,9 @@
 
 import pytest
 
-from data.errors import UserError
+from grpo.data.errors import UserError
 from grpo.rollout.generate import budget_for, fitting
-from tasks.base import Problem
+from grpo.tasks.base import Problem
 
 
 def test_budget(tiny_policy):

@@ -9,14 +9,14 @@ from transformers import (
     AutoTokenizer,
 )
 
-from data.errors import UserError
+from grpo.data.errors import UserError
 from grpo.learn.batch import completion_logprobs, micro_batches
 from grpo.model import load
 from grpo.model.load import BUILTIN, load_policy
 from grpo.records import Group
 from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, truncation
-from tasks.base import Problem
+from grpo.tasks.base import Problem
 
 
 def plain_logprobs(model, prompt, tokens, temperature):

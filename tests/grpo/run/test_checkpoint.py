@@ -28,9 +28,9 @@ from grpo.run.checkpoint import (
     verify,
 )
 from grpo.run.logs import read_metrics
+from grpo.tasks.base import UserError
 from grpo.tools import train
 from grpo.trainer import Trainer
-from tasks.base import UserError
 
 
 def write(folder):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data.files import read_jsonl_zst
 from grpo.config import Config
+from grpo.data.files import read_jsonl_zst
 from grpo.records import Completion, Group, StepReport
 from grpo.run.logs import (
     RunFiles,
@@ -19,7 +19,7 @@ from grpo.run.logs import (
     rewind,
     write_rollouts,
 )
-from tasks.base import Problem, Score, UserError
+from grpo.tasks.base import Problem, Score, UserError
 
 
 def group(texts, rewards=(0.0, 1.0), logprob=-0.25):

@@ -11,14 +11,14 @@ import yaml
 from small_runs import OWN
 from tiny_models import make_tiny_model
 
-import data.corpus
-from data.errors import UserError
 from grpo import export
+from grpo.data import corpus
+from grpo.data.errors import UserError
 from grpo.run import resume as resuming
 from grpo.run.resume import base_sources, commit, digest_of, require_same
+from grpo.tasks.registry import load_task
+from grpo.tasks.supply import problem_at, write_problems
 from grpo.tools import evaluation, train
-from tasks.registry import load_task
-from tasks.supply import problem_at, write_problems
 
 SMALL = (
     "--prompts 2 --group-size 4 --preflight off --eval-problems 2 --save-every 1 "
@@ -32,14 +32,14 @@ def home(tmp_path_factory):
     """A folder with two runs of one step, and with all that they depend on."""
     folder = tmp_path_factory.mktemp("home")
     make_tiny_model(folder / "model")
-    shutil.copytree(data.corpus.TEXTS, folder / "texts")
+    shutil.copytree(corpus.TEXTS, folder / "texts")
     task = load_task("interleave")
     problems = [problem_at(task, seed=3, split="train", level=2, index=i) for i in range(6)]
     write_problems(folder / "set.jsonl", problems)
     (folder / "own.py").write_text(OWN)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        patch.setattr(data.corpus, "TEXTS", folder / "texts")
+        patch.setattr(corpus, "TEXTS", folder / "texts")
         assert train.main([*LORA, "--steps", "1", "--name", "lora"]) == 0
         own = [*SMALL, "--task", "own.py:Own", "--max-new-tokens", "8"]
         assert train.main([*own, "--steps", "1", "--name", "own"]) == 0
@@ -51,7 +51,7 @@ def here(home, tmp_path, monkeypatch):
     """A copy of it, to be changed."""
     folder = Path(shutil.copytree(home, tmp_path / "here"))
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(data.corpus, "TEXTS", folder / "texts")
+    monkeypatch.setattr(corpus, "TEXTS", folder / "texts")
     return folder
 
 

@@ -6,8 +6,8 @@ import time
 import pytest
 from small_runs import BY_PLACE
 
-from data.errors import UserError
 from grpo.config import TRACKERS, Config
+from grpo.data.errors import UserError
 from grpo.run import trackers
 from grpo.run.logs import read_metrics
 from grpo.run.trackers import CLASSES, Tracker, check_installed, scalars

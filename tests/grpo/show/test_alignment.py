@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from align.needleman import nw_score
+from grpo.align.needleman import nw_score
 from grpo.inspect import CONTEXT, rendered
 from grpo.show.group import aligned, first_divergence
 

@@ -14,7 +14,7 @@ from grpo.learn.advantages import advantages
 from grpo.learn.loss import token_weights
 from grpo.records import Completion, Group
 from grpo.run.logs import file_of, write_rollouts
-from tasks.base import Problem, Score
+from grpo.tasks.base import Problem, Score
 
 REWARDS = [[1.0, 0.25, 0.5, 0.25], [0.0, 0.5, 0.5, 0.0]]
 

@@ -10,12 +10,12 @@ import numpy
 import pytest
 from report_runs import group
 
-from data.errors import UserError
 from grpo import inspect, load_run
+from grpo.data.errors import UserError
 from grpo.records import summaries
 from grpo.run.logs import append_lines, groups_of, read_metrics, write_rollouts
+from grpo.tasks.base import Score
 from grpo.tools import train
-from tasks.base import Score
 
 STEPS, PROMPTS, SIZE = 3, 2, 4
 

@@ -12,7 +12,7 @@ from grpo.learn.advantages import advantages
 from grpo.records import Group
 from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key
-from tasks.base import Problem, Score
+from grpo.tasks.base import Problem, Score
 
 
 @pytest.fixture()

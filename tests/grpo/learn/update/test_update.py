@@ -10,7 +10,7 @@ from updates import SETTINGS, loss_and_gradients, one_batch, sgd, update
 
 import grpo.learn.optimizer as optimizer_module
 import grpo.learn.update as update_module
-from data.errors import UserError
+from grpo.data.errors import UserError
 from grpo.learn.batch import completion_logprobs, micro_batches
 from grpo.learn.update import UpdateMemory, UpdateSettings, imitate
 from grpo.model.load import load_policy
