@@ -73,6 +73,8 @@ SPLITS = {
     "qwen2": (LLAMA_3.replace("{1,3}", ""), False),
     "smollm": (r"\p{N}", True),
 }
+# Fields of GGUF files that change texts before they are split.
+CHANGES = ("add_space_prefix", "remove_extra_whitespaces", "precompiled_charsmap")
 
 
 def load_policy(
@@ -321,6 +323,9 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
     if options:  # an adapter takes its `base_model_name_or_path` from there
         model.name_or_path = model.config.name_or_path = source
         vars(model.config).pop("_model_name_or_path", None)  # the file's title, not a path
+        fields = _tokenizer_fields(source)
+        ends = [fields.get(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+        model.generation_config.eos_token_id = [end for end in ends if end is not None]
     for folder in adapters:
         model = load_adapter(model, folder).merge_and_unload().requires_grad_(True)
         model.name_or_path = model.config.name_or_path = str(folder)
@@ -344,6 +349,15 @@ def read_tokenizer(source: str) -> tuple[Tokenizer, list[str]]:
     return tokenizer, notes
 
 
+def _tokenizer_fields(path: str) -> dict[str, Any]:
+    """Return `tokenizer.ggml.NAME` of a GGUF file by name; the merges are only counted."""
+    from transformers.integrations.gguf import read_gguf_metadata
+
+    prefix = "tokenizer.ggml."
+    metadata, _ = read_gguf_metadata(path, (prefix + "tokens",))
+    return {name.removeprefix(prefix): value for name, value in metadata.items()}
+
+
 def _correct_tokenizer(tokenizer: Any, path: str) -> list[str]:
     """Make the `tokenizer` of a GGUF file the one that the file describes; return warnings.
 
@@ -353,15 +367,16 @@ def _correct_tokenizer(tokenizer: Any, path: str) -> list[str]:
     of byte pairs as a unigram model, with tokens that the policy never saw: these are refused.
     """
     from gguf import TokenType
-    from transformers.integrations.gguf import read_gguf_metadata
 
-    # The format: the GGUF specification, `tokenizer.ggml.NAME`. The merges are only counted.
-    prefix = "tokenizer.ggml."
-    metadata, _ = read_gguf_metadata(path, (prefix + "tokens",))
-    fields = {name.removeprefix(prefix): value for name, value in metadata.items()}
+    fields = _tokenizer_fields(path)
     if fields.get("model") != "gpt2":
         raise UserError(
             f"--model {path}: its vocabulary ({shown(fields.get('model'))}) is not byte-level; "
+            "give the model's directory in Hugging Face layout"
+        )
+    if changes := [name for name in CHANGES if fields.get(name)]:
+        raise UserError(
+            f"--model {path}: its tokenizer changes texts ({changes[0]}), which is not done here; "
             "give the model's directory in Hugging Face layout"
         )
 
@@ -387,6 +402,7 @@ def _correct_tokenizer(tokenizer: Any, path: str) -> list[str]:
     if (end := fields.get("eos_token_id")) is not None:  # the reader may take the start of a turn
         tokenizer.eos_token = tokenizer.convert_ids_to_tokens(end)
     tokenizer.add_bos_token = fields.get("add_bos_token", pre == "llama-bpe")
+    tokenizer.add_eos_token = fields.get("add_eos_token", False)
 
     if pre in (*SPLITS, "gpt-2"):
         return []

@@ -32,13 +32,14 @@ def write_gguf(
     path: Path,
     *,
     eos: int = 3,
+    eot: int | None = None,
     template: str | None = None,
     precision: GGMLQuantizationType = GGMLQuantizationType.Q8_0,
 ) -> Path:
     """Write the Llama in the directory `folder` as a GGUF file.
 
-    The matrices are in `precision`, and `eos` is the end token. Only the first VOCABULARY tokens
-    are written.
+    The matrices are in `precision`, and `eos` is the end token, `eot` that of a turn. Only the
+    first VOCABULARY tokens are written.
     """
     config = json.loads((folder / "config.json").read_text())
     writer = GGUFWriter(str(path), "llama")
@@ -55,6 +56,8 @@ def write_gguf(
     writer.add_vocab_size(VOCABULARY)
 
     _add_tokenizer(writer, folder, eos, template)
+    if eot is not None:
+        writer.add_eot_token_id(eot)
 
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for name, weight in load_file(folder / "model.safetensors").items():
@@ -149,8 +152,11 @@ LETTERS = ["Ċ", "Ġ", *map(chr, range(ord("!"), ord("~") + 1))]
 MERGES = ["1 2", "12 3", "123 4", "Ġ Ġ", "Ġ a", "a b"]
 
 
-def write_byte_level_vocabulary(path: Path, pre: str, add_bos: bool | None = None) -> Path:
-    """Write a GGUF file of the Llama architecture with a small byte-level vocabulary alone."""
+def write_byte_level_vocabulary(path: Path, pre: str, **fields: bool) -> Path:
+    """Write a GGUF file of the Llama architecture with a small byte-level vocabulary alone.
+
+    `fields` are the tokenizer's, e.g. ``add_bos_token=True``.
+    """
     merged = [pair.replace(" ", "") for pair in MERGES]
     tokens = ["<s>", "</s>", "<think>", *LETTERS, *merged, "xyz"]  # no merges lead to xyz
     kinds = [TokenType.CONTROL, TokenType.CONTROL, TokenType.USER_DEFINED]
@@ -165,8 +171,8 @@ def write_byte_level_vocabulary(path: Path, pre: str, add_bos: bool | None = Non
     writer.add_token_merges(MERGES)
     writer.add_bos_token_id(0)
     writer.add_eos_token_id(1)
-    if add_bos is not None:
-        writer.add_add_bos_token(add_bos)
+    for name, value in fields.items():
+        writer.add_bool(f"tokenizer.ggml.{name}", value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

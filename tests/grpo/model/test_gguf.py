@@ -64,9 +64,10 @@ def test_the_file_says_which_token_ends_an_answer(tiny_model, model, tmp_path, h
     """The reader takes <|user|> for it."""
     from gguf_files import write_gguf
 
-    path = model if has_template else str(write_gguf(tiny_model, tmp_path / "plain.gguf", eos=3))
-    policy = load_policy(path, device="cpu", lora_rank=None)
-    assert policy.stops == (3,) and policy.end == 3 and policy.notes == []
+    plain = write_gguf(tiny_model, tmp_path / "plain.gguf", eos=3, eot=5)
+    policy = load_policy(model if has_template else str(plain), device="cpu", lora_rank=None)
+    assert policy.stops == ((3,) if has_template else (3, 5))
+    assert policy.end == 3 and policy.notes == []
     assert policy.lora_rank == 0
 
 
@@ -161,9 +162,8 @@ def test_a_byte_level_vocabulary_is_read_as_its_directory_is(tmp_path, pre, numb
     """`transformers` splits all of them as GPT-2 does, and drops the first blank of a text."""
     from gguf_files import write_byte_level_vocabulary
 
-    tokenizer = read_tokenizer(
-        str(write_byte_level_vocabulary(tmp_path / "bytes.gguf", pre, False))
-    )[0]
+    path = write_byte_level_vocabulary(tmp_path / "bytes.gguf", pre, add_bos_token=False)
+    tokenizer, _ = read_tokenizer(str(path))
 
     def pieces(text):
         return tokenizer.convert_ids_to_tokens(tokenizer(text).input_ids)
@@ -180,22 +180,33 @@ def test_a_byte_level_vocabulary_is_read_as_its_directory_is(tmp_path, pre, numb
 
 
 @pytest.mark.parametrize(
-    "pre, add_bos, begins",
+    "pre, fields, pieces",
     [
-        ("gpt-2", True, True),
-        ("gpt-2", False, False),
-        ("gpt-2", None, False),
-        ("llama-bpe", False, False),
-        ("llama-bpe", None, True),  # as llama.cpp does
+        ("gpt-2", {"add_bos_token": True}, ["<s>", "a"]),
+        ("gpt-2", {"add_bos_token": False}, ["a"]),
+        ("gpt-2", {}, ["a"]),
+        ("gpt-2", {"add_eos_token": True, "add_space_prefix": False}, ["a", "</s>"]),
+        ("llama-bpe", {"add_bos_token": False}, ["a"]),
+        ("llama-bpe", {}, ["<s>", "a"]),  # as llama.cpp does
     ],
 )
-def test_the_file_says_whether_a_text_begins_with_a_token(tmp_path, pre, add_bos, begins):
+def test_the_file_says_which_tokens_are_around_a_text(tmp_path, pre, fields, pieces):
     from gguf_files import write_byte_level_vocabulary
 
-    path = write_byte_level_vocabulary(tmp_path / "bytes.gguf", pre, add_bos)
-    tokenizer = read_tokenizer(str(path))[0]
-    assert (tokenizer("a").input_ids[0] == tokenizer.bos_token_id) is begins
-    assert len(tokenizer("a").input_ids) == 1 + begins
+    path = write_byte_level_vocabulary(tmp_path / "bytes.gguf", pre, **fields)
+    tokenizer, _ = read_tokenizer(str(path))
+    assert tokenizer.convert_ids_to_tokens(tokenizer("a").input_ids) == pieces
+
+
+@pytest.mark.parametrize("name", ["add_space_prefix", "remove_extra_whitespaces"])
+def test_a_file_that_changes_texts_is_refused(tmp_path, name):
+    from gguf_files import write_byte_level_vocabulary
+
+    path = write_byte_level_vocabulary(tmp_path / "bytes.gguf", "gpt-2", **{name: True})
+    with pytest.raises(
+        UserError, match=f"changes texts \\({name}\\), .* give the model's directory"
+    ):
+        read_tokenizer(str(path))
 
 
 def test_an_unknown_way_of_splitting_words_is_said(tmp_path):
