@@ -3,6 +3,7 @@
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from grpo.config import Config, checked, is_run, with_texts
@@ -15,6 +16,7 @@ from grpo.model.policy import Policy
 from grpo.records import StepReport
 from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, truncation
+from grpo.tasks.base import calling
 from grpo.tasks.registry import REWARD_FILE
 from grpo.tasks.rows import ROW_OPTIONS, Rows, as_flags
 from grpo.trainer import Callback, Trainer
@@ -70,8 +72,9 @@ def arguments(
 
     Raises UserError, which begins with `where`, the function that the user called.
     """
-    if not isinstance(callbacks, Sequence) or not all(map(callable, callbacks)):
+    if not isinstance(callbacks, Sequence):
         raise UserError(f"{where}: callbacks must be a list of functions")
+    callbacks = [each if callable(each) else _Follower(each, where, options) for each in callbacks]
     of_rows = {name: options[name] for name in ROW_OPTIONS if options.get(name) is not None}
     settings = {name: value for name, value in options.items() if name not in ROW_OPTIONS}
     if settings.get("resume") is True:
@@ -120,6 +123,41 @@ def _rows(
         options[REWARD_FILE] = named
     options |= as_flags(**of_rows)
     return task, {"task": "data", "task_options": options}
+
+
+class _Follower:
+    """Tells a `TrainerCallback` of `transformers` of each step, and ends the run if it asks."""
+
+    def __init__(self, callback: Any, where: str, options: Mapping[str, Any]):
+        from transformers import TrainerCallback, TrainerControl, TrainerState  # slow to import
+
+        if not isinstance(callback, TrainerCallback):
+            raise UserError(f"{where}: callbacks must be a list of functions")
+        self.__name__ = type(callback).__name__
+        self.callback, self.args = callback, SimpleNamespace(**options)
+        self.state, self.control = TrainerState(), TrainerControl()
+
+        for name, default in vars(TrainerCallback).items():
+            is_told = name in ("on_init_end", "on_train_begin", "on_step_end", "on_log")
+            if name.startswith("on_") and not is_told and getattr(type(callback), name) != default:
+                raise UserError(
+                    f"{where}: callback {self.__name__}: {name} is never called; use on_step_end "
+                    "or on_log, which are called after each step"
+                )
+        with calling(f"callback {self.__name__}"):
+            self._tell("on_init_end")
+            self._tell("on_train_begin")
+
+    def __call__(self, report: StepReport) -> None:
+        self.state.global_step = report.step
+        self.state.log_history.append(dict(report.metrics))
+        self._tell("on_step_end")
+        self._tell("on_log", logs=report.metrics)
+        if self.control.should_training_stop:
+            report.end = f"callback {self.__name__} asked for it"
+
+    def _tell(self, event: str, **more: Any) -> None:
+        getattr(self.callback, event)(self.args, self.state, self.control, **more)
 
 
 class Model:

@@ -84,12 +84,14 @@ class EndWatch(Resumable):
       both are failures;
     - *exhausted*: every group of the last level was solved for `patience` steps;
     - *solved*: nearly all groups of the last level were solved for SOLVED_STEPS steps, and a
-      held-out evaluation confirms it.
+      held-out evaluation confirms it;
+    - *asked*: a callback of the user's said why it ends.
     """
 
-    STATE = ("solved", "recent", "solved_steps", "untrained", "classes", "trapped", "trap")
+    STATE = ("asked", "solved", "recent", "solved_steps", "untrained", "classes", "trapped", "trap")
 
     def __init__(self, config: Config):
+        self.asked = ""
         self.patience = config.patience
         # The rewards of a control experiment say nothing about the policy.
         self.may_be_solved = config.patience > 0 and config.control == "none"
@@ -148,7 +150,7 @@ class EndWatch(Resumable):
             return stopped
         if self._is_idle and not self.solved:
             return f"every training group was solved for {self.untrained} steps"
-        return self.solved
+        return self.solved or self.asked
 
     @property
     def _is_idle(self) -> bool:

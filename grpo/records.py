@@ -197,6 +197,7 @@ class StepReport:
     groups: list[Group]  # all that it sampled, skipped and discarded ones included
     events: list[str] = field(default_factory=list)  # for the console: alarms and decisions
     decisions: list[Decision] = field(default_factory=list)
+    end: str = ""  # why the run ends after this step, if a callback says so
 
 
 # --- what files and JSON hold of groups -----------------------------------------------------------

@@ -70,7 +70,7 @@ VALUES = ("done", "tokens", "varied_share", "imitation")
 STATIONS = ("curriculum", "monitor", "end", "drafting")
 
 # A function of the user's own that is called after each step. Its result is ignored. Numbers that
-# it adds to the report's metrics are stored with them.
+# it adds to the report's metrics are stored with them; a text as the report's `end` ends the run.
 Callback = Callable[[StepReport], Any]
 
 
@@ -162,6 +162,7 @@ class Trainer:
         if self.ranks.is_rank0:
             for callback in self.callbacks:
                 run_callback(callback, report)
+        self.end.asked = self.ranks.gather([report.end])[0]
         return report
 
     def collect(self, step: int) -> tuple[list[Indexed], list[Group]]:
@@ -496,7 +497,7 @@ def resolve_for_model(config: Config, policy: Policy) -> Config:
 
 
 def run_callback(callback: Callback, report: StepReport) -> None:
-    """Call `callback`; UserError if it raises, or adds a metric that is not a number."""
+    """Call `callback`; UserError if it raises, or adds what is no metric or no reason to end."""
     where = f"callback {getattr(callback, '__name__', type(callback).__name__)}"
     own = set(report.metrics)
     with calling(f"{where}, step {report.step}"):
@@ -508,6 +509,8 @@ def run_callback(callback: Callback, report: StepReport) -> None:
         if type(plain) not in (int, float):
             raise UserError(f"{where}: its metric {name!a} is {shown(value)}; give a number")
         report.metrics[name] = plain
+    if not isinstance(report.end, str):
+        raise UserError(f"{where}: report.end is {shown(report.end)}; give the reason as a text")
 
 
 class StepTimer:

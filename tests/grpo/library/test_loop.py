@@ -9,7 +9,12 @@ import pytest
 import torch
 from forced import trainer_for
 from small_library import QUICK, ROWS, alike, example, is_time, reward
-from transformers import AutoModelForImageTextToText, AutoTokenizer, Gemma3Config
+from transformers import (
+    AutoModelForImageTextToText,
+    AutoTokenizer,
+    Gemma3Config,
+    TrainerCallback,
+)
 
 from grpo import Model, load_model, make_trainer, train
 from grpo.data.errors import UserError
@@ -208,18 +213,61 @@ def test_a_callback_that_fails_is_one_line_and_loses_nothing(home):
         make_trainer(ROWS, reward, resume="runs/a")
 
 
-@pytest.mark.parametrize("value", ["no", [2]])
-def test_a_callback_adds_nothing_but_numbers(tiny_policy, value):
+@pytest.mark.parametrize(
+    "wrong, line",
+    [
+        (lambda report: report.metrics.update(mine="no"), "its metric 'mine' is .*; give a number"),
+        (lambda report: report.metrics.update(mine=[2]), "its metric 'mine' is .*; give a number"),
+        (lambda report: setattr(report, "end", True), "report.end is True; give the reason as a t"),
+    ],
+)
+def test_a_callback_adds_nothing_but_numbers_and_a_reason_to_end(tiny_policy, wrong, line):
     trainer = trainer_for(tiny_policy)
-    trainer.callbacks.append(lambda report: report.metrics.update(mine=value))
-    with pytest.raises(UserError, match="^callback <lambda>: its metric 'mine' is .*; give a numb"):
+    trainer.callbacks.append(wrong)
+    with pytest.raises(UserError, match=f"^callback <lambda>: {line}"):
         trainer.step()
+
+
+def enough(report):
+    if report.step == 2:
+        report.end = "two steps are enough"
+
+
+class Enough(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        assert args.name and state.global_step and not state.log_history[-1].get("seen")
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        logs["seen"] = len(state.log_history)
+        control.should_training_stop = logs["step"] == 2
+
+
+@pytest.mark.parametrize(
+    "callback, why", [(enough, "two steps are enough"), (Enough(), "callback Enough asked for it")]
+)
+def test_a_callback_ends_the_run(home, capsys, callback, why):
+    options = dict(reward_range=(0, 1.2), **QUICK | {"steps": 9})
+    run = train(ROWS, reward, name="a", callbacks=[callback], **options)
+    assert len(run.metrics) == 2 and [line["step"] for line in run.reports] == [0, 2]
+    assert f"ended after step 2: {why}" in capsys.readouterr().out
+    again = dict(reward_range=(0, 1.2), resume="runs/a", steps=20)
+    assert len(train(ROWS, reward, **again).metrics) == 2
+
+
+class Saves(TrainerCallback):
+    def on_save(self, args, state, control, **kwargs):
+        pass
 
 
 @pytest.mark.parametrize(
     "options, line",
     [
         ({"callbacks": print}, r"^make_trainer\(\): callbacks must be a list of functions"),
+        ({"callbacks": [3]}, r"^make_trainer\(\): callbacks must be a list of functions"),
+        (
+            {"callbacks": [Saves()]},
+            "callback Saves: on_save is never called; use on_step_end or on",
+        ),
         ({"task": "interleave"}, r"^make_trainer\(\): task and data; give one of them"),
         ({"task_options": {"texts": "x"}}, "task_options and data; give one of them"),
         ({"columns": 3}, "--columns 3: give name=value"),
