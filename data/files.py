@@ -2,6 +2,7 @@
 leaves no half files.
 """
 
+import gzip
 import json
 import os
 import stat
@@ -9,6 +10,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +18,7 @@ import msgspec
 import yaml
 import zstandard
 
-from grpo.data.errors import UserError, shown
+from grpo.data.errors import UserError, blaming, shown
 
 # The largest file that is read at once, and what a compressed one may expand to (bytes). The
 # rollouts of a step of 256 completions with 1,300 tokens each take 10 MB.
@@ -108,17 +110,8 @@ def read_jsonl(path: str | Path, *, is_log: bool = False) -> Iterator[tuple[str,
 
 
 def read_jsonl_zst(path: str | Path) -> list[dict]:
-    """Return the objects in a JSON Lines file under zstandard, of at most MAX_EXPANDED bytes."""
-    content = read_bytes(path)
-    try:
-        if zstandard.frame_content_size(content) > MAX_EXPANDED:
-            raise ValueError(f"it expands to more than {MAX_EXPANDED >> 20} MiB")
-        decompressor = zstandard.ZstdDecompressor()
-        whole = decompressor.decompress(content, MAX_EXPANDED, allow_extra_data=False)
-        lines = whole.decode().split("\n")
-    except (ValueError, zstandard.ZstdError) as error:
-        raise UserError(f"{path}: not a whole rollout file ({error})") from error
-    return [_object(f"{path}, line {n}", line) for n, line in enumerate(lines, start=1) if line]
+    """Return the objects of a file that `write_jsonl_zst` wrote."""
+    return [line for _, line in read_jsonl(path)]
 
 
 def _object(where: str, line: str) -> dict:
@@ -213,7 +206,10 @@ def sync(path: Path) -> None:
 
 
 def read_bytes(path: str | Path) -> bytes:
-    """Return what is in an ordinary file of at most MAX_BYTES; UserError otherwise."""
+    """Return what is in an ordinary file of at most MAX_BYTES; UserError otherwise.
+
+    A file that ends in .gz or .zst is expanded, to at most MAX_EXPANDED bytes.
+    """
     try:
         # A pipe without a writer would block otherwise.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
@@ -223,12 +219,30 @@ def read_bytes(path: str | Path) -> bytes:
                 raise UserError(f"{path}: is a folder, a pipe or a device; give an ordinary file")
             if facts.st_size > MAX_BYTES:
                 raise UserError(f"{path}: has more than {MAX_BYTES >> 20:,} MiB; give less")
-            return file.read()
+            content = file.read()
     except UserError:
         raise
     except (OSError, ValueError) as error:  # ValueError: there is a null byte in the path
         said = getattr(error, "strerror", None) or error
         raise UserError(f"{path}: cannot be read: {said}") from error
+
+    suffix = Path(path).suffix
+    with blaming(f"{path}: not a whole {suffix} file of at most {MAX_EXPANDED >> 20} MiB"):
+        return _expanded(content, suffix)
+
+
+def _expanded(content: bytes, suffix: str) -> bytes:
+    """Return what a compressed file holds. Any exception means that it is damaged or too large."""
+    if suffix == ".zst":
+        if zstandard.frame_content_size(content) > MAX_EXPANDED:
+            raise ValueError("it expands to more")
+        decompressor = zstandard.ZstdDecompressor()
+        return decompressor.decompress(content, MAX_EXPANDED, allow_extra_data=False)
+    if suffix == ".gz":
+        content = gzip.GzipFile(fileobj=BytesIO(content)).read(MAX_EXPANDED + 1)
+        if len(content) > MAX_EXPANDED:
+            raise ValueError("it expands to more")
+    return content
 
 
 def _decode(where: str, content: bytes) -> str:

@@ -3,10 +3,13 @@
 import codecs
 import math
 import re
+import sys
 from collections.abc import Iterable, Mapping
 from datetime import date, time
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from grpo.data.errors import UserError, blaming, needs, shortened
@@ -15,6 +18,11 @@ from grpo.data.files import kind_of, read_bytes, read_json, read_jsonl
 # The name of a dataset of the hub, with its configuration and its split.
 ON_THE_HUB = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?(:.*)?")
 
+# So many rows are read of an iterable that does not know its length and may be endless: with
+# --prompts 32, 500 steps on different problems. What slow rows have come to is said every PAUSE s.
+MOST = 20_000
+PAUSE = 5
+
 # Where a row is from, e.g. "problems.jsonl, line 3", and its columns.
 Row = tuple[str, dict[str, Any]]
 
@@ -22,10 +30,11 @@ Row = tuple[str, dict[str, Any]]
 def read_rows(source: Any) -> list[Row]:
     """Return the rows of `source`, with JSON values.
 
-    `source` is a file (JSON Lines, a JSON list of objects, or Parquet), a dataset of the hub,
-    "NAME", "NAME:CONFIG" or "NAME:CONFIG:SPLIT", a pandas DataFrame, a Hugging Face `Dataset`, or
-    any iterable of mappings. Numbers and arrays of NumPy become Python's, dates and times become
-    texts (ISO 8601), and missing values (NaN) become None.
+    `source` is a file (JSON Lines or a JSON list of objects, also as .gz or .zst, or Parquet), a
+    dataset of the hub, "NAME", "NAME:CONFIG" or "NAME:CONFIG:SPLIT", a pandas DataFrame, a Hugging
+    Face `Dataset`, or any iterable of mappings; the first MOST if it has no length. Numbers and
+    arrays of NumPy become Python's, dates and times become texts (ISO 8601), and missing values
+    (NaN) become None.
     """
     if isinstance(source, str | Path):
         name = str(source)
@@ -84,12 +93,15 @@ def _given_rows(source: Any, name: str) -> list[Row]:
         source = filled.to_dict("records")
     if not isinstance(source, Iterable) or isinstance(source, Mapping | bytes):
         raise UserError(f"{name}: give a file, a dataset (one split of it), or a list of mappings")
-    return _numbered(name, source)
+    return _numbered(name, source if hasattr(source, "__len__") else islice(source, MOST))
 
 
 def _numbered(name: str, rows: Iterable[Any]) -> list[Row]:
-    numbered = []
+    numbered, said = [], monotonic()
     for number, row in enumerate(rows, start=1):
+        if monotonic() > said + PAUSE:
+            said = monotonic()
+            print(f"{name}: {number:,} rows read", file=sys.stderr)
         where = f"{name}, row {number}"
         if not isinstance(row, Mapping):
             raise UserError(f"{where}: is {type(row).__name__}; each row must map names to values")

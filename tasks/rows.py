@@ -26,7 +26,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -34,7 +34,7 @@ from typing import Any
 
 from grpo.align.needleman import normalise
 from grpo.data.errors import UserError, shown
-from grpo.data.rows import Row, read_rows
+from grpo.data.rows import MOST, Row, read_rows
 from grpo.tasks.base import (
     COMPONENT,
     LARGEST,
@@ -141,11 +141,23 @@ class Rows:
         )
 
         columns = _columns(columns)
-        problems = [_problem(row, columns, self.name) for row in read_rows(data)]
+        rows = read_rows(data)
+        problems = [_problem(row, columns, self.name) for row in rows]
         for problem in problems:
             for function in self.functions:
                 function.check(problem.data["row"], problem.data["where"])
         self._by_split, self.notes = _divided(problems)
+        if len(rows) == MOST and not isinstance(data, str | Path | Sized):
+            self.notes.append(
+                f"--data: the first {MOST:,} rows are used, because {type(data).__name__} does not "
+                "say how many there are; for more give a list"
+            )
+        self.notes += [
+            f"--columns {name}={column}: it replaces the column {name} of the rows, which is not "
+            f"used; to keep that too, name it: --columns old_{name}={name}"
+            for name, column in columns.items()
+            if name not in columns.values() and any(name in row for _, row in rows)
+        ]
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
         """Return a random row of the level and the split."""
@@ -191,7 +203,8 @@ class Rows:
             if shared := named.keys() & components.keys():
                 raise UserError(
                     f"reward {function.name}, {place}: two functions have a component "
-                    f"{min(shared)!r}; rename one of them"
+                    f"{min(shared)!r}; let one return it by another name, "
+                    f"{{'other name': {named[min(shared)]:g}}}"
                 )
             components |= named
 

@@ -142,7 +142,7 @@ def _resumed_path(resume: str) -> Path:
 
 def new_folder(config: Config) -> Path:
     """Return a directory that does not exist yet, named after task, level and seed."""
-    parts = [config.task.rpartition(":")[2]]
+    parts = [config.task.rpartition(":")[2][:60]]
     for value in config.task_options.values():
         if "," not in value:  # a list of numbers says little
             parts.append(Path(value.partition(":")[0]).stem[:60])
@@ -169,6 +169,8 @@ def new_run(config: Config) -> Iterator[Path]:
         raise UserError(
             f"--name {folder.name}: {folder} exists; give another name, or {way}"
         ) from error
+    except OSError as error:
+        raise UserError(f"{shortened(str(folder))}: cannot be made: {error.strerror}") from error
     try:
         with locked(folder):
             yield folder

@@ -1,3 +1,4 @@
+import gzip
 import json
 import os
 
@@ -125,17 +126,20 @@ def test_yaml_is_strict():
         load_yaml("{b: {a: 1, a: 2}}")
 
 
-@pytest.mark.parametrize("change", [lambda c: c[:-1], lambda c: c + b"x", lambda c: c + c])
-def test_a_file_of_lines_that_is_not_whole_is_refused(tmp_path, monkeypatch, change):
-    path = tmp_path / "a.jsonl.zst"
+@pytest.mark.parametrize("change", [lambda c: c[:-1], lambda c: c + b"x", lambda c: c + c[:9]])
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_a_file_of_lines_that_is_not_whole_is_refused(tmp_path, monkeypatch, change, suffix):
+    path = tmp_path / f"a.jsonl{suffix}"
     write_jsonl_zst(path, [{"x": 1}])
+    if suffix == ".gz":
+        path.write_bytes(gzip.compress(b'{"x": 1}\n'))
     assert read_jsonl_zst(path) == [{"x": 1}]
     whole = path.read_bytes()
     path.write_bytes(change(whole))
-    with pytest.raises(UserError, match="a.jsonl.zst: not a whole rollout file"):
+    with pytest.raises(UserError, match=f"a.jsonl{suffix}: not a whole {suffix} file of at most"):
         read_jsonl_zst(path)
 
     path.write_bytes(whole)
     monkeypatch.setattr("grpo.data.files.MAX_EXPANDED", 5)
-    with pytest.raises(UserError, match="expands to more than"):
+    with pytest.raises(UserError, match="expands to more"):
         read_jsonl_zst(path)

@@ -1,18 +1,21 @@
 """A user's own data: rows, columns, splits; reward functions: calls, errors, time limits."""
 
 import asyncio
+import gzip
 import json
 import random
 import threading
 import time
 import unicodedata
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 
 import numpy
 import pytest
 import small_rewards
 import torch
+import zstandard
 from small_rewards import problem, scores
 
 from grpo.data.errors import UserError
@@ -96,11 +99,33 @@ def test_a_conversation_keeps_its_turns():
     assert single.turns == plain.turns == (("user", "Hi"),) and single.key == plain.key
 
 
-def test_equal_prompts_are_one_problem_and_are_counted():
-    data = [*ROWS, {"prompt": "what is  5 + 1?", "answer": "other"}]
-    task = rows(data)
-    assert sum(len(task.problems(split)) for split in SPLITS) == 200
-    assert task.notes == ["--data: 1 of 201 rows repeat the prompt of another"]
+@pytest.mark.parametrize(
+    ("data", "columns", "size", "note"),
+    [
+        ([*ROWS, {"prompt": "what is  5 + 1?", "answer": ""}], "", 200,
+            "--data: 1 of 201 rows repeat the prompt of another"),
+        ([row | {"solution": "x"} for row in ROWS], "answer=solution", 200,
+            "--columns answer=solution: it replaces the column answer of the rows, which is not "
+            "used; to keep that too, name it: --columns old_answer=answer"),
+        (({"prompt": str(n), "answer": ""} for n in count()), "", 50,
+            "--data: the first 50 rows are used, because generator does not say how many there "
+            "are; for more give a list"),
+    ],
+)  # fmt: skip
+def test_what_is_left_out_is_said(monkeypatch, data, columns, size, note):
+    for module in ("grpo.data.rows", "grpo.tasks.rows"):
+        monkeypatch.setattr(f"{module}.MOST", 50)
+    task = rows(data, columns=columns)
+    assert sum(len(task.problems(split)) for split in SPLITS) == size
+    assert task.notes == [note]
+
+
+def test_slow_rows_say_how_many_are_read(monkeypatch, capsys):
+    monkeypatch.setattr("grpo.data.rows.PAUSE", 0)
+    read_rows(iter(ROWS[:2]))
+    assert capsys.readouterr().err == "".join(
+        f"data (list_iterator): {n} rows read\n" for n in (1, 2)
+    )
 
 
 def test_a_column_that_is_no_level_or_split_goes_to_the_reward_under_another_name():
@@ -123,6 +148,10 @@ def test_a_list_of_objects_in_a_file_is_read(tmp_path):
         path.write_text("\ufeff\n" + json.dumps(ROWS, indent=indent), "utf-8")
         assert [row for _, row in read_rows(path)] == ROWS
         assert read_rows(path)[1][0] == f"{path}, row 2"
+    for name, compress in ((".gz", gzip.compress), (".zst", zstandard.compress)):
+        compressed = Path(f"{path}{name}")
+        compressed.write_bytes(compress(b"".join(json.dumps(r).encode() + b"\n" for r in ROWS)))
+        assert [row for _, row in read_rows(compressed)] == ROWS
     path.write_text('[{"prompt": "a"}, 3]')
     refused("rows.jsonl, row 2: is int; each row must map", lambda: read_rows(path))
     path.write_text('{\n "prompt": "a"\n}\n')
@@ -428,7 +457,8 @@ def test_two_functions_with_one_component():
     def second(completion):
         return {"a": 2}
 
-    refused("two functions have a component 'a'", lambda: scores([first, second]))
+    advice = "let one return it by another name, {'other name': 2}"
+    refused(f"two functions have a component 'a'; {advice}", lambda: scores([first, second]))
 
 
 def test_components_are_added_and_kept():

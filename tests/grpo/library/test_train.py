@@ -32,10 +32,10 @@ def test_ten_lines_train_and_return_the_run(home, monkeypatch):
     assert greedy[0] == greedy[1]
 
 
-NO_NAME = [json.dumps(ROWS), "a\nb", "a\0b", "x/" * 3000]
+NO_NAME = [json.dumps(ROWS), "a\nb", "a\0b", "x/" * 3000, "x" * 300]
 
 
-@pytest.mark.parametrize("text", NO_NAME, ids=["JSON", "lines", "NUL", "deep"])
+@pytest.mark.parametrize("text", NO_NAME, ids=["JSON", "lines", "NUL", "deep", "long"])
 def test_any_text_that_names_nothing_is_refused_in_one_line(home, text):
     for arguments in (
         {"data": text},
@@ -52,7 +52,7 @@ def test_any_text_that_names_nothing_is_refused_in_one_line(home, text):
             )
         line = str(caught.value)
         assert "\n" not in line and len(line) < 1_010, arguments
-    for load in (load_model, load_run):
+    for load in (load_model, load_run, lambda task: train(task=task, **QUICK)):
         with pytest.raises(UserError) as caught:
             load(text)
         assert "\n" not in str(caught.value)
