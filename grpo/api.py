@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from grpo.config import Config, checked, is_run, with_texts
+from grpo.config import Config, checked, is_run, python_name, with_texts
 from grpo.curriculum import load_supply
 from grpo.data.errors import UserError
 from grpo.distributed import SIZE
@@ -84,6 +84,10 @@ def arguments(
     if callable(settings.get("loss")):
         values["own_loss"] = from_python(settings["loss"])
         settings["loss"] = values["own_loss"].spec
+    if function := settings.pop("advantages", None):
+        if not callable(function) or "scale" in settings:
+            raise UserError(f"{where}: advantages must be a function, and takes the place of scale")
+        values["own_advantages"], settings["scale"] = function, python_name(function)
 
     if data is not None:
         for name in ("task", "task_options"):

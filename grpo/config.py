@@ -11,7 +11,7 @@ import dataclasses
 import difflib
 import math
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -53,7 +53,7 @@ WEIGHT_WORDS = {
     "step": "{tokens:,}, the tokens that the step trained on",
 }
 LOSSES = tuple(WEIGHTED_BY)
-FROM_PYTHON = "python:"  # begins the name of a loss that is a function given in Python
+FROM_PYTHON = "python:"  # begins the name of a function that was given in Python
 
 # How far below and above 1 the ratio is clipped, by the loss's paper; by the others 0.2 and 0.2.
 CLIP = {"dapo": (0.2, 0.28), "gspo": (3e-4, 4e-4), "cispo": (1.0, 0.28)}
@@ -213,7 +213,9 @@ class Config:
         heading="Algorithm",
     )
     scale: str = flag(
-        "group", "the standard deviation that advantages are divided by, if any", choices=SCALES
+        "group",
+        "the standard deviation that advantages are divided by, if any",
+        metavar="{" + ",".join(SCALES) + "}",
     )
     credit: str = flag(
         "outcome",
@@ -332,6 +334,9 @@ class Config:
         fix = f"give one of {', '.join(LOSSES)}, or path/to/file.py:function for your own"
         require("loss", is_own or self.loss in LOSSES, fix)
 
+        is_scale = self.scale in SCALES or self.scale.startswith(FROM_PYTHON)
+        require("scale", is_scale, f"give one of {', '.join(SCALES)}")
+
         name = "a" if self.name is None else self.name
         is_name = name.isprintable() and name.strip(".") != "" and not {*name} & {*"/\\"}
         require("name", is_name, "give the plain name of a folder in runs")
@@ -345,6 +350,8 @@ class Config:
         require = self._require
         weighs_tokens = self.credit == "outcome" or self.loss != "gspo"
         require("credit", weighs_tokens, "gspo weighs whole sequences; give another --loss")
+        is_one_source = self.credit == "outcome" or self.scale in SCALES
+        require("credit", is_one_source, "the advantages are those of a function; leave it out")
         is_trainable = self.quantise == "none" or self.lora_rank != 0
         require("quantise", is_trainable, "give --lora-rank 16: quantised weights are not trained")
 
@@ -429,6 +436,11 @@ def program_of(spec: str) -> list[Path]:
     """Return the file of a loss ``path/to/file.py:function``; [] for any other loss."""
     is_program = spec not in LOSSES and not spec.startswith(FROM_PYTHON)
     return [Path(spec.rpartition(":")[0])] if is_program else []
+
+
+def python_name(function: Callable) -> str:
+    """Return how config.yaml names a function that was given in Python."""
+    return FROM_PYTHON + getattr(function, "__name__", type(function).__name__)
 
 
 def spelled(name: str) -> str:

@@ -29,7 +29,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from grpo.config import WEIGHT_WORDS, WEIGHTED_BY
+from grpo.config import SCALES, WEIGHT_WORDS, WEIGHTED_BY
 from grpo.data.errors import Parser, UserError, escape_control, exit_status, quoted
 from grpo.records import CLASSES, WHY, Group, summaries
 from grpo.run.logs import KINDS, MOST_TOKENS, load_run, tokenizer_of
@@ -369,6 +369,8 @@ def advantage_in_words(config: Record, groups: Sequence[Group], group: Group, sa
 
     # "batch" is over all groups that the step trained on.
     scale = config.get("scale", "group")
+    if scale not in SCALES:
+        return f"{advantage}, by the run's own function ({scale})"
     trained = [each for each in groups if each.advantages] if scale == "batch" else [group]
     (divisor, *_) = divisors([each.rewards for each in trained], scale=scale)
 

@@ -50,8 +50,9 @@ def train(
     - ``reward_range=(0, 1)``: where the sum of the rewards lies.
     - ``reward_timeout=60``: the most seconds of a call.
     - any setting of `train.py --help-all`: `model`, `steps`, `system`, `name`, ... The `loss` may
-      be a function (see `grpo.learn.loss`). With ``resume="runs/NAME"``, or True for the latest
-      run, functions, `data` and the keywords for it are given again.
+      be a function (see `grpo.learn.loss`), and in place of `scale` one may give the `advantages`,
+      a function of the groups that are trained on. With ``resume="runs/NAME"``, or True for the
+      latest run, functions, `data` and the keywords for it are given again.
 
     Without `data`, the `task` is a setting, as on the command line, and `reward` names one of its
     rewards. Raises UserError, which says in one line what is wrong, and KeyboardInterrupt after

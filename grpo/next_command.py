@@ -75,6 +75,7 @@ def advice(run: EndedRun, verdict: Verdict) -> tuple[str, str]:
     has_failed = verdict.kind in ("collapsed", "got worse", "no signal")
     is_from_python = getattr(run.task, "from_python", False)
     is_from_python |= run.config.loss.startswith(FROM_PYTHON)
+    is_from_python |= run.config.scale.startswith(FROM_PYTHON)
     if is_from_python or verdict.kind == "not measured":
         command = run.inspection
     return f"try {words}" if words and has_failed else "", command

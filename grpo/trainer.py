@@ -24,7 +24,7 @@ from functools import cached_property
 from statistics import fmean
 from typing import Any
 
-from grpo.config import Config
+from grpo.config import SCALES, Config
 from grpo.curriculum import (
     Curriculum,
     Indexed,
@@ -38,7 +38,7 @@ from grpo.data.errors import UserError, shown
 from grpo.distributed import SINGLE, Ranks
 from grpo.ending import EndWatch
 from grpo.evaluate import budgets, score_groups
-from grpo.learn.advantages import advantages, token_advantages
+from grpo.learn.advantages import advantages, own_advantages, token_advantages
 from grpo.learn.loss import OwnLoss, load_loss
 from grpo.learn.optimizer import Optimizer, default_rate, lr_factor, optimizer_bytes
 from grpo.learn.update import PARITY, FirstPass, UpdateMemory, UpdateSettings, update
@@ -89,6 +89,7 @@ class Trainer:
         policy: Policy,
         ranks: Ranks = SINGLE,
         own_loss: OwnLoss | None = None,
+        own_advantages: Callable | None = None,
         callbacks: Sequence[Callback] = (),
     ):
         config = resolve_for_model(config, policy)
@@ -115,6 +116,12 @@ class Trainer:
         # How rewards become advantages.
         self.monitor = VarianceMonitor(config, range_of(task))
         self.credits = credits_of(task) if config.credit == "alignment" else None
+        self.own_advantages = own_advantages
+        if own_advantages is None and config.scale not in SCALES:
+            raise UserError(
+                f"--scale {config.scale}: is a function that was given in Python; give it again, "
+                "as grpo.train(advantages=FUNCTION)"
+            )
 
         # How the policy learns from them.
         self.own_loss = own_loss or load_loss(config.loss)
@@ -275,6 +282,8 @@ class Trainer:
         --credit alignment a list with one number for each of its tokens, from credits that are
         added to the groups' scores.
         """
+        if self.own_advantages:
+            return own_advantages(self.own_advantages, kept) if kept else []
         if self.credits is None:
             return advantages([group.rewards for group in kept], scale=self.config.scale)
 

@@ -38,11 +38,14 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import accumulate
+from itertools import accumulate, chain
+from math import isfinite
 from statistics import mean, stdev
 
-from grpo.config import SCALES
+from grpo.config import SCALES, python_name
+from grpo.data.errors import UserError, shown
 from grpo.records import Completion, Group
+from grpo.tasks.base import calling
 
 EPS = 1e-4  # added to a standard deviation
 
@@ -69,6 +72,23 @@ def advantages(rewards: Sequence[Sequence[float]], *, scale: str = "group") -> l
         [(reward - centre) / divisor for reward in group]
         for group, centre, divisor in zip(groups, centres, divisors(groups, scale=scale))
     ]
+
+
+def own_advantages(function: Callable, groups: Sequence[Group]) -> list[list[float]]:
+    """Return the advantages that a user's `function` computes of the groups that are trained on.
+
+    Raises UserError unless they are a finite number for each completion of each group.
+    """
+    whose = f"advantages {python_name(function)}"
+    with calling(whose):
+        found = [list(map(float, row)) for row in function(groups)]
+    sizes = [len(group.completions) for group in groups]
+    if [len(row) for row in found] != sizes or not all(map(isfinite, chain.from_iterable(found))):
+        raise UserError(
+            f"{whose}: returned {shown(found)}; it must return a list for each group, with a "
+            "finite number for each of its completions"
+        )
+    return found
 
 
 def divisors(rewards: Sequence[Sequence[float]], *, scale: str) -> list[float]:

@@ -49,7 +49,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from grpo.config import FROM_PYTHON, LOSSES, WEIGHTED_BY
+from grpo.config import FROM_PYTHON, LOSSES, WEIGHTED_BY, python_name
 from grpo.data.errors import UserError
 from grpo.tasks.base import calling
 from grpo.tasks.registry import load_from_file
@@ -258,4 +258,4 @@ def load_loss(spec: str) -> OwnLoss | None:
 
 def from_python(function: Callable) -> OwnLoss:
     """Return the loss of a function that was given in Python."""
-    return OwnLoss(function, FROM_PYTHON + getattr(function, "__name__", type(function).__name__))
+    return OwnLoss(function, python_name(function))

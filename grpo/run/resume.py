@@ -273,6 +273,8 @@ def sources_of_run(opened: OpenedRun, trainer: Trainer) -> dict[str, Any]:
     functions = dict(getattr(task, "python_functions", {}))
     if trainer.own_loss and config.loss.startswith(FROM_PYTHON):
         functions[config.loss] = trainer.own_loss.function
+    if trainer.own_advantages:
+        functions[f"scale {config.scale}"] = trainer.own_advantages
 
     start: dict[str, str] | None = {}
     if config.start and config.start != config.model:  # the adapter that a LoRA run started from

@@ -1,14 +1,20 @@
 """Advantages: hand-computed values and the identities that every scale keeps."""
 
 import math
+import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from grpo.learn.advantages import SCALES, advantages
+from grpo.data.errors import UserError
+from grpo.learn.advantages import SCALES, advantages, own_advantages
 
+PAGE = Path(__file__).parents[3] / "docs" / "library.md"
+(FUNCTIONS,) = re.findall(r"^(from statistics .*?)^train", PAGE.read_text(), re.S | re.M)
 GROUP = st.lists(st.floats(0, 1), min_size=2, max_size=16)
 GROUPS = st.lists(GROUP, min_size=1, max_size=4)
 
@@ -33,6 +39,40 @@ def test_batch_scale_divides_by_the_std_of_all_rewards():
 def test_scale_none_only_centres():
     found = advantages([[0.0, 0.5, 1.0], [3.0, 1.0]], scale="none")
     assert found == [[-0.5, 0.0, 0.5], [1.0, -1.0]]
+
+
+def grouped(*rewards):
+    return [SimpleNamespace(rewards=row, completions=row) for row in rewards]
+
+
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("rloo", [[1, -1 / 3, -1 / 3, -1 / 3], [-1, 1]]),
+        ("maxrl", [[3, -1, -1, -1], [-1, 1]]),
+        # Of [1, 0, 0, 0, 0, 1] the mean is 1/3 and the variance 4/15.
+        ("reinforce_plus_plus", [[1.29099, *3 * [-0.645497]], [-0.645497, 1.29099]]),
+    ],
+)
+def test_the_examples_of_the_page(name, expected):
+    names = {}
+    exec(FUNCTIONS, names)
+    found = own_advantages(names[name], grouped([1.0, 0.0, 0.0, 0.0], [0.0, 1.0]))
+    assert found == [pytest.approx(row, rel=1e-5) for row in expected]
+
+
+@pytest.mark.parametrize(
+    "function, line",
+    [
+        (lambda groups: [[1.0, 2.0]], r"returned \[\[1.0, 2.0\]\]; it must return a list for each"),
+        (lambda groups: [[1.0], [2.0, 3.0]], "for each of its completions"),
+        (lambda groups: [[1.0, 2.0], [3.0, math.nan]], "a finite number"),
+        (lambda groups: 1.0, "raised TypeError"),
+    ],
+)
+def test_what_a_function_may_not_return_is_one_line(function, line):
+    with pytest.raises(UserError, match=f"^advantages python:<lambda>.*{line}"):
+        own_advantages(function, grouped([0.0, 1.0], [0.0, 1.0]))
 
 
 @given(GROUPS, st.sampled_from(SCALES))

@@ -1,7 +1,9 @@
 """Rewards and losses of one's own in whole runs; their parts are tested beside them."""
 
 import json
+from collections import defaultdict
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from small_library import FLAGS, OWN, QUICK, ROWS, reward
@@ -126,40 +128,62 @@ def test_a_wrong_loss_is_one_line(home, capsys):
     assert "--loss mine.py:loss raised ValueError: no" in one_line(capsys)
 
 
-def test_a_loss_may_be_a_function_in_python(home, capsys):
-    def loss(inputs, settings):
-        return -(inputs.logp_RT - inputs.old_RT).exp() * inputs.advantages
+def clipless(inputs, settings):
+    return -(inputs.logp_RT - inputs.old_RT).exp() * inputs.advantages
 
+
+def longer(groups):
+    return [[len(text) - fmean(map(len, group.texts)) for text in group.texts] for group in groups]
+
+
+@pytest.mark.parametrize(
+    "name, setting, function", [("loss", "loss", clipless), ("advantages", "scale", longer)]
+)
+def test_loss_and_advantages_may_be_functions_in_python(home, capsys, name, setting, function):
     options = dict(task="interleave", level=3, **QUICK | {"max_new_tokens": 64})
-    run = train(**options, loss=loss, name="a")
-    assert run.config["loss"] == "python:loss" and len(run.metrics) == 2
-    assert len(train(resume="runs/a", loss=loss, steps=3).metrics) == 3
+    given = {name: function}
+    run = train(**options, **given, name="a")
+    assert run.config[setting] == f"python:{function.__name__}" and len(run.metrics) == 2
+    assert len(train(resume="runs/a", **given, steps=3).metrics) == 3
+    changed = lambda *given: function(*given)  # noqa: E731
+    changed.__name__ = function.__name__
+    with pytest.raises(UserError, match=f"functions: .*python:{function.__name__} .* → "):
+        train(resume="runs/a", **{name: changed}, steps=4)
+
+    place = next(row for row in run.rollouts() if row["advantage"])
     capsys.readouterr()
+    where = [str(place[key]) for key in ("step", "group", "sample")]
+    assert inspect.main(["runs/a", "why", *where]) == 0
+    assert (name == "loss") == ("standard" in capsys.readouterr().out)
     assert main(["--resume", "runs/a", "--steps", "4"]) == 2
-    assert "give it again, as grpo.train(loss=FUNCTION)" in one_line(capsys)
-    with pytest.raises(UserError, match="^--loss mse: give one of grpo, .* or path/to/file.py:"):
-        train(**options, loss="mse")
+    assert f"give it again, as grpo.train({name}=FUNCTION)" in one_line(capsys)
+    with pytest.raises(UserError, match=f"^(--loss|train).* mse: give one of grpo|{name} must be"):
+        train(**options, **{name: "mse"})
+
+
+def test_advantages_of_a_function_are_those_that_are_trained_on(home):
+    run = train(ROWS, reward, reward_range=(0, 1.2), advantages=longer, name="a", **QUICK)
+    by_group = defaultdict(list)
+    for row in run.rollouts():
+        by_group[row["step"], row["index"]].append(row)
+    for rows in by_group.values():
+        mean = fmean(len(row["text"]) for row in rows)
+        assert all(row["advantage"] in (None, len(row["text"]) - mean) for row in rows)
+    with pytest.raises(UserError, match="^--credit alignment: the advantages are those of a funct"):
+        train(ROWS, reward, advantages=longer, credit="alignment")
+    with pytest.raises(UserError, match="^train.*: advantages must be a function, and takes the"):
+        train(ROWS, reward, advantages=longer, scale="batch")
 
 
 @pytest.mark.slow
 def test_functions_in_python_are_compared_on_resume(home):
-    def loss(inputs, settings):
-        return -(inputs.logp_RT - inputs.old_RT).exp() * inputs.advantages
-
-    other_loss = lambda inputs, settings: 2 * loss(inputs, settings)  # noqa: E731
-    other_loss.__name__ = "loss"
     options = dict(reward_range=(0, 1.2))
-    train(ROWS, reward, loss=loss, name="a", **options, **QUICK | {"steps": 1})
-    again = dict(resume="runs/a", steps=2, **options)
-    changed = lambda completion, **row: 0.5  # noqa: E731
-    for given, own_loss, names in (
-        (changed, loss, "<lambda> absent → .*, reward .* → absent"),
-        (reward, other_loss, "python:loss .* → .*"),
-    ):
-        line = f"changed since it was saved: functions: {names}; undo"
-        with pytest.raises(UserError, match=line):
-            train(ROWS, given, loss=own_loss, **again)
-    assert len(train(ROWS, reward, loss=loss, **again).metrics) == 2
+    train(ROWS, reward, loss=clipless, name="a", **options, **QUICK | {"steps": 1})
+    again = dict(resume="runs/a", steps=2, loss=clipless, **options)
+    names = "<lambda> absent → .*, reward .* → absent"
+    with pytest.raises(UserError, match=f"changed since it was saved: functions: {names}; undo"):
+        train(ROWS, lambda completion, **row: 0.5, **again)
+    assert len(train(ROWS, reward, **again).metrics) == 2
 
 
 def one_line(capsys):
