@@ -1,4 +1,6 @@
-"""Messages: text that is safe to show, errors that the user can correct, and how a program ends."""
+"""Messages: text that is safe to show, errors that the user can correct, and how a program is
+started and ends.
+"""
 
 import argparse
 import difflib
@@ -9,6 +11,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 # What torch says if the memory of the host or of a GPU is not enough.
@@ -71,6 +74,24 @@ class UserError(ValueError):
 
     def __str__(self) -> str:
         return shortened(super().__str__(), LONGEST)
+
+
+def command_of(name: str) -> str:
+    """Return how the program "train", "eval", "inspect", "report", "export" or "audit" is started
+    in the working directory: from the checkout, or by the installed command if the user did that or
+    there is no checkout.
+    """
+    top, started = Path(__file__).parents[2], Path(sys.argv[0])
+    if started.name.startswith("grpo-") or not (top / "train.py").is_file():
+        return f"grpo-{name}"
+
+    folder = os.path.relpath(top)
+    if name in ("train", "eval"):
+        return f"python {quoted(Path(folder, f'{name}.py'))}"
+    # Elsewhere, Python has found this package beside the script alone.
+    is_beside = folder != "." and started.resolve().parent == top.resolve()
+    place = f"PYTHONPATH={quoted(folder)} " if is_beside else ""
+    return f"{place}python -m grpo.{'tasks.' if name == 'audit' else ''}{name}"
 
 
 class Parser(argparse.ArgumentParser):

@@ -9,6 +9,8 @@ The folders `align`, `data` and `tasks` of the repository are `grpo.align`, `grp
 from importlib import import_module
 from typing import Any
 
+__version__ = "0.1.0"
+
 # Imported when they are first used: most load torch, which takes seconds.
 _MODULES = {
     "RunData": "grpo.run.logs",

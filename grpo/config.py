@@ -10,7 +10,6 @@ import argparse
 import dataclasses
 import difflib
 import math
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +19,8 @@ from typing import Any, get_args, get_type_hints
 import msgspec
 import yaml
 
-from grpo.data.errors import Parser, UserError, blaming
+from grpo import __version__
+from grpo.data.errors import Parser, UserError, blaming, command_of
 from grpo.data.files import kind_of, load_yaml, read_yaml, write_whole
 from grpo.model.prompts import (
     PromptFormat,
@@ -596,15 +596,6 @@ def require_trusted(
 # The command line
 
 
-def program(name: str = "train") -> str:
-    """Return how the user starts the program "train" or "eval": by its file in a checkout, unless
-    the installed command was started or there is no checkout.
-    """
-    is_checkout = (Path(__file__).parents[1] / "train.py").is_file()
-    is_command = Path(sys.argv[0]).name.startswith("grpo-")
-    return f"python {name}.py" if is_checkout and not is_command else f"grpo-{name}"
-
-
 def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     """Return the configuration of a command line, and the settings that it gave, by name.
 
@@ -650,10 +641,11 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
 
 def make_parser(lists_all: bool = False) -> Parser:
     """Return the parser. Its help lists the basic flags, or all flags and settings."""
-    examples = EXAMPLES.format(program())
+    name = command_of("train")
+    examples = EXAMPLES.format(name)
     parser = Parser(
-        prog=program(),
-        usage=f"{program()} [flags]",
+        prog=name,
+        usage=f"{name} [flags]",
         description="Train a language model by GRPO.",
         epilog=f"{_settings_text()}\n{flags_of_tasks()}\n\n{examples}" if lists_all else examples,
         add_help=False,
@@ -676,6 +668,7 @@ def make_parser(lists_all: bool = False) -> Parser:
     )
     group.add_argument("--help", "-h", action="help", help="the basic flags")
     group.add_argument("--help-all", action="help", help="all flags and settings")
+    group.add_argument("--version", action="version", version=__version__, help="that of grpo")
     return parser
 
 
@@ -724,7 +717,7 @@ def _no_such_flag(given: str) -> str:
     word = given.split("=")[0].lstrip("-").replace("-", "_")
     name = _nearest(word, SETTINGS)
     if not name:
-        return f"{given}: no such flag; {program()} --help-all lists all"
+        return f"{given}: no such flag; {command_of('train')} --help-all lists all"
     is_setting = SETTINGS[name].metadata["kind"] == "setting"
     near = f"--config '{{{name}: ...}}'" if is_setting else spelled(name)
     return f"{given}: no such flag; did you mean {near}?"

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from grpo.config import Config, load_config
-from grpo.data.errors import Parser, UserError, exit_status, printable
+from grpo.data.errors import Parser, UserError, command_of, exit_status, printable
 from grpo.data.files import kind_of
 from grpo.ending import Verdict
 from grpo.model.check import Model
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def start(argv: Sequence[str] | None) -> int:
     """Read the flags, write the folder, and print what is in it; return the exit status."""
-    parser = Parser(prog="python -m grpo.export", description=__doc__)
+    parser = Parser(prog=command_of("export"), description=__doc__)
     add = parser.add_argument
     add("run", type=Path, help="the folder of a run, one of its checkpoints, or any LoRA adapter")
     add("folder", type=Path, help="a new or empty folder")

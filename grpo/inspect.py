@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.text import Text
 
 from grpo.config import SCALES, WEIGHT_WORDS, WEIGHTED_BY
-from grpo.data.errors import Parser, UserError, escape_control, exit_status, quoted
+from grpo.data.errors import Parser, UserError, command_of, escape_control, exit_status, quoted
 from grpo.records import CLASSES, WHY, Group, summaries
 from grpo.run.logs import KINDS, MOST_TOKENS, load_run, tokenizer_of
 from grpo.show.console import show_table
@@ -81,7 +81,7 @@ def show(argv: Sequence[str] | None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the flags; `show` is the method of View."""
-    parser = Parser(prog="python -m grpo.inspect", description=__doc__)
+    parser = Parser(prog=command_of("inspect"), description=__doc__)
     parser.add_argument("run", type=Path, help="the directory of a run")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     parts = {}
@@ -119,7 +119,7 @@ class View:
     def _next(self, command: str, before: str = "") -> None:
         """Print the command that shows more, after the text `before`."""
         flag = "" if self.kind == "step" else f" --kind {self.kind}"
-        line = f"{before}next: python -m grpo.inspect {quoted(self.run.path)} {command}{flag}"
+        line = f"{before}next: {command_of('inspect')} {quoted(self.run.path)} {command}{flag}"
         self.console.print(line, style="dim", soft_wrap=True)
 
     def _group_of(self, step: int, number: int, sample: int) -> Group:

@@ -4,8 +4,8 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo.config import FROM_PYTHON, Config, program, program_of
-from grpo.data.errors import quoted
+from grpo.config import FROM_PYTHON, Config, program_of
+from grpo.data.errors import command_of, quoted
 from grpo.ending import Verdict
 from grpo.evaluate import TOO_MANY_TRUNCATED
 from grpo.tasks.base import Task, levels_of, problems_of
@@ -44,24 +44,24 @@ class EndedRun:
     @property
     def inspection(self) -> str:
         """The command that shows the groups of the last step."""
-        return f"python -m grpo.inspect {quoted(self.folder)} step {self.step}"
+        return f"{command_of('inspect')} {quoted(self.folder)} step {self.step}"
 
     @property
     def evaluation(self) -> str:
         """The command that evaluates the trained policy on the test split, as it was trained."""
-        return f"{program('eval')} --model {quoted(self.folder)}{self.trusted()}"
+        return f"{command_of('eval')} --model {quoted(self.folder)}{self.trusted()}"
 
     def again(self, flags: str) -> str:
         """Return the command that trains with the settings of the run, changed by `flags`."""
         settings = quoted(self.folder / "config.yaml")
-        return f"{program()} --config {settings}{self.trusted(trains=True)} {flags}"
+        return f"{command_of('train')} --config {settings}{self.trusted(trains=True)} {flags}"
 
 
 def next_commands(run: EndedRun) -> list[str]:
     """Return the commands that look into a run; no command can load a task made from Python."""
     folder = quoted(run.folder)
-    of_run = [run.inspection, f"python -m grpo.report {folder}"]
-    audit = f"python -m grpo.tasks.audit {folder}{run.trusted()}"
+    of_run = [run.inspection, f"{command_of('report')} {folder}"]
+    audit = f"{command_of('audit')} {folder}{run.trusted()}"
     is_from_python = getattr(run.task, "from_python", False)
     return of_run if is_from_python else [run.evaluation, *of_run, audit]
 
@@ -90,7 +90,7 @@ def _advice(run: EndedRun, verdict: Verdict) -> tuple[str, str]:
     """
     config, kind = run.config, verdict.kind
     more = f"{run.trusted(trains=True)} --steps {2 * verdict.steps}"
-    longer = f"{program()} --resume {quoted(run.folder)}{more}"
+    longer = f"{command_of('train')} --resume {quoted(run.folder)}{more}"
     if run.ended or verdict.stopped:
         longer = run.inspection
     budget = f"--max-new-tokens {2 * run.budget}"
@@ -145,7 +145,7 @@ def _harder(run: EndedRun) -> str:
 def _easier(run: EndedRun) -> str:
     """Return the command that begins at an easier level; without one, that shows the groups."""
     if not run.easier:
-        return f"python -m grpo.inspect {quoted(run.folder)} degenerate"
+        return f"{command_of('inspect')} {quoted(run.folder)} degenerate"
     climb = [*run.easier, run.config.level]
     if len(run.levels) == 1:
         return run.again(f"--curriculum {','.join(map(str, climb))}")

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import Config
-from grpo.data.errors import Parser, UserError, escape_control, exit_status, printable
+from grpo.data.errors import Parser, UserError, command_of, escape_control, exit_status, printable
 from grpo.data.files import check_output, write_whole
 from grpo.ending import FAILED, figures_of
 from grpo.records import WHY, Group, level_name
@@ -96,7 +96,7 @@ def start(argv: Sequence[str] | None) -> int:
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     """Return the flags."""
-    parser = Parser(prog="python -m grpo.report", description=__doc__)
+    parser = Parser(prog=command_of("report"), description=__doc__)
     add = parser.add_argument
     add("runs", type=Path, nargs="+", metavar="RUN", help="the directory of a run")
     page = "the page to write (default: report.html in the first run)"

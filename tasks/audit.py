@@ -16,7 +16,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from grpo.data.errors import Parser, UserError, blaming, escape_control, exit_status
+from grpo.data.errors import Parser, UserError, blaming, command_of, escape_control, exit_status
 from grpo.data.files import check_links, read_json, read_jsonl, read_jsonl_zst, read_yaml
 from grpo.tasks.base import Problem, Task
 from grpo.tasks.registry import load_task, require_trusted_task
@@ -167,7 +167,7 @@ def _short(prompt: str) -> str:
 def report(arguments: list[str] | None) -> int:
     """Print what was found; return 1 if anything was."""
     parser = Parser(
-        prog="python -m grpo.tasks.audit",
+        prog=command_of("audit"),
         description="Look for evaluated problems that were trained on.",
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="runs/NAME")

@@ -31,7 +31,7 @@ EXCEPTIONS = {
 CHOICE = "grpo/model/load.py"
 
 LAYERS = (  # of `grpo`, lowest first: a module imports its own package and lower layers alone
-    ("statistics", "records", "distributed"),
+    ("__version__", "statistics", "records", "distributed"),
     ("model",),
     ("config",),
     ("rollout", "learn"),

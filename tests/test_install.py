@@ -1,8 +1,10 @@
-"""The installed package: console scripts in a folder with files of the same names as ours, and the
-library in a folder of its own. It makes a wheel and a fresh environment.
+"""The installed package in a project with `data/`, `tasks.py` and `align.py` of its own. It makes a
+wheel and a fresh environment.
 """
 
+import json
 import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -10,20 +12,29 @@ from pathlib import Path
 import pytest
 
 TOP = Path(__file__).resolve().parent.parent
-QUICK = "--words 3 --steps 2 --prompts 2 --group-size 4 --preflight off --eval-problems 4 --name a"
+ROWS = "--data rows.jsonl --reward-file own.py:reward"
+QUICK = "--steps 2 --prompts 2 --group-size 4 --max-new-tokens 8 --preflight off --eval-problems 4"
 
-SCRIPT = """
-from grpo import load_run, train
+FILES = {
+    "data/__init__.py": "",
+    "data/prep.py": "def right(text, answer):\n    return float(text.strip() == answer)\n",
+    "tasks.py": "raise SystemExit('nobody imports this')\n",
+    "align.py": "raise SystemExit('nobody imports this')\n",
+    "train.py": "raise SystemExit('nobody starts this')\n",
+    "own.py": """from data.prep import right
 
 def reward(completion, answer):
-    return float(completion.strip() == answer)
+    return right(completion, answer)
+""",
+    "script.py": """from grpo import load_run, train
+from own import reward
 
 if __name__ == "__main__":
-    rows = [{"prompt": f"Copy text A.\\nA: {word}", "answer": word} for word in "abcdefghijklmnop"]
-    run = train(rows, reward, steps=2, prompts=2, group_size=4, preflight="off", eval_problems=2,
-                max_new_tokens=8, name="b")
+    run = train("rows.jsonl", reward, steps=2, prompts=2, group_size=4, preflight="off",
+                eval_problems=2, max_new_tokens=8, name="b")
     print(run.report(), len(load_run("runs/b").metrics), len(run.policy.generate(["hello"])))
-"""
+""",
+}
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +51,18 @@ def installed(tmp_path_factory):
     return programs
 
 
+@pytest.fixture()
+def project(installed, tmp_path, monkeypatch):
+    """Work in the folder of a project, where the programs are found."""
+    words = [f"{a}{b}" for a in "abcdefgh" for b in "abcdefgh"]
+    rows = [{"prompt": f"Copy text A.\nA: {word}", "answer": word} for word in words]
+    for name, text in {**FILES, "rows.jsonl": "\n".join(map(json.dumps, rows))}.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.setenv("PATH", str(installed), prepend=os.pathsep)
+    return tmp_path
+
+
 def run(command, folder, **more):
     """Run a command that sees nothing of this checkout."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -48,37 +71,27 @@ def run(command, folder, **more):
     )
 
 
-def said(folder, *command):
-    done = run(command, folder)
-    assert done.returncode in (0, 3), done.stderr
+def said(folder, command):
+    done = run(shlex.split(command), folder)
+    assert done.returncode in (0, 3), f"{command}: {done.stderr}"
     return done.stdout
 
 
 @pytest.mark.install
-def test_the_programs_work_beside_files_of_the_same_names(installed, tmp_path):
-    (tmp_path / "data").mkdir()
-    for name in ("data/mine.txt", "tasks.py", "align.py", "train.py"):
-        (tmp_path / name).write_text("raise SystemExit('this is not ours')\n")
-    trained = said(tmp_path, installed / "grpo-train", *QUICK.split())
-    assert "  grpo-eval --model runs/a " in trained and "python train.py" not in trained
-    assert "similarity" in said(
-        tmp_path, installed / "grpo-eval", "--model", "runs/a", "--problems", "3"
-    )
-    assert "reward" in said(tmp_path, installed / "grpo-inspect", "runs/a", "steps")
-    assert "report.html" in said(tmp_path, installed / "grpo-report", "runs/a")
+def test_the_programs_and_the_commands_that_they_print(project):
+    trained = said(project, f"grpo-train {ROWS} {QUICK} --name a")
+    printed = trained.split("\nnext\n")[1].splitlines()
+    assert len(printed) >= 4 and all(line.startswith("  grpo-") for line in printed)
+    for line in printed:
+        said(project, line)
+    assert (project / "runs" / "a" / "report.html").exists()
+
+    exported = said(project, "grpo-export runs/a out")
+    assert "model of step" in exported and (project / "out" / "config.json").exists()
+    assert said(project, "grpo-train --version") == said(project, "grpo-eval --version")
 
 
 @pytest.mark.install
-def test_the_library_works_in_a_folder_of_its_own(installed, tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    last = said(tmp_path, installed / "python", "script.py").splitlines()[-1]
+def test_the_library(project):
+    last = said(project, "python script.py").splitlines()[-1]
     assert last == "runs/b/report.html 2 1"
-
-
-@pytest.mark.install
-def test_a_module_of_the_same_name_beside_a_script_is_named(installed, tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    (tmp_path / "tasks.py").write_text("")
-    done = run([installed / "python", "script.py"], tmp_path)
-    assert done.returncode == 1
-    assert "grpo needs its own package 'tasks'" in done.stderr.splitlines()[-1]

@@ -115,7 +115,7 @@ def test_suggested_commands_can_be_pasted(run, capsys):
     run.rename(spaced)
     assert train.main(["--resume", str(spaced), "--steps", "3", *BY_PLACE]) in (0, 3)
     said = capsys.readouterr().out
-    assert "python eval.py --model 'runs/two words; rm x' --task" in said
+    assert "eval.py --model 'runs/two words; rm x' --task" in said
     assert "python -m grpo.tasks.audit 'runs/two words; rm x'" in said
 
 

@@ -29,7 +29,7 @@ from transformers import (
 from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
 
-from grpo.data.errors import UserError, needs, shortened, shown
+from grpo.data.errors import UserError, command_of, needs, shortened, shown
 from grpo.data.files import kind_of, read_json
 from grpo.model.check import (
     MEASURED_SIZE,
@@ -278,7 +278,7 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
         if adapters or options or not device.startswith("cuda"):
             raise UserError(
                 f"--config: quantise {quantise}: needs a GPU, and a whole model in Hugging Face "
-                "layout; leave it out, or give both (python -m grpo.export ADAPTER FOLDER)"
+                f"layout; leave it out, or merge both ({command_of('export')} ADAPTER FOLDER)"
             )
         with needs("bitsandbytes", "bits", f"--config: quantise {quantise}"):
             if not is_bitsandbytes_available():

@@ -41,7 +41,7 @@ from grpo.config import (
     require_trusted,
     spelled,
 )
-from grpo.data.errors import UserError, blaming, quoted, shortened
+from grpo.data.errors import UserError, blaming, command_of, quoted, shortened
 from grpo.data.files import kind_of, open_own, read_json
 from grpo.distributed import Ranks
 from grpo.model import load
@@ -239,7 +239,7 @@ def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[s
     if has_adapter and given.get("lora_rank", earlier.lora_rank) != earlier.lora_rank:
         raise UserError(
             f"--lora-rank {given['lora_rank']}: the adapter of {checkpoint} has "
-            f"{earlier.lora_rank}; leave it out, or merge the adapter (python -m grpo.export "
+            f"{earlier.lora_rank}; leave it out, or merge the adapter ({command_of('export')} "
             f"{checkpoint} FOLDER) and give --model FOLDER"
         )
 

@@ -8,7 +8,8 @@ evaluated as it was trained, with its task, prompt and sampling, unless a flag o
 import argparse
 import sys
 
-from grpo.data.errors import Parser, UserError, exit_status
+from grpo import __version__
+from grpo.data.errors import Parser, UserError, command_of, exit_status
 from grpo.model.prompts import system_text
 from grpo.tasks.registry import flags_of_tasks
 from grpo.tools.train import let_threads_sleep
@@ -68,12 +69,13 @@ def make_parser() -> Parser:
     """Return the parser: what is evaluated, how completions are sampled, how a prompt is put."""
     assert __doc__ is not None
     parser = Parser(
-        prog="python eval.py",
+        prog=command_of("eval"),
         description=__doc__.splitlines()[0],
         epilog=f"Most flags are the run's own unless given.\n{flags_of_tasks()}",
     )
 
     add = parser.add_argument
+    add("--version", action="version", version=__version__, help="that of grpo")
     models = (
         "a run, a checkpoint, builtin (the default), a model directory, a GGUF file, or a hub id; "
         "may be repeated: several models are compared on the same problems"

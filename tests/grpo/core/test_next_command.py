@@ -203,17 +203,31 @@ def test_the_step_from_which_on_a_level_is_solved(lines, step):
     assert solved_step(lines, 25) == step
 
 
-@pytest.mark.parametrize("is_checkout", [True, False])
-@pytest.mark.parametrize("started", ["/bin/grpo-train", "train.py", "script.py"])
-def test_the_next_commands_start_the_program_that_was_started(monkeypatch, is_checkout, started):
+@pytest.mark.parametrize(
+    ("place", "started", "starts"),
+    [
+        ("here", "train.py", ("python train.py", "python -m grpo.tasks.audit")),
+        ("here", "/bin/grpo-train", ("grpo-train", "grpo-audit")),
+        ("app", "script.py", ("python ../here/train.py", "python -m grpo.tasks.audit")),
+        (
+            "app",
+            "../here/train.py",
+            ("python ../here/train.py", "PYTHONPATH=../here python -m grpo.tasks.audit"),
+        ),
+        ("wheel", "train.py", ("grpo-train", "grpo-audit")),  # the user's own file
+    ],
+)
+def test_commands_work_where_they_are_printed(tmp_path, monkeypatch, place, started, starts):
+    for folder in ("here", "app", "wheel"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "here" / "train.py").touch()
+    monkeypatch.chdir(tmp_path / place)
     monkeypatch.setattr("sys.argv", [started])
-    if not is_checkout:  # an installed wheel
-        monkeypatch.setattr("grpo.config.__file__", "/site-packages/grpo/config.py")
-    is_command = not is_checkout or started.endswith("grpo-train")
-    train, evaluate = (
-        ("grpo-train", "grpo-eval") if is_command else ("python train.py", "python eval.py")
-    )
-    assert next_command(ENDED, verdict("learned")).startswith(f"{evaluate} --model ")
+    home = tmp_path / ("wheel" if place == "wheel" else "here")
+    monkeypatch.setattr("grpo.data.errors.__file__", str(home / "grpo" / "data" / "errors.py"))
+
+    train, audit = starts
     assert next_command(ENDED, verdict("too short to tell")).startswith(f"{train} --resume ")
     assert ENDED.again("--seed 1").startswith(f"{train} --config ")
+    assert next_commands(ENDED)[-1].startswith(f"{audit} ")
     assert make_parser().format_help().count(f"{train} ") == 5

@@ -115,7 +115,7 @@ def test_an_evaluation_is_sampled_as_the_run_was(run, capsys):
     assert "temperature 0.7" in said and "top_p 0.9" in said
     assert "up to 9 new tokens" in said
 
-    (command,) = [line for line in said.splitlines() if "python eval.py" in line]
+    (command,) = [line for line in said.splitlines() if "eval.py --model" in line]
     (printed,) = evaluated(*shlex.split(command)[2:], "--problems", "5")
     (short,) = evaluated("--model", "runs/a", "--problems", "5")
     assert short == printed
@@ -251,7 +251,7 @@ def test_a_run_on_own_texts_from_training_to_its_audit(run, notes, capsys):
     assert words_of("runs/a/rollouts/eval-000000.jsonl.zst") <= words_in("validation", notes)
     assert audit(Path("runs/a"))[0] == []
 
-    (command,) = [line for line in said.splitlines() if "python eval.py" in line]
+    (command,) = [line for line in said.splitlines() if "eval.py --model" in line]
     flags = [*shlex.split(command)[2:], "--problems", "60"]
     (line,) = evaluated(*flags)
     assert line["texts"] == str(notes) and (line["level"], line["split"]) == (3, "test")
