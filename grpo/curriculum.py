@@ -549,8 +549,8 @@ MAX_SHARE = 0.05
 def has_right_targets(stream: ProblemStream, level: int) -> bool:
     """Return whether the next problem has a target, and it is scored as right.
 
-    Targets of continuous rewards may be no better than other texts, and rows of the user's own have
-    none. A task that compares completions does not say what a target alone earns.
+    Targets of continuous rewards may be no better than other texts, and rows of the user's own may
+    have none. A task that compares completions does not say what a target alone earns.
     """
     _, problem = stream.at(stream.next_index, level)
     if not problem.target.strip() or compares(stream.task):

@@ -34,7 +34,7 @@ from grpo.data.errors import Parser, UserError, command_of, escape_control, exit
 from grpo.records import CLASSES, WHY, Group, summaries
 from grpo.run.logs import KINDS, MOST_TOKENS, load_run, tokenizer_of
 from grpo.show.console import show_table
-from grpo.show.group import Column, aligned, first_divergence, reward_in_words
+from grpo.show.group import Column, aligned, first_divergence, question_of, reward_in_words
 
 Record = Mapping[str, Any]
 
@@ -183,7 +183,8 @@ class View:
             f"completions, temperature {group.temperature:g}"
         )
         target = group.problem.target.strip() and group.problem.target
-        about = {"prompt": group.problem.prompt, "target": target, "group": figures}
+        about = question_of(group.problem) | {"prompt": group.problem.prompt}
+        about |= {"target": target, "group": figures}
         for name, text in about.items():
             if text:
                 self.console.print(Text.assemble((f"{name:<8}", "bold"), escape_control(text)))

@@ -112,6 +112,14 @@ def level_name(level: int, unit: str) -> str:
     return f"{level} {unit}" if unit else f"level {level}"
 
 
+def row_of(problem: Problem) -> dict[str, Any]:
+    """Return the columns of a user's row besides prompt and target; {} for another problem."""
+    row = problem.data.get("row")
+    if not isinstance(row, Mapping):
+        return {}
+    return {name: x for name, x in row.items() if name != "target" or x != problem.target}
+
+
 def truncated_share(groups: Sequence[Group]) -> float:
     """Return the share of the groups' sampled completions that the budget cut off."""
     completions = [each for group in groups for each in group.completions]

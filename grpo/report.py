@@ -233,6 +233,9 @@ def headline(run: RunData) -> list[tuple[str, str]]:
     if config.get("start"):
         model = f"{model}, started from {config['start']}"
 
+    own = (config.get("task_options") or {}).get("reward-file")
+    if isinstance(functions := facts.get("functions"), Mapping):
+        own = own or ", ".join(map(str, functions))
     tokens = run.metrics[-1].get("num_tokens", 0) if run.metrics else 0
     seconds = sum(line.get("step_time") or 0 for line in run.metrics)
     threads = f", {facts['threads']} threads" if facts.get("threads") else ""
@@ -240,7 +243,7 @@ def headline(run: RunData) -> list[tuple[str, str]]:
         ("task", str(config.get("task"))),
         ("level", f"{config.get('level', '')} {unit}".strip()),
         ("model", model),
-        ("reward", str(config.get("reward") or "the task's own reward")),
+        ("reward", str(config.get("reward") or own or "the task's own reward")),
         ("steps", f"{len(run.metrics):,}"),
         ("tokens", f"{tokens:,}"),
         ("time", f"{timedelta(seconds=round(seconds))} h"),

@@ -133,8 +133,8 @@ class Task(Protocol):
     - `placeholders`: what a wording may contain: by name, functions that make the text from a
       problem's data, e.g. ``{"words": lambda data: " ".join(data["words"])}``;
     - `program`, files of the user's own that the task executes; `python_functions`, functions by
-      name, which a resume compares as well; `from_python`: whether it was made from Python values,
-      so that no command line can load it.
+      name, which a resume compares as well and the run records; `from_python`: whether it was made
+      from Python values, so that no command line can load it; `description`: of its data, in words.
     """
 
     name: str

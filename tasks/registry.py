@@ -3,10 +3,12 @@
 A task of the project may have an argument: ``gsm8k:FOLDER``.
 """
 
+import functools
 import hashlib
 import importlib
 import importlib.util
 import inspect
+import math
 import string
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -135,14 +137,20 @@ def load_function(spec: str) -> Callable:
     return function
 
 
-def function_digest(function: Callable) -> str:
-    """Return 16 hex digits that stand for the source code of a function, or another callable."""
+def source_text(function: Callable) -> str:
+    """Return the source code of a function, or of another callable's class."""
+    if isinstance(function, functools.partial):
+        return f"{function.args} {function.keywords}\n{source_text(function.func)}"
     plain = inspect.isroutine(function) or isinstance(function, type)
     try:
-        text = inspect.getsource(function if plain else type(function))
+        return inspect.getsource(function if plain else type(function))
     except (OSError, TypeError):  # e.g. it was made at run time
-        text = getattr(function, "__qualname__", type(function).__qualname__)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return str(getattr(function, "__qualname__", type(function).__qualname__))
+
+
+def function_digest(function: Callable) -> str:
+    """Return 16 hex digits that stand for the source code of a function, or another callable."""
+    return hashlib.sha256(source_text(function).encode()).hexdigest()[:16]
 
 
 def programs_of(spec: str, task: Task) -> list[Path]:
@@ -202,12 +210,18 @@ def explain(
         with suppress(LookupError, TypeError, ValueError, AttributeError):
             return str(explain_score(problem, completion, score, reward))
 
-    components = [
-        f"{number:.3f} {name.removeprefix(COMPONENT)}"
+    components = {
+        name.removeprefix(COMPONENT): number
         for name, value in score.parts.items()
         if name.startswith(COMPONENT) and (number := finite_number(value)) is not None
-    ]
-    return f"{score.reward:.3f}, {', '.join(components) or 'as the task scored it'}"
+    }
+    if not components:
+        return f"{score.reward:.3f}, as the task scored it"
+    is_sum = abs(math.fsum(components.values()) - score.reward) < 1e-3
+    terms = [f"{number:.3f} {name}" for name, number in components.items()]
+    return f"{score.reward:.3f}" + (
+        " = " + " + ".join(terms) if is_sum else f", {', '.join(terms)}"
+    )
 
 
 # ---- wordings and flags

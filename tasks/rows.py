@@ -2,9 +2,10 @@
 
 A row needs a prompt, which is a text (`prompt`) or a conversation (`messages`, a list of ``{"role",
 "content"}`` whose last turn is the user's). `answer` and all other columns are passed to the reward
-functions. Two optional columns have a meaning: `split` ("train", "validation" or "test") and
-`level`, a whole number. Without `split`, a hash of the prompt decides the split: 80 %, 10 % and
-10 %. Of rows whose prompts differ only in case, white space and Unicode form, the first is used.
+functions. Three optional columns have a meaning: `split` ("train", "validation" or "test"),
+`level`, a whole number, and `target`, a text that earns the highest reward, which the reward
+functions get, too. Without `split`, a hash of the prompt decides the split: 80 %, 10 % and 10 %. Of
+rows whose prompts differ only in case, white space and Unicode form, the first is used.
 
     def reward(prompt, completion, answer, **row):
         return {"correct": float(completion.endswith(answer)), "format": 0.2}
@@ -147,6 +148,9 @@ class Rows:
             for function in self.functions:
                 function.check(problem.data["row"], problem.data["where"])
         self._by_split, self.notes = _divided(problems)
+        source = data if isinstance(data, str | Path) else f"data ({type(data).__name__})"
+        sizes = ", ".join(f"{len(part):,} {split}" for split, part in self._by_split.items())
+        self.description = f"{source}: {len(rows):,} rows ({sizes}) of {', '.join(rows[0][1])}"
         if len(rows) == MOST and not isinstance(data, str | Path | Sized):
             self.notes.append(
                 f"--data: the first {MOST:,} rows are used, because {type(data).__name__} does not "
@@ -273,7 +277,9 @@ def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
     data = {name: value for name, value in data.items() if value or name == "row"}
 
     # The key is computed last, because it takes texts that have been checked.
-    problem = Problem(task, int(level), prompt, "", "unchecked", data)
+    target = columns.get("target")
+    target = target if isinstance(target, str) else ""  # a number, e.g. of countdown, is no answer
+    problem = Problem(task, int(level), prompt, target, "unchecked", data)
     check_problem(problem, where)
     return replace(problem, key=_key(prompt, messages))
 

@@ -42,6 +42,7 @@ from grpo.records import (
     StepReport,
     completion_values,
     group_values,
+    row_of,
     summaries,
 )
 from grpo.run.trackers import Tracker
@@ -417,7 +418,8 @@ class RunData:
         trap, key, prompt, target, text, finish, num_tokens, tokens, logprobs, reward, value, exact,
         parts, and advantage. The advantage is a number, a list with one per token, or None if the
         group was not trained on. A group with the action "demonstrate" comes a second time, as it
-        was trained on: its last completion is the right answer, with `is_demonstration`.
+        was trained on: its last completion is the right answer, with `is_demonstration`. The other
+        columns of a row of the user's own are row/NAME.
         """
         steps = self.steps(kind) if step is None else step
         records = []
@@ -427,6 +429,7 @@ class RunData:
             for number, one in enumerate(drawn, start=group or 0):
                 about = {"step": each, "group": number, **group_values(one)}
                 about |= {name: getattr(one.problem, name) for name in ("key", "prompt", "target")}
+                about |= {f"row/{name}": value for name, value in row_of(one.problem).items()}
                 for sample, completion in enumerate(one.completions):
                     record = about | {"sample": sample} | completion_values(one, sample)
                     record["num_tokens"] = len(completion.tokens)

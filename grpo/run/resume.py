@@ -50,7 +50,7 @@ from grpo.model.policy import Policy
 from grpo.run.checkpoint import find_resume, run_of, seen_keys
 from grpo.run.logs import checkpoint_folders, has_no_result, read_config, step_of
 from grpo.tasks.base import sources_of
-from grpo.tasks.registry import function_digest, programs_of
+from grpo.tasks.registry import function_digest, programs_of, source_text
 from grpo.trainer import Trainer
 
 # Where runs are written.
@@ -387,7 +387,8 @@ def load_run_policy(checkpoint: Path, config: Config, device: str) -> tuple[Poli
 
 
 def facts(opened: OpenedRun, trainer: Trainer) -> dict[str, Any]:
-    """Return time, versions, device, commit and where the model comes from, for config.yaml.
+    """Return what config.yaml records beside the settings: time, versions, device, commit, where
+    the model comes from, and the data and the reward functions that were given in Python.
 
     On a CPU, a resumed run gets the number of threads back that it has used until now: it decides
     in which order sums are added, and so whether the run stays the same to the last bit.
@@ -409,6 +410,11 @@ def facts(opened: OpenedRun, trainer: Trainer) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "commit": commit(),
         "is_local_model": bool(kind_of(trainer.config.model)),
+        "data": getattr(trainer.task, "description", None),
+        "functions": {
+            name: source_text(each)
+            for name, each in getattr(trainer.task, "python_functions", {}).items()
+        },
     }
     if opened.checkpoint:
         found["resumed"] = [*before.get("resumed", []), step_of(opened.checkpoint)]

@@ -5,13 +5,17 @@ Words are aligned as by Needleman and Wunsch, scored as the reward is (match 1, 
 gap -1).
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grpo.align.needleman import nw_align, split_words
-from grpo.data.errors import escape_control
-from grpo.records import Group
+from grpo.data.errors import escape_control, shortened
+from grpo.records import Group, row_of
+from grpo.tasks.base import Problem
 from grpo.tasks.registry import explain
+
+MOST_SHOWN = 300  # characters of a prompt, or of a column of its row
 
 
 class Column(NamedTuple):
@@ -39,6 +43,15 @@ def aligned(target: str, text: str) -> list[Column]:
         Column(kind, None if i is None else wanted[i], None if j is None else written[j])
         for kind, i, j in nw_align(wanted, written).ops
     ]
+
+
+def question_of(problem: Problem) -> dict[str, str]:
+    """Return the prompt and the other columns of a user's row, each on one line."""
+    texts = {"prompt": problem.prompt, **row_of(problem)}
+    return {
+        name: shortened(text if isinstance(text, str) else json.dumps(text), MOST_SHOWN)
+        for name, text in texts.items()
+    }
 
 
 def first_divergence(target: str, text: str) -> str:
@@ -71,6 +84,10 @@ def best_and_worst(groups: Sequence[Group]) -> str:
         text += (
             f"{name}: reward {score.reward:.4f}, score {score.value:.4f}, {completion.finish}, "
             f"level {group.problem.level}\n"
+        )
+        if not group.problem.target:
+            text += "".join(f"  {n + ':':<8}{x}\n" for n, x in question_of(group.problem).items())
+        text += (
             f"  wanted: {escape_control(group.problem.target)}\n"
             f"  wrote:  {escape_control(completion.text)}\n"
         )

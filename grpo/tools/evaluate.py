@@ -37,9 +37,10 @@ from grpo.evaluate import (
 )
 from grpo.model.load import load_policy
 from grpo.model.prompts import format_of, middle_left_out, sent_lines, wording_text
-from grpo.records import Completion, Group
+from grpo.records import Completion, Group, row_of
 from grpo.run.resume import checkpoint_of, config_of, load_run_policy
 from grpo.show.console import Console
+from grpo.show.group import question_of
 from grpo.statistics import mean_interval
 from grpo.tasks.base import (
     Problem,
@@ -488,6 +489,7 @@ def as_json(results: Sequence[Result]) -> bytes:
                 "key": group.problem.key,
                 "prompt": group.problem.prompt,
                 "target": group.problem.target,
+                "row": row_of(group.problem),
                 "completions": group.texts,
                 "scores": [score.value for score in group.scores],
                 "exact": [bool(score.exact) for score in group.scores],
@@ -587,6 +589,8 @@ def _show_worst(console: RichConsole, name: str, groups: Sequence[Group]) -> Non
         if score.exact:
             return
         console.print(f"\n{name}, score {score.value:.4f}", style="bold")
+        for part, text in question_of(group.problem).items():
+            console.print(f"  {part + ':':<8}{text}")
         if group.problem.target.strip():
             console.print(f"  wanted: {escape_control(group.problem.target)}")
         console.print(f"  wrote:  {escape_control(completion.text)}")

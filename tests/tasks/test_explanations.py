@@ -89,8 +89,9 @@ def test_components_of_a_users_reward():
     problem = Problem("data", 1, "q", "", "k", {})
     parts = {"reward/place": 2 / 3, "reward/all": 0.2}
     assert explain("data", problem, "", Score(2 / 3 + 0.2, parts)) == (
-        "0.867, 0.667 place, 0.200 all"
+        "0.867 = 0.667 place + 0.200 all"
     )
+    assert explain("data", problem, "", Score(0.5, parts)) == "0.500, 0.667 place, 0.200 all"
     assert explain("data", problem, "", Score(0.5)) == "0.500, as the task scored it"
     # The file of a user's task is not loaded.
     assert explain("no/such.py:Task", problem, "", Score(0.5)) == "0.500, as the task scored it"

@@ -8,6 +8,7 @@ import threading
 import time
 import unicodedata
 from datetime import datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -20,8 +21,9 @@ from small_rewards import problem, scores
 
 from grpo.data.errors import UserError
 from grpo.data.rows import read_rows
+from grpo.records import row_of
 from grpo.tasks.base import SPLITS, problems_of, scores_of, scores_of_groups
-from grpo.tasks.registry import function_digest, load_task
+from grpo.tasks.registry import function_digest, load_task, source_text
 from grpo.tasks.rows import Rows
 from grpo.tasks.supply import problem_at, training_set
 
@@ -125,6 +127,17 @@ def test_slow_rows_say_how_many_are_read(monkeypatch, capsys):
     read_rows(iter(ROWS[:2]))
     assert capsys.readouterr().err == "".join(
         f"data (list_iterator): {n} rows read\n" for n in (1, 2)
+    )
+
+
+@pytest.mark.parametrize(("given", "target"), [("A", "A"), (24, ""), (None, "")])
+def test_a_target_is_a_right_answer_if_it_is_a_text(given, target):
+    task = rows([ROWS[0] | {"target": given, "split": "train"}], lambda completion, target: 1)
+    (problem,) = task.problems("train")
+    assert (problem.target, problem.data["row"]["target"]) == (target, given)
+    assert row_of(problem) == {"answer": "1"} | ({} if target else {"target": given})
+    assert task.description == (
+        "data (list): 1 rows (1 train, 0 validation, 0 test) of prompt, answer, target, split"
     )
 
 
@@ -581,6 +594,8 @@ def test_a_digest_of_a_function_follows_its_code():
     assert function_digest(length) == function_digest(length) != function_digest(right)
     assert function_digest(weighted(2)) != function_digest(weighted)
     assert function_digest(Judge()) == function_digest(Judge())
+    one, two = (partial(right, answer=answer) for answer in "ab")
+    assert function_digest(one) != function_digest(two) and "def right" in source_text(two)
     made: dict = {}
     exec("def one(x): return x\ndef two(x): return x", made)
     assert function_digest(made["one"]) != function_digest(made["two"])  # without a source

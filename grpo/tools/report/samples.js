@@ -275,6 +275,7 @@ function showGroup() {
     el("h3", {}, `Group ${group.group}`, said),
     promptOf(group),
     group.target ? targetOf(group) : "",
+    ...group.row.map(([name, text]) => el("p", { class: "aside" }, `${name}: ${text}`)),
     legendOfTint(group),
     ...order.map((sample, place) => rowOf(group, sample, place, order)),
   );

@@ -17,7 +17,7 @@ from grpo.align.needleman import split_words, word_ends
 from grpo.data.errors import escape_control, printable
 from grpo.records import Group, summaries
 from grpo.run.logs import MOST_TOKENS, tokenizer_of
-from grpo.show.group import aligned, first_divergence, reward_in_words
+from grpo.show.group import aligned, first_divergence, question_of, reward_in_words
 
 # The kinds of columns in run lengths.
 MARKS = {"match": "=", "plain": "=", "substitute": "x", "delete": "-", "insert": "+"}
@@ -65,6 +65,7 @@ def packed(
         "prompt": printable(prompt),
         "around": [printable(before), printable(after)] if found else None,
         "target": _words(group.problem.target),
+        "row": [pair for pair in question_of(group.problem).items() if pair[0] != "prompt"],
         "texts": list(texts.values()),
         "rows": rows,
     }

@@ -1,5 +1,6 @@
 """The library: `grpo.train`, `grpo.load_model`, and the same by the command line."""
 
+import inspect
 import json
 from pathlib import Path
 
@@ -20,6 +21,10 @@ def test_ten_lines_train_and_return_the_run(home, monkeypatch):
     assert run.verdict["verdict"] and run.status in (0, 3)
     assert repr(run) == f"<TrainedRun {run.path}: {run.verdict['verdict']}>"
     assert [line["step"] for line in run.reports] == [0, 2]
+    facts = run.config["facts"]
+    assert facts["functions"] == {"reward": inspect.getsource(reward)}
+    assert facts["data"].startswith(f"data (list): {len(ROWS)} rows (")
+    assert run.rollouts(1)[0]["row/answer"] in run.rollouts(1)[0]["prompt"]
     assert run.report() == Path("runs/a/report.html") and Path("runs/a/report.html").stat().st_size
     assert load_run("runs/a").rollouts(1)[0]["parts"].keys() <= {"reward/length", "reward/all"}
 

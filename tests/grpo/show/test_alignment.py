@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 
 from grpo.align.needleman import nw_score
 from grpo.inspect import CONTEXT, rendered
-from grpo.show.group import aligned, first_divergence
+from grpo.show.group import aligned, first_divergence, question_of
+from grpo.tasks.base import Problem
 
 TEXTS = st.lists(st.sampled_from("abcd"), max_size=8).map(" ".join)
 
@@ -48,6 +49,14 @@ def test_the_middle_of_a_long_run_of_right_words_is_counted():
     assert f"w5 … {39 - 2 * CONTEXT} right … w33" in shown and shown.endswith("w38 [-w39-]")
     long = aligned("", " ".join("x" * 40))
     assert f"… {40 - 2 * CONTEXT} more …" in rendered(long).plain
+
+
+def test_a_question_is_the_prompt_and_the_row():
+    row = {"answer": "x\n", "tests": [1, 2], "target": "yes", "code": "o" * 900}
+    shown = question_of(Problem("data", 1, "a?", "yes", "k", {"row": row}))
+    assert list(shown) == ["prompt", "answer", "tests", "code"]
+    assert list(shown.values())[:3] == ["a?", "x\\n", "[1, 2]"] and len(shown["code"]) < 310
+    assert question_of(Problem("data", 1, "a?", "", "k", {"row": 3})) == {"prompt": "a?"}
 
 
 def test_texts_cannot_colour_or_move_the_screen():
