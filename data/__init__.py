@@ -1,4 +1,8 @@
-"""Imported as `grpo.data`: under a second name, each class would exist twice."""
+"""The package `grpo.data`."""
 
-if __name__ != "grpo.data":
-    raise ImportError(f"{__name__} is imported as grpo.{__name__}")
+if __name__ == "data":
+    import sys
+
+    from grpo.top_level import SecondName
+
+    sys.meta_path.insert(0, SecondName(__name__))  # type: ignore[arg-type]

@@ -1,4 +1,8 @@
-"""Imported as `grpo.tasks`: under a second name, each class would exist twice."""
+"""The package `grpo.tasks`."""
 
-if __name__ != "grpo.tasks":
-    raise ImportError(f"{__name__} is imported as grpo.{__name__}")
+if __name__ == "tasks":
+    import sys
+
+    from grpo.top_level import SecondName
+
+    sys.meta_path.insert(0, SecondName(__name__))  # type: ignore[arg-type]

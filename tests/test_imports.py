@@ -24,6 +24,9 @@ EXCEPTIONS = {
     "grpo/show/group.py": {"align.needleman"},
     "grpo/tools/report/samples.py": {"align.needleman"},
     "grpo/api.py": {"tasks.rows"},
+    **dict.fromkeys(
+        ("align/__init__.py", "data/__init__.py", "tasks/__init__.py"), {"grpo.top_level"}
+    ),
 }
 
 
@@ -31,7 +34,7 @@ EXCEPTIONS = {
 CHOICE = "grpo/model/load.py"
 
 LAYERS = (  # of `grpo`, lowest first: a module imports its own package and lower layers alone
-    ("__version__", "statistics", "records", "distributed"),
+    ("__version__", "top_level", "statistics", "records", "distributed"),
     ("model",),
     ("config",),
     ("rollout", "learn"),

@@ -48,7 +48,13 @@ def test_a_reward_file_imports_from_its_own_folder(project, monkeypatch):
     del sys.modules["data.prep"]
 
 
-@pytest.mark.parametrize("name", ["align", "data", "tasks"])
-def test_no_class_exists_twice(name):
-    done = python(ROOT, "-c", f"import {name}")
-    assert done.stderr.endswith(f"ImportError: {name} is imported as grpo.{name}\n")
+@pytest.mark.parametrize("name", ["align.needleman", "data.errors", "tasks.base"])
+def test_no_class_exists_twice_in_a_checkout(name):
+    script = f"import sys, {name}, grpo.{name}; names = '{name}', 'grpo.{name}'"
+    done = python(ROOT, "-c", f"{script}; assert len({{sys.modules[n] for n in names}}) == 1")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_program_runs_by_its_folder_s_name():
+    done = python(ROOT, "-m", "tasks.audit", "--help")
+    assert (done.returncode, done.stdout[:13]) == (0, "usage: python"), done.stderr
