@@ -16,7 +16,9 @@ _MODULES = {
     "RunData": "grpo.run.logs",
     "load_run": "grpo.run.logs",
     **dict.fromkeys(("make_trainer", "Trainer", "Model"), "grpo.api"),
-    **dict.fromkeys(("train", "load_model", "TrainedRun"), "grpo.library"),
+    **dict.fromkeys(
+        ("train", "load_model", "TrainedRun", "GRPOTrainer", "GRPOConfig"), "grpo.library"
+    ),
 }
 
 __all__ = list(_MODULES)

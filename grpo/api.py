@@ -1,12 +1,22 @@
 """What the library does without a run directory: a trainer for a loop of your own, and a model."""
 
+import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from grpo.config import Config, checked, is_run, python_name, with_texts
+from grpo.config import (
+    ELSEWHERE,
+    NEEDLESS,
+    SETTINGS,
+    Config,
+    checked,
+    is_run,
+    python_name,
+    with_texts,
+)
 from grpo.curriculum import load_supply
 from grpo.data.errors import UserError
 from grpo.distributed import SIZE
@@ -107,6 +117,63 @@ def arguments(
     if reward is not None:
         settings["reward"] = reward
     return with_texts(checked(settings, where)), values
+
+
+def from_trl(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return as arguments of `train` what those of TRL's `GRPOTrainer` and `GRPOConfig` say.
+
+    What is off there, or needs nothing here, is left out. A name that means nothing here stays, so
+    that `train` refuses it.
+    """
+    found = {
+        ELSEWHERE.get(name, name): value
+        for name, value in given.items()
+        if value is not None and not NEEDLESS.match(name)
+    }
+    take = found.pop
+
+    if found.keys() & {"per_device_train_batch_size", "gradient_accumulation_steps"}:
+        size = take("per_device_train_batch_size", 8) * take("gradient_accumulation_steps", 1)
+        found["prompts"] = max(1, size * SIZE // found.setdefault("group_size", 8))
+    if found.get("steps", -1) > 0:
+        take("num_train_epochs", None)
+    else:
+        take("steps", None)
+    if take("eval_strategy", "") == "no":
+        found["eval_every"] = 0
+    if "eval_dataset" in found and not isinstance(found["data"], str):
+        parts = ("train", found["data"]), ("validation", take("eval_dataset"))
+        found["data"] = [{**row, "split": split} for split, rows in parts for row in rows]
+
+    if take("importance_sampling_level", "token") == "sequence":
+        found["loss"] = "gspo"
+    if found.keys() & {"epsilon", "epsilon_high"}:
+        low = take("epsilon", 0.2)
+        high = take("epsilon_high", low)
+        # Of CISPO it is the bound itself, and there is no lower one.
+        found["clip"] = [1.0, high - 1] if found.get("loss") == "cispo" else [low, high]
+    if adapter := take("peft_config", None):
+        found["lora_rank"] = adapter.r
+        warnings.warn(f"of peft_config, r = {adapter.r} is taken; the alpha is 32", stacklevel=3)
+
+    for name, setting, value in (
+        ("bf16", "dtype", "bfloat16"),
+        ("fp16", "dtype", "float16"),
+        ("use_cpu", "device", "cpu"),
+    ):
+        if take(name, False):
+            found[setting] = value
+    if "scale" in found:
+        found["scale"] = {True: "group", False: "none"}.get(found["scale"], found["scale"])
+    if "name" in found:
+        found["name"] = Path(found["name"]).name
+    if isinstance(found.get("chat_template_kwargs"), Mapping):
+        found["chat_template_kwargs"] = json.dumps(found["chat_template_kwargs"])
+    if not isinstance(found.get("track", ""), str):
+        found["track"] = ",".join(found["track"])
+    if found.get("track") == "none":
+        del found["track"]
+    return {name: value for name, value in found.items() if name in SETTINGS or value}
 
 
 def _rows(

@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import difflib
 import math
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,7 +21,7 @@ import msgspec
 import yaml
 
 from grpo import __version__
-from grpo.data.errors import Parser, UserError, blaming, command_of
+from grpo.data.errors import Parser, UserError, blaming, command_of, shown
 from grpo.data.files import kind_of, load_yaml, read_yaml, write_whole
 from grpo.model.prompts import (
     PromptFormat,
@@ -73,13 +74,58 @@ MAX_NUMBER = 10**9  # of all counts and weights: larger ones overflow somewhere
 # What the run itself finds when it starts. They are in its config.yaml, but are no settings.
 FOUND = ("start", "mixed")
 
-# Other names of settings: the flag's, and TRL's most common ones.
+# Other names of settings, and of arguments of `grpo.train`: the flag's, and TRL's.
 ELSEWHERE = {
     "words": "level",
     "lr": "learning_rate",
-    "num_generations": "group_size",
+    "eval_steps": "eval_every",
+    "loss_type": "loss",
+    "lr_scheduler_type": "schedule",
     "max_completion_length": "max_new_tokens",
+    "max_steps": "steps",
+    "num_generations": "group_size",
+    "num_iterations": "epochs",
+    "output_dir": "name",
+    "report_to": "track",
+    "resume_from_checkpoint": "resume",
+    "reward_funcs": "reward",
+    "save_steps": "save_every",
+    "scale_rewards": "scale",
+    "train_dataset": "data",
 }
+
+# What to do about TRL's names that stand for something else here, or for nothing.
+ADVICE = {
+    "args": "give its settings as keywords, or use GRPOTrainer",
+    "bf16": "give dtype: bfloat16",
+    "entropy_coef": "give a loss of your own",
+    "epsilon": "give clip: [0.2, 0.2]",
+    "epsilon_high": "give clip: [0.2, 0.28]",
+    "eval_dataset": "give rows a column split: train, validation or test",
+    "eval_strategy": "give eval_every, 0 for none",
+    "fp16": "give dtype: float16",
+    "gradient_accumulation_steps": "give prompts, those of a whole step",
+    "importance_sampling_level": "give loss: gspo",
+    "mask_truncated_completions": "they are trained on; leave it out",
+    "max_grad_norm": "it is 1; leave it out",
+    "num_train_epochs": "give steps",
+    "peft_config": "give lora_rank, its r",
+    "per_device_train_batch_size": "give prompts, those of a whole step",
+    "reward_weights": "multiply by them in the reward functions",
+    "use_cpu": "give device: cpu",
+} | dict.fromkeys(
+    "data_seed deepspeed delta do_predict eval_delay generation_batch_size generation_kwargs "
+    "lr_scheduler_kwargs num_generations_eval sapo_temperature_neg sapo_temperature_pos "
+    "shuffle_dataset steps_per_generation top_k vllm_structured_outputs_regex warmup_steps".split(),
+    "nothing corresponds to it; leave it out",
+)
+# TRL's names of what is done without being asked, or only shows or speeds up the training there.
+NEEDLESS = re.compile(
+    "(bf16_full|cache_impl|dataloader|ddp|disable_tqdm|ds3|enable_jit|eval_(acc|do|on|use)|fp16_full"
+    "|gradient_checkpoint|local_rank|log_|logging|num_completions|per_device_eval|processing_class"
+    "|remove_unused|restore_callback|run_name|save_(only|on|strategy|total)|tf32|torch"
+    "|use_(cache|liger|transformers|vllm)|vllm_(?!structured))"
+)
 
 EXAMPLES = """examples:
   {0} --task interleave --words 25
@@ -519,12 +565,11 @@ def checked(
 
     Raises UserError for names that are not `known`, and for values of the wrong type.
     """
-    values = dict(values)
+    values, wrong = dict(values), []
     for name, value in values.items():
         if name not in known:
-            near = _nearest(str(name), known)
-            hint = f"did you mean {near}?" if near else "this version has no such setting"
-            raise UserError(f"{where}: unknown key {name}; {hint}")
+            wrong.append(f"unknown key {name} ({_hint(str(name), known)})")
+            continue
 
         # YAML 1.1 reads the words on and off as True and False, and "1e-4" as a text.
         choices = Config.__dataclass_fields__[name].metadata.get("choices", ())
@@ -534,10 +579,22 @@ def checked(
             value = {str(option): str(text) for option, text in value.items()}
         try:
             values[name] = msgspec.convert(value, KINDS[name], strict=False)
-        except msgspec.ValidationError as error:
+        except msgspec.ValidationError:
             kind = getattr(KINDS[name], "__name__", KINDS[name])
-            raise UserError(f"{where}: {name} is {value!r}, and should be {kind}") from error
+            wrong.append(f"{name} is {shown(value)}, and should be {kind}")
+    if wrong:
+        raise UserError(f"{where}: {'; '.join(wrong)}")
     return values
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    """Return what to do about the unknown key `name`."""
+    if name in ADVICE:
+        return ADVICE[name]
+    if NEEDLESS.match(name):
+        return "leave it out, nothing here needs it"
+    near = _nearest(name, known)
+    return f"did you mean {near}?" if near else "this version has no such setting"
 
 
 def _nearest(name: str, known: Collection[str]) -> str:
@@ -718,6 +775,8 @@ def _no_such_flag(given: str) -> str:
     name = _nearest(word, SETTINGS)
     if not name:
         return f"{given}: no such flag; {command_of('train')} --help-all lists all"
+    if name not in SETTINGS:
+        return f"{given}: no such flag; did you mean --{name}?"  # of rows
     is_setting = SETTINGS[name].metadata["kind"] == "setting"
     near = f"--config '{{{name}: ...}}'" if is_setting else spelled(name)
     return f"{given}: no such flag; did you mean {near}?"

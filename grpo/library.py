@@ -14,9 +14,10 @@ reported.
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
-from grpo.api import Model, arguments
+from grpo.api import Model, arguments, from_trl
 from grpo.config import Config
 from grpo.data.files import check_output
 from grpo.distributed import join_ranks, only_rank0_prints
@@ -86,6 +87,37 @@ class TrainedRun(RunData):
         if output:
             check_output(str(output), "report()")
         return write_report([self], Path(output) if output else None)
+
+
+class GRPOTrainer:
+    """`train` for scripts that were written for TRL: its `GRPOTrainer`, by its names.
+
+    Defaults are those of `train`. What has no counterpart here is a UserError that names it.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        reward_funcs: Any = None,
+        args: SimpleNamespace | None = None,
+        train_dataset: Any = None,
+        **options: Any,
+    ):
+        given = {"model": model, "reward_funcs": reward_funcs, "train_dataset": train_dataset}
+        self.options = from_trl({**(vars(args) if args else {}), **given, **options})
+
+    def train(self, resume_from_checkpoint: str | bool | None = None) -> TrainedRun:
+        """Train, and return the run."""
+        resume = {"resume": resume_from_checkpoint} if resume_from_checkpoint else {}
+        self.run = train(**self.options | resume)
+        return self.run
+
+    def save_model(self, output_dir: str | Path) -> None:
+        """Write the trained policy: a model's directory, or an adapter's."""
+        self.run.policy._policy.save(Path(output_dir))
+
+
+GRPOConfig = SimpleNamespace  # TRL's settings, by its names
 
 
 def load_model(model: str | Path, device: str = "auto") -> Model:

@@ -4,16 +4,21 @@ import dataclasses
 import os
 import subprocess
 import sys
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from transformers import TrainingArguments
 
 from grpo.config import (
+    ELSEWHERE,
     FOUND,
     ON_RESUME,
     SETTINGS,
     Config,
+    checked,
     load_config,
     parse,
     resolve_config,
@@ -219,8 +224,13 @@ def test_a_run_from_an_earlier_run_starts_from_its_checkpoint_again(tmp_path):
     ("source", "line"),
     [
         ("{", "--config {: not YAML; give '{name: value, ...}' (ParserError: while parsing"),
-        ("{temprature: 1}", "--config: unknown key temprature; did you mean temperature?"),
-        ("{num_generations: 8}", "unknown key num_generations; did you mean group_size?"),
+        ("{temprature: 1}", "--config: unknown key temprature (did you mean temperature?)"),
+        (
+            "{save_steps: 8, seed: x, bf16: true, log_level: 1, min_p: 1}",
+            "--config: unknown key save_steps (did you mean save_every?); seed is 'x', and should "
+            "be int; unknown key bf16 (give dtype: bfloat16); unknown key log_level (leave it out, "
+            "nothing here needs it); unknown key min_p (this version has no such setting)",
+        ),
         ("{epochs: many}", "--config: epochs is 'many', and should be int"),
         ("{learning_rate: fast}", "--config: learning_rate is 'fast', and should be float"),
         ("{temperature: .inf}", "temperature inf: give a finite number"),
@@ -233,6 +243,16 @@ def test_bad_settings_are_named(source, line):
     with pytest.raises(UserError) as error:
         parse(["--config", source])
     assert line in str(error.value) and "\n" not in str(error.value)
+
+
+def test_names_of_trl_are_not_taken_for_others():
+    names = {*TrainingArguments.__dataclass_fields__}
+    with suppress(ImportError):
+        names |= {*import_module("trl").GRPOConfig.__dataclass_fields__}
+    for name in names - {*SETTINGS, *ELSEWHERE}:
+        with pytest.raises(UserError) as error:
+            checked({name: 1}, "train()")
+        assert "did you mean" not in str(error.value)
 
 
 def test_settings_are_taken_as_they_are_meant():

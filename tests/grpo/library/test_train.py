@@ -4,10 +4,12 @@ import inspect
 import json
 from pathlib import Path
 
+import peft
 import pytest
 from small_library import FLAGS, QUICK, ROWS, alike, example, reward
+from transformers import AutoModelForCausalLM
 
-from grpo import load_model, load_run, train
+from grpo import GRPOConfig, GRPOTrainer, load_model, load_run, train
 from grpo.data.errors import UserError
 from grpo.tools.train import main
 
@@ -107,7 +109,7 @@ def test_mistakes_are_one_line(home):
     for message, arguments in (
         ("data without a reward", dict(data=ROWS)),
         ("data without a reward; give reward=FUNCTION", dict(data=ROWS, reward=[])),
-        ("unknown key stepz; did you mean steps", dict(data=ROWS, reward=reward, stepz=3)),
+        ("unknown key stepz \\(did you mean steps", dict(data=ROWS, reward=reward, stepz=3)),
         ("steps is 'x'", dict(data=ROWS, reward=reward, steps="x")),
         ("a reward function without data; give the data", dict(reward=reward)),
         ("no such task", dict(task="none")),
@@ -119,6 +121,97 @@ def test_mistakes_are_one_line(home):
         with pytest.raises(UserError, match=message) as caught:
             train(**arguments)
         assert "\n" not in str(caught.value)
+
+
+CHAT = """
+from trl import GRPOConfig, GRPOTrainer
+
+def length(completions, **kwargs):
+    return [len(completion[0]["content"]) % 7 / 14 for completion in completions]
+
+def right(completions, answer, **kwargs):
+    texts = [completion[0]["content"] for completion in completions]
+    return [(text.split() == wanted.split()) / 2 for text, wanted in zip(texts, answer)]
+
+words = "owl tide salt moss bell rope".split()
+rows = [{"prompt": [{"role": "user", "content": f"Copy: {a} {b}"}], "answer": f"{a} {b}"}
+        for a in words for b in words]
+args = GRPOConfig(output_dir="out/ours", max_steps=2, num_generations=4, max_completion_length=8,
+                  per_device_train_batch_size=8, logging_steps=1, report_to="none", epsilon=0.1)
+trainer = GRPOTrainer(model="tiny", reward_funcs=[length, right], args=args, train_dataset=rows)
+trainer.train()
+trainer.save_model("saved")
+"""
+
+STOPS = CHAT.replace("max_steps=2", "max_steps=9").replace(
+    "args=args", "args=args, callbacks=[Enough()]"
+)
+STOPS = (
+    """
+from transformers import TrainerCallback
+
+class Enough(TrainerCallback):
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        control.should_training_stop = logs["reward"] >= 0 and state.global_step == 2
+"""
+    + STOPS
+)
+
+ADAPTER = CHAT.replace('model="tiny"', 'model="adapter"')
+
+
+@pytest.mark.parametrize("script", [CHAT, STOPS, ADAPTER], ids=["chat", "stops", "adapter"])
+def test_scripts_that_were_written_for_trl_run_but_for_the_import(home, script):
+    base = AutoModelForCausalLM.from_pretrained("tiny")
+    peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=4)).save_pretrained("adapter")
+    names = {}
+    exec(script.replace("trl", "grpo"), names)
+    run, options = load_run("runs/ours"), ("group_size", "prompts", "clip", "max_new_tokens")
+    assert len(run.metrics) == 2 and run.metrics[0]["reward"] > 0
+    assert [run.config[name] for name in options] == [4, 2, [0.1, 0.1], 8]
+    (text,) = load_model("saved").generate(["Copy: owl tide"], temperature=0, max_new_tokens=4)
+    assert [text] == names["trainer"].run.policy.generate(
+        ["Copy: owl tide"], temperature=0, max_new_tokens=4
+    )
+
+
+@pytest.mark.parametrize(
+    "given, settings",
+    [
+        (dict(num_generations=4, gradient_accumulation_steps=2), dict(group_size=4, prompts=4)),
+        (dict(max_steps=-1, top_k=0, min_p=None, use_vllm=True, report_to=[]), dict(track="")),
+        (
+            dict(max_steps=5, num_train_epochs=1, lr_scheduler_type="cosine"),
+            dict(steps=5, schedule="cosine"),
+        ),
+        (dict(loss_type="cispo", epsilon_high=5.0), dict(loss="cispo", clip=[1.0, 4.0])),
+        (
+            dict(importance_sampling_level="sequence", epsilon=3e-4),
+            dict(loss="gspo", clip=[3e-4] * 2),
+        ),
+        (
+            dict(scale_rewards=False, use_cpu=True, bf16=True),
+            dict(scale="none", device="cpu", dtype="bfloat16"),
+        ),
+        (
+            dict(eval_strategy="no", chat_template_kwargs={"a": 1}),
+            dict(eval_every=0, chat_template_kwargs='{"a": 1}'),
+        ),
+    ],
+)
+def test_settings_of_trl_mean_the_same(given, settings):
+    assert GRPOTrainer(args=GRPOConfig(**given)).options == settings
+
+
+def test_what_trl_has_besides_is_refused_at_once(home):
+    parts = {"train_dataset": ROWS[:1], "eval_dataset": ROWS[1:2]}
+    trainer = GRPOTrainer("tiny", reward, GRPOConfig(top_k=3, num_train_epochs=2), **parts)
+    assert [row["split"] for row in trainer.options["data"]] == ["train", "validation"]
+    line = r"train\(\): unknown key top_k .*; unknown key num_train_epochs \(give steps\)$"
+    with pytest.raises(UserError, match=line):
+        trainer.train()
+    with pytest.warns(UserWarning, match="of peft_config, r = 8 is taken; the alpha is 32"):
+        assert GRPOTrainer(peft_config=peft.LoraConfig(r=8)).options == {"lora_rank": 8}
 
 
 @pytest.mark.slow
