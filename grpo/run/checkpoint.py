@@ -14,7 +14,7 @@ import os
 import random
 import re
 import shutil
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -52,7 +52,6 @@ class Saver:
     """Saves and restores the checkpoints of the run in `folder`.
 
     - `sources`: the contents of sources.json;
-    - `say`: shows a line;
     - `saved`: the last step that is saved, or being saved; -1 if none is;
     - `best`: level, reward and name of the checkpoint that is highest in both, in this order.
     """
@@ -60,12 +59,11 @@ class Saver:
     folder: Path
     trainer: Trainer
     sources: dict[str, Any]
-    say: Callable[[str], None]
     saved: int = -1
     best: tuple[int, float, str] = (0, -1.0, "")
     memory: dict[Hashable, Tensor] = field(default_factory=dict)  # of the copies
     writer: Executor = field(default_factory=partial(ThreadPoolExecutor, 1))
-    writing: Future[str] | None = None
+    writing: Future[None] | None = None
 
     def save(self, report: StepReport | None = None) -> None:
         """Copy the state after this step, and write the copy while training continues.
@@ -100,7 +98,7 @@ class Saver:
         if not is_copied:
             self.collect(wait=True)
 
-    def _write(self, weights: dict, moments: dict, loss_scale: dict, texts: dict) -> str:
+    def _write(self, weights: dict, moments: dict, loss_scale: dict, texts: dict) -> None:
         """Write the checkpoint in the thread. The next `save` waits before it changes `best`."""
         with new_checkpoint(self.folder, self.saved) as folder:
             self.trainer.policy.save(folder, weights)
@@ -110,13 +108,12 @@ class Saver:
 
         # Only now, so that older ones remain if this one cannot be written.
         prune(self.folder, keep=self.best[2])
-        return f"checkpoint step-{self.saved:06d} is saved"
 
     def collect(self, *, wait: bool = False) -> None:
-        """Report the checkpoint that is being written once it is complete, or raise its error."""
+        """Raise the error of the checkpoint that was being written, once it is complete."""
         if self.writing is not None and (wait or self.writing.done()):
             written, self.writing = self.writing, None
-            self.say(written.result())
+            written.result()
 
     def restore(self, checkpoint: Path) -> None:
         """Restore the trainer, its optimizer and the random generators from a checkpoint."""

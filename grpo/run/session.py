@@ -53,6 +53,7 @@ from grpo.run.logs import (
     load_run,
     resume_hint,
     rewind,
+    size_on_disk,
     step_of,
 )
 from grpo.run.resume import OpenedRun, facts, open_run, sources_of_run
@@ -167,7 +168,7 @@ class Run:
 
         sources = self.ranks.on_rank0(lambda: sources_of_run(opened, trainer))
         # Absolute, because a reward may change the working directory while a checkpoint is written.
-        self.saver = Saver(self.folder.absolute(), trainer, sources, console.say)
+        self.saver = Saver(self.folder.absolute(), trainer, sources)
 
         about = facts(opened, trainer)
         self.files: RunFiles | NoFiles = NoFiles()
@@ -387,7 +388,7 @@ class Run:
         self.save_if_due(report)
 
     def save_if_due(self, report: StepReport) -> None:
-        """Save the state of this step if that is due; report the previous save."""
+        """Save the state of this step if that is due; raise the error of the previous save."""
         self.saver.collect()
         if report.step % self.config.save_every == 0 or self.is_over:
             self.saver.save(report)
@@ -502,12 +503,11 @@ class Run:
     def _conclude(self) -> int:
         """Write and show the verdict; return the exit status. Called on rank 0 only."""
         trainer, mark = self.trainer, self.config.mark
-        if trainer.ended and not trainer.stopped:
-            self.console.say(f"ended after step {trainer.done}: {trainer.ended}")
+        if trainer.ended:
+            how = "stopped" if trainer.stopped else "ended"
+            self.console.say(f"{how} after step {trainer.done}: {trainer.ended}")
 
         run = load_run(self.folder)
-        levels = trainer.curriculum.levels
-        easier = levels_to_survey(trainer.stream.supply, [*levels[:-1], self.level])[:-1]
         ended = EndedRun(
             run.path,
             self.config,
@@ -524,10 +524,14 @@ class Run:
         if run.verdict is None or run.verdict["step"] < trainer.done:
             self.files.write_evaluations(verdict.to_json() | mark)
 
+        style = "bold red" if verdict.exit_status else "bold yellow"
+        if verdict.is_expected(bool(mark)):
+            style = "bold"
         reports = [line for line in run.reports if line["level"] == self.level]
         names = ("metrics.jsonl", "rollouts", "checkpoints")
+        paths = [self.folder / name for name in names]
         self.console.summary(
-            files={name.partition(".")[0]: str(self.folder / name) for name in names},
+            files={path.stem: f"{path}  {size_on_disk(path)}" for path in paths},
             next_commands=list(dict.fromkeys([command, *next_commands(ended)])),
             before=[line for line in reports if line["step"] == 0],
             after=reports[-1:],
@@ -536,10 +540,8 @@ class Run:
                 getattr(trainer.task, "level_unit", ""),
                 mark.get("control", ""),
             ),
-            is_expected=verdict.is_expected(bool(mark)),
+            style=style,
         )
-        if trainer.stopped:
-            self.console.say(f"stopped after step {trainer.done}: {trainer.stopped}")
         self.files.finish()
         return verdict.exit_status
 

@@ -6,6 +6,7 @@ run's settings are shown, because programs that only read a run use these lines 
 """
 
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,22 +34,18 @@ EVERY = 30.0
 # The weight of a step's time in the moving average that predicts the time left.
 PACE_WEIGHT = 0.2
 
+# The columns of a log. Longer lines are broken at spaces.
+WIDTH = 100
+
 # The metrics in the line of a step, and their formats. Widths are fixed, so that the lines of a run
-# form columns. "{name}" is the name of the score.
+# form columns; metrics.jsonl has the rest. "{name}" is the name of the score.
 FIGURES = {
     "level": "  level {:>3g}",
     "reward": "  reward {:.3f}",
     "group_std": " ± {:.3f}",
     "value": "  {name} {:.3f}",
-    "groups/kept": "  trained on {:>2g}",
-    "groups/count": " of {:g} groups",
-    "groups/resampled": "  resampled {:>2g}",
-    "temperature": "  T {:.2f}",
-    "completions/clipped_ratio": "  truncated {:>4.0%}",
-    "completions/mean_length": "  {:>5.1f} tokens",
-    "tokens_per_second": "  {:>7,.0f} tok/s",
-    "step_time": "  {:>5.1f} s",
-    "memory_gb": "  {:>5.1f} GB",
+    "groups/kept": "  kept {:>2g}",
+    "groups/count": "/{:<2g}",
 }
 
 # What precedes an evaluation that is no report, by its purpose.
@@ -104,7 +101,7 @@ class Console:
     """The screen of a run: ``Console(300).step(report)``; `metric` is the name of the score.
 
     A terminal also shows what is being done, in a line that vanishes. Any other `file` (default:
-    standard output) gets lines without escape codes.
+    standard output) gets lines without escape codes, of at most WIDTH columns.
     """
 
     def __init__(self, total_steps: int, metric: str = "score", *, file: TextIO | None = None):
@@ -123,7 +120,8 @@ class Console:
 
     def say(self, line: str, style: str = "") -> None:
         """Print a line, preceded by the time of day."""
-        self._write(f"{time.strftime('%H:%M:%S', time.gmtime())}  {line}", style)
+        now = time.strftime("%H:%M:%S  ", time.gmtime())
+        self._write(f"{now}{line}", style, indent=len(now))
 
     def warn(self, line: str) -> None:
         """Print a warning."""
@@ -134,7 +132,7 @@ class Console:
         settings = {**settings, "clock": "UTC"}
         width = max(map(len, settings))
         for name, value in settings.items():
-            self._write(f"{name:<{width}}  {value}")
+            self._write(f"{name:<{width}}  {value}", indent=width + 2)
 
     def survey(self, rows: Sequence[Record]) -> None:
         """Print a table of the pre-flight, with a row for each level or for each prompt."""
@@ -144,12 +142,14 @@ class Console:
             rows = [{**row, names[-1]: _ending(row["wording"])} for row in rows]
         show_table(self._rich, rows, names)
 
-    def part(self, title: str, lines: Sequence[str], style: str = "bold") -> None:
-        """Print lines below a title."""
+    def part(
+        self, title: str, lines: Sequence[str], style: str = "bold", *, is_whole: bool = False
+    ) -> None:
+        """Print lines below a title; whole ones may be wider than a log."""
         self._write("")
         self._write(title, style)
         for line in lines:
-            self._write(line)
+            self._write(line, indent=4, is_whole=is_whole)
 
     def step(self, report: StepReport) -> None:
         """Print a finished step (1, 2, ...) as a line of aligned figures, and its events."""
@@ -196,21 +196,35 @@ class Console:
         before: Sequence[Record] = (),
         after: Sequence[Record] = (),
         verdict: Sequence[str] = (),
-        is_expected: bool = True,
+        style: str = "bold",
     ) -> None:
-        """Print verdict, in colour unless it is expected, evaluations, files and next commands."""
+        """Print the verdict, in a `style`, evaluations, files and next commands."""
         if verdict:
-            self.part(verdict[0], verdict[1:], "bold" if is_expected else "bold red")
+            self.part(verdict[0], verdict[1:], style)
         if before or after:
             title, *lines = summary_table(before, after, self.metric)
             self.part(title, lines)
         width = max(map(len, files))
-        self.part("files", [f"  {key:<{width}}  {path}" for key, path in files.items()])
-        self.part("next", [f"  {command}" for command in next_commands])
+        paths = [f"  {key:<{width}}  {path}" for key, path in files.items()]
+        self.part("files", paths, is_whole=True)
+        self.part("next", [f"  {command}" for command in next_commands], is_whole=True)
 
-    def _write(self, line: str, style: str = "") -> None:
-        """Print a line in one piece, so that a path or a command in it can be copied whole."""
-        self._rich.print(Text(escape_control(line), style), soft_wrap=True)
+    def _write(
+        self, line: str, style: str = "", *, indent: int = 0, is_whole: bool = False
+    ) -> None:
+        """Print a line. A terminal breaks a long one itself; in a log one that need not stay whole
+        is broken at spaces, and its later lines have an `indent`.
+        """
+        text = escape_control(line)
+        if not (self.terminal or is_whole):
+            text = textwrap.fill(
+                text,
+                WIDTH,
+                subsequent_indent=" " * indent,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        self._rich.print(Text(text, style), soft_wrap=True)
 
     # --- what is being done -------------------------------------------------------------------
 
