@@ -15,14 +15,15 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from grpo.config import Config
 from grpo.records import WHY, Decision, Group, Resumable, first_tries, level_name, truncated_share
-from grpo.statistics import MARGIN, TAIL, mean_interval, reaches_mark
-from grpo.variance import DEGENERATE, REMEDIES, common_trap
+from grpo.statistics import MARGIN, TAIL, mean_interval, problems_needed, reaches_mark
+from grpo.variance import common_trap
 
 # A level is solved if the mean of a held-out evaluation is at least SOLVED, and nothing more can be
 # learned there from a mean of EXHAUSTED on. That is higher than 0.99, because the mean on other
 # problems may be lower.
 SOLVED = 0.97
 EXHAUSTED = 0.995
+NEEDED = problems_needed(SOLVED)  # held-out problems that show it, if all are solved
 
 # A held-out evaluation may end the run once this share of the groups of as many steps is solved:
 # with fewer the score still rises, and one of five seeds ended at 0.985 (runs/archive/LOG.md,
@@ -59,10 +60,24 @@ def solves_level(line: Mapping[str, Any]) -> bool:
     """Return whether a held-out evaluation, a line of eval.jsonl, solves its level.
 
     The interval must begin at most MARGIN below SOLVED, and the budget may cut off one completion
-    of twenty: an answer needs an end.
+    of twenty: an answer needs an end. Fewer than NEEDED problems have no such interval; of them
+    nearly all answers must be right.
     """
     is_high = reaches_mark(line["mean"], line["ci_low"], SOLVED)
+    is_high |= line["n"] < NEEDED and line["mean"] >= EXHAUSTED
     return is_high and line.get("truncated", 0.0) <= MARGIN
+
+
+def few_problems(line: Mapping[str, Any]) -> str:
+    """Return a warning if there are too few held-out problems to show that a level is solved; "" if
+    there are as many as it takes, or as were asked for.
+    """
+    if line["n"] >= min(NEEDED, line["asked"]):
+        return ""
+    return (
+        f"level {line['level']} has {line['n']} held-out problems, so it counts as solved only if "
+        f"all answers are right; with {NEEDED} of them some may be wrong"
+    )
 
 
 def solved_step(evaluations: Sequence[Mapping[str, Any]], level: int) -> int | None:

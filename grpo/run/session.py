@@ -28,7 +28,7 @@ from grpo.curriculum import (
 )
 from grpo.data.files import read_json
 from grpo.distributed import Interrupt, Ranks
-from grpo.ending import CHECK_PROBLEMS, HeldOut, Verdict, conclude
+from grpo.ending import CHECK_PROBLEMS, HeldOut, Verdict, conclude, few_problems
 from grpo.evaluate import (
     EvaluationSettings,
     budgets,
@@ -197,8 +197,9 @@ class Run:
             self.console.settings(settings_of(self.folder, self.config, self.trainer))
             self._show_prompt()
             notes = getattr(self.trainer.task, "notes", ())
-            for warning in (*self.opened.warnings, *self.trainer.policy.notes, *notes):
-                self._warn(warning)
+            found = self.trainer.stream.take_warnings()
+            for warning in (*self.opened.warnings, *self.trainer.policy.notes, *notes, *found):
+                self._warn_once(warning, warning)
 
             if self.opened.checkpoint:
                 self._restore(self.opened.checkpoint)
@@ -372,7 +373,7 @@ class Run:
         self.files.write_step(report)
         self.console.step(report)
         for warning in trainer.stream.take_warnings():
-            self._warn(warning)
+            self._warn_once(warning, warning)
 
         # The run ends if its last level is solved in training and on held-out problems.
         level = trainer.curriculum.level
@@ -428,6 +429,8 @@ class Run:
             if purpose != "warm start":
                 warning = truncation_warning(line, f"level {line['level']}")
                 self._warn_once(warning, f"truncated/{purpose}/{line['level']}")
+            if purpose == "report":
+                self._warn_once(few_problems(line), f"few/{line['level']}")
         return lines
 
     def _measure(self, purpose: str, level: int) -> tuple[dict[str, Any], list[Group]] | None:

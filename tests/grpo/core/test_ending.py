@@ -15,6 +15,7 @@ from grpo.ending import (
     HeldOut,
     Verdict,
     conclude,
+    few_problems,
     mistake_of,
     most_common_mistake,
     reach_verdict,
@@ -495,7 +496,14 @@ def test_a_run_that_hardly_a_step_taught_had_no_signal(steps, updated, kind):
 
 
 def report(step, level, mean, **more):
-    return {"step": step, "level": level, "purpose": "report", "mean": mean, "ci_low": mean} | more
+    return {
+        "step": step,
+        "level": level,
+        "purpose": "report",
+        "mean": mean,
+        "ci_low": mean,
+        "n": 64,
+    } | more
 
 
 def test_the_verdict_is_on_the_hardest_level_that_was_learned():
@@ -521,6 +529,20 @@ def test_solved_is_a_high_mean_with_evidence_and_an_end():
     assert solves_level(line)
     for less in ({"mean": 0.969}, {"ci_low": 0.919}, {"truncated": 0.06}):
         assert not solves_level(line | less)
+
+
+@pytest.mark.parametrize("n, asked, is_solved, is_warned", [
+    (30, 200, True, True),
+    (30, 30, True, False),  # as many as were asked for
+    (44, 200, True, True),
+    (45, 200, False, False),  # whose interval would begin high enough
+])  # fmt: skip
+def test_too_few_held_out_problems_must_all_be_right(n, asked, is_solved, is_warned):
+    line = report(0, 3, 1.0, ci_low=0.88, n=n, asked=asked)
+    assert solves_level(line) == is_solved
+    assert not solves_level(line | {"mean": 0.98})
+    said = f"level 3 has {n} held-out problems" in few_problems(line)
+    assert said == is_warned == ("with 45 of them some may be wrong" in few_problems(line))
 
 
 WORDS = {"copies A": "only text A is copied"}

@@ -182,7 +182,8 @@ def test_a_program_of_the_user_is_named_so_that_it_may_be_executed():
 
 def evaluation(step, mean, level=25, purpose="report"):
     low = mean - 0.01
-    return {"step": step, "level": level, "purpose": purpose, "mean": mean, "ci_low": low}
+    about = {"step": step, "level": level, "purpose": purpose, "n": 64}
+    return about | {"mean": mean, "ci_low": low}
 
 
 @pytest.mark.parametrize(
