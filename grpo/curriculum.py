@@ -390,6 +390,26 @@ def levels_to_survey(supply: Supply, training_levels: Sequence[int]) -> list[int
     return sorted({level for level in offered if level < last} | set(training_levels))
 
 
+def easier_levels(
+    offered: Sequence[int],
+    level: int,
+    decisions: Sequence[Mapping[str, Any]],
+    has_half_way: bool = False,
+) -> tuple[int, ...]:
+    """Return the `offered` levels below `level` that no line of curriculum.jsonl calls solved, or
+    if all are solved a level half way from the last of them, where that exists.
+    """
+    rows = [row for line in decisions for row in line["figures"].get("levels", ())]
+    solved = {line["from"] for line in decisions if line["kind"] == "open"}
+    solved |= {row["level"] for row in rows if is_solved(row)}
+
+    below = [each for each in offered if each < level]
+    easier = [each for each in below if each not in solved]
+    if below and not easier and has_half_way and level - below[-1] > 1:
+        easier = [(below[-1] + level) // 2]
+    return tuple(easier)
+
+
 def survey(
     policy: Policy,
     supply: Supply,

@@ -146,17 +146,15 @@ class EndWatch(Resumable):
     def stopped(self, level: int) -> str:
         """Return why training has failed, whose hardest open level is `level`; "" if it has not."""
         if 0 < TRAPPED * self.patience <= self.trapped:
-            return f"for {self.trapped} steps {self.trap} at level {level}; {REMEDIES['identical']}"
+            return f"for {self.trapped} steps {self.trap} at level {level}"
         count = self.classes.total()
         if not self._is_idle or self.classes["solved"] > MOSTLY_SOLVED * count:
             return ""
 
         ranked = ", ".join(f"{n / count:.0%} {name}" for name, n in self.classes.most_common())
-        failures = [name for name in DEGENERATE if name != "solved"]
-        cause = max(failures, key=self.classes.__getitem__)
         return (
             f"no group could be trained on for {self.untrained} steps, up to level {level} "
-            f"({ranked}); {REMEDIES[cause]}"
+            f"({ranked})"
         )
 
     def ended(self, level: int) -> str:

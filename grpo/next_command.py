@@ -17,6 +17,13 @@ MOSTLY_UNTAUGHT = 0.5
 # Above this share, more steps would not teach more either.
 NEARLY_UNTAUGHT = 0.9
 
+# What to change where no level is easier, by the most common class of the groups.
+NOTHING_EASIER = {
+    "failed": "a stronger --model, or a reward that pays for a part of the answer",
+    "tied": "a reward that tells these answers apart",
+    "identical": "a --model or a prompt whose answers differ",
+}
+
 
 @dataclass(frozen=True)
 class EndedRun:
@@ -28,7 +35,7 @@ class EndedRun:
     step: int  # at which it ended
     budget: int = 0  # tokens that a completion of the last held-out evaluation could take
     levels: tuple[int, ...] = ()  # of training
-    easier: tuple[int, ...] = ()  # all levels below the last of them, rising
+    easier: tuple[int, ...] = ()  # below the hardest open level, and not solved; rising
     ended: str = ""  # why it ended before its steps were made: more steps would not continue it
 
     def trusted(self, *, trains: bool = False) -> str:
@@ -67,18 +74,17 @@ def next_commands(run: EndedRun) -> list[str]:
 
 
 def advice(run: EndedRun, verdict: Verdict) -> tuple[str, str]:
-    """Return what to change after a run that fell or had no signal, in words, and the next command.
+    """Return what to change after a run that failed, in words, and the next command.
 
     No command but an inspection fits a task or a loss that was made from Python values.
     """
     words, command = _advice(run, verdict)
-    has_failed = verdict.kind in ("collapsed", "got worse", "no signal")
     is_from_python = getattr(run.task, "from_python", False)
     is_from_python |= run.config.loss.startswith(FROM_PYTHON)
     is_from_python |= run.config.scale.startswith(FROM_PYTHON)
     if is_from_python or verdict.kind == "not measured":
         command = run.inspection
-    return f"try {words}" if words and has_failed else "", command
+    return f"try {words}" if words and verdict.exit_status else "", command
 
 
 def _advice(run: EndedRun, verdict: Verdict) -> tuple[str, str]:
@@ -116,14 +122,18 @@ def _advice(run: EndedRun, verdict: Verdict) -> tuple[str, str]:
         rate = f"--learning-rate {config.learning_rate / 3:.2g}"
         return f"a third of the learning rate, {rate}", run.again(rate)
 
-    if kind != "no signal" and verdict.truncated > TOO_MANY_TRUNCATED and run.budget:
-        return "", run.again(budget)
+    is_cut = verdict.truncated > TOO_MANY_TRUNCATED and run.budget
+    if is_cut and (kind != "no signal" or not run.easier):
+        return f"twice the token budget, {budget}", run.again(budget)
     if kind == "no signal" or verdict.untaught > MOSTLY_UNTAUGHT:
         if verdict.degenerate == "solved":
             return "a harder level", _harder(run)
         if verdict.degenerate == "tied" and reward != config.reward:
             return other_reward
-        return "easier problems first", _easier(run)
+        if run.easier:
+            return "easier problems first", _easier(run)
+        look = f"{command_of('inspect')} {quoted(run.folder)} degenerate"
+        return NOTHING_EASIER.get(verdict.degenerate, ""), look
 
     is_rising = verdict.difference is not None and verdict.difference > 0
     return "", longer if is_rising else run.inspection
@@ -143,14 +153,12 @@ def _harder(run: EndedRun) -> str:
 
 
 def _easier(run: EndedRun) -> str:
-    """Return the command that begins at an easier level; without one, that shows the groups."""
-    if not run.easier:
-        return f"{command_of('inspect')} {quoted(run.folder)} degenerate"
+    """Return the command that begins at an easier level."""
     climb = [*run.easier, run.config.level]
     if len(run.levels) == 1:
         return run.again(f"--curriculum {','.join(map(str, climb))}")
 
     easier = run.easier[-1]  # the run has climbed already, and is stuck
-    below = [str(level) for level in run.levels if level <= easier]
-    ladder = f"--curriculum {','.join(below)} " if run.config.curriculum else ""
+    below = sorted({easier, *(level for level in run.levels if level < easier)})
+    ladder = f"--curriculum {','.join(map(str, below))} " if run.config.curriculum else ""
     return run.again(f"{ladder}--level {easier}")

@@ -50,11 +50,10 @@ TRUNCATED = "truncated"
 TRAP = "trap "
 
 REMEDIES: dict[str, str] = {
-    "identical": "every completion of a group is the same text, so there is no gradient: give "
-    "a lower --learning-rate, --beta 0.02 or a higher --temperature, or go back to an easier level",
-    "failed": "every completion gets the lowest reward: the level is too hard; give a "
-    "lower one, or climb to it by --curriculum; rows of your own (--data) need easier ones, or a "
-    "reward that pays for a part of the answer",
+    "identical": "every completion of a group is the same text: give a lower --learning-rate, or "
+    "--beta 0.02",
+    "failed": "every completion gets the lowest reward: climb to the level in smaller steps "
+    "(--curriculum), or choose a --reward that pays for a part of the answer",
     "tied": "different texts get the same reward: it is too coarse; choose another --reward",
     "solved": "every completion gets the highest reward: there is little left to learn at this "
     "level; a harder one teaches more",

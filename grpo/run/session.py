@@ -20,6 +20,7 @@ from grpo.curriculum import (
     Curriculum,
     Start,
     choose_levels,
+    easier_levels,
     levels_to_survey,
     load_supply,
     prompts_to_try,
@@ -511,14 +512,17 @@ class Run:
             self.console.say(f"{how} after step {trainer.done}: {trainer.ended}")
 
         run = load_run(self.folder)
+        supply, curriculum = trainer.stream.supply, trainer.curriculum
+        offered = levels_to_survey(supply, [*curriculum.levels[:-1], self.level])
+        has_half_way = getattr(supply.task, "level_unit", "") == "words" and not supply.dataset
         ended = EndedRun(
             run.path,
             self.config,
             trainer.task,
             trainer.done,
             budget=run.reports[-1]["budget"] if run.reports else 0,
-            levels=tuple(levels),
-            easier=tuple(easier),
+            levels=tuple(curriculum.levels),
+            easier=easier_levels(offered, curriculum.level, run.decisions, has_half_way),
             ended=trainer.ended,
         )
         verdict = self._verdict(run)

@@ -121,8 +121,6 @@ def test_a_run_at_a_fixed_level_climbs_to_it_next_time():
     assert (
         next_command(run, verdict("not learned", untaught=0.8)) == f"{AGAIN} --curriculum 5,10,25"
     )
-    lowest = replace(run, easier=())
-    assert next_command(lowest, verdict("not learned", untaught=0.8)).endswith(" degenerate")
 
 
 def test_a_run_that_has_ended_by_itself_is_looked_at():
@@ -137,9 +135,29 @@ def test_a_run_that_has_ended_by_itself_is_looked_at():
 def test_a_ladder_that_is_stuck_ends_lower():
     config = Config(task="interleave", level=25, curriculum="5,10,25")
     run = replace(ENDED, config=config, levels=(5, 10, 25))
-    assert next_command(run, verdict("not learned", untaught=0.8)) == (
-        f"{AGAIN} --curriculum 5,10 --level 10"
-    )
+    stuck = verdict("not learned", untaught=0.8)
+    assert next_command(run, stuck) == f"{AGAIN} --curriculum 5,10 --level 10"
+    # Half way to 25 words, where 5 and 10 are solved.
+    half_way = replace(run, easier=(17,))
+    assert next_command(half_way, stuck) == f"{AGAIN} --curriculum 5,10,17 --level 17"
+
+
+@pytest.mark.parametrize(
+    "cause, words",
+    [
+        ({"degenerate": "failed"}, "a stronger --model, or a reward that pays for a part"),
+        ({"degenerate": "tied"}, "a reward that tells these answers apart"),
+        ({"degenerate": "identical"}, "a --model or a prompt whose answers differ"),
+        ({"degenerate": "tied", "truncated": 0.9}, "twice the token budget, --max-new-tokens 198"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["no signal", "not learned"])
+def test_without_an_easier_level_the_remedy_is_another(kind, cause, words):
+    lowest = replace(PAIRS, levels=(25,), easier=())
+    said, command = advice(lowest, verdict(kind, untaught=1.0, **cause))
+    assert said.startswith(f"try {words}")
+    is_longer = "--max-new-tokens" in words
+    assert command.endswith(" --max-new-tokens 198" if is_longer else " degenerate")
 
 
 def test_a_control_experiment_is_followed_by_the_real_run():

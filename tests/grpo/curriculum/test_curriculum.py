@@ -6,7 +6,15 @@ from collections import Counter
 
 import pytest
 
-from grpo.curriculum import ANNEAL_AT, FLOOR, MEMORY, OPEN_AT, WINDOW, Curriculum
+from grpo.curriculum import (
+    ANNEAL_AT,
+    FLOOR,
+    MEMORY,
+    OPEN_AT,
+    WINDOW,
+    Curriculum,
+    easier_levels,
+)
 from grpo.records import Group
 from grpo.statistics import problems_needed
 from grpo.tasks.base import Problem, Score
@@ -197,3 +205,14 @@ def test_a_resumed_curriculum_makes_the_same_decisions():
     assert decisions == through(resumed, steps[20:]) and decisions
     assert whole.state_dict() == resumed.state_dict()
     assert whole.levels_for(0, 61, 40) == resumed.levels_for(0, 61, 40)
+
+
+def test_a_level_that_is_solved_is_not_easier_but_done():
+    surveyed = {"kind": "preflight", "figures": {"levels": [{"level": 5, "exact": 0.9}]}}
+    opened = {"kind": "open", "from": 10, "figures": {}}
+    offered = [5, 10, 25]
+    assert easier_levels(offered, 25, []) == (5, 10)
+    assert easier_levels(offered, 25, [surveyed]) == (10,)
+    assert easier_levels(offered, 25, [surveyed, opened]) == ()
+    assert easier_levels(offered, 25, [surveyed, opened], has_half_way=True) == (17,)
+    assert easier_levels(offered, 5, [], has_half_way=True) == ()  # it never left the first
