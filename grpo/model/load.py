@@ -9,7 +9,7 @@ import copy
 import math
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from huggingface_hub.utils import logging as hub_logging
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import SafetensorError, safe_open
 from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
 from transformers import (
@@ -211,9 +212,9 @@ def default_rank(source: str, quantise: str = "none") -> int:
 
 def transformers_config(source: str) -> Any:
     """Return the configuration of the whole model under `source`, as `transformers` reads it."""
-    whole, _ = _layers(source)
+    whole, adapters = _layers(source)
     place, options = _place_of(whole)
-    with _loading(whole):
+    with _loading(whole, adapters):
         return AutoConfig.from_pretrained(place, trust_remote_code=False, **options)
 
 
@@ -251,8 +252,11 @@ def _layers(source: str) -> tuple[str, list[Path]]:
 
 
 @contextmanager
-def _loading(source: str) -> Iterator[None]:
-    """Make errors about models that are absent, damaged or incomplete a UserError of one line."""
+def _loading(source: str, adapters: Sequence[Path] = ()) -> Iterator[None]:
+    """Make errors about models that are absent, damaged or incomplete a UserError of one line.
+
+    The first of the `adapters` names `source` as its base.
+    """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -264,8 +268,10 @@ def _loading(source: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         reason = shortened(" ".join(str(error).split()) or type(error).__name__, 200)
+        base = f"{adapters[0]}: its base model " if adapters else ""
         raise UserError(
-            f"--model {source}: cannot be loaded ({reason}); {KINDS_OF_MODELS} that can be reached"
+            f"--model {base}{source}: cannot be loaded ({reason}); {KINDS_OF_MODELS} that can be "
+            "reached"
         ) from error
 
 
@@ -288,7 +294,7 @@ def _load_model(source: str, device: str, dtype: torch.dtype, quantise: str = "n
     elif options:  # else the weights would stay in their blocks on a GPU
         extra = {"quantization_config": GgufConfig(dequantize=True)}
 
-    with _loading(source):
+    with _loading(source, adapters):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             place,
             dtype=dtype,
@@ -467,25 +473,43 @@ def layers_of(source: str) -> tuple[str, list[Path]]:
 
 
 def load_adapter(model: Model, folder: Path) -> PeftModel:
-    """Return `model` with an adapter. Raises UserError unless the file has exactly its weights."""
+    """Return `model` with an adapter. Raises UserError unless the file has exactly its weights.
+
+    PEFT stores the embeddings too where tokens were added or they were trained.
+    """
     try:
+        with safe_open(folder / "adapter_model.safetensors", "pt") as file:
+            rows = {name: file.get_slice(name).get_shape()[0] for name in file.keys()}
+        embedding = model.get_input_embeddings()
+        names = [name for name, module in model.named_modules() if module is embedding]
+        size = rows.get(f"base_model.model.{names[0]}.weight", embedding.num_embeddings)
+        if size != embedding.num_embeddings:
+            model.resize_token_embeddings(size, mean_resizing=False)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # missing keys are reported below
             adapted = PeftModel.from_pretrained(
                 model, folder, is_trainable=True, use_safetensors=True
             )
-        with safe_open(folder / "adapter_model.safetensors", "pt") as file:
-            found = set(file.keys())
     except torch.OutOfMemoryError:
         raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = shortened(" ".join(str(error).split()), 200)
         raise UserError(
             f"{folder}: its adapter does not fit {type(model).__name__} ({reason}); give the base "
-            "model that it was trained on, and an adapter as save_pretrained writes it"
+            "model that it was trained on, and adapter_model.safetensors, or merge it where it was "
+            "made (merge_and_unload)"
         ) from error
 
-    expected = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
-    differences = {"missing": expected - found, "unexpected": found - expected}
+    needed = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
+    known = get_peft_model_state_dict(adapted, save_embedding_layers=True).keys()
+    differences = {"missing": needed - rows.keys(), "unexpected": rows.keys() - known}
     check_names(str(folder), "its adapter", differences)
+    ends = (adapted.get_input_embeddings(), adapted.get_output_embeddings())
+    if text_config(model.config).tie_word_embeddings and any(
+        isinstance(layer, BaseTunerLayer) for layer in ends
+    ):
+        raise UserError(
+            f"{folder}: its adapter changes the embeddings or the head, which are one in "
+            f"{type(model).__name__}; give one without them in target_modules"
+        )
     return adapted

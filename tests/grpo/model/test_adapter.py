@@ -20,12 +20,19 @@ SMALL = (
 ).split()
 
 
-def make_adapter(base, folder, **kind):
+def model_with(base, tokens):
+    """Return the model `base` with so many more tokens."""
+    model = AutoModelForCausalLM.from_pretrained(base)
+    if tokens:
+        model.resize_token_embeddings(model.config.vocab_size + tokens, mean_resizing=False)
+    return model
+
+
+def make_adapter(base, folder, tokens=0, **kind):
     """Write a folder as PEFT does: an adapter on some layers, without a tokenizer."""
-    settings = LoraConfig(
-        r=3, lora_alpha=12, target_modules=["q_proj"], task_type="CAUSAL_LM", **kind
-    )
-    adapted = get_peft_model(AutoModelForCausalLM.from_pretrained(base), settings)
+    kind = {"target_modules": ["q_proj"]} | kind
+    settings = LoraConfig(r=3, lora_alpha=12, task_type="CAUSAL_LM", **kind)
+    adapted = get_peft_model(model_with(base, tokens), settings)
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, weight in adapted.named_parameters():
@@ -50,9 +57,9 @@ def wanted(tiny_model, adapter):
     return peft_logits(tiny_model, adapter)
 
 
-def peft_logits(model, adapter):
+def peft_logits(model, adapter, tokens=0):
     """The logits by PEFT alone, without merging."""
-    base = AutoModelForCausalLM.from_pretrained(model)
+    base = model_with(model, tokens)
     tokens = torch.tensor([[*PROMPT, *ANSWER]])
     with torch.no_grad():
         plain = base(tokens).logits[0, 2:5]
@@ -86,11 +93,20 @@ def test_its_base_with_it_merged_is_the_policy_of_every_program(
     assert ours[0]["mean"] == theirs[0]["mean"]
 
 
-@pytest.mark.parametrize("kind", ["use_dora", "use_rslora"])
+KINDS = [
+    {"use_dora": True},
+    {"use_rslora": True},
+    {"tokens": 3},
+    {"tokens": 3, "modules_to_save": ["embed_tokens"]},
+]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft")
+@pytest.mark.parametrize("kind", KINDS)
 def test_kinds_that_are_not_trained_here_are_merged_too(tiny_model, tmp_path, kind):
-    make_adapter(tiny_model, tmp_path, **{kind: True})
+    make_adapter(tiny_model, tmp_path, **kind)
     policy = load_policy(str(tmp_path), device="cpu", lora_rank=2)
-    wanted = peft_logits(tiny_model, tmp_path)
+    wanted = peft_logits(tiny_model, tmp_path, kind.get("tokens", 0))
     torch.testing.assert_close(logits(policy), wanted, atol=1e-4, rtol=1e-4)
 
 
@@ -127,16 +143,23 @@ def change(folder, **values):
     file.write_text(json.dumps(json.loads(file.read_text()) | values))
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:peft")
 def test_what_cannot_be_merged_is_one_line(adapter, tiny_model, tmp_path, capsys):
     folder = shutil.copytree(adapter, tmp_path / "adapter")
+    (tmp_path / "config.json").write_text("{}")
     for base, said in [
         (str(folder), "adapter_config.json: names no base model"),
         (None, "adapter_config.json: names no base model"),
         ("/no/such", "--model /no/such: no such directory"),
+        (str(tmp_path), f"--model {folder}: its base model {tmp_path}: cannot be loaded"),
     ]:
         change(folder, base_model_name_or_path=base)
         with pytest.raises(UserError, match=said):
             load_policy(str(folder), device="cpu")
+
+    make_adapter(tiny_model, tmp_path / "head", target_modules=["embed_tokens"])
+    with pytest.raises(UserError, match="which are one in LlamaForCausalLM"):
+        load_policy(str(tmp_path / "head"), device="cpu")
 
     settings = PromptTuningConfig(num_virtual_tokens=3, task_type="CAUSAL_LM")
     base = AutoModelForCausalLM.from_pretrained(tiny_model)
