@@ -126,54 +126,50 @@ def from_trl(given: Mapping[str, Any]) -> dict[str, Any]:
     that `train` refuses it.
     """
     found = {
-        ELSEWHERE.get(name, name): value
+        name: value
         for name, value in given.items()
         if value is not None and not NEEDLESS.match(name)
     }
     take = found.pop
+    settings: dict[str, Any] = {}
 
-    if found.keys() & {"per_device_train_batch_size", "gradient_accumulation_steps"}:
-        size = take("per_device_train_batch_size", 8) * take("gradient_accumulation_steps", 1)
-        found["prompts"] = max(1, size * SIZE // found.setdefault("group_size", 8))
-    if found.get("steps", -1) > 0:
-        take("num_train_epochs", None)
-    else:
-        take("steps", None)
+    size, passes = take("per_device_train_batch_size", 0), take("gradient_accumulation_steps", 0)
+    if size or passes:  # in completions, and 8 and 1 there by default
+        group_size = found.setdefault("num_generations", 8)
+        settings["prompts"] = max(1, (size or 8) * (passes or 1) * SIZE // group_size)
+    take("max_steps" if found.get("max_steps", -1) < 1 else "num_train_epochs", None)
+    if "eval_dataset" in found and not isinstance(found["train_dataset"], str):
+        parts = ("train", found["train_dataset"]), ("validation", take("eval_dataset"))
+        settings["data"] = [{**row, "split": split} for split, rows in parts for row in rows]
     if take("eval_strategy", "") == "no":
-        found["eval_every"] = 0
-    if "eval_dataset" in found and not isinstance(found["data"], str):
-        parts = ("train", found["data"]), ("validation", take("eval_dataset"))
-        found["data"] = [{**row, "split": split} for split, rows in parts for row in rows]
+        settings["eval_every"] = 0
 
-    if take("importance_sampling_level", "token") == "sequence":
-        found["loss"] = "gspo"
+    if take("importance_sampling_level", "") == "sequence":
+        settings["loss"] = "gspo"
     if found.keys() & {"epsilon", "epsilon_high"}:
         low = take("epsilon", 0.2)
         high = take("epsilon_high", low)
         # Of CISPO it is the bound itself, and there is no lower one.
-        found["clip"] = [1.0, high - 1] if found.get("loss") == "cispo" else [low, high]
+        settings["clip"] = [1.0, high - 1] if found.get("loss_type") == "cispo" else [low, high]
+    if "scale_rewards" in found:
+        scale = take("scale_rewards")
+        settings["scale"] = {True: "group", False: "none"}.get(scale, scale)
     if adapter := take("peft_config", None):
-        found["lora_rank"] = adapter.r
+        settings["lora_rank"] = adapter.r
         warnings.warn(f"of peft_config, r = {adapter.r} is taken; the alpha is 32", stacklevel=3)
-
-    for name, setting, value in (
-        ("bf16", "dtype", "bfloat16"),
-        ("fp16", "dtype", "float16"),
-        ("use_cpu", "device", "cpu"),
-    ):
+    for name, value in {"bf16": "bfloat16", "fp16": "float16", "use_cpu": "cpu"}.items():
         if take(name, False):
-            found[setting] = value
-    if "scale" in found:
-        found["scale"] = {True: "group", False: "none"}.get(found["scale"], found["scale"])
-    if "name" in found:
-        found["name"] = Path(found["name"]).name
-    if isinstance(found.get("chat_template_kwargs"), Mapping):
-        found["chat_template_kwargs"] = json.dumps(found["chat_template_kwargs"])
-    if not isinstance(found.get("track", ""), str):
-        found["track"] = ",".join(found["track"])
-    if found.get("track") == "none":
-        del found["track"]
-    return {name: value for name, value in found.items() if name in SETTINGS or value}
+            settings[ELSEWHERE[name]] = value
+
+    if "output_dir" in found:
+        settings["name"] = Path(take("output_dir")).name
+    trackers = take("report_to", "none")
+    if trackers not in ("none", []):
+        settings["track"] = trackers if isinstance(trackers, str) else ",".join(trackers)
+    if isinstance(arguments := found.get("chat_template_kwargs"), Mapping):
+        settings["chat_template_kwargs"] = json.dumps(arguments)
+    renamed = {ELSEWHERE.get(name, name): value for name, value in found.items()}
+    return {name: x for name, x in renamed.items() if name in SETTINGS or x} | settings
 
 
 def _rows(

@@ -69,6 +69,7 @@ STEPS = 800
 # Settings that a resumed run can change.
 ON_RESUME = ("steps", "eval_every", "eval_problems", "save_every", "device", "patience", "track")
 
+LIKE = 0.75  # how much an unknown name is like the one that it means (`difflib`)
 MAX_NUMBER = 10**9  # of all counts and weights: larger ones overflow somewhere
 
 # What the run itself finds when it starts. They are in its config.yaml, but are no settings.
@@ -78,7 +79,14 @@ FOUND = ("start", "mixed")
 ELSEWHERE = {
     "words": "level",
     "lr": "learning_rate",
+    "bf16": "dtype",
+    "epsilon": "clip",
+    "epsilon_high": "clip",
     "eval_steps": "eval_every",
+    "eval_strategy": "eval_every",
+    "fp16": "dtype",
+    "gradient_accumulation_steps": "prompts",
+    "importance_sampling_level": "loss",
     "loss_type": "loss",
     "lr_scheduler_type": "schedule",
     "max_completion_length": "max_new_tokens",
@@ -86,39 +94,23 @@ ELSEWHERE = {
     "num_generations": "group_size",
     "num_iterations": "epochs",
     "output_dir": "name",
+    "peft_config": "lora_rank",
+    "per_device_train_batch_size": "prompts",
     "report_to": "track",
     "resume_from_checkpoint": "resume",
     "reward_funcs": "reward",
     "save_steps": "save_every",
     "scale_rewards": "scale",
     "train_dataset": "data",
+    "use_cpu": "device",
 }
-
-# What to do about TRL's names that stand for something else here, or for nothing.
+# What to do about TRL's names that no setting stands for.
 ADVICE = {
     "args": "give its settings as keywords, or use GRPOTrainer",
-    "bf16": "give dtype: bfloat16",
-    "entropy_coef": "give a loss of your own",
-    "epsilon": "give clip: [0.2, 0.2]",
-    "epsilon_high": "give clip: [0.2, 0.28]",
     "eval_dataset": "give rows a column split: train, validation or test",
-    "eval_strategy": "give eval_every, 0 for none",
-    "fp16": "give dtype: float16",
-    "gradient_accumulation_steps": "give prompts, those of a whole step",
-    "importance_sampling_level": "give loss: gspo",
-    "mask_truncated_completions": "they are trained on; leave it out",
-    "max_grad_norm": "it is 1; leave it out",
     "num_train_epochs": "give steps",
-    "peft_config": "give lora_rank, its r",
-    "per_device_train_batch_size": "give prompts, those of a whole step",
     "reward_weights": "multiply by them in the reward functions",
-    "use_cpu": "give device: cpu",
-} | dict.fromkeys(
-    "data_seed deepspeed delta do_predict eval_delay generation_batch_size generation_kwargs "
-    "lr_scheduler_kwargs num_generations_eval sapo_temperature_neg sapo_temperature_pos "
-    "shuffle_dataset steps_per_generation top_k vllm_structured_outputs_regex warmup_steps".split(),
-    "nothing corresponds to it; leave it out",
-)
+} | dict.fromkeys(("data_seed", "num_generations_eval", "top_k"), "there is none; leave it out")
 # TRL's names of what is done without being asked, or only shows or speeds up the training there.
 NEEDLESS = re.compile(
     "(bf16_full|cache_impl|dataloader|ddp|disable_tqdm|ds3|enable_jit|eval_(acc|do|on|use)|fp16_full"
@@ -599,7 +591,7 @@ def _hint(name: str, known: Collection[str]) -> str:
 
 def _nearest(name: str, known: Collection[str]) -> str:
     """Return the setting that an unknown `name` means; "" if none is like it."""
-    near = next(iter(difflib.get_close_matches(name, [*known, *ELSEWHERE], 1)), "")
+    near = next(iter(difflib.get_close_matches(name, [*known, *ELSEWHERE], 1, LIKE)), "")
     return ELSEWHERE.get(near, near)
 
 

@@ -226,10 +226,10 @@ def test_a_run_from_an_earlier_run_starts_from_its_checkpoint_again(tmp_path):
         ("{", "--config {: not YAML; give '{name: value, ...}' (ParserError: while parsing"),
         ("{temprature: 1}", "--config: unknown key temprature (did you mean temperature?)"),
         (
-            "{save_steps: 8, seed: x, bf16: true, log_level: 1, min_p: 1}",
+            "{save_steps: 8, seed: x, top_k: 2, log_level: 1}",
             "--config: unknown key save_steps (did you mean save_every?); seed is 'x', and should "
-            "be int; unknown key bf16 (give dtype: bfloat16); unknown key log_level (leave it out, "
-            "nothing here needs it); unknown key min_p (this version has no such setting)",
+            "be int; unknown key top_k (there is none; leave it out); unknown key log_level (leave "
+            "it out, nothing here needs it)",
         ),
         ("{epochs: many}", "--config: epochs is 'many', and should be int"),
         ("{learning_rate: fast}", "--config: learning_rate is 'fast', and should be float"),

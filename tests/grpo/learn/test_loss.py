@@ -227,21 +227,6 @@ def test_a_ratio_beyond_all_numbers_makes_no_nan(kind, beta):
     assert loss.isfinite() and logp_RT.grad.isfinite().all()
 
 
-@pytest.mark.parametrize(
-    ("kind", "expected"),
-    [
-        ("grpo", [1 / 4, 1 / 8]),
-        ("gspo", [1 / 4, 1 / 8]),  # 1 / (2 rows * 2), 1 / (2 * 4)
-        ("dapo", [1 / 6, 1 / 6]),
-        ("cispo", [1 / 6, 1 / 6]),  # 1 / (2 + 4)
-        ("dr_grpo", [1 / 20, 1 / 20]),  # 1 / (2 * 10)
-    ],
-)
-def test_token_weights_by_hand(kind, expected):
-    weights_R = token_weights(kind, torch.tensor([2, 4]), max_length=10)
-    torch.testing.assert_close(weights_R, table(expected), **EXACTLY)
-
-
 def random_step(lengths, seed):
     """Return [logp, old, ref, entropy], advantages and mask of a step of ragged rows (entropy: any
     numbers).

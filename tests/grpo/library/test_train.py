@@ -110,6 +110,14 @@ def test_mistakes_are_one_line(home):
         ("data without a reward", dict(data=ROWS)),
         ("data without a reward; give reward=FUNCTION", dict(data=ROWS, reward=[])),
         ("unknown key stepz \\(did you mean steps", dict(data=ROWS, reward=reward, stepz=3)),
+        (
+            "--credit alignment: the advantages are those of a function; leave it out",
+            dict(data=ROWS, reward=reward, advantages=print, credit="alignment"),
+        ),
+        (
+            "advantages must be a function, and takes the place of scale",
+            dict(data=ROWS, reward=reward, advantages=print, scale="batch"),
+        ),
         ("steps is 'x'", dict(data=ROWS, reward=reward, steps="x")),
         ("a reward function without data; give the data", dict(reward=reward)),
         ("no such task", dict(task="none")),
@@ -129,89 +137,54 @@ from trl import GRPOConfig, GRPOTrainer
 def length(completions, **kwargs):
     return [len(completion[0]["content"]) % 7 / 14 for completion in completions]
 
-def right(completions, answer, **kwargs):
-    texts = [completion[0]["content"] for completion in completions]
-    return [(text.split() == wanted.split()) / 2 for text, wanted in zip(texts, answer)]
+def begins(prompts, completions, **kwargs):
+    return [("owl" in x[0]["content"]) / 2 for x in completions if prompts[0][0]["role"] == "user"]
 
-words = "owl tide salt moss bell rope".split()
-rows = [{"prompt": [{"role": "user", "content": f"Copy: {a} {b}"}], "answer": f"{a} {b}"}
-        for a in words for b in words]
+words = "owl tide salt moss bell rope loom".split()
+rows = [{"prompt": [{"role": "user", "content": f"Copy: {a} {b}"}]} for a in words for b in words]
 args = GRPOConfig(output_dir="out/ours", max_steps=2, num_generations=4, max_completion_length=8,
-                  per_device_train_batch_size=8, logging_steps=1, report_to="none", epsilon=0.1)
-trainer = GRPOTrainer(model="tiny", reward_funcs=[length, right], args=args, train_dataset=rows)
+                  per_device_train_batch_size=8, logging_steps=1, eval_strategy="no", epsilon=0.1)
+trainer = GRPOTrainer(model="tiny", reward_funcs=[length, begins], args=args, train_dataset=rows)
 trainer.train()
 trainer.save_model("saved")
 """
-
-STOPS = CHAT.replace("max_steps=2", "max_steps=9").replace(
-    "args=args", "args=args, callbacks=[Enough()]"
-)
-STOPS = (
-    """
+STOPS = """
 from transformers import TrainerCallback
 
 class Enough(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
-        control.should_training_stop = logs["reward"] >= 0 and state.global_step == 2
+        control.should_training_stop = logs["reward"] > 0 and state.global_step >= 2
 """
-    + STOPS
-)
-
-ADAPTER = CHAT.replace('model="tiny"', 'model="adapter"')
+STOPS += CHAT.replace("steps=2", "steps=9").replace("args=args", "args=args, callbacks=[Enough()]")
+ADAPTER = CHAT.replace('"tiny"', '"adapter"')
 
 
 @pytest.mark.parametrize("script", [CHAT, STOPS, ADAPTER], ids=["chat", "stops", "adapter"])
 def test_scripts_that_were_written_for_trl_run_but_for_the_import(home, script):
     base = AutoModelForCausalLM.from_pretrained("tiny")
-    peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=4)).save_pretrained("adapter")
-    names = {}
-    exec(script.replace("trl", "grpo"), names)
-    run, options = load_run("runs/ours"), ("group_size", "prompts", "clip", "max_new_tokens")
-    assert len(run.metrics) == 2 and run.metrics[0]["reward"] > 0
-    assert [run.config[name] for name in options] == [4, 2, [0.1, 0.1], 8]
-    (text,) = load_model("saved").generate(["Copy: owl tide"], temperature=0, max_new_tokens=4)
-    assert [text] == names["trainer"].run.policy.generate(
-        ["Copy: owl tide"], temperature=0, max_new_tokens=4
-    )
+    peft.get_peft_model(base, peft.LoraConfig(r=4)).save_pretrained("adapter")
+    exec(script.replace("trl", "grpo"), names := {})
+    run, prompts = load_run("runs/ours"), ["Copy: owl tide"]
+    assert len(run.metrics) == 2 and run.metrics[0]["reward/length"] > 0
+    assert [line["step"] for line in run.reports] == [0, 2]
+    trained = names["trainer"].run.policy.generate(prompts, max_new_tokens=4)
+    assert load_model("saved").generate(prompts, max_new_tokens=4) == trained
 
 
-@pytest.mark.parametrize(
-    "given, settings",
-    [
-        (dict(num_generations=4, gradient_accumulation_steps=2), dict(group_size=4, prompts=4)),
-        (dict(max_steps=-1, top_k=0, min_p=None, use_vllm=True, report_to=[]), dict(track="")),
-        (
-            dict(max_steps=5, num_train_epochs=1, lr_scheduler_type="cosine"),
-            dict(steps=5, schedule="cosine"),
-        ),
-        (dict(loss_type="cispo", epsilon_high=5.0), dict(loss="cispo", clip=[1.0, 4.0])),
-        (
-            dict(importance_sampling_level="sequence", epsilon=3e-4),
-            dict(loss="gspo", clip=[3e-4] * 2),
-        ),
-        (
-            dict(scale_rewards=False, use_cpu=True, bf16=True),
-            dict(scale="none", device="cpu", dtype="bfloat16"),
-        ),
-        (
-            dict(eval_strategy="no", chat_template_kwargs={"a": 1}),
-            dict(eval_every=0, chat_template_kwargs='{"a": 1}'),
-        ),
-    ],
-)
-def test_settings_of_trl_mean_the_same(given, settings):
-    assert GRPOTrainer(args=GRPOConfig(**given)).options == settings
+TRL = {"num_generations": 4, "gradient_accumulation_steps": 2, "epsilon_high": 5.0, "bf16": True}
+TRL |= {"loss_type": "cispo", "scale_rewards": False, "use_vllm": True, "eval_strategy": "no"}
+OURS = {"group_size": 4, "prompts": 4, "clip": [1, 4], "dtype": "bfloat16", "loss": "cispo"}
+OURS |= {"scale": "none", "eval_every": 0, "lora_rank": 8, "data": [{"split": "train"}]}
 
 
-def test_what_trl_has_besides_is_refused_at_once(home):
-    parts = {"train_dataset": ROWS[:1], "eval_dataset": ROWS[1:2]}
-    trainer = GRPOTrainer("tiny", reward, GRPOConfig(top_k=3, num_train_epochs=2), **parts)
-    assert [row["split"] for row in trainer.options["data"]] == ["train", "validation"]
+def test_what_trl_says_is_translated_or_refused_at_once():
+    args = GRPOConfig(**TRL, max_steps=-1, min_p=None, top_k=0, report_to=[])
+    with pytest.warns(UserWarning, match="of peft_config, r = 8 is taken; the alpha is 32"):
+        adapter = {"peft_config": peft.LoraConfig(r=8), "train_dataset": [{}], "eval_dataset": []}
+        assert GRPOTrainer(args=args, **adapter).options == OURS
     line = r"train\(\): unknown key top_k .*; unknown key num_train_epochs \(give steps\)$"
     with pytest.raises(UserError, match=line):
-        trainer.train()
-    with pytest.warns(UserWarning, match="of peft_config, r = 8 is taken; the alpha is 32"):
-        assert GRPOTrainer(peft_config=peft.LoraConfig(r=8)).options == {"lora_rank": 8}
+        GRPOTrainer("tiny", reward, GRPOConfig(top_k=3, num_train_epochs=2), ROWS).train()
 
 
 @pytest.mark.slow

@@ -123,13 +123,6 @@ def test_gradients_of_advantages_of_tokens(tiny_policy, groups, plain):
         close(loss_and_gradients(tiny_policy, groups, "grpo", micro_tokens)[1], expected)
 
 
-def test_logprobs_are_the_samplers(tiny_policy, groups):
-    batch = one_batch(groups)
-    logp, entropy = completion_logprobs(tiny_policy, batch)
-    assert (logp - batch.old_RT)[batch.mask_RT].abs().max() < 1e-5
-    assert (logp[~batch.mask_RT] == 0).all() and (entropy[batch.mask_RT] > 0).all()
-
-
 @pytest.mark.parametrize("kind, has_own", [("gspo", False), ("dapo", True)])
 def test_shared_beginnings_change_neither_loss_nor_gradient(
     tiny_policy, groups, float64, monkeypatch, kind, has_own
@@ -165,18 +158,17 @@ def test_micro_batches_change_neither_loss_nor_gradient(tiny_policy, groups, flo
         assert (a - b).norm() <= 1e-12 * a.norm()
 
 
-def test_truncated_logprobs_are_the_samplers(tiny_policy, groups):
-    truncate = truncation(0.95)
+@pytest.mark.parametrize("truncate", [None, truncation(0.95)])
+def test_logprobs_are_the_samplers(tiny_policy, groups, truncate):
     keys = [[sample_key(6, group.index, sample) for sample in range(4)] for group in groups]
-    prompts = [group.prompt for group in groups]
-    request = RolloutRequest(
-        prompts, keys=keys, temperatures=HEATS, budgets=[24] * 3, truncate=truncate
-    )
+    asked = dict(keys=keys, temperatures=HEATS, budgets=[24] * 3, truncate=truncate)
+    request = RolloutRequest([group.prompt for group in groups], **asked)
     for group, completions in zip(groups, generate(tiny_policy, request)):
         group.completions = completions
     batch = one_batch(groups)
     with torch.no_grad():
-        cut, _ = completion_logprobs(tiny_policy, batch, truncate)
-        whole, _ = completion_logprobs(tiny_policy, batch)
-    assert (cut - batch.old_RT).abs().max() < 1e-4
-    assert (cut - whole).max() > 0.05  # it makes a difference
+        logp_RT, entropy_RT = completion_logprobs(tiny_policy, batch, truncate)
+        whole_RT, _ = completion_logprobs(tiny_policy, batch)
+    assert (logp_RT - batch.old_RT).abs().max() < 1e-4
+    assert not logp_RT[~batch.mask_RT].any() and (entropy_RT >= 0).all()
+    assert ((logp_RT - whole_RT).max() > 0.05) == bool(truncate)  # it makes a difference
