@@ -81,7 +81,7 @@ def command_of(name: str) -> str:
     in the working directory: from the checkout, or by the installed command if the user did that or
     there is no checkout.
     """
-    top, started = Path(__file__).parents[2], Path(sys.argv[0])
+    top, started = Path(__file__).parents[2], Path(sys.argv[0] or "")  # None under an alias
     if started.name.startswith("grpo-") or not (top / "train.py").is_file():
         return f"grpo-{name}"
 
