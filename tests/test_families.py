@@ -9,7 +9,7 @@ from tiny_architectures import ARCHITECTURES, Architecture, compare
 from transformers.utils import logging as transformers_logging
 
 TOLERANCE = 1e-4  # nats
-PATHS = ("fast", "shared", "plain")
+PATHS = ("fast", "shared", "cached", "plain")
 
 
 def _cases() -> list:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.modeling_outputs import BaseModelOutputWithPast
 
 from grpo.data.errors import UserError, shortened
 from grpo.data.files import MAX_BYTES
@@ -193,9 +194,7 @@ REFUSED = (
     "probabilities depend on more than the tokens before it"
 )
 
-# The settings of caps on the logits. A cap changes little as long as the logits are small, so the
-# comparison can miss it.
-CAPS = ("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap")
+LARGE_LOGIT = 1000.0  # see `whole_head`
 
 
 @dataclass(frozen=True)
@@ -206,6 +205,41 @@ class Probe:
     completions: list[tuple[int, ...]]  # two of each, which begin with the same token
     expected: list[Tensor]  # (T + 1, V) each: its tokens, and what follows its end
     attention: str  # the implementation of attention with which the model computed them
+
+
+class WholeHead:
+    """The output layer and what the model does before and after it, e.g. a cap on the logits.
+
+    It is the model's own forward pass around layers that return the given hidden states.
+    """
+
+    def __init__(self, policy: Any):
+        self.causal, self.inner, self.out_features = policy.causal, policy.inner, policy.vocabulary
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        """Return the logits (..., V) of hidden states (..., E)."""
+        given: list[Any] = []
+
+        def forward(*_: Any, **__: Any) -> LastHiddenState:
+            given.append(hidden.reshape(1, -1, hidden.shape[-1]))
+            return LastHiddenState(last_hidden_state=given[0])
+
+        self.inner.forward = forward
+        try:
+            tokens = torch.zeros(hidden.shape[:-1], dtype=torch.long, device=hidden.device)
+            logits = self.causal(input_ids=tokens.view(1, -1), use_cache=False).logits
+        finally:
+            del self.inner.forward
+        if not given:
+            raise NotImplementedError("the model calls its layers in another way")
+        return logits.view(*hidden.shape[:-1], -1)
+
+
+class LastHiddenState(BaseModelOutputWithPast):
+    """The output of a model's layers, of which only the last hidden states are known."""
+
+    def __getattr__(self, name: str) -> None:
+        return None
 
 
 def probe_tokens(vocabulary: int) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
@@ -229,6 +263,7 @@ def check_model(policy: Any) -> Probe:
     with probe_adapters(policy.causal):
         try:
             probe = probe_of(policy)
+            policy.whole_head = whole_head(policy, probe)
             difference = update_distance(policy, policy.forward, probe)
         except (torch.OutOfMemoryError, UserError):
             raise
@@ -262,7 +297,7 @@ def probe_adapters(model: Model) -> Iterator[None]:
 
 
 def probe_of(policy: Any) -> Probe:
-    """Return the probe. Raises UserError if the logits are not finite, or if they are capped."""
+    """Return the probe. Raises UserError if the logits are not finite."""
     model = policy.causal
     prompts, completions = probe_tokens(model.get_input_embeddings().weight.shape[0])
 
@@ -278,10 +313,24 @@ def probe_of(policy: Any) -> Probe:
             f"--model {policy.name}: its logits are not finite: the weights are damaged; give "
             "those of an earlier checkpoint, or a fresh copy"
         )
-    config = text_config(model.config)
-    if any(getattr(config, name, None) for name in CAPS):
-        raise refusal(policy, REFUSED)
     return Probe(prompts, completions, expected, model.config._attn_implementation)
+
+
+def whole_head(policy: Any, probe: Probe) -> WholeHead | None:
+    """Return what makes logits of hidden states if that is more than the output layer, else None.
+
+    Large logits show it: a cap changes small ones too little for a comparison of log-probabilities.
+    """
+    layer, whole = policy.causal.get_output_embeddings(), WholeHead(policy)
+    hidden_1TE = policy.hidden_states(torch.tensor(probe.prompts[:1], device=policy.device))
+    hidden_1TE = hidden_1TE * (LARGE_LOGIT / layer(hidden_1TE).abs().max())
+    try:
+        difference = (whole(hidden_1TE) - layer(hidden_1TE)).abs().max().item()
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # the log-probabilities will tell
+        return None
+    return whole if difference > LARGE_LOGIT / 50 else None
 
 
 def update_distance(policy: Any, forward: Any, probe: Probe) -> float:

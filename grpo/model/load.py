@@ -44,6 +44,7 @@ from grpo.model.check import (
 )
 from grpo.model.policy import Policy
 from grpo.model.prompts import Tokenizer
+from grpo.model.rows import use_own_cache
 
 try:
     from grpo.fast.accelerate import accelerate
@@ -167,7 +168,10 @@ def load_policy(
         reference = Policy(frozen.requires_grad_(False), tokenizer, name=spec)
         accelerate(reference)
     policy = Policy(model, tokenizer, name=spec, frozen=reference)
+    probe = policy.probe
     accelerate(policy, may_round=dtype == "auto")
+    if policy.decoder is None:
+        use_own_cache(policy, probe)
     policy.notes = notes + policy.notes
     return policy
 

@@ -21,7 +21,14 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from grpo.data.errors import UserError
-from grpo.model.check import NO_CONTEXT_LIMIT, Model, check_model, context_of, text_config
+from grpo.model.check import (
+    NO_CONTEXT_LIMIT,
+    Model,
+    WholeHead,
+    check_model,
+    context_of,
+    text_config,
+)
 from grpo.model.prompts import (
     PromptFormat,
     Tokenizer,
@@ -31,6 +38,7 @@ from grpo.model.prompts import (
     prompt_tokens,
     text_of,
 )
+from grpo.model.rows import PlainRows
 from grpo.tasks.base import Problem
 
 # What an update runs at once: a `PaddedBatch`, or a `grpo.fast.packing.Packing`.
@@ -81,8 +89,10 @@ class Policy:
         self.rollout_tokens = math.inf  # the most at a time, after memory ran out
         self.gradient_checkpointing = False
 
-        # How the model is run. `grpo.fast` has the paths "fast" and "shared".
+        # How the model is run. `grpo.fast` has the paths "fast" and "shared", `rows` has "cached".
         self.path = "plain"
+        self.rows: Any = PlainRows
+        self.whole_head: WholeHead | None = None
         self.forward = PlainForward(self)
         self.decoder: Any = None  # None: `grpo.rollout.generate.PlainDecoder`
         self.kernels: Any = None  # `grpo.fast.update_kernels` on a GPU
@@ -121,9 +131,9 @@ class Policy:
         return base if base is not self.causal else self.causal.model
 
     @property
-    def head(self) -> torch.nn.Module:
-        """The output layer, from hidden states (..., E) to logits (..., V)."""
-        return self.causal.get_output_embeddings()
+    def head(self) -> Callable[[Tensor], Tensor]:
+        """From hidden states (..., E) to logits (..., V): in most models, the output layer."""
+        return self.whole_head or self.causal.get_output_embeddings()
 
     @property
     def device(self) -> torch.device:

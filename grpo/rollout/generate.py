@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from grpo.data.errors import UserError
 from grpo.distributed import Ranks
@@ -55,15 +54,15 @@ class RolloutRequest:
             torch.tensor(self.budgets).repeat_interleave(G),
         )
 
-    def of(self, prompts: slice) -> "RolloutRequest":
+    def of(self, prompts: Sequence[int]) -> "RolloutRequest":
         """Return the request for some of the prompts."""
         return replace(
             self,
-            prompts=self.prompts[prompts],
-            keys=self.keys[prompts],
-            temperatures=self.temperatures[prompts],
-            budgets=self.budgets[prompts],
-            guesses=self.guesses[prompts] if self.guesses else None,
+            prompts=[self.prompts[p] for p in prompts],
+            keys=[self.keys[p] for p in prompts],
+            temperatures=[self.temperatures[p] for p in prompts],
+            budgets=[self.budgets[p] for p in prompts],
+            guesses=[self.guesses[p] for p in prompts] if self.guesses else None,
         )
 
 
@@ -118,7 +117,7 @@ class Drafting(Resumable):
 
 
 class PlainDecoder:
-    """The decoder for every model and device: each token is drawn after a run of all before it."""
+    """The decoder for every model and device: one token a step, see `grpo.model.rows`."""
 
     def __init__(self, policy: Policy):
         self.policy = policy
@@ -128,40 +127,47 @@ class PlainDecoder:
         self, request: RolloutRequest, drafting: Drafting | None = None
     ) -> list[tuple[list[int], list[float]]]:
         """Return the tokens of each completion, and their log-probabilities."""
-        policy, G = self.policy, request.group_size
+        lots: dict[int, list[int]] = {}  # of prompts that are answered together
+        for p, prompt in enumerate(request.prompts):
+            lots.setdefault(len(prompt) * self.policy.rows.needs_one_length, []).append(p)
+
+        answers: dict[int, list[tuple[list[int], list[float]]]] = {}
+        for lot in lots.values():
+            written, G = self._decode(request.of(lot)), request.group_size
+            answers |= {p: written[i * G : i * G + G] for i, p in enumerate(lot)}
+        return [answer for p in range(len(request.prompts)) for answer in answers[p]]
+
+    def _decode(self, request: RolloutRequest) -> list[tuple[list[int], list[float]]]:
+        policy = self.policy
         keys_C, temperatures_C, budgets_C = request.flat
-        sequences = [torch.tensor(prompt) for prompt in request.prompts for _ in range(G)]
-        written: list[tuple[list[int], list[float]]] = [([], []) for _ in sequences]
+        written: list[tuple[list[int], list[float]]] = [([], []) for _ in keys_C]
 
-        live_C = torch.arange(len(sequences))
-        while len(live_C):
-            # The distribution after the last token of each completion.
-            rows = [sequences[c] for c in live_C]
-            ends_C = torch.tensor([len(row) - 1 for row in rows])
-            hidden_CXE = policy.hidden_states(pad_sequence(rows, True).to(policy.device))
-            hidden_C1E = hidden_CXE[torch.arange(len(rows)), ends_C, None]
-
-            place = len(written[live_C[0]][0])  # the same for all
+        rows = policy.rows(policy, request.prompts, request.group_size)
+        live_C, place = torch.arange(len(written)), 0
+        while True:
             token_C1, logprob_C1 = choose(
-                policy.logits(hidden_C1E),
+                rows.logits[:, None],
                 temperatures_C[live_C].to(policy.device),
                 uniform(keys_C[live_C], place)[:, None].to(policy.device),
-                torch.arange(len(rows), device=policy.device),
+                torch.arange(len(live_C), device=policy.device),
                 request.truncate,
             )
             tokens, logprobs = token_C1[:, 0].tolist(), logprob_C1[:, 0].tolist()
             for c, token, logprob in zip(live_C.tolist(), tokens, logprobs):
                 written[c][0].append(token)
                 written[c][1].append(logprob)
-                sequences[c] = torch.cat([sequences[c], torch.tensor([token])])
 
-            goes_on = [token not in policy.stops for token in tokens]
-            live_C = live_C[torch.tensor(goes_on) & (place + 1 < budgets_C[live_C])]
-        return written
+            goes_on = torch.tensor([token not in policy.stops for token in tokens])
+            stay = (goes_on & (place + 1 < budgets_C[live_C])).nonzero()[:, 0]
+            if not len(stay):
+                return written
+            live_C = live_C[stay]
+            place += 1
+            rows.go_on(stay, torch.tensor(tokens)[stay])
 
     def room(self, request: RolloutRequest, drafting: Drafting | None) -> int:
-        """Return for how many tokens of a completion there must be memory."""
-        return max(request.budgets)
+        """Return for how many tokens of a row, its prompt included, there must be memory."""
+        return max(map(len, request.prompts)) + max(request.budgets)
 
 
 def sample_groups(
@@ -218,7 +224,7 @@ def generate(
         # The policy knows its own sizes, but not what other programs on the GPU take.
         at_once = policy.prompts_at_once(G, longest, room)
         at_once = max(1, int(min(at_once, policy.rollout_tokens / (G * room))))
-        batch = request.of(slice(start, start + at_once))
+        batch = request.of(range(start, min(start + at_once, len(request.prompts))))
         try:
             written = decoder.decode(batch, drafting)
         except torch.OutOfMemoryError as error:

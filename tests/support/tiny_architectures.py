@@ -15,6 +15,7 @@ from grpo.data.errors import UserError
 from grpo.learn.batch import completion_logprobs, micro_batches
 from grpo.model.load import BUILTIN, load_policy
 from grpo.model.policy import Policy
+from grpo.model.rows import PlainRows
 from grpo.records import Group
 from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key
@@ -52,9 +53,6 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 3,
 }
 
-# A part of the message that refuses a model whose logits are scaled or capped.
-LOGITS = "more than its output layer"
-
 # Stands for the configuration's own value of a size.
 OWN = object()
 
@@ -63,13 +61,17 @@ HYBRID: dict[str, Any] = {
     "num_hidden_layers": 4,
     "layers_block_type": ["linear_attention", "hybrid", "linear_attention", "hybrid"],
 }
+BLOCKS: dict[str, Any] = {  # longer than the sequences that are compared when a model is loaded
+    "layer_types": ["sliding_attention", "heavily_compressed_attention", "sliding_attention"],
+    "compress_rates": {"heavily_compressed_attention": 24, "compressed_sparse_attention": 4},
+}
 EVERY_SECOND = ["linear_attention", "full_attention", "linear_attention"]
 
 
 # The kinds whose tests are not slow: at least one for each way that a model may differ.
 TELLING = frozenset(
     "llama qwen2 qwen3 mistral gemma3_text phi3 gpt2 smollm3 bloom granite mixtral gpt_oss "
-    "deepseek_v3 mamba qwen3_next lfm2 gemma2 doge".split()
+    "deepseek_v3 deepseek_v4 mamba qwen3_next lfm2 gemma2 cohere rwkv doge".split()
 )
 
 
@@ -77,7 +79,7 @@ TELLING = frozenset(
 class Architecture:
     """A model type of `transformers`, and how it is expected to run.
 
-    - `outcome`: "fast", "shared" or "plain", or a part of the message that refuses it;
+    - `outcome`: "fast", "shared", "cached" or "plain", or a part of the message that refuses it;
     - `changes`: what its configuration has in addition to SIZES.
     """
 
@@ -108,25 +110,27 @@ ARCHITECTURES = [
     *_all("shared", "mistral gemma gemma3_text phi phi3 gpt2 gpt_neox gpt_bigcode opt biogpt ctrl"),
     *_all("shared", "starcoder2 persimmon olmo olmo2 olmo3 glm glm4 helium arcee smollm3 ernie4_5"),
     *_all("shared", "exaone4 hunyuan_v1_dense seed_oss apertus bitnet ministral llama4_text"),
-    *_all("plain", "bloom mpt codegen gptj xglm stablelm nemotron diffllama openai-gpt"),
+    *_all("cached", "bloom mpt codegen gptj xglm stablelm nemotron diffllama"),
     *_all("shared", "aria_text cwm fuyu hyperclovax jais2 ministral3 gpt-sw3 whisper"),
     *_all("shared", "minimax_m3_vl_text gemma4_text"),
-    *_all("plain", "gpt_neox_japanese granite_swa hrm_text mbart mvp"),
-    *_all("plain", "plbart trocr marian blenderbot-small moshi"),
-    *_all("plain", "bart blenderbot bigbird_pegasus pegasus"),
-    Architecture("falcon", "plain", {"head_dim": OWN}),
-    Architecture("falcon", "plain", {"head_dim": OWN, "alibi": True}, "ALiBi"),
-    Architecture("falcon", "plain", {"head_dim": OWN, "new_decoder_architecture": True}, "40B"),
+    *_all("plain", "openai-gpt"),
+    *_all("cached", "gpt_neox_japanese granite_swa hrm_text mbart mvp"),
+    *_all("cached", "plbart trocr marian blenderbot-small moshi"),
+    *_all("cached", "bart blenderbot bigbird_pegasus pegasus"),
+    Architecture("falcon", "cached", {"head_dim": OWN}),
+    Architecture("falcon", "cached", {"head_dim": OWN, "alibi": True}, "ALiBi"),
+    Architecture("falcon", "cached", {"head_dim": OWN, "new_decoder_architecture": True}, "40B"),
     # Logits times a constant
     *_all("shared", "granite granitemoe granitemoeshared"),
     # Experts
     *_all("shared", "mixtral qwen2_moe qwen3_moe phimoe olmoe glm4_moe dots1 minimax_m2"),
     *_all("shared", "ernie4_5_moe"),
-    *_all("plain", "jetmoe gpt_oss"),
+    *_all("cached", "jetmoe gpt_oss"),
     *_all("shared", "exaone_moe flex_olmo hunyuan_v1_moe hy_v3 laguna mellum"),
     *_all("shared", "solar_open"),
-    *_all("plain", "afmoe deepseek_v4 granitemoe_swa hy_v4 mimo_v2_flash"),
-    Architecture("zaya", "plain", {"num_experts_per_tok": 1}),
+    *_all("cached", "afmoe deepseek_v4 granitemoe_swa hy_v4 mimo_v2_flash"),
+    Architecture("deepseek_v4", "cached", BLOCKS, "blocks of 24"),
+    Architecture("zaya", "cached", {"num_experts_per_tok": 1}),
     Architecture(
         "dbrx",
         "shared",
@@ -136,51 +140,53 @@ ARCHITECTURES = [
         },
     ),
     # Windows and chunks that the sequences outgrow
-    Architecture("mistral", "plain", {"sliding_window": 16}, "window of 16"),
-    Architecture("gemma3_text", "plain", {"sliding_window": 16}, "window of 16"),
-    Architecture("llama4_text", "plain", {"attention_chunk_size": 16}, "chunks of 16"),
+    Architecture("mistral", "cached", {"sliding_window": 16}, "window of 16"),
+    Architecture("gemma3_text", "cached", {"sliding_window": 16}, "window of 16"),
+    Architecture("llama4_text", "cached", {"attention_chunk_size": 16}, "chunks of 16"),
     Architecture(
         "gpt_neo",
-        "plain",
+        "cached",
         {"attention_types": [[["global", "local", "global"], 1]], "window_size": 16},
     ),
     # Keys from a latent vector
-    *_all("plain", "deepseek_v2 deepseek_v3", LATENT),
-    *_all("plain", "axk1 axk2 deepseek_v32 glm4_moe_lite glm_moe_dsa", LATENT),
-    *_all("plain", "youtu", LATENT),
+    *_all("cached", "deepseek_v2 deepseek_v3", LATENT),
+    *_all("cached", "axk1 axk2 deepseek_v32 glm4_moe_lite glm_moe_dsa", LATENT),
+    *_all("cached", "youtu", LATENT),
     # States and convolutions
-    *_all("plain", "mamba falcon_mamba falcon_h1 rwkv"),
-    *_all("plain", "qwen3_next qwen3_5_text minimax", {"layer_types": EVERY_SECOND}),
-    *_all("plain", "qwen3_5_moe_text", {"layer_types": EVERY_SECOND}),
-    *_all("plain", "olmo_hybrid"),
-    Architecture("lfm2", "plain", {"layer_types": CONVOLUTIONS}),
-    Architecture("lfm2_moe", "plain", {"layer_types": CONVOLUTIONS}),
-    Architecture("bamba", "plain", {"attn_layer_indices": [1]}),
-    Architecture("granitemoehybrid", "plain", {"layer_types": ["mamba", "attention", "mamba"]}),
-    Architecture("jamba", "plain", {"attn_layer_offset": 1, "attn_layer_period": 2}),
-    Architecture("zamba", "plain", HYBRID),
+    *_all("cached", "mamba falcon_mamba falcon_h1"),
+    *_all("plain", "rwkv recurrent_gemma"),
+    *_all("cached", "qwen3_next qwen3_5_text minimax", {"layer_types": EVERY_SECOND}),
+    *_all("cached", "qwen3_5_moe_text", {"layer_types": EVERY_SECOND}),
+    *_all("cached", "olmo_hybrid"),
+    Architecture("lfm2", "cached", {"layer_types": CONVOLUTIONS}),
+    Architecture("lfm2_moe", "cached", {"layer_types": CONVOLUTIONS}),
+    Architecture("bamba", "cached", {"attn_layer_indices": [1]}),
+    Architecture("granitemoehybrid", "cached", {"layer_types": ["mamba", "attention", "mamba"]}),
+    Architecture("jamba", "cached", {"attn_layer_offset": 1, "attn_layer_period": 2}),
+    Architecture("zamba", "cached", HYBRID),
     Architecture(
-        "mamba2", "plain", {"num_heads": 4, "head_dim": 32, "n_groups": 1, "chunk_size": 16}
+        "mamba2", "cached", {"num_heads": 4, "head_dim": 32, "n_groups": 1, "chunk_size": 16}
     ),
     Architecture(
         "nemotron_h",
         "plain",
         {"n_groups": 1, "layers_block_type": ["mamba", "attention", "moe"]},
     ),
-    # Refused
-    *_all(LOGITS, "cohere cohere2 inkling_text"),
-    Architecture("minicpm3", LOGITS, LATENT),
-    *_all(LOGITS, "gemma2 recurrent_gemma vaultgemma nanochat modernbert-decoder"),
-    *_all("depend on more than the tokens before", "doge"),
-    Architecture("xlstm", LOGITS, {"v_head_dim": OWN}),
+    Architecture("xlstm", "plain", {"v_head_dim": OWN}),
+    # Logits that are capped or scaled
+    *_all("shared", "cohere cohere2 nanochat modernbert-decoder"),
+    *_all("cached", "inkling_text gemma2 vaultgemma"),
+    Architecture("minicpm3", "cached", LATENT),
     Architecture(
         "gemma3n_text",
-        LOGITS,
+        "shared",
         {
             "layer_types": ["sliding_attention", "full_attention", "full_attention"],
             "num_kv_shared_layers": 0,
         },
     ),
+    # Refused
+    *_all("depend on more than the tokens before", "doge"),
 ]
 
 
@@ -213,8 +219,8 @@ def write(architecture: Architecture, folder: Path):
 class Comparison:
     """How an architecture runs, compared with the unmodified model.
 
-    `path` is "fast", "shared", "plain" or "refused"; then `reason` says why. `sampler` and
-    `trainer` are the largest differences of a log-probability, in nats.
+    `path` is "fast", "shared", "cached", "plain" or "refused"; then `reason` says why. `sampler`
+    and `trainer` are the largest differences of a log-probability, in nats.
     """
 
     path: str
@@ -240,9 +246,12 @@ def compare(architecture: Architecture, folder: Path) -> Comparison:
         for length in (25, 3, 14)
     ]
     keys = [[sample_key(0, 1, prompt, sample, 0) for sample in range(3)] for prompt in range(3)]
-    groups = generate(
-        policy, RolloutRequest(prompts, keys=keys, temperatures=[1.0] * 3, budgets=[14] * 3)
-    )
+    request = RolloutRequest(prompts, keys=keys, temperatures=[1.0] * 3, budgets=[14] * 3)
+    groups = generate(policy, request)
+    if policy.path == "cached":
+        policy.rows = PlainRows
+        expected = [[each.tokens for each in group] for group in generate(policy, request)]
+        assert [[each.tokens for each in group] for group in groups] == expected
     trained = trained_logprobs(policy, prompts, groups)
 
     plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
@@ -260,7 +269,8 @@ def compare(architecture: Architecture, folder: Path) -> Comparison:
 @torch.no_grad()
 def own_logprobs(model, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
     """Return the log-probabilities (T,) of `tokens` after `prompt` under a `transformers` model."""
-    logits = model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0, len(prompt) - 1 : -1]
+    logits = model(input_ids=torch.tensor([[*prompt, *tokens]]), use_cache=False).logits
+    logits = logits[0, len(prompt) - 1 : -1]
     return logits.log_softmax(-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
 
 

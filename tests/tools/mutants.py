@@ -90,11 +90,11 @@ tests/grpo/rollout/test_generate.py
 another nucleus | truncation | 1 - top_p | top_p | tests/grpo/rollout/test_sampling.py
 a drawn token cut off | truncation | _a.scatter(-1, _b, False) | _a | \
 tests/grpo/rollout/test_sampling.py
-stop token ignored | PlainDecoder.decode | token not in _a | True | \
+stop token ignored | PlainDecoder._decode | token not in _a | True | \
 tests/grpo/rollout/test_generate.py
 every completion counts as ended | _completion | 'stop' if _a else 'length' | 'stop' | \
 tests/grpo/rollout/test_generate.py
-one token beyond the budget | PlainDecoder.decode | place + 1 | place | \
+one token beyond the budget | PlainDecoder._decode | place + 1 | place | \
 tests/grpo/rollout/test_generate.py
 drafts accepted after a wrong one | accepted | _a.cumprod(1) | _a | tests/grpo/fast/test_decoder.py
 

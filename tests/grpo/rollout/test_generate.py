@@ -13,6 +13,7 @@ from grpo.data.errors import UserError
 from grpo.learn.batch import completion_logprobs, micro_batches
 from grpo.model import load
 from grpo.model.load import BUILTIN, load_policy
+from grpo.model.rows import CachedRows, CachedRowsOfOneLength, PlainRows
 from grpo.records import Group
 from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, truncation
@@ -106,15 +107,17 @@ def test_other_families_sample_from_their_own_distribution(tmp_path, family):
             )
 
 
+@pytest.mark.parametrize("rows", [CachedRows, CachedRowsOfOneLength, PlainRows])
 @pytest.mark.parametrize("family, lora_rank", [("bloom", 4), ("mamba", 0)])
-def test_the_fallback_samples_from_the_models_own_distribution(tmp_path, family, lora_rank):
+def test_all_rows_sample_from_the_models_own_distribution(tmp_path, family, lora_rank, rows):
     torch.manual_seed(0)
     AutoModelForCausalLM.from_config(OTHERS[family]()).save_pretrained(tmp_path)
     AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
     policy = load_policy(str(tmp_path), device="cpu", lora_rank=lora_rank)
     policy.stops = tuple(range(0, VOCABULARY, 10))  # early ends, so that rows retire
     plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
-    assert policy.path == "plain"
+    assert policy.path == "cached" and policy.rows is CachedRows
+    policy.rows = rows
     ids, groups = rollout(policy, samples=4, budget=12)
     assert len({len(answer.tokens) for answers in groups for answer in answers}) > 2
     for prompt, answers in zip(ids, groups):
@@ -126,9 +129,9 @@ def test_the_fallback_samples_from_the_models_own_distribution(tmp_path, family,
             )[:, 0]
             torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-5, rtol=0)
     for prompt, answers in zip(PROMPTS, groups):
-        assert [a.tokens for a in rollout(policy, [prompt], budget=12)[1][0]] == [
-            a.tokens for a in answers
-        ]
+        for samples in (1, 4):
+            _, (alone,) = rollout(policy, [prompt], samples=samples, budget=12)
+            assert [a.tokens for a in alone] == [a.tokens for a in answers[:samples]]
 
 
 def test_the_fallback_learns_with_the_gradient_of_a_plain_forward(tmp_path):

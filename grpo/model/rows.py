@@ -1,0 +1,167 @@
+"""How a rollout reads its rows: every token again, or one token a step with the model's own cache.
+
+Rows are the completions that are being written, C of them; those that end are dropped. `logits`
+(C, V) are those of their next tokens.
+"""
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import Cache
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
+
+from grpo.model.check import (
+    Probe,
+    distance,
+    has_low_precision,
+    is_rounding,
+    logprobs_of,
+    probe_adapters,
+    text_config,
+)
+
+
+class PlainRows:
+    """Rows that are read from their first token at each step."""
+
+    needs_one_length = False  # of the prompts
+    logits: Tensor
+
+    def __init__(self, policy: Any, prompts: Sequence[tuple[int, ...]], group_size: int):
+        self.policy = policy
+        self.rows = [torch.tensor(prompt) for prompt in prompts for _ in range(group_size)]
+        self._read()
+
+    def go_on(self, stay: Tensor, tokens: Tensor) -> None:
+        """Keep only the rows `stay`, and append a token to each of them."""
+        self.rows = [
+            torch.cat([self.rows[row], token]) for row, token in zip(stay, tokens[:, None])
+        ]
+        self._read()
+
+    def _read(self) -> None:
+        ends_C = torch.tensor([len(row) - 1 for row in self.rows])
+        tokens_CX = pad_sequence(self.rows, batch_first=True).to(self.policy.device)
+        hidden_CXE = self.policy.hidden_states(tokens_CX)
+        self.logits = self.policy.logits(hidden_CXE[torch.arange(len(ends_C)), ends_C, None])[:, 0]
+
+
+class CachedRows:
+    """Rows whose tokens are in the model's own cache. Each prompt is read once for its group.
+
+    The model prepares its inputs as it does for `generate`. Shorter prompts are padded on the left.
+    """
+
+    needs_one_length = False
+    logits: Tensor
+
+    def __init__(self, policy: Any, prompts: Sequence[tuple[int, ...]], group_size: int):
+        self.model, self.device = policy.causal, policy.device
+        longest = max(map(len, prompts))
+        lengths_P = torch.tensor([len(prompt) for prompt in prompts])
+        mask_PL = (torch.arange(longest) >= longest - lengths_P[:, None]).long()
+        # The padding is an ordinary token: a model that does not ignore it shall fail the check.
+        tokens = [prompt[:1] * (longest - len(prompt)) + prompt for prompt in prompts]
+
+        self.inputs: dict[str, Any] = {"input_ids": torch.tensor(tokens)}
+        taken = inspect.signature(self.model.forward).parameters
+        if "position_ids" in taken:
+            self.inputs["position_ids"] = (mask_PL.cumsum(1) - 1).clamp(min=0)
+        if not mask_PL.all():
+            self.inputs["attention_mask"] = mask_PL
+        self.inputs = {name: tensor.to(self.device) for name, tensor in self.inputs.items()}
+        self.options = {"logits_to_keep": 1} if "logits_to_keep" in taken else {}
+
+        self._read(is_first_iteration=True)
+        prompt_C = torch.arange(len(prompts), device=self.device).repeat_interleave(group_size)
+        self.inputs = _rows_of(self.inputs, prompt_C)
+        self.logits = self.logits[prompt_C]
+
+    def go_on(self, stay: Tensor, tokens: Tensor) -> None:
+        """Keep only the rows `stay`, and append a token to each of them."""
+        if len(stay) < len(self.logits):
+            self.inputs = _rows_of(self.inputs, stay.to(self.device))
+
+        self.inputs["input_ids"] = tokens[:, None].to(self.device)
+        if (positions := self.inputs.get("position_ids")) is not None:
+            self.inputs["position_ids"] = positions[:, -1:] + 1
+        if (mask := self.inputs.get("attention_mask")) is not None:
+            self.inputs["attention_mask"] = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
+        self._read()
+
+    def _read(self, is_first_iteration: bool = False) -> None:
+        prepared = self.model.prepare_inputs_for_generation(
+            **self.inputs, **self.options, use_cache=True, is_first_iteration=is_first_iteration
+        )
+        output = self.model(**prepared)
+        self.logits = output.logits[:, -1]
+        # The names of the cache in attention, state-space models and RWKV.
+        names = ("past_key_values", "cache_params", "state")
+        self.inputs |= {name: output[name] for name in names if name in output}
+
+
+class CachedRowsOfOneLength(CachedRows):
+    """The same for a model that does not ignore padding on the left."""
+
+    needs_one_length = True
+
+
+def _rows_of(state: Any, rows: Tensor) -> Any:
+    """Return these rows of all tensors in a cache, or in a part of one, which changes in place.
+
+    `Cache.reorder_cache` forgets what some architectures keep beside keys, values and states.
+    """
+    if isinstance(state, Tensor):
+        return state.index_select(0, rows) if state.ndim and len(state) else state
+    if isinstance(state, dict):
+        return {name: _rows_of(value, rows) for name, value in state.items()}
+    if isinstance(state, (list, tuple)):
+        return type(state)([_rows_of(value, rows) for value in state])
+    if isinstance(state, (Cache, CacheLayerMixin, LinearAttentionCacheLayerMixin)):
+        vars(state).update(_rows_of(vars(state), rows))
+    return state
+
+
+@torch.no_grad()
+def use_own_cache(policy: Any, probe: Probe) -> None:
+    """Let rollouts of the `policy` use its model's cache, if they then agree with the model."""
+    kinds: list[type[CachedRows]] = [CachedRows, CachedRowsOfOneLength]
+    # Blocks of tokens that are counted from the padding on may be longer than the probe.
+    layers = getattr(text_config(policy.causal.config), "layer_types", None) or ()
+    if any("compressed" in layer for layer in layers):
+        kinds = [CachedRowsOfOneLength]
+
+    for kind in kinds:
+        try:
+            with probe_adapters(policy.causal):
+                difference = rows_distance(policy, kind, probe)
+                agrees = is_rounding(policy, difference, probe)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception:  # an architecture may raise anything, or have no cache
+            continue
+        if agrees:
+            policy.rows, policy.path = kind, "cached"
+            return
+
+
+def rows_distance(policy: Any, kind: Any, probe: Probe) -> float:
+    """Return the distance from the expected log-probabilities as the rows of a rollout grow."""
+    found, wanted = [], []
+    for live in ([0, 1], [2, 3]) if kind.needs_one_length else ([0, 1, 2, 3],):
+        rows, place = kind(policy, [probe.prompts[c // 2] for c in live[::2]], 2), 0
+        while live:
+            found.append(rows.logits)
+            wanted += [probe.expected[c][place] for c in live]
+            stay = [row for row, c in enumerate(live) if place < len(probe.completions[c])]
+            live = [live[row] for row in stay]
+            if live:
+                tokens = torch.tensor([probe.completions[c][place] for c in live])
+                rows.go_on(torch.tensor(stay), tokens)
+            place += 1
+    low_precision = has_low_precision(policy.causal)
+    return distance(logprobs_of(torch.cat(found)), torch.stack(wanted), low_precision)
