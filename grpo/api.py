@@ -85,7 +85,7 @@ def arguments(
     if not isinstance(callbacks, Sequence):
         raise UserError(f"{where}: callbacks must be a list of functions")
     callbacks = [each if callable(each) else _Follower(each, where, options) for each in callbacks]
-    of_rows = {name: options[name] for name in ROW_OPTIONS if options.get(name) is not None}
+    of_rows = {name: options[name] for name in ROW_OPTIONS if name in options}
     settings = {name: value for name, value in options.items() if name not in ROW_OPTIONS}
     if settings.get("resume") is True:
         settings["resume"] = "latest"

@@ -17,6 +17,7 @@ from grpo.statistics import mean_interval
 from grpo.tasks.base import (
     Problem,
     Task,
+    component_means,
     declared_budget,
     family_size,
     scores_of_groups,
@@ -86,7 +87,8 @@ def evaluate(
     settings: EvaluationSettings = EvaluationSettings(),
     progress: ShowProgress = lambda part, done, total: None,
 ) -> list[Group]:
-    """Return one group of scored completions for each problem.
+    """Return one group of scored completions for each problem, except those of which the reward
+    judged no completion (if it judged any at all).
 
     Each completion is an independent draw. `progress` is called when a batch is about to be sampled
     or scored, with the number of problems that are done.
@@ -110,7 +112,8 @@ def evaluate(
         progress("scoring", start, len(problems))
         score_groups(task, found)
         groups += found
-    return groups
+    judged = [group for group in groups if not all(one.abstained for one in group.scores)]
+    return judged or groups
 
 
 def score_groups(task: Task, groups: Sequence[Group]) -> None:
@@ -167,8 +170,8 @@ def truncation_warning(line: dict[str, Any], where: str) -> str:
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:
-    """Return n, the mean value and the rate of exact answers, each with its 95 % interval, and the
-    share of truncated completions.
+    """Return n, the mean value, the rate of exact answers and the mean of each component of the
+    reward, each with its 95 % interval, and the share of truncated completions.
 
     A problem counts once, by the mean of its samples: n and the intervals are over problems.
     """
@@ -185,4 +188,14 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         "exact_low": exact_low,
         "exact_high": exact_high,
         "truncated": truncated_share(groups),
+        "components": components_of(groups),
     }
+
+
+def components_of(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
+    """Return the mean of each component of the reward, with its 95 % interval, by name."""
+    figures = {}
+    for name, values in component_means([group.scores for group in groups]).items():
+        low, high = mean_interval(values)
+        figures[name] = {"mean": fmean(values), "ci_low": low, "ci_high": high}
+    return figures

@@ -48,7 +48,7 @@ def train(
     The `options` are keywords for the rows, with their defaults, and settings of the run:
 
     - ``columns={}``: what the columns are called, e.g. ``{"prompt": "question"}``.
-    - ``reward_range=(0, 1)``: where the sum of the rewards lies.
+    - ``reward_range=(0, 1)``: where the sum of the rewards lies; None if that is not known.
     - ``reward_timeout=60``: the most seconds of a call.
     - any setting of `train.py --help-all`: `model`, `steps`, `system`, `name`, ... The `loss` may
       be a function (see `grpo.learn.loss`), and in place of `scale` one may give the `advantages`,

@@ -274,6 +274,10 @@ def heldout(run: RunData) -> list[dict[str, Any]]:
                 "exact": None if metric == "exact match" else exact,
             }
         )
+        found += [
+            {"what": name, "how": found[-1]["how"], "scores": [interval(each)], "exact": None}
+            for name, each in (last.get("components") or {}).items()
+        ]
     return found
 
 

@@ -27,7 +27,7 @@ from grpo.records import (
     first_tries,
     truncated_share,
 )
-from grpo.tasks.base import COMPONENT, Score
+from grpo.tasks.base import Score, component_means
 
 DEGENERATE: tuple[GroupClass, ...] = CLASSES[1:]
 
@@ -101,7 +101,7 @@ class VarianceMonitor(Resumable):
     denominator), "skip" (it leaves the step) or "resample" (it is sampled again, then skipped).
     """
 
-    STATE = ("wasted", "shares", "lasted")
+    STATE = ("wasted", "shares", "lasted", "best")
 
     def __init__(self, config: Config, reward_range: tuple[float, float] | None = (0.0, 1.0)):
         self.config = config
@@ -110,6 +110,7 @@ class VarianceMonitor(Resumable):
 
         self.shares: deque[dict[str, float]] = deque(maxlen=ALARM_STEPS)  # of each cause, by step
         self.lasted: dict[str, int] = {}  # for how many steps each cause has lasted
+        self.best: float | None = None  # the highest reward so far
 
     def apply_control(self, groups: Sequence[Group], key: str) -> None:
         """Remove the information from the rewards of scored groups, for a control experiment.
@@ -169,7 +170,27 @@ class VarianceMonitor(Resumable):
 
         self.lasted = {cause: self.lasted.get(cause, 0) + 1 for cause in causes}
         due = [ALARM_STEPS * 2**doublings for doublings in range(30)]
-        return [_alarm(cause, n, mean) for cause, n in self.lasted.items() if n in due]
+        hints = {"collapsed": self._unreached_top(first)}
+        return [
+            _alarm(cause, n, mean) + hints.get(cause, "")
+            for cause, n in self.lasted.items()
+            if n in due
+        ]
+
+    def _unreached_top(self, groups: Sequence[Group]) -> str:
+        """Return what to say if most `groups` only earn the highest reward so far, which is not the
+        range's top: right answers may earn no more.
+        """
+        self.best = max([*(r for group in groups for r in group.rewards), self.best or -math.inf])
+        lowest, highest = self.reward_range or (-math.inf, -math.inf)
+        are_best = fmean(min(group.rewards) >= self.best - EQUAL for group in groups)
+        if are_best <= ALARM_SHARE or not lowest + EQUAL < self.best < highest - EQUAL:
+            return ""
+        return (
+            f"; no completion has earned more than {self.best:g}: if right answers earn that, make "
+            f"it the highest reward, by --reward-range {lowest:g},{self.best:g} or the task's "
+            "reward_range"
+        )
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, Any]:
         """Return the metrics of a step's groups (every try), after `observe`."""
@@ -246,17 +267,15 @@ def _wasted(groups: Sequence[Group]) -> int:
 def reward_metrics(first: Sequence[Group]) -> dict[str, float]:
     """Return means over the completions of first tries, and the rewards' standard deviation.
 
-    The parts of a score that are called "reward/..." are components of the reward. A completion
-    without a component counts as 0.
+    The parts of a score that are called "reward/..." are components of the reward.
     """
     scores = [score for group in first for score in group.scores]
-    names = {name for score in scores for name in score.parts if name.startswith(COMPONENT)}
     return {
         "reward": fmean(score.reward for score in scores),
         "reward_std": stdev(score.reward for score in scores) if len(scores) > 1 else 0.0,
         "value": fmean(score.value for score in scores),
         "exact": fmean(score.exact for score in scores),
-        **{name: fmean(score.parts.get(name, 0.0) for score in scores) for name in sorted(names)},
+        **{name: mean for name, (mean,) in component_means([scores]).items()},
     }
 
 

@@ -15,6 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from os import sep
 from random import Random
+from statistics import fmean
 from typing import Any, Protocol
 
 from grpo.data.errors import UserError, shortened, shown
@@ -27,6 +28,9 @@ COMPONENT = "reward/"
 # The part `reason` of a right answer that is not exact, because it did not end. Its part `unended`
 # is what that adds to its reward, e.g. -0.02.
 CUT_OFF = "right, but cut off by the token budget"
+
+# The part `reason` of a score if no reward judges the completion.
+ABSTAINED = "the reward abstained, so it counts like the mean of its group"
 
 # Rounding, even in float32, moves a reward out of its range by at most this share of the range.
 ROUNDING = 1e-6
@@ -99,6 +103,11 @@ class Score:
         object.__setattr__(self, "gives_value", self.value is not None)
         if self.value is None:
             object.__setattr__(self, "value", self.reward)
+
+    @property
+    def abstained(self) -> bool:
+        """Whether no reward judged the completion."""
+        return self.parts.get("reason") == ABSTAINED
 
 
 class Task(Protocol):
@@ -380,7 +389,7 @@ def _checked(score: Any, reward_range: Range | None) -> Score:
     for name, part in parts.items():
         if name == "trap" and not isinstance(part, str | None):
             raise ValueError(f"{name!r} {part!r}; give the name of a trap, or None")
-        if name.startswith(COMPONENT):
+        if name.startswith(COMPONENT) and part is not None:
             _within(part, name, None)
     json.dumps(parts)  # what it cannot hold could not be stored
     is_exact = bool(score.exact) or value >= 1.0
@@ -408,6 +417,23 @@ def _within(given: Any, name: str, limits: Range | None) -> float:
             hint = "; a task declares another reward_range, and rows have --reward-range LOW,HIGH"
         raise ValueError(f"a {name} of {number:g}; it must lie in [{low:g}, {high:g}]{hint}")
     return min(max(number, low), high)
+
+
+def component_means(groups: Sequence[Sequence[Score]]) -> dict[str, list[float]]:
+    """Return the means over each group's scores of each component of the reward, by name.
+
+    A completion without a component counts as 0. One is left out for which the component is None,
+    or which no reward judged; so is a group of which nothing is left.
+    """
+    judged = [[score.parts for score in group if not score.abstained] for group in groups]
+    names = {name for group in judged for parts in group for name in parts}
+    means = {}
+    for name in sorted(name for name in names if name.startswith(COMPONENT)):
+        given = [[parts.get(name, 0.0) for parts in group] for group in judged]
+        found = [[value for value in values if value is not None] for values in given]
+        if any(found):
+            means[name] = [fmean(values) for values in found if values]
+    return means
 
 
 # ---- what a task may have besides, see `Task`

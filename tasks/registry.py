@@ -19,7 +19,16 @@ from typing import Any
 
 from grpo.data.errors import UserError, shortened, shown
 from grpo.data.files import kind_of
-from grpo.tasks.base import COMPONENT, CUT_OFF, Problem, Score, Task, calling, finite_number
+from grpo.tasks.base import (
+    ABSTAINED,
+    COMPONENT,
+    CUT_OFF,
+    Problem,
+    Score,
+    Task,
+    calling,
+    finite_number,
+)
 
 REGISTRY = {
     "interleave": "grpo.tasks.interleave:Interleave",
@@ -203,8 +212,8 @@ def explain(
     be gone. A task of the user's is a program that is not loaded either: the stored parts of the
     score explain it. The result may quote the completion, so escape it before it is shown.
     """
-    if score.parts.get("reason") == CUT_OFF:
-        return f"{score.reward:.3f} = {CUT_OFF}"
+    if score.parts.get("reason") in (CUT_OFF, ABSTAINED):
+        return f"{score.reward:.3f} = {score.parts['reason']}"
     explain_score = getattr(_load_class(spec), "explain", None) if is_of_project(spec) else None
     if explain_score is not None:
         with suppress(LookupError, TypeError, ValueError, AttributeError):

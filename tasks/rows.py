@@ -12,9 +12,11 @@ rows whose prompts differ only in case, white space and Unicode form, the first 
 
 A function may have the parameters `prompt` and `completion`, and any column of the row. With
 ``**row`` it gets all other columns. It returns a number, or a mapping of components to numbers,
-whose sum is the reward. A function with a parameter `completions` gets lists instead, one entry for
-each completion of the group, and returns a list (the convention of TRL). Of a row whose prompt is a
-conversation, it gets the `prompts` and `completions` as lists of turns, as in TRL.
+whose sum is the reward. It abstains by None; if all functions do, the completion gets the mean of
+the others of its group, so its advantage is 0. A function with a parameter `completions` gets lists
+instead, one entry for each completion of the group, and returns a list (the convention of TRL). Of
+a row whose prompt is a conversation, it gets the `prompts` and `completions` as lists of turns, as
+in TRL.
 """
 
 import asyncio
@@ -31,12 +33,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from grpo.align.needleman import normalise
 from grpo.data.errors import UserError, shown
 from grpo.data.rows import MOST, Row, read_rows
 from grpo.tasks.base import (
+    ABSTAINED,
     COMPONENT,
     LARGEST,
     ROUNDING,
@@ -68,6 +72,9 @@ BUDGET = 256
 TIMEOUT = 60.0
 WORKERS = 32
 
+# The --reward-range of rewards whose ends are not known.
+UNKNOWN = "unknown"
+
 # Keywords of `Rows` that say how rows are read and rewarded.
 ROW_OPTIONS = ("columns", "reward_range", "reward_timeout")
 
@@ -82,7 +89,9 @@ def as_flags(columns: Any = "", reward_range: Any = (0.0, 1.0), **_: Any) -> dic
     """
     names = _columns(columns)
     flags = {"columns": ",".join(f"{name}={column}" for name, column in names.items())}
-    flags["reward-range"] = ",".join(repr(end).removesuffix(".0") for end in _range(reward_range))
+    limits = _range(reward_range)
+    ends = [repr(end).removesuffix(".0") for end in limits or ()]
+    flags["reward-range"] = ",".join(ends) or UNKNOWN
     return {name: text for name, text in flags.items() if text}
 
 
@@ -93,7 +102,8 @@ class Rows:
     - `reward_file`: a function, named as ``path/to/file.py:name``; or `reward_functions`;
     - `columns`: what the columns are called: ``{"prompt": "question"}`` or "prompt=question";
     - `reward_range`: the lowest and the highest reward, e.g. ``(0, 1.2)`` or "0,1.2"; a completion
-      that earns the highest is right;
+      that earns the highest is right. If they are not known, None or "unknown": no completion is
+      right, and its value is (1 + r / (1 + abs(r))) / 2, which rises with the reward r;
     - `reward_timeout`: the most seconds that a call of a reward function may take.
     """
 
@@ -106,7 +116,7 @@ class Rows:
         "NAME[:CONFIG[:SPLIT]]",
         "reward-file": "your reward function, path/to/file.py:function",
         "columns": "what your columns are called, e.g. prompt=question,answer=solution",
-        "reward-range": "the lowest and the highest reward, e.g. 0,1.2 (default: 0,1)",
+        "reward-range": "the lowest and the highest reward, e.g. 0,1.2, or unknown (default: 0,1)",
         "reward-timeout": "the most seconds that a call of the reward function may take "
         f"(default: {TIMEOUT:g})",
     }
@@ -117,7 +127,7 @@ class Rows:
         reward_file: str | None = None,
         reward_functions: Sequence[Callable] = (),
         columns: str | Mapping[str, str] = "",
-        reward_range: str | Sequence[float] = (0.0, 1.0),
+        reward_range: str | Sequence[float] | None = (0.0, 1.0),
         reward_timeout: str | float = TIMEOUT,
     ):
         if data is None:
@@ -136,6 +146,7 @@ class Rows:
         functions = [load_function(reward_file)] if reward_file else reward_functions
         self.functions = [_Function(function) for function in functions]
         self.reward_range, self.timeout = _range(reward_range), _seconds(reward_timeout)
+        self.has_judged = False  # any completion
         self.compares = any(function.takes_group for function in self.functions)
         self.python_functions = (
             {} if reward_file else {each.name: each.function for each in self.functions}
@@ -186,39 +197,57 @@ class Rows:
         calls = [[function.calls(*group) for function in self.functions] for group in groups]
         waiting = _start([call for of_group in calls for some in of_group for call in some])
         try:
-            return [
+            scores = [
                 self._scores(problem, of_group) for (problem, _), of_group in zip(groups, calls)
             ]
         finally:
             waiting.clear()
+        self.has_judged |= any(not score.abstained for group in scores for score in group)
+        if not self.has_judged and any(scores):
+            raise UserError(
+                f"reward {self.functions[0].name}, {groups[0][0].title}: returned None for every "
+                "completion so far; it must return a number where it does not abstain"
+            )
+        return scores
 
     def _scores(self, problem: Problem, calls: list[list["_Call"]]) -> list[Score]:
         columns = [[one for call in some for one in call.results(self.timeout)] for some in calls]
-        return [
+        scores = [
             self._score(results, f"{problem.title}, completion {number}")
             for number, results in enumerate(zip(*columns, strict=True), start=1)
         ]
+        # The mean of the others leaves the baseline as it is, and makes the advantage 0.
+        judged = [score.reward for score in scores if not score.abstained]
+        mean = fmean(judged or self.reward_range or [0.0])
+        return [self._made(mean, one.parts) if one.abstained else one for one in scores]
 
     def _score(self, results: Sequence[Any], place: str) -> Score:
         """Return the score of a completion: the sum of its components."""
-        components: dict[str, float] = {}
+        components: dict[str, float | None] = {}
         for function, result in zip(self.functions, results, strict=True):
-            named = _components(result, function.name, f"reward {function.name}, {place}")
+            named: dict[str, float | None] = {function.name: None}
+            if result is not None:
+                named = _components(result, function.name, f"reward {function.name}, {place}")
             if shared := named.keys() & components.keys():
                 raise UserError(
                     f"reward {function.name}, {place}: two functions have a component "
                     f"{min(shared)!r}; let one return it by another name, "
-                    f"{{'other name': {named[min(shared)]:g}}}"
+                    f"{{'other name': {named[min(shared)]}}}"
                 )
             components |= named
 
-        reward = math.fsum(components.values())
-        low, high = self.reward_range
+        given = [value for value in components.values() if value is not None]
         # The plain number of a single function is the reward itself, and no part of it.
         is_plain = len(results) == 1 and not isinstance(results[0], Mapping)
-        parts = {f"{COMPONENT}{name}": value for name, value in components.items()}
-        is_highest = reward >= high - ROUNDING * (high - low)
-        return Score(reward, {} if is_plain else parts, exact=is_highest)
+        named = {f"{COMPONENT}{name}": value for name, value in components.items()}
+        parts = ({} if is_plain else named) | ({} if given else {"reason": ABSTAINED})
+        return self._made(math.fsum(given), parts)
+
+    def _made(self, reward: float, parts: Mapping[str, Any]) -> Score:
+        if self.reward_range is None:
+            return Score(reward, parts, value=(1 + reward / (1 + abs(reward))) / 2)
+        low, high = self.reward_range
+        return Score(reward, parts, exact=reward >= high - ROUNDING * (high - low))
 
     def problems(self, split: str) -> list[Problem]:
         """Return all problems of a split, which training repeats in epochs."""
@@ -355,19 +384,22 @@ def _columns(given: str | Mapping[str, str]) -> dict[str, str]:
     """Return the mapping of --columns, e.g. of "prompt=question,answer=solution"."""
     if isinstance(given, Mapping):
         return dict(given)
-    parts = [part.partition("=") for part in str(given).split(",") if part.strip()]
+    parts = [part.partition("=") for part in str(given or "").split(",") if part.strip()]
     names = {name.strip(): column.strip() for name, _, column in parts}
     if not all(name and column for name, column in names.items()):
         raise UserError(f"--columns {given}: give name=value,name=value")
     return names
 
 
-def _range(given: str | Iterable[float]) -> Range:
-    """Return the lowest and the highest reward, e.g. (0.0, 1.2) of "0,1.2"."""
+def _range(given: str | Iterable[float] | None) -> Range | None:
+    """Return the lowest and the highest reward, e.g. (0.0, 1.2) of "0,1.2"; None if unknown."""
+    if given is None or given == UNKNOWN:
+        return None
     limits = as_range(given.split(",") if isinstance(given, str) else given)
     if limits is None:
         raise UserError(
-            f"--reward-range {given}: give the lowest and the highest reward, e.g. 0,1.2"
+            f"--reward-range {given}: give the lowest and the highest reward, e.g. 0,1.2, or "
+            f"{UNKNOWN}"
         )
     return limits
 
@@ -382,16 +414,16 @@ def _seconds(given: str | float) -> float:
 # ---- reward functions
 
 
-def _components(result: Any, name: str, whose: str) -> dict[str, float]:
+def _components(result: Any, name: str, whose: str) -> dict[str, float | None]:
     """Return the components that the function `name` returned, or its number under its name."""
     is_named = isinstance(result, Mapping)
-    components = {}
+    components: dict[str, float | None] = {}
     for key, value in result.items() if is_named else [(name, result)]:
         number = finite_number(value)
         if number is None or abs(number) > LARGEST or not str(key).isprintable():
             raise UserError(
                 f"{whose}: returned {shown({key: value} if is_named else value)}; it must return a "
-                "finite number, or a mapping of components to finite numbers"
+                "finite number, a mapping of components to finite numbers, or None to abstain"
             )
         components[str(key)] = number
     if not components:

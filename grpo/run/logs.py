@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from operator import index
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import msgspec
 
@@ -76,7 +76,18 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "seen.jsonl": {"keys": list[str]},
     "groups.jsonl": {"groups": list[dict[str, Any]]},
 }
-REPORT = {"level": int, **dict.fromkeys(("mean", "ci_low", "ci_high", "exact"), float)}
+
+
+class Interval(TypedDict):
+    """A mean with its 95 % interval."""
+
+    mean: float
+    ci_low: float
+    ci_high: float
+
+
+REPORT: dict[str, Any] = {"components": dict[str, Interval] | None, "level": int}
+REPORT |= dict.fromkeys(("mean", "ci_low", "ci_high", "exact"), float)
 
 
 # --- names ------------------------------------------------------------------------------------

@@ -552,6 +552,8 @@ def _rows(result: Result) -> Iterator[list[str]]:
     shares = [f"{result[name]:.3f}" for name in ("exact", "truncated")]
     counts = [str(result["budget"]), str(result["dropped"])]
     yield ["score", f"{result['n']}{samples}", _mean(result), *shares, sampling, *counts]
+    for name, component in result["components"].items():
+        yield [name, "", _mean(component)]
     for entry in result.get("pass_at", []):
         yield [f"pass@{entry['k']}", "", _mean(entry)]
     if difference := result.get("difference"):

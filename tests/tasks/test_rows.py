@@ -11,6 +11,7 @@ from datetime import datetime
 from functools import partial
 from itertools import count
 from pathlib import Path
+from statistics import fmean
 
 import numpy
 import pytest
@@ -22,9 +23,17 @@ from small_rewards import problem, scores
 from grpo.data.errors import UserError
 from grpo.data.rows import read_rows
 from grpo.records import row_of
-from grpo.tasks.base import SPLITS, problems_of, scores_of, scores_of_groups
-from grpo.tasks.registry import function_digest, load_task, source_text
-from grpo.tasks.rows import Rows
+from grpo.tasks.base import (
+    ABSTAINED,
+    SPLITS,
+    component_means,
+    problems_of,
+    range_of,
+    scores_of,
+    scores_of_groups,
+)
+from grpo.tasks.registry import explain, function_digest, load_task, source_text
+from grpo.tasks.rows import Rows, as_flags
 from grpo.tasks.supply import problem_at, training_set
 
 ROWS = [{"prompt": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(200)]
@@ -444,7 +453,7 @@ def parses(completion):
         (exits, "raised SystemExit: 3"),
         (interrupts, "row p, completion 1 raised KeyboardInterrupt ("),
         (parses, "test_rows.py, line "),
-        (lambda completion: None, "returned None"),
+        (lambda completion: None, "reward <lambda>, row p: returned None for every completion so"),
         (lambda completion: float("nan"), "returned nan"),
         (lambda completion: "1", "returned '1'"),
         (lambda completion: {}, "returned no component"),
@@ -463,6 +472,44 @@ def test_what_is_wrong_is_one_line(function, message):
     refused(message, lambda: scores(function))
 
 
+def partly(completion):
+    return None if completion[:1] == "?" else len(completion) / 2
+
+
+@pytest.mark.parametrize(
+    ("functions", "completions", "rewards", "abstained"),
+    [
+        (partly, ["ab", "?", "", "a"], [1, 0.5, 0, 0.5], [False, True, False, False]),
+        (lambda completions: list(map(partly, completions)), ["ab", "?"], [1, 1], [False, True]),
+        ([partly, lambda completion: 0.5], ["ab", "?"], [1.5, 0.5], [False, False]),
+    ],
+)
+def test_a_reward_that_abstains_leaves_the_baseline(functions, completions, rewards, abstained):
+    found = scores(functions, completions)
+    assert [score.reward for score in found] == rewards
+    assert [score.abstained for score in found] == abstained
+    judged = [reward for reward, is_out in zip(rewards, abstained, strict=True) if not is_out]
+    assert fmean(judged) == fmean(rewards)
+
+
+def test_a_component_that_abstains_is_not_in_its_mean():
+    found = scores([partly, length], ["abcde", "?xxxx"])
+    assert component_means([found]) == {"reward/partly": [2.5], "reward/length": [0.5]}
+    (alone,) = rows(reward=partly).score_groups([(problem(), ["ab", "?"])])
+    assert component_means([alone]) == {} and alone[1].parts == {"reason": ABSTAINED}
+    assert explain("data", problem(), "?", alone[1]) == f"1.000 = {ABSTAINED}"
+
+
+@pytest.mark.parametrize("given", [None, "unknown"])
+def test_a_range_may_be_unknown(given):
+    task = small_rewards.rows([lambda completion: 3.0 * len(completion)], reward_range=given)
+    (found,) = scores_of_groups(task, [(problem(), ["", "a", "aaa"])])
+    assert [(score.reward, score.value, score.exact) for score in found] == [
+        (0.0, 0.5, False), (3.0, 0.875, False), (9.0, 0.95, False)
+    ]  # fmt: skip
+    assert range_of(task) is None and as_flags(reward_range=given) == {"reward-range": "unknown"}
+
+
 def test_two_functions_with_one_component():
     def first(completion):
         return {"a": 1}
@@ -470,7 +517,7 @@ def test_two_functions_with_one_component():
     def second(completion):
         return {"a": 2}
 
-    advice = "let one return it by another name, {'other name': 2}"
+    advice = "let one return it by another name, {'other name': 2"
     refused(f"two functions have a component 'a'; {advice}", lambda: scores([first, second]))
 
 

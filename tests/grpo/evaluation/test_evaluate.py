@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from grpo.evaluate import (
     evaluate,
     held_out_stream,
     select,
+    summarise,
 )
 from grpo.records import Completion, Group
 from grpo.run.logs import groups_of, load_run, read_metrics
@@ -215,6 +217,14 @@ def test_figures_are_means_over_problems():
         7,
     ]
     assert repeated_figures([group("7")]) == {}
+
+
+def test_components_have_means_and_intervals():
+    parts = [{"reward/a": 1.0}, {"reward/a": None}, {"trap": None}]
+    groups = [replace(group("7"), scores=[Score(0.5, each)]) for each in parts]
+    components = summarise(groups)["components"]
+    assert list(components) == ["reward/a"] and components["reward/a"]["mean"] == 0.5
+    assert components["reward/a"]["ci_low"] < 0.1 and components["reward/a"]["ci_high"] > 0.9
 
 
 def test_every_answer_is_written():
