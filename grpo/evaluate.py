@@ -8,7 +8,10 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import Any
 
+import torch
+
 from grpo.config import Config
+from grpo.data.errors import UserError
 from grpo.model.policy import Policy
 from grpo.records import Group, truncated_share
 from grpo.rollout.generate import Drafting, budget_for, fitting, sample_groups
@@ -116,10 +119,22 @@ def evaluate(
     return judged or groups
 
 
+# What a user's reward may not change, because the training goes on with it.
+TORCH = ("default_dtype", "default_device", "float32_matmul_precision")
+
+
 def score_groups(task: Task, groups: Sequence[Group]) -> None:
     """Fill in the scores of `groups`. Only completions that ended by themselves are exact."""
     turns = [(group.problem, turns_of(task, group.opened, group.texts)) for group in groups]
-    for group, scores in zip(groups, scores_of_groups(task, turns), strict=True):
+    before = {name: getattr(torch, f"get_{name}")() for name in TORCH}
+    found = scores_of_groups(task, turns)
+    for name, value in before.items():
+        if getattr(torch, f"get_{name}")() != value:
+            raise UserError(
+                f"task {task.name}: score() called torch.set_{name}, which changes the training; "
+                f"set it back to {value}"
+            )
+    for group, scores in zip(groups, found, strict=True):
         group.scores = [
             without_end(task, group.problem, completion.text, score)
             if completion.is_truncated

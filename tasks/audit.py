@@ -59,6 +59,10 @@ def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str]
         *_evaluated_again(stored, before, config.get("start")),
         *_wrong_lists(folder, listed, before, stored.by_step),
     ]
+    path = folder / "metrics.jsonl"
+    steps = [line["step"] for _, line in read_jsonl(path, is_log=True)] if path.exists() else []
+    if steps != list(range(1, len(steps) + 1)):
+        found.append(f"{path.name}: lacks steps or has them twice, {len(steps)} lines in all")
 
     different = set().union(*stored.by_step.values())
     earlier = f" (and {len(before)} before, see {config.get('start')})" if before else ""

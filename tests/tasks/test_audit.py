@@ -118,7 +118,11 @@ def test_a_tampered_checkpoint(run):
 
 def test_a_step_that_was_taken_away(run):
     (run / ROLLOUTS.format("step-000002")).unlink()
-    assert any("seen.jsonl, step 2: lists 3" in line for line in audit(run)[0])
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[1:]))
+    found = audit(run)[0]
+    assert any("seen.jsonl, step 2: lists 3" in line for line in found)
+    assert found[-1].startswith("metrics.jsonl: lacks steps or has them twice, ")
 
 
 def test_a_run_that_was_killed_within_a_line_is_read(run):
