@@ -82,15 +82,12 @@ def arguments(
 
     Raises UserError, which begins with `where`, the function that the user called.
     """
-    if not isinstance(callbacks, Sequence):
-        raise UserError(f"{where}: callbacks must be a list of functions")
-    callbacks = [each if callable(each) else _Follower(each, where, options) for each in callbacks]
     of_rows = {name: options[name] for name in ROW_OPTIONS if name in options}
     settings = {name: value for name, value in options.items() if name not in ROW_OPTIONS}
     if settings.get("resume") is True:
         settings["resume"] = "latest"
 
-    values: dict[str, Any] = {"callbacks": callbacks}
+    values: dict[str, Any] = {"callbacks": _followers(where, callbacks, options)}
     if callable(settings.get("loss")):
         values["own_loss"] = from_python(settings["loss"])
         settings["loss"] = values["own_loss"].spec
@@ -161,6 +158,8 @@ def from_trl(given: Mapping[str, Any]) -> dict[str, Any]:
         if take(name, False):
             settings[ELSEWHERE[name]] = value
 
+    if "callbacks" in found:  # they may ask for `args` by TRL's names
+        settings["callbacks"] = _followers("GRPOTrainer()", take("callbacks"), given)
     if "output_dir" in found:
         settings["name"] = Path(take("output_dir")).name
     trackers = take("report_to", "none")
@@ -190,6 +189,13 @@ def _rows(
         options[REWARD_FILE] = named
     options |= as_flags(**of_rows)
     return task, {"task": "data", "task_options": options}
+
+
+def _followers(where: str, callbacks: Any, options: Mapping[str, Any]) -> list[Callback]:
+    """Return the callbacks as functions; UserError unless all are, or are of `transformers`."""
+    if not isinstance(callbacks, Sequence):
+        raise UserError(f"{where}: callbacks must be a list of functions")
+    return [each if callable(each) else _Follower(each, where, options) for each in callbacks]
 
 
 class _Follower:

@@ -284,7 +284,8 @@ def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
     if taken := [name for name in GIVEN if name in columns]:
         raise UserError(
             f"{where}: column {taken[0]!r} has the name under which reward functions get what the "
-            f"model is asked and writes; rename it, e.g. --columns solution={taken[0]}"
+            f"model is asked and writes; rename it, e.g. a right answer by --columns "
+            f"target={taken[0]}"
         )
 
     level = columns.pop("level", None)

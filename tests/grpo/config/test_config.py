@@ -4,8 +4,6 @@ import dataclasses
 import os
 import subprocess
 import sys
-from contextlib import suppress
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -246,13 +244,10 @@ def test_bad_settings_are_named(source, line):
 
 
 def test_names_of_trl_are_not_taken_for_others():
-    names = {*TrainingArguments.__dataclass_fields__}
-    with suppress(ImportError):
-        names |= {*import_module("trl").GRPOConfig.__dataclass_fields__}
-    for name in names - {*SETTINGS, *ELSEWHERE}:
-        with pytest.raises(UserError) as error:
-            checked({name: 1}, "train()")
-        assert "did you mean" not in str(error.value)
+    names = TrainingArguments.__dataclass_fields__.keys() - {*SETTINGS, *ELSEWHERE}
+    with pytest.raises(UserError) as error:
+        checked(dict.fromkeys(names), "train()")
+    assert "did you mean" not in error.value.args[0]
 
 
 def test_settings_are_taken_as_they_are_meant():

@@ -153,7 +153,8 @@ from transformers import TrainerCallback
 
 class Enough(TrainerCallback):
     def on_log(self, args, state, control, logs=None, **kwargs):
-        control.should_training_stop = logs["reward"] > 0 and state.global_step >= 2
+        logs["left"] = args.max_steps - len(state.log_history)
+        control.should_training_stop = state.global_step == 2
 """
 STOPS += CHAT.replace("steps=2", "steps=9").replace("args=args", "args=args, callbacks=[Enough()]")
 ADAPTER = CHAT.replace('"tiny"', '"adapter"')
@@ -167,6 +168,7 @@ def test_scripts_that_were_written_for_trl_run_but_for_the_import(home, script):
     run, prompts = load_run("runs/ours"), ["Copy: owl tide"]
     assert len(run.metrics) == 2 and run.metrics[0]["reward/length"] > 0
     assert [line["step"] for line in run.reports] == [0, 2]
+    assert run.metrics[1].get("left") == (7 if script == STOPS else None)
     trained = names["trainer"].run.policy.generate(prompts, max_new_tokens=4)
     assert load_model("saved").generate(prompts, max_new_tokens=4) == trained
 
