@@ -128,7 +128,7 @@ def from_trl(given: Mapping[str, Any]) -> dict[str, Any]:
         if value is not None and not NEEDLESS.match(name)
     }
     take = found.pop
-    settings: dict[str, Any] = {}
+    settings: dict[str, Any] = {"reward_range": found.pop("reward_range", None)}
 
     size, passes = take("per_device_train_batch_size", 0), take("gradient_accumulation_steps", 0)
     if size or passes:  # in completions, and 8 and 1 there by default

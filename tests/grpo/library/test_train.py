@@ -135,10 +135,10 @@ CHAT = """
 from trl import GRPOConfig, GRPOTrainer
 
 def length(completions, **kwargs):
-    return [len(completion[0]["content"]) % 7 / 14 for completion in completions]
+    return [len(completion[0]["content"]) % 7 for completion in completions]
 
 def begins(prompts, completions, **kwargs):
-    return [("owl" in x[0]["content"]) / 2 for x in completions if prompts[0][0]["role"] == "user"]
+    return ["owl" in x[0]["content"] for x in completions if prompts[0][0]["role"] == "user"]
 
 words = "owl tide salt moss bell rope loom".split()
 rows = [{"prompt": [{"role": "user", "content": f"Copy: {a} {b}"}]} for a in words for b in words]
@@ -175,7 +175,14 @@ def test_scripts_that_were_written_for_trl_run_but_for_the_import(home, script):
 
 TRL = {"num_generations": 4, "gradient_accumulation_steps": 2, "epsilon_high": 5.0, "bf16": True}
 TRL |= {"loss_type": "cispo", "scale_rewards": False, "use_vllm": True, "eval_strategy": "no"}
-OURS = {"group_size": 4, "prompts": 4, "clip": [1, 4], "dtype": "bfloat16", "loss": "cispo"}
+OURS = {
+    "reward_range": None,
+    "group_size": 4,
+    "prompts": 4,
+    "clip": [1, 4],
+    "dtype": "bfloat16",
+    "loss": "cispo",
+}
 OURS |= {"scale": "none", "eval_every": 0, "lora_rank": 8, "data": [{"split": "train"}]}
 
 
