@@ -138,9 +138,9 @@ def needs(package: str, extra: str, where: str = "") -> Iterator[None]:
         yield
     except ImportError as error:
         missing = f"{error.name or package} is not installed"
-        raise UserError(
-            f"{where and where + ': '}{missing}; pip install -c constraints.txt -e '.[{extra}]'"
-        ) from error
+        is_wheel = command_of("train") == "grpo-train"
+        what = f"'grpo-interleave[{extra}]'" if is_wheel else f"-c constraints.txt -e '.[{extra}]'"
+        raise UserError(f"{where and where + ': '}{missing}; pip install {what}") from error
 
 
 def exit_status(program: str, action: Callable[[], int]) -> int:

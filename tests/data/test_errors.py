@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from grpo.data.errors import LONGEST, Lasting, UserError, exit_status
+from grpo.data.errors import LONGEST, Lasting, UserError, exit_status, needs
 
 
 class Broken:
@@ -78,3 +78,17 @@ def test_other_errors_keep_their_traceback():
 
 def test_a_long_line_loses_its_middle():
     assert len(str(UserError("x" * 9999))) == LONGEST + 3
+
+
+@pytest.mark.parametrize(
+    ("started", "command"),
+    [
+        ("train.py", "pip install -c constraints.txt -e '.[bits]'"),
+        ("grpo-train", "pip install 'grpo-interleave[bits]'"),
+    ],
+)
+def test_a_missing_package_is_installed_as_grpo_was(monkeypatch, started, command):
+    monkeypatch.setattr("sys.argv", [started])
+    with pytest.raises(UserError) as caught, needs("x", "bits", "--a"):
+        raise ImportError
+    assert str(caught.value) == f"--a: x is not installed; {command}"

@@ -2,6 +2,7 @@
 changed since is refused.
 """
 
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -138,6 +139,14 @@ def warnings_in(said):
     """The warnings of a run, but for those of the tiny model's completions, which never end."""
     lines = [line for line in said.splitlines() if "warning: " in line]
     return [line for line in lines if "were truncated" not in line]
+
+
+def test_without_a_value_the_latest_run_with_a_checkpoint_is_resumed(here, capsys):
+    shutil.copytree("runs/own", "runs/cut", ignore=lambda *_: ["checkpoints"])
+    Path("runs/lora/config.yaml").touch()
+    os.utime("runs/cut/config.yaml", (2e9, 2e9))
+    (line,) = said_by(capsys, "--resume", "--seed", "9").err.splitlines()
+    assert "--seed 9: the run in runs/lora has 0" in line
 
 
 def test_nothing_changed_and_what_resume_may_change(here, capsys):
