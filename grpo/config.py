@@ -324,6 +324,12 @@ class Config:
         "where no completion of a group is right, replace the last one by the right answer "
         "(default: for interleave, but not with builtin or --reward-alone)",
     )
+    window: int = setting(
+        0,
+        "where a right answer is longer, show its beginning up to a random word, and sample and "
+        "score this many words of it (0: whole answers)",
+        least=0,
+    )
     patience: int = setting(
         20,
         "end the run after this many steps without a group to train on (status 3), or when the "
@@ -393,6 +399,8 @@ class Config:
         is_trainable = self.quantise == "none" or self.lora_rank != 0
         require("quantise", is_trainable, "give --lora-rank 16: quantised weights are not trained")
 
+        fix = "the beginnings of answers are not shown with --reward-alone; leave one out"
+        require("window", not (self.window and self.reward_alone), fix)
         fix = "right answers are not shown with top_p, --reward-alone or --control; leave one out"
         require("demonstrate", self.may_demonstrate or not self.demonstrate, fix)
 

@@ -604,9 +604,10 @@ def target_score(policy: Policy, task: Task, problem: Problem) -> Score | None:
 
 def demonstration(policy: Policy, problem: Problem) -> Completion:
     """Return the right answer of a problem as a completion."""
-    tokens = (*policy.target_tokens(problem.target), policy.end)
+    tokens = policy.answer_tokens(problem)
     zeros = (0.0,) * len(tokens)
-    return Completion(tokens, zeros, policy.decode(tokens), "stop", is_demonstration=True)
+    finish = "stop" if tokens[-1] == policy.end else "enough"
+    return Completion(tokens, zeros, policy.decode(tokens), finish, is_demonstration=True)
 
 
 def demonstrate(

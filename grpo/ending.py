@@ -226,6 +226,7 @@ class Verdict:
     mistake: str = ""  # the most common one of the last held-out evaluation, in words
     next_command: str = ""  # what to run next
     demonstrated: float = 0.0  # share of the groups trained on that showed the right answer
+    windows: float = 0.0  # share of all groups whose prompt showed the beginning of the answer
     cause: str = ""  # why the run failed, in a sentence
     remedy: str = ""  # what to change
     trap: str = ""  # the one that the policy fell into
@@ -236,7 +237,7 @@ class Verdict:
         """What the policy learned from, so that results of a kind are compared."""
         if self.imitated is not None:
             return "right answers imitated first"
-        return "right answers shown" if self.demonstrated else "by reward alone"
+        return "right answers shown" if self.demonstrated or self.windows else "by reward alone"
 
     @property
     def exit_status(self) -> int:
@@ -261,6 +262,8 @@ class Verdict:
         )
         if self.demonstrated:
             spent += f"; {self.demonstrated:.0%} of the groups trained on showed the right answer"
+        if self.windows:
+            spent += f"; {self.windows:.0%} of the groups began within the right answer"
         lines = [f"{mark}{self.kind.upper()}: {self._comparison(metric, unit)}; {self.tier}"]
         lines += [line for line in (self.cause, self.remedy, spent) if line]
         if self.solved_step is not None:
@@ -540,6 +543,7 @@ def figures_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "untaught": wasted or idle,
         "truncated": fmean(truncated, groups) if truncated else 0.0,
         "demonstrated": demonstrated / kept if kept else 0.0,
+        "windows": _total(metrics, "groups/windows") / sum(groups) if groups else 0.0,
         "degenerate": most_common if classes[most_common] else "",
     }
 

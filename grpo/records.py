@@ -46,7 +46,9 @@ class Completion:
     # and truncation included.
     logprobs: tuple[float, ...]
     text: str  # decoded without the end token; other control tokens by their names
-    finish: str  # "stop", or "length" if the completion was truncated and has no end token
+    # "stop", or without an end token "length" if the budget truncated the completion, "enough" if
+    # nothing that follows would be scored.
+    finish: str
     is_demonstration: bool = False  # a right answer of the task: not sampled, its logprobs are 0
 
     @property

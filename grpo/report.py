@@ -330,6 +330,7 @@ def outcome(run: RunData) -> dict[str, Any]:
         ("sampled tokens that taught nothing", f"{spent['untaught']:.0%}", None),
         ("completions truncated", f"{spent['truncated']:.0%}", None),
         ("right answers shown", shown if spent["demonstrated"] else "", None),
+        ("groups that began within the answer", f"{spent['windows']:.0%}", None),
         ("learning began", "" if began is None else f"step {began}", began),
         ("solved for good", "" if solved is None else f"step {solved}", solved),
         ("most common mistake", line.get("mistake"), None),

@@ -211,6 +211,7 @@ class VarianceMonitor(Resumable):
             "groups/resampled": actions["resample"],
             "groups/skipped": actions["skip"],
             "groups/demonstrated": actions["demonstrate"],
+            "groups/windows": sum(bool(group.problem.begun) for group in first),
             **{f"groups/class/{name}": classes[name] for name in CLASSES},
             "groups/trapped": sum(group.trap is not None for group in first),
             **{f"traps/{name}": n / completions for name, n in _traps(first).most_common()},

@@ -69,6 +69,11 @@ class Problem:
         return tuple((turn["role"], turn["content"]) for turn in messages)
 
     @property
+    def begun(self) -> str:
+        """The beginning of the right answer, which the prompt ends with in a window of it."""
+        return str(self.data.get("begun", ""))
+
+    @property
     def title(self) -> str:
         """What messages call the problem: where its row stands, or its key."""
         return str(self.data.get("where") or f"problem {self.key}")
@@ -124,6 +129,10 @@ class Task(Protocol):
       so far, which may end in the middle of a word, and returns the most likely continuation to the
       end ("l saw it." after "the ow"), or "". A wrong guess costs time but changes no sample. Each
       completion has its own copy (`copy.copy`) of the guesser, which may remember earlier calls;
+    - `is_enough(problem, text)`: whether nothing is scored that follows a text, which may end in
+      the middle of a word. Sampling ends there in training; a right answer is not enough;
+    - `window(problem, words, place)`: the problem of writing `words` words of its right answer,
+      from a `place` in [0, 1] on: `data["begun"]` has the text before, `target` what is missing;
     - `unended(problem, completion, score)`: the score of a completion that the token budget cut
       off, from the one that it would have had with an end. Without it the reward stays;
     - `explain(problem, completion, score, reward)`, a static method of the project's tasks;

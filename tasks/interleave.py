@@ -177,6 +177,38 @@ class Interleave:
             data={"a": a, "b": b},
         )
 
+    def window(self, problem: Problem, words: int, place: float) -> Problem:
+        """Return the problem of writing `words` words of the answer, from the place in [0, 1] on;
+        the problem itself if its answer has no more (see `grpo.tasks.base.Task`).
+        """
+        whole = interleaved(problem.data["a"], problem.data["b"])
+        if len(whole) <= words:
+            return problem
+        start = round(place * (len(whole) - words))
+        end = start + words
+        begun, goes_on = " ".join(whole[:start]), end < len(whole)
+        return replace(
+            problem,
+            target=" ".join(whole[start:end]),
+            data={**problem.data, "begun": begun, "goes_on": goes_on},
+        )
+
+    def is_enough(self, problem: Problem, text: str) -> bool:
+        """Return whether `text` goes on behind the window of the problem, or has a wrong word and
+        by the reward `prefix` nothing counts that follows (see `grpo.tasks.base.Task`).
+        """
+        words, target = split_words(text), split_words(problem.target)
+        if problem.data.get("goes_on") and len(words) > len(target):
+            return True
+        whole = words if text[-1:].isspace() else words[:-1]  # the last may be unfinished
+        return self.reward == "prefix" and _right_words(whole, target) < len(whole)
+
+    def _in_window(self, problem: Problem, text: str) -> str:
+        """Return `text` without the words behind the problem's window."""
+        wanted = len(split_words(problem.target))
+        ends = word_ends(text) if problem.data.get("goes_on") else []
+        return text[: ends[wanted - 1]] if len(ends) > wanted else text
+
     def key(self, problem: Problem) -> str:
         """Return the key of a stored problem, computed again from its two windows."""
         return self.problem(problem.data["a"], problem.data["b"]).key
@@ -187,7 +219,8 @@ class Interleave:
 
     def draft(self, problem: Problem) -> "Guess":
         """Return a guesser for speculative decoding (see `grpo.tasks.base.Task`)."""
-        return Guess(*([normalise(word) for word in problem.data[name]] for name in "ab"))
+        a, b = ([normalise(word) for word in problem.data[name]] for name in "ab")
+        return Guess(a, b, begun=split_words(problem.begun))
 
     def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
         """Return a Score for each completion.
@@ -204,6 +237,7 @@ class Interleave:
         traps = TrapNames(problem.data["a"], problem.data["b"], target)
 
         # A policy that has learned the task writes the same text many times.
+        completions = [self._in_window(problem, text) for text in completions]
         distinct = list(dict.fromkeys(completions))
         written = [split_words(text) for text in distinct]
         alignments = nw_align_batch([(words, target) for words in written])
@@ -225,10 +259,12 @@ class Interleave:
 
         reward = similarity
         if self.reward == "prefix" and longest:
-            reward = prefix / longest
+            reward = prefix / max(len(target), min(len(words), prefix + 1))
         elif self.reward == "pairs" and longest > 1:
             reward = (pairs + longest - 1) / (2 * longest - 2)
 
+        # Sampling ended behind the first wrong word: nothing is known of what would have followed.
+        is_cut = self.reward == "prefix" and prefix < len(words) <= prefix + 2
         parts = {
             "words": len(words),
             "matches": kinds.count("match"),
@@ -236,7 +272,7 @@ class Interleave:
             "gaps": kinds.count("insert") + kinds.count("delete"),
             "pairs": pairs,
             "first_divergence": None if exact else prefix,
-            "trap": None if similarity > 0.9 else traps.name(words, alignment),
+            "trap": None if similarity > 0.9 or is_cut else traps.name(words, alignment),
         }
         return Score(reward=float(reward), parts=parts, value=float(similarity), exact=exact)
 
@@ -269,6 +305,7 @@ class Interleave:
         on later words.
         """
         target = split_words(problem.target)
+        completions = [self._in_window(problem, text) for text in completions]
         distinct = list(dict.fromkeys(completions))
         written = [split_words(text) for text in distinct]
         if self.reward == "prefix":
@@ -286,7 +323,8 @@ class Interleave:
         wanted = len(target) - (self.reward == "pairs")
         credits = {}
         for text, scores in zip(distinct, points):
-            values = [score / 2 / max(i, wanted, 1) for i, score in enumerate(scores)]
+            counted = max(scores) // 2 + 1 if self.reward == "prefix" else len(scores)
+            values = [score / 2 / max(min(i, counted), wanted, 1) for i, score in enumerate(scores)]
             earned = [after - before for before, after in pairwise(values)]
             ends = word_ends(text)
             if self.reward == "pairs":
@@ -306,7 +344,10 @@ class Interleave:
         if score.exact:
             why = f"all {written} words right"
         elif reward == "prefix":
-            why = f"{parts['first_divergence']} right before the first error / {divisor}"
+            right = parts["first_divergence"]
+            extra = "" if right < wanted else " and one too many"
+            divisor = f"{wanted + bool(extra)} wanted{extra}"
+            why = f"{right} right before the first error / {divisor}"
         elif reward == "pairs" and longest > 1:
             why = (
                 f"({parts['pairs']} + {longest - 1}) / (2 × {longest - 1}); the similarity of the "
@@ -473,8 +514,9 @@ class Guess:
     't see. rains,'
     """
 
-    def __init__(self, a: Sequence[str], b: Sequence[str]):
+    def __init__(self, a: Sequence[str], b: Sequence[str], begun: Sequence[str] = ()):
         self.texts = (a, b)
+        self.begun = begun  # words before the text
         self.index: tuple[dict[str, list[int]], ...] = ({}, {})  # the places of each word
         for words, index in zip(self.texts, self.index):
             for place, word in enumerate(words):
@@ -487,6 +529,7 @@ class Guess:
         self.places = (0, 0)  # the index of the next word of each text
         self.last = 1  # the text of the last word
         self.moves = (TAKES_TURNS,) * 4  # how the last four words followed each other
+        self._follow(self.begun)
 
     def __call__(self, text: str) -> str:
         """Return how the text is expected to continue."""

@@ -121,6 +121,10 @@ class FastDecoder:
             logprobs[rows[:, None], positions] = chosen_logprobs
             lengths[rows] = written + count
 
+            if request.is_enough is not None:
+                texts = zip(rows.tolist(), tokens[rows].tolist(), lengths[rows].tolist())
+                ends = [request.ends_at(c, ids[:length]) for c, ids, length in texts]
+                decoder.stop(torch.tensor(ends))
             rows = rows[decoder.retire()]
             drafts = torch.empty(len(rows), 0, dtype=torch.long)
             if drafter is not None and len(rows):
@@ -203,6 +207,10 @@ class EagerRows:
         self.last = chosen.gather(1, count[:, None] - 1)[:, 0]
         self.written = self.written + count
         return chosen, logprobs, count
+
+    def stop(self, ends: Tensor) -> None:
+        """End the completions that `ends` (C,) marks."""
+        self.budget = torch.where(ends, self.written, self.budget)
 
     def retire(self) -> Tensor:
         """Drop finished completions, and split rows that diverged; return which stay, in order."""
@@ -464,6 +472,12 @@ class CudaRows:
         count = written[:, 0] - self.written
         self.written, self.live = written[:, 0], live[:, 0] > 0
         return chosen, logprobs.int().view(torch.float32), count
+
+    def stop(self, ends: Tensor) -> None:
+        """End the completions that `ends` (R,) marks."""
+        if (self.live & ends).any():
+            self.live &= ~ends
+            self.cuda_step.memory.state.live[: len(ends)] = self.live
 
     def retire(self) -> Tensor:
         """Drop finished rows if the others fit a smaller step; return which stay, in order."""

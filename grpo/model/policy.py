@@ -176,7 +176,8 @@ class Policy:
                 f"--model {self.name}: its tokenizer has token {max(tokens):,}, the model only "
                 f"{self.vocabulary:,} tokens; give a directory whose files belong together"
             )
-        return tokens
+        begun = problem.begun if isinstance(problem, Problem) else ""
+        return tokens + self.target_tokens(begun) if begun else tokens
 
     def opened(self, problem: Problem) -> str:
         """Return the reasoning tag that ends the prompt, e.g. "<think>\\n"; "" if there is none."""
@@ -194,6 +195,14 @@ class Policy:
     def target_tokens(self, target: str) -> tuple[int, ...]:
         """Return the token ids of the answer `target`, without the end token."""
         return tuple(self._target_tokens((target,))[0])
+
+    def answer_tokens(self, problem: Problem) -> tuple[int, ...]:
+        """Return the token ids of the right answer to `problem`, or of its window."""
+        begun = self.target_tokens(problem.begun) if problem.begun else ()
+        whole = self.target_tokens(f"{problem.begun} {problem.target}".lstrip(" "))
+        return (
+            whole[len(begun) :] if problem.data.get("goes_on") else (*whole[len(begun) :], self.end)
+        )
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text that a completion's `tokens` write, without the end token."""

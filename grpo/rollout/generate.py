@@ -7,8 +7,11 @@ Shapes: P prompts, G completions each, C completions that are still being writte
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +27,9 @@ from grpo.tasks.base import Problem, Task
 # so a guess may remember what it has seen.
 Guess = Callable[[str], str]
 
+# Whether nothing counts that follows these tokens of a completion. Once true, it stays so.
+IsEnough = Callable[[Sequence[int]], bool]
+
 
 @dataclass(frozen=True)
 class RolloutRequest:
@@ -38,6 +44,7 @@ class RolloutRequest:
     budgets: Sequence[int]  # the most new tokens of a completion
     truncate: Callable | None = None  # cuts the distribution, see `sampling.truncation`
     guesses: Sequence[Guess] | None = None  # what is drafted from; None for no drafts
+    is_enough: Sequence[IsEnough | None] | None = None  # None: all that follows counts
 
     @property
     def group_size(self) -> int:
@@ -54,6 +61,11 @@ class RolloutRequest:
             torch.tensor(self.budgets).repeat_interleave(G),
         )
 
+    def ends_at(self, c: int, tokens: Sequence[int]) -> bool:
+        """Return whether nothing counts that follows the `tokens` of completion `c`."""
+        is_enough = self.is_enough[c // self.group_size] if self.is_enough else None
+        return is_enough is not None and is_enough(tokens)
+
     def of(self, prompts: Sequence[int]) -> "RolloutRequest":
         """Return the request for some of the prompts."""
         return replace(
@@ -63,6 +75,7 @@ class RolloutRequest:
             temperatures=[self.temperatures[p] for p in prompts],
             budgets=[self.budgets[p] for p in prompts],
             guesses=[self.guesses[p] for p in prompts] if self.guesses else None,
+            is_enough=[self.is_enough[p] for p in prompts] if self.is_enough else None,
         )
 
 
@@ -157,8 +170,11 @@ class PlainDecoder:
                 written[c][0].append(token)
                 written[c][1].append(logprob)
 
-            goes_on = torch.tensor([token not in policy.stops for token in tokens])
-            stay = (goes_on & (place + 1 < budgets_C[live_C])).nonzero()[:, 0]
+            goes_on = [
+                token not in policy.stops and not request.ends_at(c, written[c][0])
+                for c, token in zip(live_C.tolist(), tokens)
+            ]
+            stay = (torch.tensor(goes_on) & (place + 1 < budgets_C[live_C])).nonzero()[:, 0]
             if not len(stay):
                 return written
             live_C = live_C[stay]
@@ -182,12 +198,24 @@ def sample_groups(
     truncate: Callable | None = None,
     drafting: Drafting | None = None,
     attempt: int = 0,
+    stops_early: bool = False,
 ) -> list[Group]:
-    """Return an unscored group of completions for each problem; see `RolloutRequest`."""
+    """Return an unscored group of completions for each problem; see `RolloutRequest`.
+
+    With `stops_early` a completion ends where the task scores nothing that follows.
+    """
     prompts = [policy.encode(problem) for problem in problems]
     draft = getattr(task, "draft", None)
     guesses = [draft(problem) for problem in problems] if draft else None
-    request = RolloutRequest(prompts, keys, temperatures, budgets, truncate, guesses)
+    request = RolloutRequest(
+        prompts,
+        keys,
+        temperatures,
+        budgets,
+        truncate,
+        guesses,
+        is_enough=tests_of_enough(policy, task, problems) if stops_early else None,
+    )
     answers = generate(policy, request, drafting)
     return [
         Group(
@@ -246,20 +274,52 @@ def generate(
             )
             continue
 
-        completions = [_completion(policy, tokens, logprobs) for tokens, logprobs in written]
+        completions = [_completion(policy, batch, c, *drawn) for c, drawn in enumerate(written)]
         answers += [completions[i : i + G] for i in range(0, len(completions), G)]
     return answers
 
 
-def _completion(policy: Policy, tokens: list[int], logprobs: list[float]) -> Completion:
+def _completion(
+    policy: Policy, request: RolloutRequest, c: int, tokens: list[int], logprobs: list[float]
+) -> Completion:
     for place, logprob in enumerate(logprobs, 1):
         if not math.isfinite(logprob):
             raise FloatingPointError(
                 f"token {place} of a completion was drawn with a log-probability of {logprob}: "
                 "the model's logits are not finite"
             )
-    finish = "stop" if tokens[-1] in policy.stops else "length"
+
+    # A decoder may have drawn more tokens than are enough. Each was drawn from those before it
+    # alone, so without them nothing else changes.
+    counts = range(1, len(tokens))
+    enough = bisect_left(counts, True, key=lambda count: request.ends_at(c, tokens[:count])) + 1
+    if enough < len(tokens) or request.ends_at(c, tokens):
+        tokens, logprobs, finish = tokens[:enough], logprobs[:enough], "enough"
+    else:
+        finish = "stop" if tokens[-1] in policy.stops else "length"
     return Completion(tuple(tokens), tuple(logprobs), policy.decode(tokens), finish)
+
+
+def tests_of_enough(
+    policy: Policy, task: Any, problems: Sequence[Problem]
+) -> list[IsEnough | None] | None:
+    """Return a test for the completions of each problem; None where all that follows counts, as
+    what follows a whole answer shows.
+    """
+    found: list[IsEnough | None] = [
+        partial(_is_enough, policy, task, problem, policy.answer_tokens(problem))
+        if hasattr(task, "is_enough") and task.is_enough(problem, f"{problem.target} and more")
+        else None
+        for problem in problems
+    ]
+    return found if any(found) else None
+
+
+def _is_enough(
+    policy: Policy, task: Any, problem: Problem, answer: tuple[int, ...], tokens: Sequence[int]
+) -> bool:
+    is_right = tuple(tokens) == answer[: len(tokens)]  # so far; most are, and need no text
+    return not is_right and task.is_enough(problem, policy.decode(tokens))
 
 
 # Token budgets

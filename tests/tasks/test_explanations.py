@@ -44,7 +44,10 @@ def test_interleave_by_hand():
 
     assert said("a1 b1 a2 b2") == "1.000 = all 4 words right"
     assert said("a1 b1 b2") == "0.500 = 2 right before the first error / 4 wanted"
-    assert said("a1 b1 x x x x") == "0.333 = 2 right before the first error / 6 written"
+    assert said("a1 b1 x x x x") == "0.500 = 2 right before the first error / 4 wanted"
+    assert said("a1 b1 a2 b2 x x") == (
+        "0.800 = 4 right before the first error / 5 wanted and one too many"
+    )
     assert said("a1 b1 b2", "pairs").startswith("0.333 = (-1 + 3) / (2 × 3); the similarity of the")
     assert said("a1 a2", "similarity") == (
         "0.500 = (2 right − 0 replaced − 2 missing or too many + 4 wanted) / (2 × 4)"

@@ -179,11 +179,44 @@ def test_a_word_too_many_costs_what_it_takes_from_the_reward():
     # all is right, then 8 / 9 and 8 / 10 of it are left; S - 1 and M + 1 the other way
     assert credits("a1 b1 a2 b2 a3 b3 a4 b4 x y", "prefix")[-2:] == (
         (25, pytest.approx(8 / 9 - 1)),
-        (27, pytest.approx(8 / 10 - 8 / 9)),
+        (27, 0.0),  # nothing counts any more
     )
     # 7 of 7 pairs, and then 7 - 1 of 8; the other half of the reward is settled at the end.
     last = credits("a1 b1 a2 b2 a3 b3 a4 b4 x", "pairs")[-1]
     assert last == (25, pytest.approx(6 / 16 - 7 / 14))
+
+
+@settings(max_examples=200)
+@given(attempts(), st.sampled_from(Interleave.rewards), st.integers(1, 6), st.floats(0, 1))
+def test_nothing_counts_after_what_is_enough(attempt, reward, wanted, place):
+    a, b, words = attempt
+    whole = TASKS[reward].problem(a, b)
+    for problem in (whole, TASKS[reward].window(whole, wanted, place)):
+        text = " ".join(words) + " "
+        enough = [TASKS[reward].is_enough(problem, text[:n]) for n in range(len(text) + 1)]
+        assert enough == sorted(enough)
+        if enough[-1]:
+            of_parts = TASKS[reward].score(problem, [text[: enough.index(True)], text])
+            assert len({(score.reward, score.exact) for score in of_parts}) == 1
+        assert not TASKS[reward].is_enough(problem, problem.target + " ")
+
+
+@given(attempts(), st.sampled_from(Interleave.rewards), st.integers(1, 9), st.floats(0, 1))
+def test_windows_are_parts_of_the_answer(attempt, reward, wanted, place):
+    a, b, words = attempt
+    task, right = TASKS[reward], interleaved(a, b)
+    window = task.window(task.problem(a, b), wanted, place)
+    shown, target = window.begun.split(), window.target.split()
+    assert len(target) == min(wanted, len(right))
+    assert [*shown, *target] == right[: len(shown) + len(target)]
+    assert task.key(window) == window.key == task.problem(a, b).key
+
+    is_last = len(shown) + len(target) == len(right)
+    (score,) = task.score(window, [" ".join([*target, *words])])
+    assert score.exact == (not is_last or not words)
+    if len(right) > wanted:
+        assert task.window(task.problem(a, b), wanted, 0).begun == ""
+        assert task.draft(window)("").split() == right[len(shown) :]
 
 
 @settings(max_examples=60)

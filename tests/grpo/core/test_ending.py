@@ -269,6 +269,9 @@ def test_the_figures_of_a_verdict_and_how_they_read():
     assert "25% of the completions were truncated" in said[1]
 
     assert "right answer" not in said[1]
+    begun = replace(verdict, demonstrated=0.0, windows=0.5)
+    assert begun.tier == "right answers shown"
+    assert "50% of the groups began within" in begun.lines("similarity", "words")[1]
     shown = replace(verdict, demonstrated=0.25).lines("similarity", "words")[1]
     assert shown.endswith("; 25% of the groups trained on showed the right answer")
 

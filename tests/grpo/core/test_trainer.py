@@ -11,10 +11,16 @@ import torch
 from forced import Forced, trainer_for, weights
 
 from grpo import trainer as trainer_module
+from grpo.config import Config
+from grpo.data.errors import UserError
+from grpo.ending import figures_of
 from grpo.evaluate import budgets
 from grpo.learn.loss import LOSSES
 from grpo.model.load import load_policy
 from grpo.tasks.base import Score
+from grpo.tasks.interleave import Interleave
+from grpo.tasks.supply import Supply
+from grpo.trainer import Trainer
 
 
 def test_advantages_are_kept_beside_rewards(tiny_policy):
@@ -348,3 +354,30 @@ def test_dynamic_sampling_draws_at_once_what_the_last_step_needed(
     )
     trainer.step()
     assert noted == drawn
+
+
+def test_groups_begin_within_long_answers(tiny_policy):
+    def trainer(**options):
+        settings = {"task": "interleave", "level": 10, "window": 4, "steps": 4, "group_size": 2}
+        settings |= {"learning_rate": 1e-3, "prompts": 32, "dynamic_sampling": 0}
+        config = Config(**settings | options)
+        return Trainer(config, Supply(Interleave(), seed=0, kind="fresh"), tiny_policy)
+
+    problems = trainer().problems(1)
+    assert problems == trainer().problems(1) != trainer(seed=1).problems(1)
+    shown = [len(problem.begun.split()) for _, problem in problems]
+    assert min(shown) == 0 and max(shown) == 16 and len(set(shown)) > 6
+    assert {len(problem.target.split()) for _, problem in problems} == {4}
+
+    metrics = (one := trainer()).step().metrics
+    assert metrics["groups/windows"] == sum(n > 0 for n in shown)
+    assert figures_of([metrics])["windows"] == metrics["groups/windows"] / 32
+    assert {group.problem.key for group in one.current} == {problem.key for _, problem in problems}
+    assert metrics["completions/mean_length"] < max(len(p.target) for _, p in problems)
+    trainer(level=2).check_fit()  # answers that are no longer than a window are whole
+    assert all(not problem.begun for _, problem in trainer(level=2).problems(1))
+
+    with pytest.raises(UserError, match="window: task forced has no windows"):
+        trainer_for(tiny_policy, window=4).check_fit()
+    with pytest.raises(UserError, match="window 4: the beginnings of answers are not shown"):
+        Config(window=4, reward_alone=True)

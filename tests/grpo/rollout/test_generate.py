@@ -9,15 +9,17 @@ from transformers import (
     AutoTokenizer,
 )
 
+from grpo.curriculum import demonstration
 from grpo.data.errors import UserError
 from grpo.learn.batch import completion_logprobs, micro_batches
 from grpo.model import load
 from grpo.model.load import BUILTIN, load_policy
 from grpo.model.rows import CachedRows, CachedRowsOfOneLength, PlainRows
 from grpo.records import Group
-from grpo.rollout.generate import RolloutRequest, generate
+from grpo.rollout.generate import Drafting, RolloutRequest, generate, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.tasks.base import Problem
+from grpo.tasks.interleave import Interleave
 
 
 def plain_logprobs(model, prompt, tokens, temperature):
@@ -61,6 +63,54 @@ def test_a_completion_ends_with_its_first_end_token_or_its_budget(tiny_model, is
             assert (answer.finish == "stop") == ends[-1]
             assert ends[-1] or len(answer.tokens) == 24
             assert len(answer.logprobs) == len(answer.tokens)
+
+
+@pytest.mark.parametrize("is_fast", [True, False])
+@pytest.mark.parametrize("reward", ["pairs", "prefix"])
+def test_sampling_ends_where_nothing_counts(tiny_model, is_fast, reward, monkeypatch):
+    if not is_fast:
+        monkeypatch.setattr(load, "accelerate", lambda *_, **__: None)
+    policy, task = load_policy(str(tiny_model), device="cpu"), Interleave(reward)
+    whole = task.problem("the owl saw a boat".split(), "it rains on my hat".split())
+    problems = [whole, task.window(whole, 3, 0.4)]
+    drawn = {}
+    for stops in (False, True):
+        drawn[stops] = sample_groups(
+            policy,
+            task,
+            problems,
+            indices=[0, 1],
+            keys=[[sample_key(0, index, n) for n in range(8)] for index in range(2)],
+            temperatures=[1.0] * 2,
+            budgets=[40] * 2,
+            drafting=Drafting(),
+            stops_early=stops,
+        )
+
+    finishes = set()
+    for every, group, problem in zip(drawn[False], drawn[True], problems, strict=True):
+        assert policy.decode(group.prompt).endswith(problem.begun)
+        for longer, answer in zip(every.completions, group.completions, strict=True):
+            assert answer.tokens == longer.tokens[: len(answer.tokens)]
+            texts = [policy.decode(longer.tokens[:n]) for n in range(1, len(longer.tokens) + 1)]
+            enough = [task.is_enough(problem, text) for text in texts]
+            length = enough.index(True) + 1 if any(enough) else len(longer.tokens)
+            assert (len(answer.tokens), answer.text) == (length, texts[length - 1])
+            assert answer.finish == ("enough" if any(enough) else longer.finish)
+            finishes.add((problem.begun, answer.finish))
+    assert (problems[1].begun, "enough") in finishes
+    assert (("", "enough") in finishes) == (reward == "prefix")
+
+
+def test_a_demonstration_fills_the_window(tiny_policy):
+    task = Interleave()
+    whole = task.problem("the owl saw a boat".split(), "it rains on my hat".split())
+    for place, end in ((0.0, False), (0.5, False), (1.0, True)):
+        window = task.window(whole, 4, place)
+        shown = demonstration(tiny_policy, window)
+        tokens = tiny_policy.encode(window) + shown.tokens
+        assert tiny_policy.decode(tokens).endswith(f"{window.begun} {window.target}".strip())
+        assert (shown.tokens[-1] == tiny_policy.end, shown.finish == "stop") == (end, end)
 
 
 def test_temperature_zero_is_greedy(tiny_policy, tiny_model):
