@@ -38,7 +38,7 @@ from grpo.tasks.registry import (
     require_trusted_task,
     split_options,
 )
-from grpo.tasks.supply import LADDER, fixed_size, parse_levels, ramp_to
+from grpo.tasks.supply import LADDER, parse_levels, ramp_to
 
 # Each loss, and what the weight of a token is 1 over (see `learn.loss.token_weights`).
 WEIGHTED_BY = {
@@ -184,9 +184,6 @@ class Config:
     )
     dataset: str | None = flag(
         None, "a JSON Lines file of problems to train on, shuffled each epoch", metavar="FILE"
-    )
-    problems: str = setting(
-        "fresh", "fresh: new problems each step; fixed:N: the same N, shuffled each epoch"
     )
     control: str = flag(
         "none",
@@ -365,7 +362,6 @@ class Config:
         if self.curriculum:
             parse_levels(self.curriculum, "--curriculum", must_rise=True)
         template_arguments(self.chat_template_kwargs)
-        fixed_size(self.problems)
 
         require = self._require
         is_known = set(names_in(self.track)) <= set(TRACKERS)
@@ -510,11 +506,6 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
 
     `levels` are those of the --dataset. Raises UserError if it lacks a level to be trained on.
     """
-    if config.problems != "fresh" and levels:
-        where = config.dataset or f"task {config.task}"
-        raise UserError(
-            f"--config: problems {config.problems}: {where} has a set of problems; leave it out"
-        )
     level = config.level
     if level is None:
         offered = config.levels_for(task) if config.curriculum else levels

@@ -196,7 +196,7 @@ def load_supply(config: Config, task: Task | None = None) -> tuple[Config, Suppl
     problems = training_set(config.dataset, task)
     config = resolve_config(config, task, {problem.level for problem in problems})
     supply = Supply(
-        task, seed=config.seed, kind=config.problems, dataset=problems, mixed=config.mixed
+        task, seed=config.seed, dataset=problems, mixed=config.mixed
     )
     return config, supply
 
@@ -302,7 +302,7 @@ class ProblemStream(Resumable):
         ended, because runs with the same seed, task and level share their stream.
         """
         self.seen = set(state["seen"])
-        if self.config.problems == "fresh" and not self.config.dataset:
+        if not self.config.dataset:
             self.next_index = state["next_index"]
 
 

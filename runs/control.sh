@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # The positive control: does the pipeline learn what everybody knows, and nothing where the reward
-# says nothing? Three seeds each of: real reward, shuffled rewards, constant reward, a fixed set of
-# 2,500 problems. 2 CPU cores. Needs the environment's python in PATH; runs that are there already
+# says nothing? Three seeds each of: real reward, shuffled rewards, constant reward. 2 CPU cores. Needs the environment's python in PATH; runs that are there already
 # are not made again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -9,7 +8,6 @@ declare -A flags=(
     [real]=""
     [shuffled]='--control shuffled-rewards --config {"patience":0}'
     [constant]='--control constant-reward --config {"patience":0}'
-    [fixed]='--config {"problems":"fixed:2500"}'
 )
 measure() {  # model, folder for the figures
     for sampling in "" --greedy; do
@@ -21,7 +19,7 @@ measure() {  # model, folder for the figures
 mkdir -p runs/control-base
 measure builtin runs/control-base
 for seed in 0 1 2; do
-    for arm in real shuffled constant fixed; do
+    for arm in real shuffled constant; do
         run="runs/control-$arm-seed$seed"
         [ -f "$run/eval.jsonl" ] || python train.py --task arithmetic --seed $seed \
             --name "control-$arm-seed$seed" ${flags[$arm]} || [ $? = 3 ]

@@ -1,9 +1,8 @@
 """The problems that training draws, and those that evaluation may use, for any task.
 
-There are three kinds of training supply: `fresh` (the endless stream of new problems; the default),
-``fixed:N`` (the first N different problems of the stream, repeated) and a data set: a file, or a
-task's own fixed set. The last two are used in epochs: each epoch goes through all problems, in an
-order shuffled by the seed. If a run mixes levels (replay on a ladder), they share one count, so an
+Training draws from the endless stream of new problems, or from a data set: a file, or a task's own
+fixed set. A set is used in epochs: each goes through all problems, in an order shuffled by the
+seed. If a run mixes levels (replay on a ladder), they share one count, so an
 epoch of a level lacks the problems whose index went to another level. Problem `index` is a pure
 function of seed, level and index, so a run can be resumed at any step.
 """
@@ -80,7 +79,7 @@ def problem_stream(
 
 
 class Supply:
-    """The problems that training draws. `kind` is "fresh" or "fixed:N"; a `dataset` overrides it.
+    """The problems that training draws: those of the `dataset`, or else the endless stream.
 
     Training at a level uses the problems of the dataset that have this level, or all of them if it
     is `mixed`.
@@ -91,32 +90,22 @@ class Supply:
         task: Task,
         *,
         seed: int,
-        kind: str = "fresh",
         dataset: Sequence[Problem] = (),
         mixed: bool = False,
     ):
         self.task, self.seed, self.mixed = task, seed, mixed
-        self.fixed = fixed_size(kind)
         self.dataset = list(dataset)
-        self._set = lru_cache(None)(self._set_of)  # levels may alternate
+        self._of_level = lru_cache(None)(self._problems_of_level)  # levels may alternate
 
     def at(self, index: int, level: int) -> Problem:
         """Return training problem `index` at `level`."""
-        if not (self.dataset or self.fixed):
+        if not self.dataset:
             return problem_at(self.task, seed=self.seed, split="train", level=level, index=index)
-        problems = self._set(level)
+        problems = self.dataset if self.mixed else self._of_level(level)
         epoch, place = divmod(index, len(problems))
         return problems[epoch_order(self.seed, epoch, len(problems))[place]]
 
-    def _set_of(self, level: int) -> list[Problem]:
-        """Return the problems that training at `level` repeats."""
-        if self.dataset:
-            return self.dataset if self.mixed else self._of_level(level)
-        return distinct_problems(
-            self.task, seed=self.seed, split="train", level=level, size=self.fixed
-        )
-
-    def _of_level(self, level: int) -> list[Problem]:
+    def _problems_of_level(self, level: int) -> list[Problem]:
         return [problem for problem in self.dataset if problem.level == level]
 
     @property
@@ -136,19 +125,6 @@ class Supply:
         it is what the task says, in all splits, or None.
         """
         return len(self._of_level(level)) if self.dataset else family_size(self.task, level)
-
-
-def fixed_size(kind: str) -> int:
-    """Return N of "fixed:N", 0 for "fresh"."""
-    name, _, size = kind.partition(":")
-    if kind == "fresh":
-        return 0
-    if name == "fixed" and size.isascii() and size.isdecimal() and int(size):
-        return int(size)
-    raise UserError(
-        f"--config: problems {kind}: give fresh, or fixed:N with a number of problems, "
-        "e.g. fixed:2500"
-    )
 
 
 @lru_cache(64)

@@ -284,7 +284,7 @@ def settings_of(folder: Path, config: Config, trainer: "Trainer") -> dict[str, s
     about += [f"{name} {value}" for name, value in config.task_options.items()]
 
     texts = len(sources_of(task))
-    problems = config.dataset or config.problems + (f", from {texts} texts" if texts else "")
+    problems = config.dataset or "fresh" + (f", from {texts} texts" if texts else "")
     if own := problems_of(task, "train"):
         problems = f"{len(own):,} training problems of the data, shuffled each epoch"
 

@@ -94,15 +94,6 @@ def test_a_dataset_of_held_out_problems_is_refused(tmp_path, capsys):
     )
 
 
-def test_a_fixed_supply_of_rows_is_refused(tmp_path, capsys):
-    Path("rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n' * 3)
-    Path("own.py").write_text("def reward(completions, **columns):\n    return [0.0] * 2\n")
-    own = ["--data", "rows.jsonl", "--reward-file", "own.py:reward"]
-    line = fails(capsys, *own, "--config", "{problems: 'fixed:2'}")
-    assert line.startswith("train.py: --config: problems fixed:2: task ")
-    assert line.endswith(" has a set of problems; leave it out")
-
-
 @pytest.mark.slow
 def test_bad_evaluations(capsys):
     said = lambda *arguments: fails(capsys, *arguments, main=evaluation.main)  # noqa: E731

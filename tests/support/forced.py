@@ -40,7 +40,7 @@ def trainer_for(policy, odd=0.5, stuck=9, kind=Forced, **options):
         | options,
     )
     trainer = Trainer(
-        config, Supply(kind(odd, stuck), seed=config.seed, kind=config.problems), policy
+        config, Supply(kind(odd, stuck), seed=config.seed), policy
     )
     trainer.task.drawn = {trainer.stream.supply.at(index, 1).key: index for index in range(20)}
     return trainer

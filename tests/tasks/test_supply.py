@@ -18,7 +18,6 @@ from grpo.tasks.supply import (
     distinct_problems,
     epoch_order,
     first_distinct,
-    fixed_size,
     patience,
     problem_at,
     problem_stream,
@@ -38,24 +37,16 @@ def test_fresh_is_the_stream(seed, index):
     )
 
 
-@given(seeds, indices, st.integers(1, 40))
-def test_fixed_is_a_pure_function_wherever_one_starts(seed, index, size):
-    """A run taken up in the middle of an epoch goes on with the problems that it would
-    have drawn.
-    """
-    straight, resumed = (Supply(TASK, seed=seed, kind=f"fixed:{size}") for _ in range(2))
-    expected = [straight.at(i, 22) for i in range(index, index + 3)]
-    resumed.at(index + 1, 22)
-    assert [resumed.at(i, 22) for i in range(index, index + 3)] == expected
-
-
 @given(seeds, st.integers(1, 30), st.integers(0, 50))
 def test_an_epoch_holds_each_problem_once(seed, size, epoch):
-    supply = Supply(TASK, seed=seed, kind=f"fixed:{size}")
-    keys = [supply.at(i, 22).key for i in range(epoch * size, (epoch + 1) * size)]
-    first = [problem.key for problem in supply._set(22)]
-    assert sorted(keys) == sorted(first) and len(set(keys)) == size
-    assert size < 10 or keys != first  # shuffled: one order of ten is that of the set in 3 million
+    """Wherever one starts: a resumed run goes on with the problems that it would have drawn."""
+    keys = list(map(str, range(size)))
+    straight, resumed = (Supply(TASK, seed=seed, dataset=problems(*keys)) for _ in range(2))
+    indices = range(epoch * size, (epoch + 1) * size)
+    drawn = [straight.at(index, 1).key for index in indices]
+    assert sorted(drawn) == sorted(keys)
+    assert size < 10 or drawn != keys  # shuffled: one order of ten is that of the set in 3 million
+    assert [resumed.at(index, 1).key for index in indices[size // 2 :]] == drawn[size // 2 :]
 
 
 def test_an_epoch_is_shuffled_once_although_levels_alternate():
@@ -87,22 +78,6 @@ def test_a_level_of_a_dataset_has_the_problems_of_that_level():
     for level in (10, 11, 12):
         epoch = [supply.at(i, level).key for i in range(4)]
         assert sorted(epoch) == sorted(str(i) for i in range(12) if 10 + i % 3 == level)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    ["", "fixed", "fixed:", "fixed:0", "fixed:-3", "fixed:1.5", "fresh:3", "stale", "fixed:²"],
-)
-def test_what_is_no_supply(kind):
-    with pytest.raises(UserError, match="give fresh, or fixed:N"):
-        fixed_size(kind)
-
-
-def test_a_family_that_is_too_small_for_the_set():
-    with pytest.raises(
-        UserError, match="only [0-9]+ different problems found, and 200 are asked for"
-    ):
-        Supply(TASK, seed=0, kind="fixed:200").at(0, 11)  # 36 products of single digits
 
 
 def problems(*keys):

@@ -44,9 +44,9 @@ CASES = {
     "interleave, LoRA, ladder, KL": (
         "--words 6 --curriculum 1,2,4,6 --lora-rank 4 --beta 0.1".split()
     ),
-    "arithmetic, full, resampling, fixed problems": [
+    "arithmetic, full, resampling": [
         *"--task arithmetic --config".split(),
-        "{problems: 'fixed:5', on_degenerate: resample}",
+        "{on_degenerate: resample}",
     ],
     "arithmetic, LoRA, dynamic sampling": [
         *"--task arithmetic --lora-rank 4".split(),

@@ -142,7 +142,6 @@ def test_bad_values_name_their_flag(bad):
         (dict(demonstrate=True, control="constant-reward"), "--config: demonstrate True: right"),
         (dict(credit="alignment", loss="gspo"), "--credit alignment: gspo weighs whole sequences"),
         (dict(quantise="nf4", lora_rank=0), "--config: quantise nf4: give --lora-rank 16: q"),
-        (dict(problems="some"), "--config: problems some: give fresh, or fixed:N"),
     ],
 )
 def test_what_does_not_go_together_is_one_line(given, line):

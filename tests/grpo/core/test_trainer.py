@@ -361,7 +361,7 @@ def test_groups_begin_within_long_answers(tiny_policy):
         settings = {"task": "interleave", "level": 10, "window": 4, "steps": 4, "group_size": 2}
         settings |= {"learning_rate": 1e-3, "prompts": 32, "dynamic_sampling": 0}
         config = Config(**settings | options)
-        return Trainer(config, Supply(Interleave(), seed=0, kind="fresh"), tiny_policy)
+        return Trainer(config, Supply(Interleave(), seed=0), tiny_policy)
 
     problems = trainer().problems(1)
     assert problems == trainer().problems(1) != trainer(seed=1).problems(1)
