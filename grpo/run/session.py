@@ -17,10 +17,12 @@ from grpo.curriculum import (
     PROMPT_PROBLEMS,
     PROMPT_SAMPLES,
     SURVEY_PROBLEMS,
+    VARIED,
     Curriculum,
     Start,
     choose_levels,
     easier_levels,
+    finding,
     levels_to_survey,
     load_supply,
     prompts_to_try,
@@ -301,12 +303,16 @@ class Run:
         listed = ", ".join(map(str, start.levels))
         if len(start.levels) > 1:
             listed = f"levels {listed}, open to {start.open_to}"
+        # Without a right answer there is a gradient, too, where rewards differ.
+        trained = [row for row in rows if row["level"] in start.levels]
+        varying = [row for row in trained if row["varied"] >= VARIED]
         if self.wants_imitation(start):
             self.console.say(
                 f"the run imitates right answers first, then trains on {listed}: {start.why}"
             )
-        elif start.is_reachable:
-            self.console.say(f"the run trains on {listed}: {start.why}")
+        elif start.is_reachable or varying:
+            why = start.why if start.is_reachable else finding(varying[-1])
+            self.console.say(f"the run trains on {listed}: {why}")
         else:
             self._warn(
                 f"{start.why}: the run trains on {listed}, and may learn nothing; give a "

@@ -325,6 +325,13 @@ def test_no_level_within_reach_is_warned_of_and_the_run_goes_on(start, capsys):
     assert {line["level"] for line in read_metrics("runs/a/metrics.jsonl")} == {3}
 
 
+def test_rewards_that_vary_without_a_right_answer_are_no_reason_to_warn(start, capsys):
+    start("a", "--level", "3", "--steps", "1", "--reward-alone", task="Partial")
+    said = unbroken(capsys.readouterr().out)
+    assert "the run trains on 3: 100% of its groups vary and 0% hold a right answer" in said
+    assert "may learn nothing" not in said
+
+
 def test_without_a_pre_flight_the_levels_are_those_asked_for(start):
     start("a", "--level", "10", "--preflight", "off", "--steps", "1")
     run = load_run("runs/a")
