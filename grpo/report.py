@@ -312,6 +312,7 @@ def outcome(run: RunData) -> dict[str, Any]:
     line = run.verdict or {}
     kind = line.get("verdict", "no verdict yet")
     is_good = kind in ("learned", "already solved")
+    has_failed = kind in FAILED or bool(line.get("stopped"))  # as the exit status says
     text = ""
     if line.get("difference") is not None:
         text = f"{line['difference']:+.3f} on held-out problems"
@@ -338,7 +339,7 @@ def outcome(run: RunData) -> dict[str, Any]:
     ]
     return {
         "title": kind.capitalize(),
-        "tone": "good" if is_good else "bad" if kind in FAILED else "open",
+        "tone": "bad" if has_failed else "good" if is_good else "open",
         "text": text,
         "why": [line[name] for name in ("cause", "remedy") if line.get(name)],
         "figures": [figure for figure in figures if figure[1]],
