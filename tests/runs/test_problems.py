@@ -77,9 +77,11 @@ def test_eval_drops_what_was_trained_on(tmp_path, capsys, tiny_flags):
 
 
 def test_a_users_task_trains(tmp_path):
-    example = TOP / "tests" / "examples" / "reverse.py"
+    example = TOP / "tests" / "examples" / "every_second.py"
     assert (
-        train.main(["--task", f"{example}:Reverse", *FEW, "--steps", "1", "--eval-problems", "2"])
+        train.main(
+            ["--task", f"{example}:EverySecond", *FEW, "--steps", "1", "--eval-problems", "2"]
+        )
         == 0
     )
-    assert (tmp_path / "runs" / "reverse-seed0" / "metrics.jsonl").exists()
+    assert (tmp_path / "runs" / "everysecond-seed0" / "metrics.jsonl").exists()

@@ -32,7 +32,7 @@ from grpo.tasks.registry import (
 )
 from grpo.tasks.supply import problem_at, problem_stream
 
-EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "reverse.py"
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples" / "every_second.py"
 INTERLEAVE = load_task("interleave")
 SIMILARITY = load_task("interleave", "similarity")
 
@@ -110,13 +110,15 @@ def test_keys_tell_where_a_part_ends():
 
 
 def test_a_users_own_task():
-    task = load_task(f"{EXAMPLE}:Reverse")
-    problem = problem_at(task, seed=0, split="train", level=3, index=0)
-    words = problem.prompt.removeprefix("Write these words in reverse order: ").split()
-    assert problem.target.split() == words[::-1] and len(words) == 3
+    task = load_task(f"{EXAMPLE}:EverySecond")
+    problem = problem_at(task, seed=0, split="train", level=5, index=0)
+    words = problem.prompt.removeprefix(
+        "Write the first word of A, then every second word.\nA: "
+    ).split()
+    assert problem.target.split() == words[::2] and len(words) == 5
     # all right; one word too many: 3 of 4; the first two right: 2 of 3; nothing
     scores = task.score(
-        problem, [problem.target, problem.target + " owl", " ".join(words[:0:-1]), ""]
+        problem, [problem.target, problem.target + " owl", " ".join(words[:3:2]), ""]
     )
     assert [score.reward for score in scores] == [1, 3 / 4, 2 / 3, 0]
     assert [score.exact for score in scores] == [True, False, False, False]
@@ -180,7 +182,7 @@ def test_what_is_no_task(spec, line):
     "spec, known",
     [
         ("interleave", ", ".join(INTERLEAVE.rewards)),
-        (f"{EXAMPLE}:Reverse", "none: the task has one reward"),
+        (f"{EXAMPLE}:EverySecond", "none: the task has one reward"),
     ],
 )
 def test_what_is_no_reward(spec, known):
@@ -286,8 +288,8 @@ def test_a_wording_that_does_not_suit_the_task_is_one_line(wording, fault):
 
 
 def test_a_task_without_placeholders_has_no_other_wording():
-    spec = f"{EXAMPLE}:Reverse"
-    with pytest.raises(UserError, match="^--wording: .*:Reverse has the placeholders none"):
+    spec = f"{EXAMPLE}:EverySecond"
+    with pytest.raises(UserError, match="^--wording: .*:EverySecond has the placeholders none"):
         load_task(spec, wording="{words}")
 
 

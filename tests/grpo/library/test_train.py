@@ -198,11 +198,12 @@ def test_what_trl_says_is_translated_or_refused_at_once():
 
 @pytest.mark.slow
 def test_the_example_learns(home):
-    """The lines of examples/first_three.py, on a task that the model was never taught."""
-    assert "LEARNED" in example("first_three.py")
+    """The lines of examples/every_second.py, on a task that the model was never taught."""
+    said = example("every_second.py")
+    assert "LEARNED" in said and "warning" not in said
     (run,) = Path("runs").iterdir()
     first, last = load_run(run).reports[0], load_run(run).reports[-1]
-    assert first["mean"] < 0.2 and last["mean"] > 0.95
+    assert first["mean"] < 0.5 and last["mean"] > 0.95
 
 
 def test_a_task_by_name_with_a_wording_from_a_file(home):

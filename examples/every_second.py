@@ -1,9 +1,10 @@
-"""A reward function of your own, in a few lines: the embedded model learns where to stop.
+"""A reward function of your own, in a few lines: the embedded model learns a new list exercise.
 
-python examples/first_three.py
+python examples/every_second.py
 """
 
 import random
+from itertools import permutations
 
 from grpo import train
 
@@ -18,15 +19,14 @@ def reward(prompt, completion, answer, **row):
 
 
 def rows(count):
-    """Yield lists of eight words, and their first three."""
-    rng = random.Random(0)
-    for _ in range(count):
-        words = rng.sample(WORDS, 8)
-        prompt = f"Write the first three words of A.\nA: {' '.join(words)}"
-        yield {"prompt": prompt, "answer": " ".join(words[:3])}
+    """Yield lists of four words, and the first and the third of them."""
+    for words in random.Random(0).sample([*permutations(WORDS, 4)], count):
+        prompt = f"Write the first word of A, then every second word.\nA: {' '.join(words)}"
+        yield {"prompt": prompt, "answer": " ".join(words[::2])}
 
 
 if __name__ == "__main__":
     run = train(rows(600), reward, reward_range=(0, 1.2), max_new_tokens=32, steps=60)
     print(run.report())
-    print(run.policy.generate(["Write the first three words of A.\nA: one two three four five"]))
+    prompt = "Write the first word of A, then every second word.\nA: one two three four"
+    print(run.policy.generate([prompt], temperature=0))
