@@ -27,7 +27,7 @@ from grpo.records import (
     first_tries,
     truncated_share,
 )
-from grpo.tasks.base import Score, component_means
+from grpo.tasks.base import LARGEST, Score, component_means
 
 DEGENERATE: tuple[GroupClass, ...] = CLASSES[1:]
 
@@ -110,7 +110,7 @@ class VarianceMonitor(Resumable):
 
         self.shares: deque[dict[str, float]] = deque(maxlen=ALARM_STEPS)  # of each cause, by step
         self.lasted: dict[str, int] = {}  # for how many steps each cause has lasted
-        self.best: float | None = None  # the highest reward so far
+        self.best = -LARGEST  # the highest reward so far
 
     def apply_control(self, groups: Sequence[Group], key: str) -> None:
         """Remove the information from the rewards of scored groups, for a control experiment.
@@ -170,21 +170,21 @@ class VarianceMonitor(Resumable):
 
         self.lasted = {cause: self.lasted.get(cause, 0) + 1 for cause in causes}
         due = [ALARM_STEPS * 2**doublings for doublings in range(30)]
-        hints = {"collapsed": self._unreached_top(first)}
+        hint = self._unreached_top(first)
         return [
-            _alarm(cause, n, mean) + hints.get(cause, "")
+            _alarm(cause, n, mean) + (hint if cause == "collapsed" else "")
             for cause, n in self.lasted.items()
             if n in due
         ]
 
     def _unreached_top(self, groups: Sequence[Group]) -> str:
-        """Return what to say if most `groups` only earn the highest reward so far, which is not the
+        """Return what to say if most `groups` earn the highest reward so far, but less than the
         range's top: right answers may earn no more.
         """
-        self.best = max([*(r for group in groups for r in group.rewards), self.best or -math.inf])
-        lowest, highest = self.reward_range or (-math.inf, -math.inf)
-        are_best = fmean(min(group.rewards) >= self.best - EQUAL for group in groups)
-        if are_best <= ALARM_SHARE or not lowest + EQUAL < self.best < highest - EQUAL:
+        lowest, highest = self.reward_range or (0.0, 0.0)
+        self.best = max([self.best, *(max(group.rewards) for group in groups)])
+        share = fmean(min(group.rewards) >= self.best - EQUAL for group in groups)
+        if share <= ALARM_SHARE or not lowest + EQUAL < self.best < highest - EQUAL:
             return ""
         return (
             f"; no completion has earned more than {self.best:g}: if right answers earn that, make "
@@ -266,11 +266,13 @@ def _wasted(groups: Sequence[Group]) -> int:
 
 
 def reward_metrics(first: Sequence[Group]) -> dict[str, float]:
-    """Return means over the completions of first tries, and the rewards' standard deviation.
+    """Return means over the completions of first tries that the reward judged (if it judged any),
+    and the rewards' standard deviation.
 
     The parts of a score that are called "reward/..." are components of the reward.
     """
-    scores = [score for group in first for score in group.scores]
+    every = [score for group in first for score in group.scores]
+    scores = [score for score in every if not score.abstained] or every
     return {
         "reward": fmean(score.reward for score in scores),
         "reward_std": stdev(score.reward for score in scores) if len(scores) > 1 else 0.0,

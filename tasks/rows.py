@@ -162,17 +162,7 @@ class Rows:
         source = data if isinstance(data, str | Path) else f"data ({type(data).__name__})"
         sizes = ", ".join(f"{len(part):,} {split}" for split, part in self._by_split.items())
         self.description = f"{source}: {len(rows):,} rows ({sizes}) of {', '.join(rows[0][1])}"
-        if len(rows) == MOST and not isinstance(data, str | Path | Sized):
-            self.notes.append(
-                f"--data: the first {MOST:,} rows are used, because {type(data).__name__} does not "
-                "say how many there are; for more give a list"
-            )
-        self.notes += [
-            f"--columns {name}={column}: it replaces the column {name} of the rows, which is not "
-            f"used; to keep that too, name it: --columns old_{name}={name}"
-            for name, column in columns.items()
-            if name not in columns.values() and any(name in row for _, row in rows)
-        ]
+        self.notes += _left_out(data, rows, columns)
 
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
         """Return a random row of the level and the split."""
@@ -379,6 +369,22 @@ def _divided(problems: Sequence[Problem]) -> tuple[dict[str, list[Problem]], lis
     repeated = len(problems) - len(different)
     notes = [f"--data: {repeated:,} of {len(problems):,} rows repeat the prompt of another"]
     return by_split, notes if repeated else []
+
+
+def _left_out(data: Any, rows: Sequence[Row], names: Mapping[str, str]) -> list[str]:
+    """Return what the user should know of rows and columns that are not used."""
+    notes = [
+        f"--columns {name}={column}: it replaces the column {name} of the rows, which is not used; "
+        f"to keep that too, name it: --columns old_{name}={name}"
+        for name, column in names.items()
+        if name not in names.values() and any(name in row for _, row in rows)
+    ]
+    if len(rows) == MOST and not isinstance(data, str | Path | Sized):
+        notes.append(
+            f"--data: the first {MOST:,} rows are used, because {type(data).__name__} does not say "
+            "how many there are; for more give a list"
+        )
+    return notes
 
 
 def _columns(given: str | Mapping[str, str]) -> dict[str, str]:

@@ -33,11 +33,6 @@ def batches():
     return Batches(make_tokenizer(700), 0, 4096)
 
 
-def texts_of(prompt):
-    """Return the words after "A: ", "B: " and "X: " of a prompt."""
-    return {line[0]: line[3:].split(" ") for line in prompt.split("\n") if line[1:3] == ": "}
-
-
 def runs_of_words(text, length):
     return {tuple(text[i : i + length]) for i in range(len(text) - length + 1)}
 
@@ -87,22 +82,6 @@ def test_the_careless_demonstrator_keeps_each_texts_order(seed, n, m):
         own = [word for word in written if word in text]
         assert own == sorted(own, key=text.index)
         assert all(own.count(word) <= 2 for word in own)  # a stutter says a word twice, no more
-
-
-@given(st.integers(4, 300))
-def test_turns_are_never_word_by_word(size):
-    prompt, answer = make.turns(size, words())
-    texts = texts_of(prompt)
-    counts = prompt.split("\n")[0].removeprefix("Take turns: ").split(", then ")
-    strides = tuple(int(part.split(" ")[0]) for part in counts)
-    assert strides != (1, 1)
-
-    left, written = [texts["A"], texts["B"]], []
-    while any(left):
-        for i, stride in enumerate(strides):
-            written += left[i][:stride]
-            left[i] = left[i][stride:]
-    assert answer.split(" ") == written
 
 
 def test_arithmetic_is_right_or_hasty():

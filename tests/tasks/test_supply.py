@@ -15,7 +15,6 @@ from grpo.tasks.rows import Rows
 from grpo.tasks.supply import (
     Examples,
     Supply,
-    distinct_problems,
     epoch_order,
     first_distinct,
     patience,
@@ -199,27 +198,6 @@ def test_problems_without_an_answer_make_no_examples():
     task = Rows(data, reward_functions=[lambda completion: 1.0])
     with pytest.raises(UserError, match="^--shots 2: the problems of task data have no answer"):
         Examples(task, seed=0, count=2).of(task.problems("train")[0])
-
-
-class Digits:
-    """Write a number of `level` digits: 10 ** level different problems."""
-
-    name, rewards, default_level = "digits", (), 2
-
-    def make(self, level, split, rng):
-        number = f"{rng.randrange(10**level):0{level}}"
-        return Problem("digits", level, f"Write {number}", number, key_of(split, number))
-
-
-def test_all_problems_that_exist_are_found_once_in_stream_order():
-    digits = Digits()
-    for seed in range(20):
-        found = distinct_problems(digits, seed=seed, split="train", level=1, size=10)
-        stream = problem_stream(digits, seed=seed, split="train", level=1)
-        order = list(dict.fromkeys(next(stream).target for _ in range(200)))
-        assert [problem.target for problem in found] == order and sorted(order) == list(
-            "0123456789"
-        )
 
 
 # ---- problems in a file
