@@ -17,15 +17,11 @@ QUICK = "--steps 2 --prompts 2 --group-size 4 --max-new-tokens 8 --preflight off
 
 FILES = {
     "data/__init__.py": "",
-    "data/prep.py": "def right(text, answer):\n    return float(text.strip() == answer)\n",
+    "data/prep.py": "def reward(completion, answer):\n    return completion.strip() == answer\n",
     "tasks.py": "raise SystemExit('nobody imports this')\n",
     "align.py": "raise SystemExit('nobody imports this')\n",
     "train.py": "raise SystemExit('nobody starts this')\n",
-    "own.py": """from data.prep import right
-
-def reward(completion, answer):
-    return right(completion, answer)
-""",
+    "own.py": "from data.prep import reward\n",
     "script.py": """from grpo import load_run, train
 from own import reward
 
@@ -54,8 +50,7 @@ def installed(tmp_path_factory):
 @pytest.fixture()
 def project(installed, tmp_path, monkeypatch):
     """Work in the folder of a project, where the programs are found."""
-    words = [f"{a}{b}" for a in "abcdefgh" for b in "abcdefgh"]
-    rows = [{"prompt": f"Copy text A.\nA: {word}", "answer": word} for word in words]
+    rows = [{"prompt": f"Copy text A.\nA: {n}", "answer": str(n)} for n in range(64)]
     for name, text in {**FILES, "rows.jsonl": "\n".join(map(json.dumps, rows))}.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -80,15 +80,8 @@ def test_a_long_line_loses_its_middle():
     assert len(str(UserError("x" * 9999))) == LONGEST + 3
 
 
-@pytest.mark.parametrize(
-    ("started", "command"),
-    [
-        ("train.py", "pip install -c constraints.txt -e '.[bits]'"),
-        ("grpo-train", "pip install 'grpo-interleave[bits]'"),
-    ],
-)
-def test_a_missing_package_is_installed_as_grpo_was(monkeypatch, started, command):
-    monkeypatch.setattr("sys.argv", [started])
-    with pytest.raises(UserError) as caught, needs("x", "bits", "--a"):
+def test_a_missing_package_is_installed_as_grpo_was(monkeypatch):
+    monkeypatch.setattr("sys.argv", ["grpo-train"])
+    said = r"; pip install 'grpo-interleave\[bits\]'$"
+    with pytest.raises(UserError, match=said), needs("x", "bits"):
         raise ImportError
-    assert str(caught.value) == f"--a: x is not installed; {command}"

@@ -222,31 +222,29 @@ def test_the_step_from_which_on_a_level_is_solved(lines, step):
     assert solved_step(lines, 25) == step
 
 
+AUDIT = "python -m grpo.tasks.audit "
+
+
 @pytest.mark.parametrize(
-    ("place", "started", "starts"),
+    ("place", "started", "train", "audit"),
     [
-        ("here", "train.py", ("python train.py", "python -m grpo.tasks.audit")),
-        ("here", "/bin/grpo-train", ("grpo-train", "grpo-audit")),
-        ("app", "script.py", ("python ../here/train.py", "python -m grpo.tasks.audit")),
-        (
-            "app",
-            "../here/train.py",
-            ("python ../here/train.py", "PYTHONPATH=../here python -m grpo.tasks.audit"),
-        ),
-        ("wheel", "train.py", ("grpo-train", "grpo-audit")),  # the user's own file
+        ("here", "train.py", "python train.py", AUDIT),
+        ("here", "/bin/grpo-train", "grpo-train", "grpo-audit "),
+        ("app", "script.py", "python ../here/train.py", AUDIT),
+        ("app", "../here/train.py", "python ../here/train.py", f"PYTHONPATH=../here {AUDIT}"),
+        ("wheel", "train.py", "grpo-train", "grpo-audit "),  # the user's own file
     ],
 )
-def test_commands_work_where_they_are_printed(tmp_path, monkeypatch, place, started, starts):
+def test_commands_work_where_they_are_printed(tmp_path, monkeypatch, place, started, train, audit):
     for folder in ("here", "app", "wheel"):
         (tmp_path / folder).mkdir()
     (tmp_path / "here" / "train.py").touch()
     monkeypatch.chdir(tmp_path / place)
     monkeypatch.setattr("sys.argv", [started])
-    home = tmp_path / ("wheel" if place == "wheel" else "here")
-    monkeypatch.setattr("grpo.data.errors.__file__", str(home / "grpo" / "data" / "errors.py"))
+    home = place.replace("app", "here")
+    monkeypatch.setattr("grpo.data.errors.__file__", f"{tmp_path}/{home}/grpo/data/errors.py")
 
-    train, audit = starts
     assert next_command(ENDED, verdict("too short to tell")).startswith(f"{train} --resume ")
     assert ENDED.again("--seed 1").startswith(f"{train} --config ")
-    assert next_commands(ENDED)[-1].startswith(f"{audit} ")
+    assert next_commands(ENDED)[-1].startswith(audit)
     assert make_parser().format_help().count(f"{train} ") == 5
