@@ -39,9 +39,7 @@ def trainer_for(policy, odd=0.5, stuck=9, kind=Forced, **options):
         **{"learning_rate": 1e-3, "steps": 4, "prompts": 4, "max_new_tokens": 24, "save_every": 1}
         | options,
     )
-    trainer = Trainer(
-        config, Supply(kind(odd, stuck), seed=config.seed), policy
-    )
+    trainer = Trainer(config, Supply(kind(odd, stuck), seed=config.seed), policy)
     trainer.task.drawn = {trainer.stream.supply.at(index, 1).key: index for index in range(20)}
     return trainer
 
