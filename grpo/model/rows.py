@@ -5,6 +5,7 @@ Rows are the completions that are being written, C of them; those that end are d
 """
 
 import inspect
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -126,42 +127,63 @@ def _rows_of(state: Any, rows: Tensor) -> Any:
     return state
 
 
+# Padding may make the distance from the model's log-probabilities this many times as large.
+# Otherwise it is not rounding alone, even if it is small because the weights are.
+MORE_ROUNDING = 10
+
+
 @torch.no_grad()
 def use_own_cache(policy: Any, probe: Probe) -> None:
     """Let rollouts of the `policy` use its model's cache, if they then agree with the model."""
-    kinds: list[type[CachedRows]] = [CachedRows, CachedRowsOfOneLength]
+    alone = rows_distance(policy, CachedRowsOfOneLength, probe)
+    if not is_rounding(policy, alone, probe):
+        return
+    policy.rows, policy.path = CachedRowsOfOneLength, "cached"
+
     # Blocks of tokens that are counted from the padding on may be longer than the probe.
-    layers = getattr(text_config(policy.causal.config), "layer_types", None) or ()
-    if any("compressed" in layer for layer in layers):
-        kinds = [CachedRowsOfOneLength]
-
-    for kind in kinds:
-        try:
-            with probe_adapters(policy.causal):
-                difference = rows_distance(policy, kind, probe)
-                agrees = is_rounding(policy, difference, probe)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception:  # an architecture may raise anything, or have no cache
-            continue
-        if agrees:
-            policy.rows, policy.path = kind, "cached"
-            return
+    kinds = getattr(text_config(policy.causal.config), "layer_types", None) or ()
+    padded = rows_distance(policy, CachedRows, probe)
+    is_as_good = is_rounding(policy, padded, probe) and padded <= MORE_ROUNDING * alone
+    if is_as_good and not any("compressed" in kind for kind in kinds):
+        policy.rows = CachedRows
 
 
-def rows_distance(policy: Any, kind: Any, probe: Probe) -> float:
-    """Return the distance from the expected log-probabilities as the rows of a rollout grow."""
-    found, wanted = [], []
+def rows_distance(policy: Any, kind: type[CachedRows], probe: Probe) -> float:
+    """Return the larger distance, of the two prompts' completions, from what is expected as the
+    rows of a rollout grow; NaN if the model cannot be run this way.
+    """
+    try:
+        with probe_adapters(policy.causal):
+            found = _found(policy, kind, probe)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception:  # an architecture may raise anything, or have no cache
+        return math.nan
+
+    # Each prompt by itself: a distance in low precision is that of the median token.
+    distances = [
+        distance(
+            logprobs_of(torch.stack(found[c] + found[c + 1])),
+            torch.cat(probe.expected[c : c + 2]),
+            has_low_precision(policy.causal),
+        )
+        for c in (0, 2)
+    ]
+    return torch.tensor(distances).max().item()  # NaN if either is
+
+
+def _found(policy: Any, kind: type[CachedRows], probe: Probe) -> list[list[Tensor]]:
+    """Return the logits that predict the tokens of each completion of the probe, and its end."""
+    found: list[list[Tensor]] = [[] for _ in probe.completions]
     for live in ([0, 1], [2, 3]) if kind.needs_one_length else ([0, 1, 2, 3],):
         rows, place = kind(policy, [probe.prompts[c // 2] for c in live[::2]], 2), 0
         while live:
-            found.append(rows.logits)
-            wanted += [probe.expected[c][place] for c in live]
+            for c, logits in zip(live, rows.logits, strict=True):
+                found[c].append(logits)
             stay = [row for row, c in enumerate(live) if place < len(probe.completions[c])]
             live = [live[row] for row in stay]
             if live:
                 tokens = torch.tensor([probe.completions[c][place] for c in live])
                 rows.go_on(torch.tensor(stay), tokens)
             place += 1
-    low_precision = has_low_precision(policy.causal)
-    return distance(logprobs_of(torch.cat(found)), torch.stack(wanted), low_precision)
+    return found

@@ -54,7 +54,7 @@ def test_a_step_needs_neither_the_fast_path_nor_runs_console_and_tools(tmp_path)
     )
     assert done.returncode == 0, done.stderr
     core = json.loads(done.stdout.splitlines()[-1])
-    assert not core["has_fast"] and core["path"] == "plain" and core["comfort"] == []
+    assert not core["has_fast"] and core["path"] == "cached" and core["comfort"] == []
     assert sorted(tmp_path.rglob("*.json*")) == before  # no run, and no log
 
     trainer = make_trainer(**OPTIONS)
