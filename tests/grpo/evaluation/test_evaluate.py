@@ -8,6 +8,8 @@ from itertools import combinations
 from pathlib import Path
 
 import pytest
+import small_rewards
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from screens import unbroken
@@ -16,11 +18,13 @@ from small_evaluations import CLIMB, evaluated
 from grpo.config import load_config
 from grpo.data import corpus
 from grpo.data.corpus import documents_of, load_texts
+from grpo.data.errors import UserError
 from grpo.data.files import read_jsonl_zst
 from grpo.evaluate import (
     EvaluationSettings,
     evaluate,
     held_out_stream,
+    score_groups,
     select,
     summarise,
 )
@@ -29,7 +33,7 @@ from grpo.run.logs import groups_of, load_run, read_metrics
 from grpo.tasks.audit import audit
 from grpo.tasks.base import Problem, Score
 from grpo.tasks.registry import load_task
-from grpo.tasks.supply import write_problems
+from grpo.tasks.supply import problem_at, write_problems
 from grpo.tools import evaluation
 from grpo.tools.evaluate import as_json, repeated_figures
 
@@ -289,6 +293,35 @@ def words_of(file):
 
 def words_in(split, folder):
     return {word for document in documents_of(split, load_texts(folder)) for word in document.words}
+
+
+# --- scoring ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("thought, right", [("Perhaps {}\nBut wait", 0), ("So.\n</think>{}", 1)])
+def test_reasoning_that_the_prompt_opened_and_nothing_closed_holds_no_answer(thought, right):
+    task = load_task("arithmetic")
+    problem = problem_at(task, seed=0, split="test", level=22, index=0)
+    completion = Completion((1,), (0.0,), thought.format(problem.target), "stop")
+    group = Group(0, problem, (1,), 1.0, [completion], opened="<think>\n")
+    score_groups(task, [group])
+    assert [(score.reward, score.exact) for score in group.scores] == [(right, right)]
+
+
+@pytest.mark.parametrize(
+    "name, own, other",
+    [
+        ("float32_matmul_precision", "highest", "medium"),
+        ("default_dtype", torch.float32, torch.float64),
+    ],
+)
+def test_a_reward_may_not_change_torch(name, own, other):
+    set_to = getattr(torch, f"set_{name}")
+    task = small_rewards.rows([lambda completion: set_to(other) or 1.0])
+    completion = Completion((1,), (0.0,), "a", "stop")
+    with pytest.raises(UserError, match=f"torch.set_{name}, .* set it back to {own}"):
+        score_groups(task, [Group(0, small_rewards.problem(), (1,), 1.0, [completion])])
+    set_to(own)
 
 
 # --- foreign kinds of text --------------------------------------------------------------------
