@@ -115,8 +115,8 @@ def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
     """Execute a user's file and return its attribute `name`; None if it has none.
 
     `kind` ("task", "reward") is part of the module's name, so that a task and a reward in files of
-    the same name do not replace each other. The file imports from its own folder, as a script does.
-    Errors begin with `where`.
+    the same name do not replace each other. The file imports from its own folder, as a script does,
+    and from the working directory. Errors begin with `where`.
     """
     if kind_of(path) != "file":
         raise UserError(f"{where}: no file {shortened(str(path), 300)}")
@@ -125,7 +125,9 @@ def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
     assert spec is not None and spec.loader is not None, "a .py file has both"
     module = importlib.util.module_from_spec(spec)
 
-    folder = str(path.resolve().parent)
+    folder, here = str(path.resolve().parent), str(Path.cwd())
+    if not {here, ""} & {*sys.path}:  # of an installed program it is not there
+        sys.path.insert(0, here)
     if sys.path[0] != folder:
         sys.path.insert(0, folder)
     # Dataclasses look up postponed annotations in sys.modules.

@@ -40,10 +40,13 @@ def test_modules_of_the_same_names_are_the_users(project):
     assert (done.returncode, done.stdout) == (0, "a\n"), done.stderr
 
 
-def test_a_reward_file_imports_from_its_own_folder(project, monkeypatch):
-    (project / "own.py").write_text("from data.prep import f\n")
+@pytest.mark.parametrize("file", ["own.py", "rewards/own.py"])
+def test_a_reward_file_imports_from_its_own_folder_or_the_working_one(project, file, monkeypatch):
+    (project / "rewards").mkdir()
+    (project / file).write_text("from data.prep import f\n")
+    monkeypatch.chdir(project if "/" in file else ROOT)
     monkeypatch.setattr(sys, "path", [str(ROOT), *sys.path])  # as for `python train.py`
-    assert load_function(f"{project}/own.py:f")(" a ") == "a"
+    assert load_function(f"{project / file}:f")(" a ") == "a"
     assert Path(sys.modules.pop("data").__file__).parent == project / "data"
     del sys.modules["data.prep"]
 
