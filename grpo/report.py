@@ -324,6 +324,7 @@ def outcome(run: RunData) -> dict[str, Any]:
 
     spent = figures_of(run.metrics)
     shown = f"{spent['demonstrated']:.0%} of the groups trained on"
+    windows = f"{spent['windows']:.0%}"
     began = learning_began(run.metrics) if kind == "learned" else None
     solved = line.get("solved_step")
     figures = [
@@ -331,7 +332,7 @@ def outcome(run: RunData) -> dict[str, Any]:
         ("sampled tokens that taught nothing", f"{spent['untaught']:.0%}", None),
         ("completions truncated", f"{spent['truncated']:.0%}", None),
         ("right answers shown", shown if spent["demonstrated"] else "", None),
-        ("groups that began within the answer", f"{spent['windows']:.0%}", None),
+        ("groups that began within the answer", windows if spent["windows"] else "", None),
         ("learning began", "" if began is None else f"step {began}", began),
         ("solved for good", "" if solved is None else f"step {solved}", solved),
         ("most common mistake", line.get("mistake"), None),
