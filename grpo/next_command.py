@@ -1,5 +1,6 @@
 """The commands to run after a run: the one that fits its verdict, and those that look into it."""
 
+import math
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,9 +9,10 @@ from grpo.config import FROM_PYTHON, Config, program_of
 from grpo.data.errors import command_of, quoted
 from grpo.ending import Verdict
 from grpo.evaluate import TOO_MANY_TRUNCATED
-from grpo.tasks.base import Task, levels_of, problems_of
+from grpo.tasks.base import Task, levels_of, problems_of, range_of
 from grpo.tasks.registry import REWARD_FILE, is_of_project
 from grpo.tasks.supply import LADDER
+from grpo.variance import EQUAL
 
 # A run with a larger share of its tokens in groups without variance learned little because of them.
 MOSTLY_UNTAUGHT = 0.5
@@ -36,6 +38,7 @@ class EndedRun:
     budget: int = 0  # tokens that a completion of the last held-out evaluation could take
     levels: tuple[int, ...] = ()  # of training
     easier: tuple[int, ...] = ()  # below the hardest open level, and not solved; rising
+    best: float = math.inf  # the highest reward that a completion has earned
     ended: str = ""  # why it ended before its steps were made: more steps would not continue it
 
     def trusted(self, *, trains: bool = False) -> str:
@@ -130,6 +133,8 @@ def _advice(run: EndedRun, verdict: Verdict) -> tuple[str, str]:
             return "a harder level", _harder(run)
         if verdict.degenerate == "tied" and reward != config.reward:
             return other_reward
+        if verdict.degenerate in ("tied", "identical") and (top := _unreached_top(run, verdict)):
+            return f"{top}, if right answers earn no more", run.again(top)
         if run.easier:
             return "easier problems first", _easier(run)
         look = f"{command_of('inspect')} {quoted(run.folder)} degenerate"
@@ -137,6 +142,17 @@ def _advice(run: EndedRun, verdict: Verdict) -> tuple[str, str]:
 
     is_rising = verdict.difference is not None and verdict.difference > 0
     return "", longer if is_rising else run.inspection
+
+
+def _unreached_top(run: EndedRun, verdict: Verdict) -> str:
+    """Return the flag with the range whose top all held-out completions earn, if they earn less
+    than the top of the range that rows of the user's own were given; "" otherwise.
+    """
+    lowest, highest = range_of(run.task) or (0.0, 0.0)
+    if not lowest < run.best < highest or REWARD_FILE not in run.config.task_options:
+        return ""
+    is_best = (verdict.after or 0.0) >= (run.best - lowest) / (highest - lowest) - EQUAL
+    return f"--reward-range {lowest:g},{run.best:g}" if is_best else ""
 
 
 def _harder(run: EndedRun) -> str:

@@ -530,6 +530,7 @@ class Run:
             budget=run.reports[-1]["budget"] if run.reports else 0,
             levels=tuple(curriculum.levels),
             easier=easier_levels(offered, curriculum.level, run.decisions, has_half_way),
+            best=trainer.monitor.best,
             ended=trainer.ended,
         )
         verdict = self._verdict(run)

@@ -123,6 +123,23 @@ def test_a_run_at_a_fixed_level_climbs_to_it_next_time():
     )
 
 
+@pytest.mark.parametrize("best, after, is_named", [
+    (1.5, 0.75, True),
+    (1.5, 0.7, False),  # some answers earn less
+    (2.0, 1.0, False),
+    (0.0, 0.0, False),
+])  # fmt: skip
+def test_a_top_of_the_range_that_nothing_reaches_is_lowered(best, after, is_named):
+    task = Interleave(documents=[])
+    task.reward_range = (0.0, 2.0)
+    config = Config(task="data", level=25, task_options={"reward-file": "my.py:reward"})
+    run = replace(PAIRS, config=config, task=task, best=best, easier=(), levels=(25,))
+    said, command = advice(run, verdict("no signal", degenerate="identical", after=after))
+    assert ("try --reward-range 0,1.5, if right answers earn no more" == said) == is_named
+    flags = " --reward-file my.py:reward --reward-range 0,1.5"
+    assert command.endswith(flags if is_named else " degenerate")
+
+
 def test_a_run_that_has_ended_by_itself_is_looked_at():
     """More steps would not continue it: the same command would be given again and again."""
     run = replace(ENDED, ended="the budget of the last level is spent")
