@@ -256,7 +256,7 @@ class ProblemStream(Resumable):
                     f"task {self.task.name}: make({level}, 'train', rng) returned two problems for "
                     "the same random numbers; draw everything with rng"
                 )
-            score = target_score(self.policy, self.task, once) if level < levels[-1] else None
+            score = target_score(self, once) if level < levels[-1] else None
             if score and not score.exact and score.value < OPEN_AT:
                 self.warnings.append(
                     f"the target of {once.title} scores {score.value:.3f}, and the next level "
@@ -587,16 +587,16 @@ def has_right_targets(stream: ProblemStream, level: int) -> bool:
     have none. A task that compares completions does not say what a target alone earns.
     """
     _, problem = stream.at(stream.next_index, level)
-    score = target_score(stream.policy, stream.task, problem)
+    score = target_score(stream, problem)
     return score is not None and score.exact
 
 
-def target_score(policy: Policy, task: Task, problem: Problem) -> Score | None:
+def target_score(stream: ProblemStream, problem: Problem) -> Score | None:
     """Return the score of a target; None if it is empty, or the task compares completions."""
-    if not problem.target.strip() or compares(task):
+    if not problem.target.strip() or compares(stream.task):
         return None
-    turns = turns_of(task, policy.opened(problem), [problem.target])
-    (score,) = scores_of(task, problem, turns)
+    turns = turns_of(stream.task, stream.policy.opened(problem), [problem.target])
+    (score,) = scores_of(stream.task, problem, turns)
     return score
 
 
