@@ -135,13 +135,16 @@ def from_trl(given: Mapping[str, Any]) -> dict[str, Any]:
         group_size = found.setdefault("num_generations", 8)
         settings["prompts"] = max(1, (size or 8) * (passes or 1) * SIZE // group_size)
     take("max_steps" if found.get("max_steps", -1) < 1 else "num_train_epochs", None)
-    if "eval_dataset" in found and not isinstance(found["train_dataset"], str):
+    if "eval_dataset" in found and not isinstance(found.get("train_dataset", ""), str):
         parts = ("train", found["train_dataset"]), ("validation", take("eval_dataset"))
         settings["data"] = [{**row, "split": split} for split, rows in parts for row in rows]
     if take("eval_strategy", "") == "no":
         settings["eval_every"] = 0
 
-    if take("importance_sampling_level", "") == "sequence":
+    ratios = found.get("importance_sampling_level", "token")
+    if ratios == "token" or found.get("loss_type", "grpo") == "grpo":  # of other losses it stays
+        take("importance_sampling_level", None)
+    if ratios == "sequence":
         settings["loss"] = "gspo"
     if found.keys() & {"epsilon", "epsilon_high"}:
         low = take("epsilon", 0.2)
@@ -152,8 +155,8 @@ def from_trl(given: Mapping[str, Any]) -> dict[str, Any]:
         scale = take("scale_rewards")
         settings["scale"] = {True: "group", False: "none"}.get(scale, scale)
     if adapter := take("peft_config", None):
-        settings["lora_rank"] = adapter.r
-        warnings.warn(f"of peft_config, r = {adapter.r} is taken; the alpha is 32", stacklevel=3)
+        settings["lora_rank"] = getattr(adapter, "r", adapter)
+        warnings.warn("of peft_config, r is taken; the alpha is 32", stacklevel=3)
     for name, value in {"bf16": "bfloat16", "fp16": "float16", "use_cpu": "cpu"}.items():
         if take(name, False):
             settings[ELSEWHERE[name]] = value
@@ -168,7 +171,8 @@ def from_trl(given: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(arguments := found.get("chat_template_kwargs"), Mapping):
         settings["chat_template_kwargs"] = json.dumps(arguments)
     renamed = {ELSEWHERE.get(name, name): value for name, value in found.items()}
-    return {name: x for name, x in renamed.items() if name in SETTINGS or x} | settings
+    known = *SETTINGS, "data", "reward"
+    return {name: x for name, x in renamed.items() if name in known or x} | settings
 
 
 def _rows(

@@ -86,7 +86,6 @@ ELSEWHERE = {
     "eval_strategy": "eval_every",
     "fp16": "dtype",
     "gradient_accumulation_steps": "prompts",
-    "importance_sampling_level": "loss",
     "loss_type": "loss",
     "lr_scheduler_type": "schedule",
     "max_completion_length": "max_new_tokens",
@@ -108,6 +107,7 @@ ELSEWHERE = {
 ADVICE = {
     "args": "give its settings as keywords, or use GRPOTrainer",
     "eval_dataset": "give rows a column split: train, validation or test",
+    "importance_sampling_level": "give loss: gspo",
     "num_train_epochs": "give steps",
     "reward_weights": "multiply by them in the reward functions",
 } | dict.fromkeys(("data_seed", "num_generations_eval", "top_k"), "there is none; leave it out")

@@ -189,12 +189,15 @@ OURS |= {"scale": "none", "eval_every": 0, "lora_rank": 8, "data": [{"split": "t
 
 def test_what_trl_says_is_translated_or_refused_at_once():
     args = GRPOConfig(**TRL, max_steps=-1, min_p=None, top_k=0, report_to=[])
-    with pytest.warns(UserWarning, match="of peft_config, r = 8 is taken; the alpha is 32"):
+    with pytest.warns(UserWarning, match="of peft_config, r is taken; the alpha is 32"):
         adapter = {"peft_config": peft.LoraConfig(r=8), "train_dataset": [{}], "eval_dataset": []}
         assert GRPOTrainer(args=args, **adapter).options == OURS
-    line = r"train\(\): unknown key top_k .*; unknown key num_train_epochs \(give steps\)$"
+    gspo = {"importance_sampling_level": "sequence"}
+    assert GRPOTrainer(args=GRPOConfig(**gspo)).options == {"reward_range": None, "loss": "gspo"}
+    args = GRPOConfig(**gspo, top_k=3, num_train_epochs=2, loss_type="dapo")
+    line = r"unknown key importance_sampling_level .*; unknown key top_k .*_epochs \(give steps\)$"
     with pytest.raises(UserError, match=line):
-        GRPOTrainer("tiny", reward, GRPOConfig(top_k=3, num_train_epochs=2), ROWS).train()
+        GRPOTrainer("tiny", reward, args, ROWS).train()
 
 
 @pytest.mark.slow
