@@ -89,8 +89,7 @@ def as_flags(columns: Any = "", reward_range: Any = (0.0, 1.0), **_: Any) -> dic
     """
     names = _columns(columns)
     flags = {"columns": ",".join(f"{name}={column}" for name, column in names.items())}
-    limits = _range(reward_range)
-    ends = [repr(end).removesuffix(".0") for end in limits or ()]
+    ends = [repr(end).removesuffix(".0") for end in _range(reward_range) or ()]
     flags["reward-range"] = ",".join(ends) or UNKNOWN
     return {name: text for name, text in flags.items() if text}
 
@@ -215,9 +214,7 @@ class Rows:
         """Return the score of a completion: the sum of its components."""
         components: dict[str, float | None] = {}
         for function, result in zip(self.functions, results, strict=True):
-            named: dict[str, float | None] = {function.name: None}
-            if result is not None:
-                named = _components(result, function.name, f"reward {function.name}, {place}")
+            named = _components(result, function.name, f"reward {function.name}, {place}")
             if shared := named.keys() & components.keys():
                 raise UserError(
                     f"reward {function.name}, {place}: two functions have a component "
@@ -423,6 +420,8 @@ def _seconds(given: str | float) -> float:
 
 def _components(result: Any, name: str, whose: str) -> dict[str, float | None]:
     """Return the components that the function `name` returned, or its number under its name."""
+    if result is None:
+        return {name: None}
     is_named = isinstance(result, Mapping)
     components: dict[str, float | None] = {}
     for key, value in result.items() if is_named else [(name, result)]:

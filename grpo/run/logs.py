@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from operator import index
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import msgspec
 
@@ -77,18 +77,9 @@ REQUIRED: dict[str, dict[str, Any]] = {
     "seen.jsonl": {"keys": list[str]},
     "groups.jsonl": {"groups": list[dict[str, Any]]},
 }
-
-
-class Interval(TypedDict):
-    """A mean with its 95 % interval."""
-
-    mean: float
-    ci_low: float
-    ci_high: float
-
-
-REPORT: dict[str, Any] = {"components": dict[str, Interval] | None, "level": int}
-REPORT |= dict.fromkeys(("mean", "ci_low", "ci_high", "exact"), float)
+MEAN = {"mean": float, "ci_low": float, "ci_high": float}
+COMPONENT: Any = msgspec.defstruct("Component", MEAN.items())
+REPORT = {"components": dict[str, COMPONENT] | None, "level": int, **MEAN, "exact": float}
 
 
 # --- names ------------------------------------------------------------------------------------

@@ -154,18 +154,9 @@ NO_SUCH_TASK = (
 @pytest.mark.parametrize(
     "spec, line",
     [
-        (
-            "juggling",
-            NO_SUCH_TASK,
-        ),
-        (
-            "",
-            NO_SUCH_TASK,
-        ),
-        (
-            str(EXAMPLE),
-            NO_SUCH_TASK,
-        ),
+        ("juggling", NO_SUCH_TASK),
+        ("", NO_SUCH_TASK),
+        (str(EXAMPLE), NO_SUCH_TASK),
         ("nowhere.py:Task", "no file nowhere.py"),
         (f"{EXAMPLE}:Other", f"{EXAMPLE} defines no class Other"),
         (f"{EXAMPLE}:WORDS", f"{EXAMPLE} defines no class WORDS"),  # there, but no class

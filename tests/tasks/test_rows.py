@@ -609,10 +609,8 @@ def test_parameters_are_checked_before_training():
 
 
 def test_evaluations_score_groups_if_a_reward_compares():
-    assert not rows().compares
-    assert Rows(
-        ROWS, reward_functions=[right, lambda completions: [0.5] * len(completions)]
-    ).compares
+    together = [right, lambda completions: [0.5] * len(completions)]
+    assert not rows().compares and Rows(ROWS, reward_functions=together).compares
 
 
 def weighted(weight):
