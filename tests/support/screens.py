@@ -14,13 +14,7 @@ METRICS = {
     "value": 0.531,
     "groups/kept": 6,
     "groups/count": 8,
-    "groups/resampled": 2,
-    "groups/skipped": 1,
-    "temperature": 1.0,
-    "completions/mean_length": 92.34,
-    "tokens_per_second": 5321.4,
     "step_time": 2.0,
-    "memory_gb": 3.21,
 }
 ESCAPE_CODE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
