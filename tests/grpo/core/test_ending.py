@@ -73,17 +73,13 @@ def test_a_run_is_stopped_when_nothing_was_trained_on():
     assert observe(end, [*stuck, group()]).stopped(1) == ""  # one trained group
 
 
-@pytest.mark.parametrize(
-    "groups, found",
-    [
+def test_what_trains_nothing():
+    for groups, found in (
         ([group("tied", "keep")], "(100% tied)"),  # kept, but without variance
-        # replayed solved groups do not excuse the current level
+        # Replayed solved groups do not excuse the current level.
         (SOLVED * 9 + FAILED, "(90% solved, 10% failed)"),
-    ],
-)
-def test_what_trains_nothing(groups, found):
-    end = watch(2, groups, groups)
-    assert end.stopped(1).endswith(found)
+    ):
+        assert watch(2, groups, groups).stopped(1).endswith(found)
 
 
 def test_solved_groups_are_no_failure():
@@ -184,16 +180,20 @@ def test_a_restored_state_goes_on_identically(classes, cut):
     assert whole.ended(1) == second.ended(1)
 
 
+def answered(text, score, level=10, key="k", target="x", finish="stop"):
+    """A group of one completion."""
+    completion = Completion((1,), (0.0,), text, finish)
+    return Group(0, Problem("t", level, "p", target, key), (1,), 1.0, [completion], scores=[score])
+
+
 def answers(values, level=10, text="", finish="stop", **score):
     """A group for each problem, whose key leads to its mean score. Their texts differ, unless one
     is given.
     """
-    groups = []
-    for key, value in values.items():
-        completion = Completion((1,), (0.0,), text or f"answer {key}", finish)
-        problem = Problem("t", level, "p", "x", key)
-        groups.append(Group(0, problem, (1,), 1.0, [completion], scores=[Score(value, **score)]))
-    return groups
+    return [
+        answered(text or f"answer {key}", Score(value, **score), level, key, finish=finish)
+        for key, value in values.items()
+    ]
 
 
 def held_out(before, after, imitated=None, level=10):
@@ -331,14 +331,13 @@ def test_no_difference_is_rarely_called_learning():
     At the true rate of 2.5 % more than 12 of 200 come up with a probability below 0.2 %.
     """
     rng = random.Random(8)
-
-    def score(rate):
-        return 1.0 if rng.random() < rate else rng.choice([0.0, 0.5])
-
     kinds = []
     for _ in range(200):
         rates = [rng.random() for _ in range(8)]
-        before, after = ([score(rate) for rate in rates] for _ in range(2))
+        before, after = (
+            [1.0 if rng.random() < rate else rng.choice([0.0, 0.5]) for rate in rates]
+            for _ in range(2)
+        )
         kinds.append(verdict_on(before, after).kind)
     assert kinds.count("learned") <= 12
 
@@ -369,17 +368,15 @@ def of_classes(steps, updated, **counts):
     return [line | {"step": n} | values for n, line in enumerate(metrics(steps, updated), start=1)]
 
 
-def test_few_completions_in_a_trap_prove_nothing_unless_those_of_training_agree():
-    few = dict.fromkeys("abcde", 0.2)
-    trapped = HeldOut(answers(few), answers(few, parts={"trap": "copies A"}))
-    kinds = [
-        reach_verdict(10, trapped, trained_by(shares)).kind for shares in ([0.0, 0.0], [0.0, 1.0])
-    ]
-    assert kinds == ["too short to tell", "collapsed"]
-
-
 RISEN, BEFORE = (dict.fromkeys(PROBLEMS, value) for value in (0.9, 0.277))
 TRAPPED = {"parts": {"trap": "copies A"}}
+
+
+def test_few_completions_in_a_trap_prove_nothing_unless_those_of_training_agree():
+    few = dict.fromkeys("abcde", 0.2)
+    trapped = HeldOut(answers(few), answers(few, **TRAPPED))
+    for shares, kind in (([0.0, 0.0], "too short to tell"), ([0.0, 1.0], "collapsed")):
+        assert reach_verdict(10, trapped, trained_by(shares)).kind == kind
 
 
 def partly(count, text, **others):
@@ -398,70 +395,36 @@ def identical_from_step_11():
     "before, after, lines, kind, cause",
     [
         # In a trap, although the score rose.
-        (
-            answers(BEFORE),
-            copier(20),
-            trained_by([0.1, 0.6, 0.4, 0.5, 0.9, 1.0]),
-            "collapsed",
-            "50% of the held-out completions are in the trap 'copies A', since step 4",
-        ),
+        (answers(BEFORE), copier(20), trained_by([0.1, 0.6, 0.4, 0.5, 0.9, 1.0]), "collapsed",
+            "50% of the held-out completions are in the trap 'copies A', since step 4"),
         (answers(BEFORE), copier(19), trained_by([1.0, 0.6, 0.4]), "learned", ""),
         # At a level that was not trained it is no collapse, and no learning either.
         (answers(BEFORE, **TRAPPED), copier(), trained_by([0.0] * 60), "not learned", ""),
         # One wrong text.
-        (
-            answers(BEFORE),
-            partly(20, "the owl"),
-            metrics(60),
-            "collapsed",
-            "50% of the held-out completions are the same wrong text",
-        ),
+        (answers(BEFORE), partly(20, "the owl"), metrics(60), "collapsed",
+            "50% of the held-out completions are the same wrong text"),
         (answers(BEFORE), answers(RISEN, text="yes", exact=True), metrics(60), "learned", ""),
         # One that it leaves: not learned yet.
         (partly(38, "the owl"), partly(22, "the owl"), metrics(60), "not learned", ""),
         # Groups that are one wrong text each; without a known range right answers are, too.
-        (
-            answers(BEFORE),
-            answers(RISEN),
-            identical_from_step_11(),
-            "collapsed",
-            "50% of the last training groups wrote one wrong text each, since step 11",
-        ),
+        (answers(BEFORE), answers(RISEN), identical_from_step_11(), "collapsed",
+            "50% of the last training groups wrote one wrong text each, since step 11"),
         (answers(BEFORE), answers(RISEN, exact=True), identical_from_step_11(), "learned", ""),
         # A score that rises while exact answers become fewer.
-        (
-            answers(PROBLEMS, exact=True),
-            answers(RISEN),
-            metrics(60),
-            "got worse",
-            "exact answers fell from 1.000 to 0.000, which the score does not show",
-        ),
+        (answers(PROBLEMS, exact=True), answers(RISEN), metrics(60), "got worse",
+            "exact answers fell from 1.000 to 0.000, which the score does not show"),
         # A policy that never stops is told so whatever the verdict.
-        (
-            answers(BEFORE),
-            answers(RISEN, finish="length"),
-            metrics(60),
-            "learned",
-            "100% of the held-out completions did not end within their token budget",
-        ),
+        (answers(BEFORE), answers(RISEN, finish="length"), metrics(60), "learned",
+            "100% of the held-out completions did not end within their token budget"),
         # No signal, by the luck of the draws.
-        (
-            answers(BEFORE),
-            answers(RISEN),
-            of_classes(60, 0, identical=4),
-            "no signal",
-            "100% of the groups were identical (all completions identical)",
-        ),
+        (answers(BEFORE), answers(RISEN), of_classes(60, 0, identical=4), "no signal",
+            "100% of the groups were identical (all completions identical)"),
         # `on_degenerate: keep` has a loss in each step.
-        (
-            answers(PROBLEMS),
-            answers(PROBLEMS),
-            [line | {"grad_norm": 0.0} for line in of_classes(60, 60, tied=4)],
-            "no signal",
-            "100% of the groups were tied (different texts, equal rewards)",
-        ),
+        (answers(PROBLEMS), answers(PROBLEMS),
+            [line | {"grad_norm": 0.0} for line in of_classes(60, 60, tied=4)], "no signal",
+            "100% of the groups were tied (different texts, equal rewards)"),
     ],
-)
+)  # fmt: skip
 def test_what_a_score_does_not_show(before, after, lines, kind, cause):
     verdict = reach_verdict(10, HeldOut(before, after), lines)
     assert (verdict.kind, verdict.cause) == (kind, cause)
@@ -497,14 +460,8 @@ def test_a_run_that_hardly_a_step_taught_had_no_signal(steps, updated, kind):
 
 
 def report(step, level, mean, **more):
-    return {
-        "step": step,
-        "level": level,
-        "purpose": "report",
-        "mean": mean,
-        "ci_low": mean,
-        "n": 64,
-    } | more
+    line = {"step": step, "level": level, "purpose": "report", "n": 64}
+    return line | {"mean": mean, "ci_low": mean} | more
 
 
 def test_the_verdict_is_on_the_hardest_level_that_was_learned():
@@ -544,41 +501,31 @@ WORDS = {"copies A": "only text A is copied"}
 
 
 def mistake(text, target="a b c", parts=None, finish="stop"):
-    problem = Problem("t", 3, "p", target, "k")
-    completion = Completion((1,), (0.0,), text, finish)
-    made = Group(0, problem, (1,), 1.0, [completion], scores=[Score(0.0, parts or {})])
+    made = answered(text, Score(0.0, parts or {}), target=target, finish=finish)
     return mistake_of(made, 0, WORDS)
 
 
-@pytest.mark.parametrize(
-    "case, words",
-    [
-        (mistake("a", parts={"trap": "copies A"}), "only text A is copied"),
-        (mistake("12 13", parts={"trap": None, "reason": "several answers"}), "several answers"),
-        (mistake(" "), "nothing is written"),
-        (mistake("a b", finish="length"), "truncated at the token budget"),
-        (mistake("x y " * 4), "the text repeats itself"),
-        (mistake("a b c d"), "words are added"),
-        (mistake("a b"), "words are missing"),
-        (mistake("a b x"), "a wrong word"),
-        (mistake("12", target="13"), "a wrong answer"),
-    ],
-)
-def test_mistakes_by_hand(case, words):
-    assert case == words
+def test_mistakes_by_hand():
+    named = {"trap": None, "reason": "several answers"}
+    assert mistake("a", parts={"trap": "copies A"}) == "only text A is copied"
+    assert mistake("12 13", parts=named) == "several answers"
+    assert mistake(" ") == "nothing is written"
+    assert mistake("a b", finish="length") == "truncated at the token budget"
+    assert mistake("x y " * 4) == "the text repeats itself"
+    assert mistake("a b c d") == "words are added"
+    assert mistake("a b") == "words are missing"
+    assert mistake("a b x") == "a wrong word"
+    assert mistake("12", target="13") == "a wrong answer"
 
 
 def test_the_most_common_mistake_of_wrong_answers_alone():
-    texts = ["a b c", "a b", "", "a b c", "x"]
-    scores = [Score(1.0, exact=True), Score(0.6), Score(0.0), Score(1.0, exact=True), Score(0.1)]
-    made = Group(
-        0,
-        Problem("t", 3, "p", "a b c", "k"),
-        (1,),
-        1.0,
-        [Completion((1,), (0.0,), text, "stop") for text in texts],
-        scores=scores,
+    right = answered("a b c", Score(1.0, exact=True), target="a b c")
+    wrong = [answered(text, Score(0.1), target="a b c") for text in ("a b", "", "x")]
+    every = [right, *wrong, right]
+    made = replace(
+        right,
+        completions=[one.completions[0] for one in every],
+        scores=[one.scores[0] for one in every],
     )
     assert most_common_mistake([made], {}) == "words are missing (2 of 3 wrong answers)"
-    right = Group(0, made.problem, (1,), 1.0, made.completions[:1], scores=scores[:1])
     assert most_common_mistake([right], {}) == most_common_mistake([], {}) == ""

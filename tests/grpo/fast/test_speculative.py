@@ -61,11 +61,7 @@ def border_distance(policy, prompt, sample, ours, theirs, t, temperature):
 
 @pytest.mark.parametrize(
     "family, temperature, tail",
-    [
-        ("builtin", 0.7, False),
-        ("qwen3", 0.15, False),
-        ("gpt2", 0.15, True),
-    ],
+    [("builtin", 0.7, False), ("qwen3", 0.15, False), ("gpt2", 0.15, True)],
 )
 def test_drafted_is_undrafted_token_for_token(tmp_path, family, temperature, tail):
     # The same wherever the logits are: their last bits depend on how many tokens a product has,
@@ -78,48 +74,30 @@ def test_drafted_is_undrafted_token_for_token(tmp_path, family, temperature, tai
         AutoModelForCausalLM.from_config(FAMILIES[family]()).save_pretrained(tmp_path)
         AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
     policy = load_policy("builtin" if family == "builtin" else str(tmp_path), device="cpu")
-    problems = [
-        problem_at(Interleave(), level=10, split="train", seed=0, index=i) for i in range(4)
-    ]
-    settings = dict(
-        prompts=[problem.prompt for problem in problems],
-        samples=8,
-        budget=64,
-        temperature=temperature,
-    )
+    task = Interleave()
+    problems = [problem_at(task, level=10, split="train", seed=0, index=i) for i in range(4)]
+    prompts = [problem.prompt for problem in problems]
+    settings = dict(prompts=prompts, samples=8, budget=64, temperature=temperature)
     _, plain = rollout(policy, **settings)
-    compared, others, texts = 0, [], [group[0].text for group in plain]
     assert len({answer.tokens for group in plain for answer in group}) > 12
+    guesses = [guess_of(group[0].text, 9) for group in plain]
+    if family == "builtin":
+        guesses = [task.draft(problem) for problem in problems]
+
+    compared, others = 0, []
     for length in ("1", "auto"):
-        drafting = Drafting(length)
-        guesses = (
-            [Interleave().draft(problem) for problem in problems]
-            if family == "builtin"
-            else [guess_of(text, 9) for text in texts]
-        )
-        _, drafted = rollout(policy, guesses=guesses, drafting=drafting, **settings)
-        for problem, group, expected in zip(problems, drafted, plain, strict=True):
+        _, drafted = rollout(policy, guesses=guesses, drafting=Drafting(length), **settings)
+        for prompt, group, expected in zip(prompts, drafted, plain, strict=True):
             for sample, (ours, theirs) in enumerate(zip(group, expected, strict=True)):
                 t = first_difference(ours, theirs)
                 if t is not None:
-                    others.append(
-                        border_distance(
-                            policy, problem.prompt, sample, ours, theirs, t, temperature
-                        )
-                    )
+                    place = prompt, sample, ours, theirs, t
+                    others.append(border_distance(policy, *place, temperature))
                 assert t is not None or len(ours.tokens) == len(theirs.tokens)
-                torch.testing.assert_close(
-                    torch.tensor(ours.logprobs[:t]),
-                    torch.tensor(theirs.logprobs[:t]),
-                    atol=5e-4,
-                    rtol=0,
-                )
+                assert ours.logprobs[:t] == pytest.approx(theirs.logprobs[:t], abs=5e-4, rel=0)
                 compared += len(ours.tokens[:t])
-    assert (
-        compared > 1000
-        and max(others, default=0) < 1e-6
-        and (len(others) <= compared / 500 if tail else not others)
-    )
+    assert compared > 1000 and max(others, default=0) < 1e-6
+    assert len(others) <= (compared / 500 if tail else 0)
 
 
 def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path, monkeypatch):
@@ -135,42 +113,29 @@ def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path, monkeypatch)
                 self._set([row], n, answer.tokens[n:], True)
 
     monkeypatch.setattr(fast_decoder, "DraftPlans", Known)
-    _, drafted = rollout(
-        policy,
-        samples=1,
-        temperature=0.0,
-        guesses=[lambda text, i=i: str(i) for i in range(3)],
-        drafting=drafting,
-    )
+    guesses = [lambda text, i=i: str(i) for i in range(3)]
+    _, drafted = rollout(policy, samples=1, temperature=0.0, guesses=guesses, drafting=drafting)
     assert tokens_of(drafted) == tokens_of(plain)
     assert drafting.rejected == 1.0 and drafting.metrics()["draft/tokens_per_forward"] > 3
 
 
 def test_what_a_pass_costs_is_counted_by_distinct_rows(tiny_policy, monkeypatch):
-    asked = []
-    monkeypatch.setattr(
-        speculative,
-        "draft_length",
-        lambda drafting, costs, rows, *others: asked.append((rows, others[-1][-1])) or 0,
-    )
-    _, groups = rollout(
-        tiny_policy,
-        samples=8,
-        temperature=0.0,
-        budget=70,
-        guesses=[str] * 3,
-        drafting=Drafting("auto"),
-    )
+    asked, settings = [], dict(samples=8, temperature=0.0, budget=70)
+
+    def draft_length(drafting, costs, rows, *others):
+        asked.append((rows, others[-1][-1]))
+        return 0
+
+    monkeypatch.setattr(speculative, "draft_length", draft_length)
+    rollout(tiny_policy, guesses=[str] * 3, drafting=Drafting("auto"), **settings)
     assert {rows for rows, _ in asked} <= {1, 2, 3} and asked[0][0] == 3
     assert {longest for _, longest in asked} == {63}  # of 70 tokens
     # four completions in one row wrote eight tokens each in a pass over 1 + 7 tokens; without
     # drafts that were eight passes over one
     drafting = Drafting("auto")
     drafting.observe(draft_length=7, matched=28, rejected=0, completions=4, tokens=32)
-    assert drafting.metrics() == {
-        "draft/acceptance": drafting.acceptance,
-        "draft/tokens_per_forward": 8,
-    }
+    metrics = {"draft/acceptance": drafting.acceptance, "draft/tokens_per_forward": 8}
+    assert drafting.metrics() == metrics
 
 
 def test_a_pass_has_only_as_many_tokens_as_the_decoder_has_room_for(tiny_policy, monkeypatch):
@@ -181,11 +146,12 @@ def test_a_pass_has_only_as_many_tokens_as_the_decoder_has_room_for(tiny_policy,
     assert longest == [127, 127, 63, 7, 0]
     widths, start = [], EagerRows.start
     monkeypatch.setattr(EagerRows, "lengths", (0, 1, 3))
-    monkeypatch.setattr(
-        EagerRows,
-        "start",
-        lambda self, drafts: widths.append(drafts.shape[1]) or start(self, drafts),
-    )
+
+    def measured(self, drafts):
+        widths.append(drafts.shape[1])
+        start(self, drafts)
+
+    monkeypatch.setattr(EagerRows, "start", measured)
     rollout(tiny_policy, guesses=[str] * 3, drafting=Drafting("7"))
     assert set(widths[1:]) == {3}
 
@@ -198,7 +164,7 @@ class Scripted:
     def __init__(self, texts, costs):
         self.texts, self.places = texts, [0] * len(texts)
         self.costs, self.runs = costs, False
-        self.passes = self.drafted_passes = 0
+        self.passes = 0
 
     @property
     def live(self):
@@ -213,17 +179,14 @@ class Scripted:
         k = drafts.shape[1]
         width = k + 1 if k else (8 if self.passes else 1)
         self.passes += 1
-        self.drafted_passes += k > 0
-        chosen = torch.zeros(len(self.texts), width, dtype=torch.long)
-        count = torch.zeros(len(self.texts), dtype=torch.long)
+        rows = []
         for row, (text, place) in enumerate(zip(self.texts, self.places)):
             rest = text[place : place + width]
             agreed = [drafted == token for drafted, token in zip(drafts[row].tolist(), rest)]
-            rest = rest[: agreed.index(False) + 1] if False in agreed else rest
-            chosen[row, : len(rest)] = torch.tensor(rest, dtype=torch.long)
-            count[row] = len(rest)
-            self.places[row] += len(rest)
-        return chosen, torch.zeros(chosen.shape), count
+            rows.append(rest[: agreed.index(False) + 1] if False in agreed else rest)
+            self.places[row] += len(rows[-1])
+        chosen = torch.tensor([row + [0] * (width - len(row)) for row in rows])
+        return chosen, torch.zeros(chosen.shape), torch.tensor(list(map(len, rows)))
 
     def retire(self):
         return torch.arange(len(self.texts)) if self.live.any() else torch.arange(0)
@@ -304,34 +267,26 @@ def test_plans_that_are_made_meanwhile_cost_no_time_unless_they_take_longer_than
 
 def test_lengths_follow_acceptance_and_batch():
     drafting = Drafting("auto")
-    lengths = {}
+    costs, lengths = Costs(64, 3), {}
     for acceptance in (0.05, 0.5, 0.9, 0.99):
         drafting.matched, drafting.rejected = 1000 * acceptance, 1000 * (1 - acceptance)
-        lengths[acceptance] = [draft_length(drafting, Costs(64, 3), rows) for rows in (1, 16, 256)]
-        assert lengths[acceptance] == sorted(
-            lengths[acceptance], reverse=True
-        )  # the more rows, the shorter
+        lengths[acceptance] = [draft_length(drafting, costs, rows) for rows in (1, 16, 256)]
+        # The more rows, the shorter.
+        assert lengths[acceptance] == sorted(lengths[acceptance], reverse=True)
     assert lengths[0.05] == [0, 0, 0] and lengths[0.9][2] == 0
-    assert draft_length(drafting, Costs(64, 3), 16, 10, 90) < draft_length(
-        drafting, Costs(64, 3), 16
-    )  # the rows' own record
-    assert draft_length(drafting, Costs(64, 400), 16) < draft_length(
-        drafting, Costs(64, 3), 16
-    )  # aiming anew is dear
-    assert (
-        all(a <= b for a, b in zip(lengths[0.5], lengths[0.9])) and lengths[0.99][0] == LENGTHS[-1]
-    )
+    usual = draft_length(drafting, costs, 16)
+    assert draft_length(drafting, costs, 16, 10, 90) < usual  # the rows' own record
+    assert draft_length(drafting, Costs(64, 400), 16) < usual  # aiming anew is dear
+    assert all(a <= b for a, b in zip(lengths[0.5], lengths[0.9]))
+    assert lengths[0.99][0] == LENGTHS[-1]
 
 
 def test_a_fixed_length_and_off():
-    assert (
-        draft_length(Drafting("off"), Costs(64, 3), 1) == 0
-        and draft_length(Drafting("5"), Costs(64, 3), 1000) == 5
-    )
-    assert (
-        draft_length(Drafting("127"), Costs(64, 3), 1) == 127
-        and draft_length(Drafting("127"), Costs(64, 3), 1000, lengths=(0, 1, 3, 7)) == 7
-    )  # as far as there is room
+    costs = Costs(64, 3)
+    assert draft_length(Drafting("off"), costs, 1) == 0
+    assert draft_length(Drafting("5"), costs, 1000) == 5
+    assert draft_length(Drafting("127"), costs, 1) == 127
+    assert draft_length(Drafting("127"), costs, 1000, lengths=(0, 1, 3, 7)) == 7  # the room
 
 
 def test_evidence_fades_and_is_kept_in_checkpoints():
@@ -358,9 +313,7 @@ def test_a_guess_of_tokens_that_the_model_lacks_is_rejected(tmp_path):
     _, plain = rollout(policy)
     guesses = [lambda written: text] * 3
     _, drafted = rollout(policy, guesses=guesses, drafting=Drafting("7"))
-    assert [[c.tokens for c in group] for group in drafted] == [
-        [c.tokens for c in group] for group in plain
-    ]
+    assert tokens_of(drafted) == tokens_of(plain)
 
 
 # Plans: which tokens the guesses become
@@ -373,51 +326,31 @@ def offer(plans, rows, live, tokens, written, k):
 
 
 def test_plans_by_hand():
-    class Words:  # a tokenizer of letters; 9 ends
-        stops, end, tokenizer, vocabulary = (9,), 9, None, 11
+    def tokenizer(texts, **_):  # of letters; 9 ends
+        ids = [["abcdefgh..\n".index(letter) for letter in text] for text in texts]
+        return SimpleNamespace(input_ids=ids)
 
-        def decode(self, tokens):
-            return "".join("abcdefgh"[token] for token in tokens)
-
-    policy = Words()
-    policy.tokenizer = type(
-        "T",
-        (),
-        {
-            "__call__": lambda self, texts, **_: type(
-                "E", (), {"input_ids": [["abcdefgh..\n".index(c) for c in text] for text in texts]}
-            )(),
-        },
-    )()
-    plans = DraftPlans(
-        policy, [lambda text: "abcd"[len(text) :], lambda text: "hg"[len(text) :]], 38
-    )
-    rows, live, nothing = (
-        torch.arange(2),
-        torch.tensor([True, True]),
-        torch.zeros(2, dtype=torch.long),
-    )
+    policy = SimpleNamespace(stops=(9,), end=9, tokenizer=tokenizer, vocabulary=11)
+    policy.decode = lambda tokens: "".join("abcdefgh"[token] for token in tokens)
+    guesses = [lambda text: "abcd"[len(text) :], lambda text: "hg"[len(text) :]]
+    plans = DraftPlans(policy, guesses, 38)
+    rows, live, nothing = torch.arange(2), torch.tensor([True, True]), torch.tensor([0, 0])
     written = torch.zeros(2, 38, dtype=torch.long)
     assert offer(plans, rows, live, written, nothing, 3).tolist() == [[0, 1, 2], [7, 6, 9]]
     assert offer(plans, rows, live, written, nothing, 0).shape == (2, 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plans, "_plan", None)  # a plan up to the end of the text lasts
-        assert offer(plans, rows, live, written, torch.tensor([2, 1]), 4).tolist() == [
-            [2, 3, 9, NO_TOKEN],
-            [6, 9, NO_TOKEN, NO_TOKEN],
-        ]
+        lasting = offer(plans, rows, live, written, torch.tensor([2, 1]), 4).tolist()
+        assert lasting == [[2, 3, 9, NO_TOKEN], [6, 9, NO_TOKEN, NO_TOKEN]]
     # row 0 writes a, then f for b; row 1 writes h, g, and ends
-    chosen = torch.tensor([[0, 5, 0], [7, 6, 9]])
-    assert plans.observe(rows, nothing, chosen, torch.tensor([2, 3])) == (1 + 3, 1)
+    chosen, place = torch.tensor([[0, 5, 0], [7, 6, 9]]), torch.tensor([2, 3])
+    assert plans.observe(rows, nothing, chosen, place) == (1 + 3, 1)
     assert plans.is_stale.tolist() == [True, False]
     written[0, :2] = chosen[0, :2]
-    assert plans.observe(rows, torch.tensor([2, 3]), chosen, torch.tensor([1, 0])) == (
-        0,
-        0,
-    )  # a stale plan is no evidence
-    assert offer(plans, rows, torch.tensor([True, False]), written, torch.tensor([2, 3]), 3)[
-        0
-    ].tolist() == [2, 3, 9]  # "cd", aimed anew
+    # A stale plan is no evidence.
+    assert plans.observe(rows, place, chosen, torch.tensor([1, 0])) == (0, 0)
+    anew = offer(plans, rows, torch.tensor([True, False]), written, place, 3)[0]
+    assert anew.tolist() == [2, 3, 9]  # "cd"
     assert plans.is_stale.tolist() == [False, False] and plans.planned[0, 5] == NO_TOKEN
 
 
@@ -428,21 +361,14 @@ def test_a_long_guess_is_planned_in_parts_and_its_seams_are_no_slips():
     assert len(target) == 5 * 60  # a token a word
     plans = DraftPlans(policy, [lambda text: words[len(text.lstrip()) :]], 2032)
     assert 0 < plans.until[0] < len(target)
-    rows, live, tokens, place = (
-        torch.tensor([0]),
-        torch.tensor([True]),
-        torch.zeros(1, 2000, dtype=torch.long),
-        0,
-    )
-    tokens[0, : len(target)] = torch.tensor(target)
+    rows, live, place = torch.tensor([0]), torch.tensor([True]), 0
+    tokens = torch.tensor([target + [0] * (2000 - len(target))])
     while place + 8 <= len(target):
         k = 7 if place % 3 else 0
         written = torch.tensor([place])
         assert offer(plans, rows, live, tokens, written, k)[0].tolist() == target[place : place + k]
-        assert (
-            plans.observe(rows, written, tokens[:, place : place + k + 1], torch.tensor([k + 1]))[1]
-            == 0
-        )
+        chosen = tokens[:, place : place + k + 1]
+        assert plans.observe(rows, written, chosen, torch.tensor([k + 1]))[1] == 0
         place += k + 1
     assert not plans.is_stale.any() and plans.until[0] > place
 
@@ -455,20 +381,13 @@ def test_texts_are_decoded_as_they_grow(text):
     policy = load_policy("builtin", device="cpu")
     ids = torch.tensor(policy.tokenizer(text, add_special_tokens=False).input_ids)
     ids = torch.cat([ids, ids[-3:], ids[:-1]])  # bytes of characters out of place
-    assert (
-        sum(policy.decode([token]).endswith("\ufffd") for token in ids.tolist()) > 4
-    )  # characters in parts
-    plans, decoded = DraftPlans(policy, [str, str], 100), []
-    policy.decode, decode = (
-        lambda tokens: decoded.append(len(tokens)) or decode(tokens),
-        policy.decode,
-    )
-    assert [plans._text(0, ids[:n]) for n in range(1, 1 + len(ids))] == [
-        decode(ids[:n].tolist()) for n in range(1, 1 + len(ids))
-    ]
-    assert [plans._text(1, ids[:n]) for n in (2, 9, len(ids))] == [
-        decode(ids[:n].tolist()) for n in (2, 9, len(ids))
-    ]
+    in_parts = [policy.decode([token]).endswith("\ufffd") for token in ids.tolist()]
+    assert sum(in_parts) > 4
+    plans, decoded, decode = DraftPlans(policy, [str, str], 100), [], policy.decode
+    policy.decode = lambda tokens: decoded.append(len(tokens)) or decode(tokens)
+    for row, lengths in enumerate((range(1, 1 + len(ids)), (2, 9, len(ids)))):
+        for n in lengths:
+            assert plans._text(row, ids[:n]) == decode(ids[:n].tolist())
     plans._text(0, torch.cat([ids, torch.tensor(policy.tokenizer(" owl").input_ids)]))
     decoded.clear()
     plans._text(0, torch.cat([ids, torch.tensor(policy.tokenizer(" owl sea").input_ids)]))
@@ -496,11 +415,8 @@ def test_rows_that_have_written_the_same_are_aimed_once():
     plans = DraftPlans(policy, [one, one, one, one, other], 64)
     assert asked == [("a", ""), ("b", "")]
     ids = policy.tokenizer([words, "the cat"], add_special_tokens=False).input_ids
-    tokens, written, rows = (
-        torch.zeros(5, 64, dtype=torch.long),
-        torch.tensor([1, 1, 2, 2, 1]),
-        torch.arange(5),
-    )
+    tokens = torch.zeros(5, 64, dtype=torch.long)
+    written, rows = torch.tensor([1, 1, 2, 2, 1]), torch.arange(5)
     for row, source in enumerate((0, 0, 0, 1, 0)):
         tokens[row, : written[row]] = torch.tensor(ids[source][: written[row]])
     plans.is_stale[:] = True
