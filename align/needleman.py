@@ -213,12 +213,7 @@ def _best(
 
 
 def _filled(
-    a: Symbols,
-    b: Symbols,
-    match: Number,
-    mismatch: Number,
-    gap: Number,
-    moves: list[bytes] | None,
+    a: Symbols, b: Symbols, match: Number, mismatch: Number, gap: Number, moves: list[bytes] | None
 ) -> Number:
     """Return the best score of `a` and `b`; `moves`, if given, gets a row (M,) for each of a.
 

@@ -25,14 +25,7 @@ from typing import Any
 from grpo.config import Config, resolve_config
 from grpo.data.errors import UserError
 from grpo.distributed import SINGLE, Ranks
-from grpo.evaluate import (
-    EvaluationSettings,
-    budgets,
-    evaluate,
-    score_groups,
-    select,
-    turns_of,
-)
+from grpo.evaluate import EvaluationSettings, budgets, evaluate, score_groups, select, turns_of
 from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import UpdateMemory, imitate
 from grpo.model.policy import Policy
@@ -89,10 +82,7 @@ class Curriculum(Resumable):
     STATE = ("levels", "position", "varied", "recent", "anneal_from")
 
     def __init__(
-        self,
-        levels: Sequence[int],
-        open_to: int | None = None,
-        varied: Mapping[int, float] = {},
+        self, levels: Sequence[int], open_to: int | None = None, varied: Mapping[int, float] = {}
     ):
         self.levels = list(levels)
         self.position = self.levels.index(open_to) if open_to else 0  # of the hardest open level

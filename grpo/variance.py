@@ -18,15 +18,7 @@ from statistics import fmean, stdev
 from typing import Any
 
 from grpo.config import Config
-from grpo.records import (
-    CLASSES,
-    Action,
-    Group,
-    GroupClass,
-    Resumable,
-    first_tries,
-    truncated_share,
-)
+from grpo.records import CLASSES, Action, Group, GroupClass, Resumable, first_tries, truncated_share
 from grpo.tasks.base import LARGEST, Score, component_means
 
 DEGENERATE: tuple[GroupClass, ...] = CLASSES[1:]

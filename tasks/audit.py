@@ -171,8 +171,7 @@ def _short(prompt: str) -> str:
 def report(arguments: list[str] | None) -> int:
     """Print what was found; return 1 if anything was."""
     parser = Parser(
-        prog=command_of("audit"),
-        description="Look for evaluated problems that were trained on.",
+        prog=command_of("audit"), description="Look for evaluated problems that were trained on."
     )
     parser.add_argument("runs", nargs="+", type=Path, metavar="runs/NAME")
     allows = "if a run's {} is a program, name it here to allow its execution"

@@ -86,12 +86,7 @@ class Supply:
     """
 
     def __init__(
-        self,
-        task: Task,
-        *,
-        seed: int,
-        dataset: Sequence[Problem] = (),
-        mixed: bool = False,
+        self, task: Task, *, seed: int, dataset: Sequence[Problem] = (), mixed: bool = False
     ):
         self.task, self.seed, self.mixed = task, seed, mixed
         self.dataset = list(dataset)

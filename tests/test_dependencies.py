@@ -21,10 +21,7 @@ def asked_for() -> list[Requirement]:
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     extras = setup["options.extras_require"]
-    lists = [
-        setup["options"]["install_requires"],
-        *extras.values(),
-    ]
+    lists = [setup["options"]["install_requires"], *extras.values()]
     return [Requirement(line) for lines in lists for line in lines.split("\n") if line.strip()]
 
 

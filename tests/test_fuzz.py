@@ -64,10 +64,7 @@ GROUP = {
         }
     ],
 }
-MANIFEST = {
-    "step": 1,
-    "files": {"a.json": "0" * 64},
-}
+MANIFEST = {"step": 1, "files": {"a.json": "0" * 64}}
 
 
 def altered(record):

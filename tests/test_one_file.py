@@ -155,12 +155,7 @@ def test_the_loss_and_its_gradient_are_the_trainers(
     loss.backward()
 
     expected, gradients = loss_and_gradients(
-        policy,
-        of_trainer,
-        "dapo",
-        beta=beta,
-        clip_low=one.CLIP_LOW,
-        clip_high=one.CLIP_HIGH,
+        policy, of_trainer, "dapo", beta=beta, clip_low=one.CLIP_LOW, clip_high=one.CLIP_HIGH
     )
     assert loss.item() == pytest.approx(expected, abs=1e-5)
     for (name, weight), gradient in zip(model.named_parameters(), gradients, strict=True):

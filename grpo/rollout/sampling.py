@@ -102,9 +102,7 @@ def choose(
 
 
 @cache  # recorded decode steps are kept by the identity of the function
-def truncation(
-    top_p: float,
-) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None:
+def truncation(top_p: float) -> Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor] | None:
     """Return a function that sets logits outside the nucleus to -inf; None if `top_p` is 1.
 
     The function takes logits (R, V) that are divided by the temperature. The nucleus

@@ -179,10 +179,7 @@ def drafted(policy: Policy, size: Size, right: float):
     try:
         drafting = Drafting("auto")
         first, best, found = rollout(
-            policy,
-            size,
-            guesses=[task.draft(problem) for _ in range(P)],
-            drafting=drafting,
+            policy, size, guesses=[task.draft(problem) for _ in range(P)], drafting=drafting
         )
     finally:
         fast_decoder.DraftPlans = DraftPlans

@@ -47,14 +47,7 @@ from bench_model import device_name, memory_used, now, trained_by, trl_config
 from peft import LoraConfig
 
 from grpo.config import CLIP, Config, resolve_config
-from grpo.evaluate import (
-    EvaluationSettings,
-    budgets,
-    evaluate,
-    held_out_stream,
-    select,
-    summarise,
-)
+from grpo.evaluate import EvaluationSettings, budgets, evaluate, held_out_stream, select, summarise
 from grpo.learn.optimizer import BETAS, WARMUP
 from grpo.model.load import ALPHA, load_policy, read_tokenizer, resolve
 from grpo.rollout.generate import fitting
@@ -290,10 +283,7 @@ def trl_trainer(course: Course, stream: Stream):
     dataset = Dataset.from_dict({"problem": list(range(STEPS * options.prompts))})
     dataset.set_transform(rows)  # problems are made when TRL asks for them
     adapter = LoraConfig(
-        r=options.lora_rank,
-        lora_alpha=ALPHA,
-        target_modules="all-linear",
-        task_type="CAUSAL_LM",
+        r=options.lora_rank, lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM"
     )
     return Learner(
         model=resolve(options.model),

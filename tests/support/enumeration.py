@@ -75,12 +75,7 @@ def _check_policy_gradient(settings: LossSettings) -> None:
     table_CV = torch.tensor(POLICY, dtype=torch.float64).requires_grad_()
     logp_RT, entropy_RT = logprobs(table_CV), entropies(table_CV)
     inputs = LossInputs(
-        logp_RT,
-        logp_RT.detach(),
-        ADVANTAGES_R,
-        MASK_RT,
-        probabilities_R,
-        entropy_RT=entropy_RT,
+        logp_RT, logp_RT.detach(), ADVANTAGES_R, MASK_RT, probabilities_R, entropy_RT=entropy_RT
     )
     step_loss(inputs, settings)[0].backward()
     assert table_CV.grad is not None

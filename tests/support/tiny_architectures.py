@@ -168,9 +168,7 @@ ARCHITECTURES = [
         "mamba2", "cached", {"num_heads": 4, "head_dim": 32, "n_groups": 1, "chunk_size": 16}
     ),
     Architecture(
-        "nemotron_h",
-        "plain",
-        {"n_groups": 1, "layers_block_type": ["mamba", "attention", "moe"]},
+        "nemotron_h", "plain", {"n_groups": 1, "layers_block_type": ["mamba", "attention", "moe"]}
     ),
     Architecture("xlstm", "plain", {"v_head_dim": OWN}),
     # Logits that are capped or scaled

@@ -89,11 +89,7 @@ FINITE = "; give a finite number, up to 1e+30"
         ([Score(np.float32("nan"), value=0.5)], None, f"a reward of np.float32(nan){FINITE}"),
         ([Score(10**400)], None, f"a reward of {shortened(str(10**400))}{FINITE}"),
         ([Score(np.array([0.5]))], UNSET, f"a reward of array([0.5]){FINITE}"),
-        (
-            [Score(0.5, {"seen": {1, 2}})],
-            UNSET,
-            "Object of type set is not JSON serializable",
-        ),
+        ([Score(0.5, {"seen": {1, 2}})], UNSET, "Object of type set is not JSON serializable"),
         ([Score(0.5, {"trap": 1})], UNSET, "'trap' 1; give the name of a trap, or None"),
         ([Score(0.5, {"reward/x": "a"})], UNSET, f"a reward/x of 'a'{FINITE}"),
         ([Score(0.5, {"reward/x": math.inf})], UNSET, f"a reward/x of inf{FINITE}"),

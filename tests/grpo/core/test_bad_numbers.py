@@ -82,11 +82,7 @@ WEIGHT = "model.layers.1.mlp.up_proj.weight"
 
 @pytest.mark.parametrize(
     "name, value",
-    [
-        (WEIGHT, math.nan),
-        (f"{WEIGHT} (exp_avg)", -math.inf),
-        (f"{WEIGHT} (exp_avg_sq)", math.inf),
-    ],
+    [(WEIGHT, math.nan), (f"{WEIGHT} (exp_avg)", -math.inf), (f"{WEIGHT} (exp_avg_sq)", math.inf)],
 )
 def test_a_step_of_the_optimizer_that_is_not_finite_is_named(tiny_policy, name, value):
     trainer = trainer_for(tiny_policy)

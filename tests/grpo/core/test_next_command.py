@@ -48,15 +48,9 @@ def verdict(kind, **changes):
     "cause, command",
     [
         (verdict("learned"), EVALUATE),
-        (
-            verdict("learned", solved_step=40),
-            f"{AGAIN} --model 'runs/two words' --level 50",
-        ),
+        (verdict("learned", solved_step=40), f"{AGAIN} --model 'runs/two words' --level 50"),
         (verdict("learned", level=10, solved_step=20), RESUME),
-        (
-            verdict("already solved"),
-            f"{AGAIN} --model 'runs/two words' --level 50",
-        ),
+        (verdict("already solved"), f"{AGAIN} --model 'runs/two words' --level 50"),
         (verdict("too short to tell"), RESUME),
         (verdict("not learned", truncated=0.6, untaught=0.9), f"{AGAIN} --max-new-tokens 198"),
         (verdict("not learned", untaught=0.8), f"{AGAIN} --level 10"),

@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 from grpo.config import Config
 from grpo.records import CLASSES, Completion, Group
 from grpo.tasks.base import Problem, Score
-from grpo.variance import (
-    REMEDIES,
-    TRAP_REMEDY,
-    VarianceMonitor,
-    classify,
-    common_trap,
-    histogram,
-)
+from grpo.variance import REMEDIES, TRAP_REMEDY, VarianceMonitor, classify, common_trap, histogram
 
 
 def group(class_name, action="keep", attempt=0, tokens=3, distinct=None):

@@ -6,15 +6,7 @@ from collections import Counter
 
 import pytest
 
-from grpo.curriculum import (
-    ANNEAL_AT,
-    FLOOR,
-    MEMORY,
-    OPEN_AT,
-    WINDOW,
-    Curriculum,
-    easier_levels,
-)
+from grpo.curriculum import ANNEAL_AT, FLOOR, MEMORY, OPEN_AT, WINDOW, Curriculum, easier_levels
 from grpo.records import Group
 from grpo.statistics import problems_needed
 from grpo.tasks.base import Problem, Score

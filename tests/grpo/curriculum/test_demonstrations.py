@@ -167,14 +167,7 @@ def test_a_demonstration_is_not_compared_with_a_sampler(tiny_policy):
     """Its stored log-probabilities are 0, far from the policy's."""
     one = with_advantages(tiny_policy)
     assert right_logprob(tiny_policy, one.completions[1]).min() < -3
-    metrics = update(
-        tiny_policy,
-        sgd(tiny_policy, 0.0),
-        [one],
-        before={},
-        kind="dapo",
-        **SETTINGS,
-    )
+    metrics = update(tiny_policy, sgd(tiny_policy, 0.0), [one], before={}, kind="dapo", **SETTINGS)
     assert metrics["sampling/sampling_logp_difference/max"] < 1e-4
     assert metrics["parity/kl"] < 1e-6 and metrics["clip_ratio/high_mean"] == 0
     assert metrics["grad_norm"] > 1e-3

@@ -6,13 +6,7 @@ from types import SimpleNamespace
 import peft
 import pytest
 import torch
-from tiny_architectures import (
-    ARCHITECTURES,
-    CONVOLUTIONS,
-    EVERY_SECOND,
-    Architecture,
-    write,
-)
+from tiny_architectures import ARCHITECTURES, CONVOLUTIONS, EVERY_SECOND, Architecture, write
 from tiny_models import PROMPTS, SHAPE, make_tiny_model, rollout
 from transformers import (
     AttentionInterface,
@@ -226,9 +220,7 @@ def test_rounding_of_a_deep_random_model_in_bfloat16_passes(monkeypatch):
 
 def test_a_difference_beyond_the_models_own_rounding_is_noticed(monkeypatch):
     monkeypatch.setattr(
-        fast,
-        "rollout_distance",
-        lambda _, forward, __: 0.9 * MISSING if forward.llama else 0.0,
+        fast, "rollout_distance", lambda _, forward, __: 0.9 * MISSING if forward.llama else 0.0
     )
     with pytest.warns(UserWarning, match="the fast forward pass disagrees with the model"):
         assert load_policy("builtin", device="cpu", dtype="bfloat16").path == "shared"

@@ -55,11 +55,7 @@ def policy_of(folder, family, lora=0, dtype="float32", stops=tuple(range(0, VOCA
     return policy
 
 
-@pytest.mark.parametrize(
-    "truncate",
-    [None, truncation(0.5)],
-    ids=["all", "top-p"],
-)
+@pytest.mark.parametrize("truncate", [None, truncation(0.5)], ids=["all", "top-p"])
 @pytest.mark.parametrize("lora", [0, 4])
 @pytest.mark.parametrize("family", FUSED)
 def test_fused_samples_what_eager_samples(tmp_path, family, lora, truncate):

@@ -9,13 +9,7 @@ import pytest
 import torch
 
 from grpo.distributed import Ranks
-from grpo.learn.optimizer import (
-    BACKOFF,
-    LARGEST,
-    STEPS_TO_DOUBLE,
-    Optimizer,
-    lr_factor,
-)
+from grpo.learn.optimizer import BACKOFF, LARGEST, STEPS_TO_DOUBLE, Optimizer, lr_factor
 from grpo.run.checkpoint import load_optimizer, moments_of, save_optimizer
 
 RATE = 1e-4

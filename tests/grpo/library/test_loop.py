@@ -9,12 +9,7 @@ import pytest
 import torch
 from forced import trainer_for
 from small_library import QUICK, ROWS, alike, example, is_time, reward
-from transformers import (
-    AutoModelForImageTextToText,
-    AutoTokenizer,
-    Gemma3Config,
-    TrainerCallback,
-)
+from transformers import AutoModelForImageTextToText, AutoTokenizer, Gemma3Config, TrainerCallback
 
 from grpo import Model, load_model, make_trainer, train
 from grpo.data.errors import UserError

@@ -22,11 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from grpo.model.load import BUILTIN, load_policy
 from grpo.model.policy import Policy
-from grpo.model.prompts import (
-    end_of_turn,
-    plain_tokens,
-    prompt_tokens,
-)
+from grpo.model.prompts import end_of_turn, plain_tokens, prompt_tokens
 from grpo.tasks.registry import load_task
 from grpo.tasks.supply import problem_at
 

@@ -167,10 +167,7 @@ def adapter(tiny_model, tmp_path_factory) -> Path:
             adapter_renamed,
             f"1 missing ({LORA}); 1 unexpected ({LORA.replace('up_proj', 'upward')})",
         ),
-        (
-            adapter_of_another_rank,
-            "the shape in current model is torch.Size([96, 4])",
-        ),
+        (adapter_of_another_rank, "the shape in current model is torch.Size([96, 4])"),
         (
             adapter_emptied,
             "28 missing (base_model.model.model.layers.0.mlp.down_proj.lora_A.weight, ",

@@ -219,10 +219,7 @@ def test_variables_that_a_template_does_not_have_are_one_line():
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [
-        ("enable_thinking=false", "give a JSON object"),
-        ("[1]", "give a JSON object"),
-    ],
+    [("enable_thinking=false", "give a JSON object"), ("[1]", "give a JSON object")],
 )
 def test_bad_variables_are_one_line(text, said):
     with pytest.raises(UserError) as caught:

@@ -4,10 +4,7 @@ import pytest
 import torch
 from forced import trainer_for
 from tiny_models import FAMILIES, OTHERS, PROMPTS, VOCABULARY, make_tiny_model, rollout
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-)
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.curriculum import demonstration
 from grpo.data.errors import UserError

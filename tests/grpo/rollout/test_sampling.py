@@ -3,11 +3,7 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from transformers import (
-    LogitsProcessorList,
-    TemperatureLogitsWarper,
-    TopPLogitsWarper,
-)
+from transformers import LogitsProcessorList, TemperatureLogitsWarper, TopPLogitsWarper
 
 from grpo.rollout.sampling import choose, draw, sample_key, truncation, uniform
 
