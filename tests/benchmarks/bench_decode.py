@@ -13,23 +13,30 @@ The model is a Llama with random weights in bfloat16. There are three tables:
    drafted, with each token changed at the given probability. After a rejected draft the task does
    its real work (decode, draft again, tokenise) on a real problem with as many words, for its
    time. What is written must be the fixed text, which is checked.
+
+`--tables generate` compares rollouts of tiny models with `generate` of `transformers`, on any
+device: 8 layers, 8 completions of a prompt of 64 tokens, 32 new tokens; the least of 8 times.
 """
 
 import argparse
 import random
+import sys
+import tempfile
 import time
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import torch
-from bench_model import SHAPES, rates
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from bench_model import SHAPES, device_name, least_time, rates
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from grpo.fast import decoder as fast_decoder
 from grpo.fast.accelerate import accelerate
 from grpo.fast.cuda_layers import bucket
 from grpo.fast.decoder import CudaRows
 from grpo.fast.speculative import DraftPlans
-from grpo.model.load import BUILTIN
+from grpo.model.load import BUILTIN, load_policy
 from grpo.model.policy import Policy
 from grpo.rollout.generate import Drafting, RolloutRequest, generate
 from grpo.tasks.interleave import Interleave
@@ -201,9 +208,13 @@ def main():
         "words where it scores 0.94",
     )
     parser.add_argument(
-        "--tables", default="steps,1,2,3,4,5", help="steps, and the numbers of the rollouts"
+        "--tables",
+        default="steps,1,2,3,4,5",
+        help="steps, and the numbers of the rollouts; or generate",
     )
     arguments = parser.parse_args()
+    if arguments.tables == "generate":
+        return generate_table()
     if not torch.cuda.is_available():
         parser.error("no GPU was found, and the CUDA decoder needs one")
 
@@ -243,6 +254,38 @@ def step_table(policy, bandwidth: float, rate: float) -> None:
                 flush=True,
             )
             policy.decoder.step.free()  # the next case makes its own caches
+
+
+def generate_table() -> None:
+    """Measure and print rollouts of tiny models, and `generate` beside them."""
+    sys.path.append(str(Path(__file__).parents[1] / "support"))
+    import tiny_architectures as tiny
+
+    layers = {"layer_types": 2 * [*["linear_attention"] * 3, "full_attention"]}
+    convolutions = {"layer_types": 2 * ["conv", "conv", "full_attention", "conv"]}
+    changes = {"qwen3_5_text": layers, "qwen3_next": layers, "lfm2": convolutions}
+    changes["deepseek_v3"] = tiny.LATENT
+    prompt, G, new = tuple(range(100, 164)), 8, 32
+    request = RolloutRequest([prompt], [list(range(G))], [1.0], [new])
+    print(
+        f"{device_name()}\n| model | path | ms a token | generate | ratio |\n|---|---|---|---|---|"
+    )
+    for (
+        kind
+    ) in "qwen3 gemma3_text gpt_oss qwen3_5_text qwen3_next lfm2 falcon_h1 deepseek_v3".split():
+        with tempfile.TemporaryDirectory() as folder:
+            eight = {"num_hidden_layers": 8, **changes.get(kind, {})}
+            tiny.write(tiny.Architecture(kind, "", eight), Path(folder))
+            policy = load_policy(folder, dtype="float32")
+            model = AutoModelForCausalLM.from_pretrained(folder).to(policy.device).eval()
+        policy.stops = ()
+        tokens = torch.tensor([prompt] * G, device=policy.device)
+        settings = dict(min_new_tokens=new, max_new_tokens=new, do_sample=True, top_k=0)
+        mask = torch.ones_like(tokens)
+        ours = least_time(partial(generate, policy, request)) / new
+        theirs = least_time(partial(model.generate, tokens, attention_mask=mask, **settings)) / new
+        times = f"{1000 * ours:.1f} | {1000 * theirs:.1f} | {ours / theirs:.2f}"
+        print(f"| {kind} | {policy.path} | {times} |", flush=True)
 
 
 def rollout_table(policy, cases: list[tuple], right: float) -> None:
