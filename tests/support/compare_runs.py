@@ -30,13 +30,13 @@ def without_seconds(decisions):
 
 
 def without_name(run, evaluations):
-    """Return lines of eval.jsonl without the run's name in the command of the verdict."""
-    return [
-        {**line, "next_command": line["next_command"].replace(f"runs/{run.name}", "runs/NAME")}
-        if line.get("next_command")
-        else line
-        for line in evaluations
-    ]
+    """Return lines of eval.jsonl whose command lacks the run's name and the way to the program."""
+    for line in evaluations:
+        command = line.get("next_command", "").replace(f"runs/{run.name}", "runs/NAME")
+        line["next_command"] = re.sub(
+            r"(PYTHONPATH=)?\S*\.\./\S*(?=train\.py|eval\.py| )", "", command
+        )
+    return evaluations
 
 
 def written(run: Path):
