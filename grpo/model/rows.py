@@ -102,7 +102,10 @@ class CachedRows:
         self.logits = output.logits[:, -1]
         # The names of the cache in attention, state-space models and RWKV.
         names = ("past_key_values", "cache_params", "state")
-        self.inputs |= {name: output[name] for name in names if name in output}
+        found = {name: output[name] for name in names if name in output}
+        if not found:
+            raise NotImplementedError("the model has no cache")
+        self.inputs |= found
 
 
 class CachedRowsOfOneLength(CachedRows):
