@@ -1,8 +1,6 @@
 """The package `grpo.align`."""
 
 if __name__ == "align":
-    import sys
+    from grpo.top_level import share_modules
 
-    from grpo.top_level import SecondName
-
-    sys.meta_path.insert(0, SecondName(__name__))  # type: ignore[arg-type]
+    share_modules(__name__)

@@ -3,7 +3,6 @@ started and ends.
 """
 
 import argparse
-import difflib
 import os
 import re
 import shlex
@@ -81,7 +80,7 @@ def command_of(name: str) -> str:
     in the working directory: from the checkout, or by the installed command if the user did that or
     there is no checkout.
     """
-    top, started = Path(__file__).parents[2], Path(sys.argv[0] or "")  # None under an alias
+    top, started = Path(__file__).parents[2], Path(sys.argv[0])
     if started.name.startswith("grpo-") or not (top / "train.py").is_file():
         return f"grpo-{name}"
 
@@ -107,11 +106,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raise UserError with the parser's message."""
         raise UserError(f"{message}; {self.prog} --help lists the flags")
-
-    def nearest(self, word: str) -> str:
-        """Return the flag that is spelled most like an unknown `word`; "" if none is."""
-        known = [option for action in self._actions for option in action.option_strings]
-        return next(iter(difflib.get_close_matches(word, known, 1, cutoff=0.7)), "")
 
 
 @contextmanager

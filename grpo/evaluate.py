@@ -192,25 +192,20 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     """
     values = [fmean(score.value for score in group.scores) for group in groups]
     exact = [fmean(score.exact for score in group.scores) for group in groups]
-    low, high = mean_interval(values)
     exact_low, exact_high = mean_interval(exact)  # of one sample each: of a binomial count
+    components = component_means([group.scores for group in groups])
     return {
         "n": len(values),
-        "mean": fmean(values),
-        "ci_low": low,
-        "ci_high": high,
+        **mean_of(values),
         "exact": fmean(exact),
         "exact_low": exact_low,
         "exact_high": exact_high,
         "truncated": truncated_share(groups),
-        "components": components_of(groups),
+        "components": {name: mean_of(found) for name, found in components.items()},
     }
 
 
-def components_of(groups: Sequence[Group]) -> dict[str, dict[str, float]]:
-    """Return the mean of each component of the reward, with its 95 % interval, by name."""
-    figures = {}
-    for name, values in component_means([group.scores for group in groups]).items():
-        low, high = mean_interval(values)
-        figures[name] = {"mean": fmean(values), "ci_low": low, "ci_high": high}
-    return figures
+def mean_of(values: Sequence[float], least: float = 0.0) -> dict[str, float]:
+    """Return the mean of values from `least` to 1 with its 95 % interval."""
+    low, high = mean_interval(values, (least, 1.0))
+    return {"mean": fmean(values), "ci_low": low, "ci_high": high}

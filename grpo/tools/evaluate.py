@@ -30,6 +30,7 @@ from grpo.evaluate import (
     budgets,
     evaluate,
     held_out_stream,
+    mean_of,
     score_groups,
     select,
     summarise,
@@ -41,7 +42,6 @@ from grpo.records import Completion, Group, row_of
 from grpo.run.resume import checkpoint_of, config_of, load_run_policy
 from grpo.show.console import Console
 from grpo.show.group import question_of
-from grpo.statistics import mean_interval
 from grpo.tasks.base import (
     Problem,
     Task,
@@ -457,12 +457,7 @@ def repeated_figures(groups: Sequence[Group]) -> Result:
     wrongs = [sum(not score.exact for score in group.scores) for group in groups]
     powers = [2**i for i in range(n.bit_length()) if 2**i < n]
     rates = {k: [1 - comb(wrong, k) / comb(n, k) for wrong in wrongs] for k in (*powers, n)}
-    return {"pass_at": [{"k": k, **_mean_of(values, 0.0)} for k, values in rates.items()]}
-
-
-def _mean_of(values: Sequence[float], least: float) -> dict[str, float]:
-    low, high = mean_interval(values, (least, 1.0))
-    return {"mean": fmean(values), "ci_low": low, "ci_high": high}
+    return {"pass_at": [{"k": k, **mean_of(values)} for k, values in rates.items()]}
 
 
 def add_differences(results: Sequence[Result]) -> None:
@@ -476,7 +471,7 @@ def add_differences(results: Sequence[Result]) -> None:
         if result["model"] == first:
             of_first[place] = values
         elif shared := sorted(values.keys() & of_first.get(place, {}).keys()):
-            figures = _mean_of([values[key] - of_first[place][key] for key in shared], -1.0)
+            figures = mean_of([values[key] - of_first[place][key] for key in shared], -1.0)
             result["difference"] = {"to": first, "n": len(shared), **figures}
 
 
