@@ -105,20 +105,16 @@ def read_jsonl(path: str | Path, *, is_log: bool = False) -> Iterator[tuple[str,
     lines = read_bytes(path).split(b"\n")
     for number, line in enumerate(lines[:-1] if is_log else lines, start=1):
         if line.strip():
-            where = f"{path}, line {number}"
-            yield where, _object(where, _decode(where, line))
+            where, fix = f"{path}, line {number}", "each line must be a JSON object"
+            value = _parse(where, _decode(where, line), f"; {fix}")
+            if not isinstance(value, dict):
+                raise UserError(f"{where}: is {shown(value)}; {fix}")
+            yield where, value
 
 
 def read_jsonl_zst(path: str | Path) -> list[dict]:
     """Return the objects of a file that `write_jsonl_zst` wrote."""
     return [line for _, line in read_jsonl(path)]
-
-
-def _object(where: str, line: str) -> dict:
-    value = _parse(where, line, "; each line must be a JSON object")
-    if not isinstance(value, dict):
-        raise UserError(f"{where}: is {shown(value)}; each line must be a JSON object")
-    return value
 
 
 def write_jsonl_zst(path: str | Path, lines: Iterable[dict]) -> None:

@@ -55,8 +55,7 @@ def _read_named(name: str) -> list[Row]:
         return _read_json(path)
     if path.suffix or path.is_absolute() or not ON_THE_HUB.fullmatch(name):
         raise UserError(
-            f"{shortened(name)}: no such file; give a .jsonl or .parquet file, a dataset of the "
-            "hub, or, in Python, a list of rows"
+            f"{shortened(name)}: no such file; give a .jsonl or .parquet file, or a hub dataset"
         )
     return _read_hub(name)
 
@@ -116,8 +115,7 @@ def _columns(row: Mapping, where: str) -> dict[str, Any]:
             columns[str(name)] = _plain(value)
         except TypeError as error:
             raise UserError(
-                f"{where}: column {name!r} holds {error}; give texts, numbers, lists or mappings, "
-                "or leave the column out"
+                f"{where}: column {name!r} holds {error}; give texts, numbers, lists or mappings"
             ) from error
     return columns
 

@@ -358,7 +358,6 @@ class Config:
         self._check_combinations()
 
     def _check_texts(self) -> None:
-        """Raise UserError for a text or a list that is no value of its setting."""
         if self.curriculum:
             parse_levels(self.curriculum, "--curriculum", must_rise=True)
         template_arguments(self.chat_template_kwargs)
@@ -386,7 +385,6 @@ class Config:
         require("clip", is_clip, "give how far below and above 1, both above 0, e.g. [0.2, 0.28]")
 
     def _check_combinations(self) -> None:
-        """Raise UserError for settings that do not go together."""
         require = self._require
         weighs_tokens = self.credit == "outcome" or self.loss != "gspo"
         require("credit", weighs_tokens, "gspo weighs whole sequences; give another --loss")
@@ -401,7 +399,6 @@ class Config:
         require("demonstrate", self.may_demonstrate or not self.demonstrate, fix)
 
     def _require(self, name: str, is_good: bool, fix: str) -> None:
-        """Raise UserError for the value of a setting unless it is good."""
         if not is_good:
             raise UserError(f"{spelled(name)} {getattr(self, name)}: {fix}")
 
@@ -579,7 +576,6 @@ def checked(
 
 
 def _hint(name: str, known: Collection[str]) -> str:
-    """Return what to do about the unknown key `name`."""
     if name in ADVICE:
         return ADVICE[name]
     if NEEDLESS.match(name):
@@ -721,7 +717,6 @@ def make_parser(lists_all: bool = False) -> Parser:
 
 
 def _add_flag(group: Any, name: str, is_listed: bool) -> None:
-    """Add the flag of one setting to the argument group."""
     info = SETTINGS[name].metadata
     flags = info.get("flags", [spelled(name)])
     text = _help_of(name) if is_listed else argparse.SUPPRESS

@@ -486,7 +486,6 @@ def _collapse(
 
 
 def _wrong_texts(groups: Sequence[Group]) -> Counter[str]:
-    """Return how often each text that is not exact was written."""
     return Counter(
         text
         for group in groups

@@ -123,7 +123,6 @@ class View:
         self.console.print(line, style="dim", soft_wrap=True)
 
     def _group_of(self, step: int, number: int, sample: int) -> Group:
-        """Return the group of a completion; UserError unless there is such a completion."""
         group = self.run.group(step, number, self.kind)
         most = len(group.completions) - 1
         if not 0 <= sample <= most:

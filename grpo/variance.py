@@ -247,13 +247,11 @@ def _shares(groups: Sequence[Group], shown: set[int]) -> dict[str, float]:
 
 
 def _traps(groups: Sequence[Group]) -> Counter[str]:
-    """Return how many completions are in each trap."""
     names = (score.parts.get("trap") for group in groups for score in group.scores)
     return Counter(name for name in names if name)
 
 
 def _wasted(groups: Sequence[Group]) -> int:
-    """Return the tokens of the groups that were not learned from."""
     return sum(group.tokens for group in groups if group.action not in ("keep", "demonstrate"))
 
 

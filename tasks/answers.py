@@ -267,16 +267,14 @@ def _rows(folder: Path) -> Iterator[dict[str, str]]:
         path = folder / f"{name}.jsonl"
         if kind_of(path) != "file":
             raise UserError(
-                f"--task gsm8k:{folder}: no file {path}; get train.jsonl and test.jsonl from "
-                "github.com/openai/grade-school-math"
+                f"--task gsm8k:{folder}: no file {path}; get it from openai/grade-school-math"
             )
         for where, row in read_jsonl(path):
             question, solution = str(row.get("question", "")), str(row.get("answer", ""))
             _, hashes, answer = solution.rpartition("####")
             if not (question and hashes) or number_of(answer) is None:
                 raise UserError(
-                    f"{where}: is not a line of GSM8K; it needs a question, and an answer that "
-                    "ends with #### and a number"
+                    f"{where}: is no line of GSM8K: a question, and an answer that ends with #### N"
                 )
             is_validation = int(key_of("gsm8k", " ".join(question.split())), 16) % 10 == 0
             yield {

@@ -115,10 +115,7 @@ class Arithmetic:
     def make(self, level: int, split: str, rng: random.Random) -> Problem:
         """Return a problem of `split` with `level` operations (chain) or digits (product)."""
         if self.family == "product" and not (level >= 10 and level % 10):
-            raise UserError(
-                f"--level {level}: products need digits of both factors, e.g. 32 for three digits "
-                "times two"
-            )
+            raise UserError(f"--level {level}: products need digits of both factors, e.g. 32")
 
         for _ in range(1000):
             problem = self._draw(level, rng)
@@ -192,7 +189,6 @@ class Arithmetic:
 
 
 def _score(text: str, target: int) -> Score:
-    """Return the score of an answer; the head of this file defines the reward."""
     value, reason = integer_in(text)
     if value is None:
         return Score(0.0, {"answer": None, "reason": reason})

@@ -338,8 +338,7 @@ def scores_of_groups(
         # The run stores the data, and the task's other methods read it.
         if data != repr(problem.data):
             raise UserError(
-                f"task {task.name}, {problem.title}: score() changed problem.data; let it change a "
-                "copy, copy.deepcopy(problem.data)"
+                f"task {task.name}, {problem.title}: score() changed problem.data; let it copy that"
             )
     return [
         _all_checked(task, problem, texts, scores)
@@ -366,8 +365,7 @@ def _all_checked(
     where = f"task {task.name}, {problem.title}"
     if len(scores) != len(completions):
         raise UserError(
-            f"{where}: score() returned {len(scores)} scores for {len(completions)} completions; "
-            "it must return one Score for each"
+            f"{where}: score() returned {len(scores)} scores for {len(completions)} completions"
         )
 
     reward_range = range_of(task)

@@ -195,7 +195,7 @@ class Rows:
         if not self.has_judged and any(scores):
             raise UserError(
                 f"reward {self.functions[0].name}, {groups[0][0].title}: returned None for every "
-                "completion so far; it must return a number where it does not abstain"
+                "completion so far; it must return a number"
             )
         return scores
 
@@ -218,8 +218,7 @@ class Rows:
             if shared := named.keys() & components.keys():
                 raise UserError(
                     f"reward {function.name}, {place}: two functions have a component "
-                    f"{min(shared)!r}; let one return it by another name, "
-                    f"{{'other name': {named[min(shared)]}}}"
+                    f"{min(shared)!r}; let one return it by another name"
                 )
             components |= named
 
@@ -270,9 +269,8 @@ def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
     prompt, messages = _prompt_of(columns, where)
     if taken := [name for name in GIVEN if name in columns]:
         raise UserError(
-            f"{where}: column {taken[0]!r} has the name under which reward functions get what the "
-            f"model is asked and writes; rename it, e.g. a right answer by --columns "
-            f"target={taken[0]}"
+            f"{where}: column {taken[0]!r} has the name of what reward functions get besides; "
+            f"rename it, e.g. a right answer by --columns target={taken[0]}"
         )
 
     level = columns.pop("level", None)
@@ -304,10 +302,8 @@ def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
 def _renamed(given: Mapping[str, Any], names: Mapping[str, str], where: str) -> dict[str, Any]:
     for name, column in names.items():
         if column not in given:
-            raise UserError(
-                f"--columns {name}={column}: {where} has no column {column!r}; it has "
-                f"{', '.join(given)}"
-            )
+            there = ", ".join(given)
+            raise UserError(f"--columns {name}={column}: {where} has no column {column!r}: {there}")
 
     others = {name: value for name, value in given.items() if name not in names.values()}
     return others | {name: given[column] for name, column in names.items()}
@@ -369,7 +365,6 @@ def _divided(problems: Sequence[Problem]) -> tuple[dict[str, list[Problem]], lis
 
 
 def _left_out(data: Any, rows: Sequence[Row], names: Mapping[str, str]) -> list[str]:
-    """Return what the user should know of rows and columns that are not used."""
     notes = [
         f"--columns {name}={column}: it replaces the column {name} of the rows, which is not used; "
         f"to keep that too, name it: --columns old_{name}={name}"
@@ -402,8 +397,7 @@ def _range(given: str | Iterable[float] | None) -> Range | None:
     limits = as_range(given.split(",") if isinstance(given, str) else given)
     if limits is None:
         raise UserError(
-            f"--reward-range {given}: give the lowest and the highest reward, e.g. 0,1.2, or "
-            f"{UNKNOWN}"
+            f"--reward-range {given}: give the lowest and the highest reward as 0,1.2, or {UNKNOWN}"
         )
     return limits
 
@@ -459,16 +453,12 @@ class _Function:
         """Raise UserError if the function has a parameter that the `row` lacks."""
         own = ("prompts", "completions") if self.takes_group else ("prompt", "completion")
         if own[1] not in self.parameters and not self.takes_all:
-            raise UserError(
-                f"reward {self.name}: has no parameter completion (or completions, for a whole "
-                "group)"
-            )
+            raise UserError(f"reward {self.name}: has no parameter completion, or completions")
         for name, is_needed in self.parameters.items():
             if is_needed and name not in row and name not in own:
                 raise UserError(
                     f"reward {self.name}: wants {name!r}, and {where} has only "
-                    f"{', '.join([*own, *row])}; add it, or rename a column by --columns "
-                    f"{name}=COLUMN"
+                    f"{', '.join([*own, *row])}; add it, e.g. by --columns {name}=COLUMN"
                 )
 
     def calls(self, problem: Problem, completions: Sequence[str]) -> list["_Call"]:
@@ -522,10 +512,7 @@ class _Call:
         """Return the result of each completion, up to `timeout` seconds after the call began."""
         while not self.is_done.wait(0.05):
             if time.monotonic() >= self.began + timeout:
-                raise UserError(
-                    f"{self.whose}: took more than {timeout:g} s; make it faster, or raise "
-                    "--reward-timeout"
-                )
+                raise UserError(f"{self.whose}: took more than {timeout:g} s (--reward-timeout)")
         if self.error is not None:
             raise raised(self.whose, self.error) from self.error
         if self.size is None:
@@ -534,8 +521,7 @@ class _Call:
         found = self.result.tolist() if hasattr(self.result, "tolist") else self.result
         if not isinstance(found, list | tuple) or len(found) != self.size:
             raise UserError(
-                f"{self.whose}: returned {shown(found)}; it must return a list with one result "
-                "for each"
+                f"{self.whose}: returned {shown(found)}; it must return a list, a result for each"
             )
         return list(found)
 

@@ -247,10 +247,8 @@ class Examples:
         except UserError as error:
             raise UserError(f"--shots {self.count}: {error}") from error
         if not all(problem.target for problem in found):
-            raise UserError(
-                f"--shots {self.count}: the problems of task {self.task.name} have no answer that "
-                "an example could show; write examples into the prompts, and leave the flag out"
-            )
+            what = f"problems of task {self.task.name}"
+            raise UserError(f"--shots {self.count}: the {what} have no answer to show")
         return tuple(found)
 
 
@@ -277,8 +275,7 @@ def read_problems(path: str | Path, task: Task | None = None) -> list[Problem]:
                 key = task.key(problem)
             if key != problem.key:  # by which repeated and held-out problems are known
                 raise UserError(
-                    f"{where}: its key is {problem.key!a}, and its data has {key}; make it again "
-                    "(docs/data-and-tasks.md)"
+                    f"{where}: its key is {problem.key!a}, and its data has {key}; make it again"
                 )
         problems.append(problem)
     if not problems:

@@ -84,10 +84,7 @@ def own_advantages(function: Callable, groups: Sequence[Group]) -> list[list[flo
         found = [list(map(float, row)) for row in function(groups)]
     sizes = [len(group.completions) for group in groups]
     if [len(row) for row in found] != sizes or not all(map(isfinite, chain.from_iterable(found))):
-        raise UserError(
-            f"{whose}: returned {shown(found)}; it must return a list for each group, with a "
-            "finite number for each of its completions"
-        )
+        raise UserError(f"{whose}: returned {shown(found)}; it must return lists of finite numbers")
     return found
 
 

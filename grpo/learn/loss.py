@@ -233,8 +233,7 @@ class OwnLoss:
             returned = getattr(loss_RT, "shape", type(loss_RT).__name__)
             raise UserError(
                 f"--loss {self.spec}: returned {returned}; it must return a tensor of shape "
-                f"{tuple(mask_RT.shape)} with a gradient: one number for each token of each "
-                "completion, computed from inputs.logp_RT"
+                f"{tuple(mask_RT.shape)} with a gradient, computed from inputs.logp_RT"
             )
         none_RT = torch.zeros_like(mask_RT)
         return zero_padding(loss_RT, mask_RT), none_RT, none_RT
@@ -245,10 +244,7 @@ def load_loss(spec: str) -> OwnLoss | None:
     if spec in LOSSES:
         return None
     if spec.startswith(FROM_PYTHON):
-        raise UserError(
-            f"--loss {spec}: is a function that was given in Python; give it again, as "
-            "grpo.train(loss=FUNCTION)"
-        )
+        raise UserError(f"--loss {spec}: give the function again, as grpo.train(loss=FUNCTION)")
     where, _, name = spec.rpartition(":")
     function = load_from_file(Path(where), name, kind="loss", where=f"--loss {spec}")
     if not callable(function):

@@ -224,7 +224,6 @@ def _total(every: Sequence[dict[str, float]]) -> dict[str, float]:
 
 
 def _metrics(sums: dict[str, float], grad_norm: float) -> dict[str, float]:
-    """Return the figures of a step by the names of the metrics."""
     metrics = {
         "loss": sums["loss"],
         "grad_norm": grad_norm,

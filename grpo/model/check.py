@@ -98,10 +98,8 @@ def check_files(folder: Path) -> None:
         if path.suffix in KINDS and not path.is_file():
             raise UserError(f"--model {folder}: {path.name} is no ordinary file")
         if path.suffix in (".json", ".jinja") and path.stat().st_size > MAX_BYTES:
-            raise UserError(
-                f"--model {folder}: {path.name} has {path.stat().st_size >> 20:,} MiB; at most "
-                f"{MAX_BYTES >> 20:,} MiB are read"
-            )
+            most = f"{MAX_BYTES >> 20:,} MiB"
+            raise UserError(f"--model {folder}: {path.name} has more than {most}")
 
 
 def check_step(tensors: Mapping[str, Tensor]) -> None:
@@ -310,8 +308,7 @@ def probe_of(policy: Any) -> Probe:
 
     if any(each.isnan().any() for each in expected):
         raise UserError(
-            f"--model {policy.name}: its logits are not finite: the weights are damaged; give "
-            "those of an earlier checkpoint, or a fresh copy"
+            f"--model {policy.name}: its logits are not finite; give a fresh copy of its weights"
         )
     return Probe(prompts, completions, expected, model.config._attn_implementation)
 

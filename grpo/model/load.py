@@ -112,10 +112,7 @@ def load_policy(
     if start not in (None, spec) and (weights is None or keep_reference):
         first = Path(start)
         if not is_adapter(first):
-            raise UserError(
-                f"{first}: the adapter that the run started from is not there any more; put the "
-                "checkpoint back"
-            )
+            raise UserError(f"{first}: the adapter that the run started from is gone; put it back")
 
     # Where the whole model is, what messages call it, and the adapter on top of it.
     given = weights or first
@@ -177,7 +174,6 @@ def load_policy(
 
 
 def _device(name: str) -> str:
-    """Return the device that --device names. Raises UserError if there is none."""
     has_gpu = torch.cuda.is_available()
     if name == "auto":
         name = "cuda" if has_gpu else "cpu"
@@ -379,16 +375,13 @@ def _correct_tokenizer(tokenizer: Any, path: str) -> list[str]:
     from gguf import TokenType
 
     fields = _tokenizer_fields(path)
+    fault = ""
     if fields.get("model") != "gpt2":
-        raise UserError(
-            f"--model {path}: its vocabulary ({shown(fields.get('model'))}) is not byte-level; "
-            "give the model's directory in Hugging Face layout"
-        )
-    if changes := [name for name in CHANGES if fields.get(name)]:
-        raise UserError(
-            f"--model {path}: its tokenizer changes texts ({changes[0]}), which is not done here; "
-            "give the model's directory in Hugging Face layout"
-        )
+        fault = f"its vocabulary ({shown(fields.get('model'))}) is not byte-level"
+    elif changes := [name for name in CHANGES if fields.get(name)]:
+        fault = f"its tokenizer changes texts ({changes[0]}), which is not done here"
+    if fault:
+        raise UserError(f"--model {path}: {fault}; give the directory in Hugging Face layout")
 
     # Splitting and decoding.
     pre, backend = fields.get("pre"), tokenizer.backend_tokenizer
@@ -499,9 +492,8 @@ def load_adapter(model: Model, folder: Path) -> PeftModel:
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         reason = shortened(" ".join(str(error).split()), 200)
         raise UserError(
-            f"{folder}: its adapter does not fit {type(model).__name__} ({reason}); give the base "
-            "model that it was trained on, and adapter_model.safetensors, or merge it where it was "
-            "made (merge_and_unload)"
+            f"{folder}: its adapter does not fit {type(model).__name__} ({reason}); give its base "
+            "model and adapter_model.safetensors, or merge it where it was made (merge_and_unload)"
         ) from error
 
     needed = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()

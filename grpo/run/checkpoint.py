@@ -225,10 +225,7 @@ def run_of(path: Path, flag: str = "--resume") -> Path:
     """Return the run that `path` is, or that a checkpoint `path` is of. `flag` gave the path."""
     run = path.parent.parent if CHECKPOINT.fullmatch(path.name) else path
     if kind_of(run / "config.yaml") != "file":
-        raise UserError(
-            f"{flag} {path}: not a run (there is no {run / 'config.yaml'}); give a run's directory "
-            "or one of its checkpoints".lstrip()
-        )
+        raise UserError(f"{flag} {path}: not a run (there is no {run / 'config.yaml'})".lstrip())
     check_links(run)
     return run
 

@@ -28,7 +28,6 @@ from grpo.data.files import (
     raw_json,
     read_bytes,
     read_jsonl,
-    read_jsonl_zst,
     read_yaml,
     write_jsonl_zst,
     write_whole,
@@ -235,13 +234,12 @@ def _completion_to_json(group: Group, sample: int) -> dict[str, Any]:
 
 def groups_of(path: Path) -> list[Group]:
     """Return the groups that a file holds. Raises UserError if it is damaged."""
-    lines = read_jsonl_zst(path)
-    if not lines:
-        raise UserError(f"{path}: holds no groups")
     groups = []
-    for number, line in enumerate(lines, start=1):
-        with blaming(f"{path}, line {number}: is not a group that a run writes"):
+    for where, line in read_jsonl(path):
+        with blaming(f"{where}: is not a group that a run writes"):
             groups.append(_from_json(line))
+    if not groups:
+        raise UserError(f"{path}: holds no groups")
     return groups
 
 
@@ -355,8 +353,7 @@ class RunData:
             check_links(self.path)
         if kind_of(self.path / "config.yaml") != "file":
             raise UserError(
-                f"{self.path}: not a run (it has no config.yaml); give the directory that train.py "
-                "named, such as runs/NAME"
+                f"{self.path}: not a run (it has no config.yaml); give a directory as runs/NAME"
             )
 
     def __repr__(self) -> str:

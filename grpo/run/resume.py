@@ -101,7 +101,6 @@ def open_run(
 def _open_resumed(
     resume: str, given: dict[str, Any], locks: ExitStack, ranks: Ranks
 ) -> tuple[OpenedRun, Config]:
-    """Return the run that --resume names, with the settings that it may change."""
     path = _resumed_path(resume)
     folder = run_of(path)
     # Before the latest checkpoint is looked for: another process may be about to write one.
@@ -129,10 +128,7 @@ def _resumed_path(resume: str) -> Path:
         return Path(resume)
     configs = [path for path in HOME.glob("*/config.yaml") if checkpoint_folders(path.parent)]
     if not configs:
-        raise UserError(
-            f"--resume: no run in {HOME}{os.sep} has a checkpoint to continue from; start one "
-            "without --resume"
-        )
+        raise UserError(f"--resume: no run in {HOME}{os.sep} has a checkpoint; start a new one")
     # config.yaml is written when a run is started or resumed.
     return max(configs, key=lambda path: path.stat().st_mtime_ns).parent
 
@@ -197,8 +193,7 @@ def locked(folder: Path) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             raise UserError(
-                f"{folder}: another process is training this run; wait for its end, or start "
-                "another run with --name"
+                f"{folder}: another process is training this run; wait, or give another --name"
             ) from error
         except OSError:
             pass
@@ -239,8 +234,8 @@ def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[s
     if has_adapter and given.get("lora_rank", earlier.lora_rank) != earlier.lora_rank:
         raise UserError(
             f"--lora-rank {given['lora_rank']}: the adapter of {checkpoint} has "
-            f"{earlier.lora_rank}; leave it out, or merge the adapter ({command_of('export')} "
-            f"{checkpoint} FOLDER) and give --model FOLDER"
+            f"{earlier.lora_rank}; leave it out, or merge it ({command_of('export')} {checkpoint} "
+            "FOLDER) and give --model FOLDER"
         )
 
     taken = {name: getattr(earlier, name) for name in TAKEN_OVER if name not in given}
@@ -314,7 +309,6 @@ def base_sources(model: str) -> dict[str, str] | None:
 
 
 def _digests(place: Path) -> dict[str, str]:
-    """Return the fingerprints of a model's files: of a GGUF file, or of those in a folder."""
     files = [place] if kind_of(place) == "file" else sorted(place.iterdir())
     return {
         path.name: digest_of(path)

@@ -186,7 +186,6 @@ class Run:
         self.files.write_warning(line)
 
     def _warn_once(self, line: str, key: str) -> None:
-        """Show a warning, if there is one, unless one with its key was."""
         if line and key not in self.warned:
             self.warned.add(key)
             self._warn(line)
@@ -233,7 +232,6 @@ class Run:
     # --- before the first step ----------------------------------------------------------------
 
     def _show_prompt(self) -> None:
-        """Show the run's first prompt as it is sent to the model, and write it to prompt.txt."""
         policy = self.trainer.policy
         _, problem = self.trainer.problems(1)[0]
         lines = sent_lines(policy, problem)
@@ -326,7 +324,6 @@ class Run:
         return is_wanted and self.trainer.knows_answers
 
     def _imitate_answers(self) -> None:
-        """Run the warm start, and report the result."""
         trainer = self.trainer
         level = trainer.curriculum.level
 

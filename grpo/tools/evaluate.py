@@ -133,8 +133,7 @@ class Evaluation:
         self.levels = self._levels()
         if flags.samples == 1 and compares(self.task):
             raise UserError(
-                "--samples 1: the reward may compare the completions of a group; give the size of "
-                "a group, or leave it out"
+                "--samples 1: the reward may compare the completions of a group; leave it out"
             )
         samples = flags.samples or (config.group_size if compares(self.task) else 1)
         sampling = {name: getattr(settings, name) for name in SAMPLING}
@@ -368,7 +367,6 @@ class RemoteEvaluation(Evaluation):
         }
 
     def _ask(self, body: Result) -> Completion:
-        """Return the server's answer to a request, after several tries if necessary."""
         for pause in PAUSES:
             time.sleep(pause)
             try:
@@ -578,7 +576,6 @@ def _remarks(name: str, result: Result) -> Iterator[str]:
 
 
 def _show_worst(console: RichConsole, name: str, groups: Sequence[Group]) -> None:
-    """Print the worst completions of `groups`, and their targets, unless they are right."""
     by_value = sorted(groups, key=lambda group: min(score.value for score in group.scores))
     for group in by_value[:WORST]:
         pairs = zip(group.scores, group.completions)

@@ -174,7 +174,7 @@ def test_without_a_reference_nothing_depends_on_the_first_run(copied, capsys):
     assert AutoModelForCausalLM.from_pretrained("exported")
 
     line = fails(capsys, "--resume", "runs/lora-2", *TASK, "--steps", "4")
-    assert "the adapter that the run started from is not there any more" in line
+    assert "the adapter that the run started from is gone; put it back" in line
 
 
 def test_another_adapter_under_the_same_name_is_refused(copied, capsys):

@@ -197,9 +197,9 @@ def test_gsm8k_mistakes(tmp_path):
         with pytest.raises(UserError, match=message):
             make()
     for row, message in (
-        ({"question": "?"}, "is not a line of GSM8K"),
-        ({"question": "?", "answer": "3"}, "ends with #### and a number"),
-        ({"question": "?", "answer": "#### many"}, "ends with #### and a number"),
+        ({"question": "?"}, "is no line of GSM8K"),
+        ({"question": "?", "answer": "3"}, "ends with #### N"),
+        ({"question": "?", "answer": "#### many"}, "ends with #### N"),
     ):
         (tmp_path / "a" / "test.jsonl").write_text(json.dumps(row) + "\n")
         with pytest.raises(UserError, match=f"test.jsonl, line 1: .*{message}"):

@@ -205,7 +205,7 @@ def test_a_prompt_in_another_unicode_form_is_the_same_prompt():
             [{"messages": '[{"role": "user"}]'}], {}),
         ("row 1: prompt is a conversation stored as text",
             [{"prompt": "[{'content': 'Hi', 'role': 'user'}]", "answer": ""}], {}),
-        ("row 1: column 'completion' has the name under which reward functions get",
+        ("row 1: column 'completion' has the name of what reward functions get",
             [ROWS[0] | {"completion": "GOLD"}], {}),
         ("row 1: split is 'dev'; give one of train, validation, test, or rename the column to "
             "split by a hash of the prompt: --columns my_split=NAME",
@@ -507,8 +507,8 @@ def test_two_functions_with_one_component():
     def second(completion):
         return {"a": 2}
 
-    advice = "let one return it by another name, {'other name': 2"
-    refused(f"two functions have a component 'a'; {advice}", lambda: scores([first, second]))
+    message = "two functions have a component 'a'; let one return it by another name"
+    refused(message, lambda: scores([first, second]))
 
 
 def test_components_are_added_and_kept():

@@ -121,7 +121,6 @@ def words_of_answer(words: Sequence[str], answer: Any) -> list[int] | None:
 
 
 def _packed_row(group: Group, sample: int, numbers: list[int] | None) -> dict[str, Any]:
-    """Return what the page shows of a completion beside its text."""
     completion, score = group.completions[sample], group.scores[sample]
     advantage = group.advantages[sample] if group.advantages else None
     row = {

@@ -137,7 +137,7 @@ def test_loading(tmp_path):
         (f"{path}:other", "defines no function other"),
         (f"{path}:number", "defines no function number"),
         (f"{tmp_path}/none.py:loss", "no file"),
-        ("python:loss", "give it again, as grpo.train(loss=FUNCTION)"),
+        ("python:loss", "give the function again, as grpo.train(loss=FUNCTION)"),
     ):
         with pytest.raises(UserError, match=message.replace("(", r"\(").replace(")", r"\)")):
             load_loss(spec)

@@ -42,9 +42,8 @@ def test_rewards_that_compare_completions_see_whole_groups_in_evaluations(home, 
 
     capsys.readouterr()
     assert evaluation.main([*command, "--samples", "1"]) == 2
-    assert "--samples 1: the reward may compare the completions of a group; give" in one_line(
-        capsys
-    )
+    said = "--samples 1: the reward may compare the completions of a group; leave it out"
+    assert said in one_line(capsys)
 
 
 @pytest.mark.slow
