@@ -1,6 +1,6 @@
 """The package `grpo.data`."""
 
 if __name__ == "data":
-    from grpo.top_level import share_modules
+    from grpo import share_modules
 
     share_modules(__name__)

@@ -3,10 +3,12 @@
 As a library: `from grpo import train, make_trainer, load_run, load_model` (see `grpo.library`).
 
 The folders `align`, `data` and `tasks` of the repository are `grpo.align`, `grpo.data` and
-`grpo.tasks`, through the links in this folder.
+`grpo.tasks`, through the links in this folder. In a checkout they have their own names, too.
 """
 
+import sys
 from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 
 __version__ = "0.1.0"
@@ -29,3 +31,15 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return getattr(import_module(_MODULES[name]), name)
     raise AttributeError(f"module 'grpo' has no attribute {name!r}")
+
+
+def share_modules(package: str) -> None:
+    """Let `package` and its modules be those of `grpo.PACKAGE`: loaded again under another name,
+    each of their classes would exist twice.
+    """
+    own = sys.modules[package] = import_module(f"grpo.{package}")
+    for module in iter_modules(own.__path__):
+        # What `python -m` runs needs a specification of its own.
+        if module.name not in ("audit", "make"):
+            name = f"{package}.{module.name}"
+            sys.modules[name] = import_module(f"grpo.{name}")

@@ -19,7 +19,7 @@ for a word that replaces another.
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, groupby
 from operator import itemgetter
 from pathlib import Path
@@ -85,8 +85,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("run", type=Path, help="the directory of a run")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     parts = {}
-    for name, (method, count, help) in VIEWS.items():
-        part = parts[name] = commands.add_parser(name, help=help)
+    for name, count in VIEWS.items():
+        method = getattr(View, name)
+        part = parts[name] = commands.add_parser(name, help=method.__doc__)
         part.set_defaults(show=method)
         for number in NUMBERS[:count]:
             part.add_argument(number, type=int)
@@ -236,7 +237,7 @@ class View:
         show_table(self.console, lines, "position token logprob advantage text".split())
 
     def replay(self, step: int) -> int:
-        """Repeat a step's update and compare; return 1 if it differs."""
+        """Repeat a step's update and compare; the status is 1 if it differs."""
         from grpo.tools.replay import replay  # imports the trainer, which takes seconds
 
         programs = [getattr(self.arguments, name) for name in ("task", "reward_file", "loss")]
@@ -260,17 +261,9 @@ class View:
         return 0 if result["same"] else 1
 
 
-# The commands: method, how many of the numbers it takes, and help.
+# The commands, which are methods of View, and how many of the numbers each takes.
 NUMBERS = ("step", "group", "sample")
-VIEWS: dict[str, tuple[Callable[..., int | None], int, str]] = {
-    "steps": (View.steps, 0, "a line for each step"),
-    "step": (View.step, 1, "the groups of a step"),
-    "group": (View.group, 2, "a group's completions, highest reward first"),
-    "why": (View.why, 3, "why a completion has its reward and advantage"),
-    "tokens": (View.tokens, 3, "the tokens of a completion"),
-    "degenerate": (View.degenerate, 0, "the groups without gradient"),
-    "replay": (View.replay, 1, "repeat a step's update and compare"),
-}
+VIEWS = {"steps": 0, "step": 1, "group": 2, "why": 3, "tokens": 3, "degenerate": 0, "replay": 1}
 
 
 # --- a group and its completions as text --------------------------------------------------------

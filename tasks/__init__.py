@@ -1,6 +1,6 @@
 """The package `grpo.tasks`."""
 
 if __name__ == "tasks":
-    from grpo.top_level import share_modules
+    from grpo import share_modules
 
     share_modules(__name__)

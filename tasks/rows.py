@@ -129,15 +129,10 @@ class Rows:
         reward_range: str | Sequence[float] | None = (0.0, 1.0),
         reward_timeout: str | float = TIMEOUT,
     ):
-        if data is None:
+        if data is None or (reward_file is None and not reward_functions):
             raise UserError(
-                "--task data: give your problems by --data FILE; a run whose rows were given in "
-                "Python continues with train(rows, reward, resume=...)"
-            )
-        if reward_file is None and not reward_functions:
-            raise UserError(
-                "--data: give a reward function by --reward-file path/to/file.py:name; a run whose "
-                "reward was given as a Python function continues with train(..., resume=...)"
+                "--task data: give --data FILE and --reward-file path/to/file.py:name; a run whose "
+                "rows or reward were given in Python continues with train(..., resume=...)"
             )
 
         self.program = [Path(reward_file.rpartition(":")[0])] if reward_file else []

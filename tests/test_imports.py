@@ -17,9 +17,7 @@ EXCEPTIONS = {
     "grpo/show/group.py": {"align.needleman"},
     "grpo/tools/report/samples.py": {"align.needleman"},
     "grpo/api.py": {"tasks.rows"},
-    **dict.fromkeys(
-        ("align/__init__.py", "data/__init__.py", "tasks/__init__.py"), {"grpo.top_level"}
-    ),
+    **dict.fromkeys(("align/__init__.py", "data/__init__.py", "tasks/__init__.py"), {"grpo"}),
 }
 
 
@@ -27,7 +25,7 @@ EXCEPTIONS = {
 CHOICE = "grpo/model/load.py"
 
 LAYERS = (  # of `grpo`, lowest first: a module imports its own package and lower layers alone
-    ("__version__", "top_level", "statistics", "records", "distributed"),
+    ("__version__", "statistics", "records", "distributed"),
     ("model",),
     ("config",),
     ("rollout", "learn"),
