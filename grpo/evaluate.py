@@ -131,7 +131,7 @@ def score_groups(task: Task, groups: Sequence[Group]) -> None:
     for name, value in before.items():
         if getattr(torch, f"get_{name}")() != value:
             raise UserError(
-                f"task {task.name}: score() called torch.set_{name}; let it set it back to {value}"
+                f"task {task.name}: score() called torch.set_{name}; set it back to {value}"
             )
     for group, scores in zip(groups, found, strict=True):
         group.scores = [

@@ -163,8 +163,7 @@ class Rows:
         problems = [one for one in self._by_split[split] if one.level == level]
         if not problems:
             raise UserError(
-                f"--data: no row of the {split} split has level {level}; give more rows, or a "
-                "column split with train, validation and test"
+                f"--data: no row of the {split} split has level {level}; give a column split"
             )
         return rng.choice(problems)
 
@@ -314,8 +313,7 @@ def _prompt_of(columns: dict[str, Any], where: str) -> tuple[str, list[dict[str,
         given, name = columns.pop("messages", None), "messages"
     if isinstance(given, str) and AS_TEXT.match(given):
         raise UserError(
-            f"{where}: {name} is a conversation stored as text; give a list of turns, which "
-            "json.loads or ast.literal_eval makes of it"
+            f"{where}: {name} is a conversation stored as text; give a list of turns (json.loads)"
         )
     if given and isinstance(given, str) and name == "prompt":
         return given, []
@@ -330,8 +328,7 @@ def _prompt_of(columns: dict[str, Any], where: str) -> tuple[str, list[dict[str,
         is_turn = isinstance(turn, Mapping) and turn.get("role") in ROLES
         if not is_turn or not isinstance(turn.get("content"), str):
             raise UserError(
-                f"{where}: a turn is {shown(turn)}; it must have a role ({', '.join(ROLES)}) and a "
-                "text as content"
+                f"{where}: a turn is {shown(turn)}; give a role of {', '.join(ROLES)}, and content"
             )
     if given[-1]["role"] != "user":
         raise UserError(f"{where}: the last turn must be the user's, and the model answers it")

@@ -319,7 +319,7 @@ def test_a_reward_may_not_change_torch(name, own, other):
     set_to = getattr(torch, f"set_{name}")
     task = small_rewards.rows([lambda completion: set_to(other) or 1.0])
     completion = Completion((1,), (0.0,), "a", "stop")
-    with pytest.raises(UserError, match=f"torch.set_{name}, .* set it back to {own}"):
+    with pytest.raises(UserError, match=f"torch.set_{name}; set it back to {own}"):
         score_groups(task, [Group(0, small_rewards.problem(), (1,), 1.0, [completion])])
     set_to(own)
 
