@@ -149,7 +149,7 @@ def test_loss_and_advantages_may_be_functions_in_python(home, capsys, name, sett
     assert inspect.main(["runs/a", "why", *where]) == 0
     assert (name == "loss") == ("standard" in capsys.readouterr().out)
     assert main(["--resume", "runs/a", "--steps", "4"]) == 2
-    assert f"give it again, as grpo.train({name}=FUNCTION)" in one_line(capsys)
+    assert f"again, as grpo.train({name}=FUNCTION)" in one_line(capsys)
     with pytest.raises(UserError, match=f"^(--loss|train).* mse: give one of grpo|{name} must be"):
         train(**options, **{name: "mse"})
 
