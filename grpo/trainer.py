@@ -172,7 +172,7 @@ class Trainer:
         if self.ranks.is_rank0:
             for callback in self.callbacks:
                 run_callback(callback, report)
-        self.end.asked = self.ranks.gather([report.end])[0]
+        self.end.asked = self.ranks.on_rank0(lambda: report.end)
         return report
 
     def collect(self, step: int) -> tuple[list[Indexed], list[Group]]:
@@ -226,8 +226,8 @@ class Trainer:
         return problems
 
     def window(self, index: int, problem: Problem) -> Problem:
-        """Return a window of the problem, from a random word of its right answer on, if the answer
-        is longer than the setting `window`. More of them than by chance are at its ends.
+        """Return a window of the problem, which begins at a random word of its right answer, if the
+        answer is longer than the setting `window`. AT_ENDS of the windows are its first or last.
         """
         words = self.config.window
         if not words:

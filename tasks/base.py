@@ -70,8 +70,13 @@ class Problem:
 
     @property
     def begun(self) -> str:
-        """The beginning of the right answer, which the prompt ends with in a window of it."""
+        """In a window of the right answer: the text before it, which ends the prompt."""
         return str(self.data.get("begun", ""))
+
+    @property
+    def goes_on(self) -> bool:
+        """In a window of the right answer: whether the answer continues after it."""
+        return bool(self.data.get("goes_on"))
 
     @property
     def title(self) -> str:
@@ -129,10 +134,11 @@ class Task(Protocol):
       so far, which may end in the middle of a word, and returns the most likely continuation to the
       end ("l saw it." after "the ow"), or "". A wrong guess costs time but changes no sample. Each
       completion has its own copy (`copy.copy`) of the guesser, which may remember earlier calls;
-    - `is_enough(problem, text)`: whether nothing is scored that follows a text, which may end in
-      the middle of a word. Sampling ends there in training; a right answer is not enough;
+    - `is_enough(problem, text)`: whether nothing after this text is scored; it may end in the
+      middle of a word. In training, sampling ends there. It is False for the right answer itself;
     - `window(problem, words, place)`: the problem of writing `words` words of its right answer,
-      from a `place` in [0, 1] on: `data["begun"]` has the text before, `target` what is missing;
+      from a `place` in [0, 1] on: `target` has them, `data["begun"]` the text before them, and
+      `data["goes_on"]` says whether the answer continues;
     - `unended(problem, completion, score)`: the score of a completion that the token budget cut
       off, from the one that it would have had with an end. Without it the reward stays;
     - `explain(problem, completion, score, reward)`, a static method of the project's tasks;

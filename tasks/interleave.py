@@ -194,11 +194,11 @@ class Interleave:
         )
 
     def is_enough(self, problem: Problem, text: str) -> bool:
-        """Return whether `text` goes on behind the window of the problem, or has a wrong word and
-        by the reward `prefix` nothing counts that follows (see `grpo.tasks.base.Task`).
+        """Return whether `text` extends beyond the window of the problem, or has a wrong word under
+        the reward `prefix` (see `grpo.tasks.base.Task`).
         """
         words, target = split_words(text), split_words(problem.target)
-        if problem.data.get("goes_on") and len(words) > len(target):
+        if problem.goes_on and len(words) > len(target):
             return True
         whole = words if text[-1:].isspace() else words[:-1]  # the last may be unfinished
         return self.reward == "prefix" and _right_words(whole, target) < len(whole)
@@ -206,7 +206,7 @@ class Interleave:
     def _in_window(self, problem: Problem, text: str) -> str:
         """Return `text` without the words behind the problem's window."""
         wanted = len(split_words(problem.target))
-        ends = word_ends(text) if problem.data.get("goes_on") else []
+        ends = word_ends(text) if problem.goes_on else []
         return text[: ends[wanted - 1]] if len(ends) > wanted else text
 
     def key(self, problem: Problem) -> str:
@@ -263,7 +263,7 @@ class Interleave:
         elif self.reward == "pairs" and longest > 1:
             reward = (pairs + longest - 1) / (2 * longest - 2)
 
-        # Sampling ended behind the first wrong word: nothing is known of what would have followed.
+        # Sampling may have ended after the first wrong word, so the strategy is not known.
         is_cut = self.reward == "prefix" and prefix < len(words) <= prefix + 2
         parts = {
             "words": len(words),

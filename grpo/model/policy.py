@@ -200,9 +200,7 @@ class Policy:
         """Return the token ids of the right answer to `problem`, or of its window."""
         begun = self.target_tokens(problem.begun) if problem.begun else ()
         whole = self.target_tokens(f"{problem.begun} {problem.target}".lstrip(" "))
-        return (
-            whole[len(begun) :] if problem.data.get("goes_on") else (*whole[len(begun) :], self.end)
-        )
+        return whole[len(begun) :] if problem.goes_on else (*whole[len(begun) :], self.end)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text that a completion's `tokens` write, without the end token."""

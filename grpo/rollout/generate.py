@@ -27,7 +27,7 @@ from grpo.tasks.base import Problem, Task
 # so a guess may remember what it has seen.
 Guess = Callable[[str], str]
 
-# Whether nothing counts that follows these tokens of a completion. Once true, it stays so.
+# Whether nothing after these tokens of a completion is scored. Once true, it stays true.
 IsEnough = Callable[[Sequence[int]], bool]
 
 
@@ -44,7 +44,7 @@ class RolloutRequest:
     budgets: Sequence[int]  # the most new tokens of a completion
     truncate: Callable | None = None  # cuts the distribution, see `sampling.truncation`
     guesses: Sequence[Guess] | None = None  # what is drafted from; None for no drafts
-    is_enough: Sequence[IsEnough | None] | None = None  # None: all that follows counts
+    is_enough: Sequence[IsEnough | None] | None = None  # None: everything is scored
 
     @property
     def group_size(self) -> int:
@@ -62,7 +62,7 @@ class RolloutRequest:
         )
 
     def ends_at(self, c: int, tokens: Sequence[int]) -> bool:
-        """Return whether nothing counts that follows the `tokens` of completion `c`."""
+        """Return whether nothing after the `tokens` of completion `c` is scored."""
         is_enough = self.is_enough[c // self.group_size] if self.is_enough else None
         return is_enough is not None and is_enough(tokens)
 
@@ -289,22 +289,21 @@ def _completion(
                 "the model's logits are not finite"
             )
 
-    # A decoder may have drawn more tokens than are enough. Each was drawn from those before it
-    # alone, so without them nothing else changes.
-    counts = range(1, len(tokens))
-    enough = bisect_left(counts, True, key=lambda count: request.ends_at(c, tokens[:count])) + 1
-    if enough < len(tokens) or request.ends_at(c, tokens):
+    finish = "stop" if tokens[-1] in policy.stops else "length"
+    if request.ends_at(c, tokens):
+        # A decoder may have drawn more tokens than are scored. Each token depends only on those
+        # before it, so cutting the rest off changes nothing else.
+        counts = range(1, len(tokens))
+        enough = bisect_left(counts, True, key=lambda count: request.ends_at(c, tokens[:count])) + 1
         tokens, logprobs, finish = tokens[:enough], logprobs[:enough], "enough"
-    else:
-        finish = "stop" if tokens[-1] in policy.stops else "length"
     return Completion(tuple(tokens), tuple(logprobs), policy.decode(tokens), finish)
 
 
 def tests_of_enough(
     policy: Policy, task: Any, problems: Sequence[Problem]
 ) -> list[IsEnough | None] | None:
-    """Return a test for the completions of each problem; None where all that follows counts, as
-    what follows a whole answer shows.
+    """Return a test for the completions of each problem; None where the whole text is scored, which
+    a right answer with words behind it tells.
     """
     found: list[IsEnough | None] = [
         partial(_is_enough, policy, task, problem, policy.answer_tokens(problem))
