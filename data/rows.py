@@ -18,8 +18,8 @@ from grpo.data.files import kind_of, read_bytes, read_json, read_jsonl
 # The name of a dataset of the hub, with its configuration and its split.
 ON_THE_HUB = re.compile(r"[\w.-]{1,96}(/[\w.-]{1,96})?(:.*)?")
 
-# So many rows are read of an iterable that does not know its length and may be endless: with
-# --prompts 32, 500 steps on different problems. What slow rows have come to is said every PAUSE s.
+# The most rows read from an iterable without a length, which may be endless: a fifth held out,
+# enough for 500 steps of 32 different prompts. Every PAUSE seconds a line says how many were read.
 MOST = 20_000
 PAUSE = 5
 

@@ -119,7 +119,7 @@ def evaluate(
     return judged or groups
 
 
-# What a user's reward may not change, because the training goes on with it.
+# Global settings that a user's reward must not change: training continues with them.
 TORCH = ("default_dtype", "default_device", "float32_matmul_precision")
 
 

@@ -38,7 +38,7 @@ def test_fresh_is_the_stream(seed, index):
 
 @given(seeds, st.integers(1, 30), st.integers(0, 50))
 def test_an_epoch_holds_each_problem_once(seed, size, epoch):
-    """Wherever one starts: a resumed run goes on with the problems that it would have drawn."""
+    """A resumed run draws the same problems as an uninterrupted one."""
     keys = list(map(str, range(size)))
     straight, resumed = (Supply(TASK, seed=seed, dataset=problems(*keys)) for _ in range(2))
     indices = range(epoch * size, (epoch + 1) * size)

@@ -276,7 +276,7 @@ def test_lengths_follow_acceptance_and_batch():
     assert lengths[0.05] == [0, 0, 0] and lengths[0.9][2] == 0
     usual = draft_length(drafting, costs, 16)
     assert draft_length(drafting, costs, 16, 10, 90) < usual  # the rows' own record
-    assert draft_length(drafting, Costs(64, 400), 16) < usual  # aiming anew is dear
+    assert draft_length(drafting, Costs(64, 400), 16) < usual  # replanning is expensive
     assert all(a <= b for a, b in zip(lengths[0.5], lengths[0.9]))
     assert lengths[0.99][0] == LENGTHS[-1]
 
@@ -349,8 +349,8 @@ def test_plans_by_hand():
     written[0, :2] = chosen[0, :2]
     # A stale plan is no evidence.
     assert plans.observe(rows, place, chosen, torch.tensor([1, 0])) == (0, 0)
-    anew = offer(plans, rows, torch.tensor([True, False]), written, place, 3)[0]
-    assert anew.tolist() == [2, 3, 9]  # "cd"
+    replanned = offer(plans, rows, torch.tensor([True, False]), written, place, 3)[0]
+    assert replanned.tolist() == [2, 3, 9]  # "cd"
     assert plans.is_stale.tolist() == [False, False] and plans.planned[0, 5] == NO_TOKEN
 
 
