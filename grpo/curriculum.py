@@ -149,7 +149,9 @@ class Curriculum(Resumable):
                 self.varied[level] += MEMORY * (varies - self.varied[level])
             if level == self.level:
                 is_solved = group.class_name == "solved"
-                values.append(1.0 if is_solved else fmean(score.value for score in group.scores))
+                mean = 1.0 if is_solved else fmean(score.value for score in group.scores)
+                # What whole answers would earn whose parts succeed independently.
+                values.append(mean ** (1 / group.problem.share))
         if values:
             self.recent.append(values)
 
@@ -173,6 +175,8 @@ class Curriculum(Resumable):
 
 
 # --- the problems of the prompts ------------------------------------------------------------------
+
+AT_ENDS = 1 / 4  # the share of windows that begin with the answer, or end with it
 
 PROBES = 16  # problems of a level whose prompts and budgets are tried before training
 
@@ -207,7 +211,9 @@ class ProblemStream(Resumable):
         self.warnings: list[str] = []  # not shown yet
 
     def at(self, index: int, level: int) -> Indexed:
-        """Return the first problem of a level from `index` on that fits the context."""
+        """Return the first problem of a level from `index` on that fits the context, or a window of
+        it.
+        """
         passed: list[Problem] = []
         problems = (self.supply.at(i, level) for i in count(index))
         problem = next(fitting(self.policy, problems, passed, self.config.max_new_tokens))
@@ -219,7 +225,19 @@ class ProblemStream(Resumable):
                 f"right answer do not fit the model's {self.policy.context:,} tokens or "
                 "--max-new-tokens"
             )
-        return index + len(passed), problem
+        index += len(passed)
+        return index, self.window(index, problem)
+
+    def window(self, index: int, problem: Problem) -> Problem:
+        """Return a window of the problem, which begins at a random word of its right answer, if the
+        answer is longer than the setting `window`. AT_ENDS of the windows are its first or last.
+        """
+        words = self.config.window
+        if not words:
+            return problem
+        draw = random.Random(f"window/{self.config.seed}/{index}")
+        place = draw.choice([0.0, 1.0]) if draw.random() < AT_ENDS else draw.random()
+        return self.task.window(problem, words, place)  # type: ignore[attr-defined]
 
     def take_warnings(self) -> list[str]:
         """Return what to say of the first problem that was left out, once."""

@@ -15,7 +15,6 @@ further problems until `dynamic_sampling` groups teach, that is, vary and are tr
 """
 
 import math
-import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -48,7 +47,7 @@ from grpo.model.policy import Policy
 from grpo.records import Group, StepReport, first_tries, truncated_share
 from grpo.rollout.generate import Drafting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
-from grpo.tasks.base import Problem, calling, credits_of, range_of
+from grpo.tasks.base import calling, credits_of, range_of
 from grpo.tasks.supply import Supply
 from grpo.variance import VarianceMonitor, reward_metrics
 
@@ -62,8 +61,6 @@ BUILTIN_PROMPTS, PROMPTS, SMALL_MODELS_PROMPTS, SMALL_MODELS_EPOCHS = 8, 32, 64,
 VARIED_SHARE = {True: 1 / 2, False: 1 / 4}  # of the embedded model, and of others
 
 MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for one step
-
-AT_ENDS = 1 / 4  # the share of windows that begin with the answer, or end with it
 
 # The steps in which the learning rate falls to zero once the goal is nearly reached.
 ANNEAL_STEPS = 120
@@ -221,20 +218,9 @@ class Trainer:
         index = earlier[-1][0] + 1 if earlier else self.stream.next_index
         for level in self.curriculum.levels_for(self.config.seed, step, count, len(earlier)):
             index, problem = self.stream.at(index, level)
-            problems.append((index, self.window(index, problem)))
+            problems.append((index, problem))
             index += 1
         return problems
-
-    def window(self, index: int, problem: Problem) -> Problem:
-        """Return a window of the problem, which begins at a random word of its right answer, if the
-        answer is longer than the setting `window`. AT_ENDS of the windows are its first or last.
-        """
-        words = self.config.window
-        if not words:
-            return problem
-        draw = random.Random(f"window/{self.config.seed}/{index}")
-        place = draw.choice([0.0, 1.0]) if draw.random() < AT_ENDS else draw.random()
-        return self.task.window(problem, words, place)  # type: ignore[attr-defined]
 
     def rollout(self, step: int, problems: Sequence[Indexed]) -> list[Group]:
         """Sample, score and classify these problems; return a group for each attempt at one.

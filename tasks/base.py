@@ -79,6 +79,11 @@ class Problem:
         return bool(self.data.get("goes_on"))
 
     @property
+    def share(self) -> float:
+        """The share of the right answer that the problem asks for: less than 1 in a window."""
+        return float(self.data.get("share", 1.0))
+
+    @property
     def title(self) -> str:
         """What messages call the problem: where its row stands, or its key."""
         return str(self.data.get("where") or f"problem {self.key}")
@@ -137,8 +142,8 @@ class Task(Protocol):
     - `is_enough(problem, text)`: whether nothing after this text is scored; it may end in the
       middle of a word. In training, sampling ends there. It is False for the right answer itself;
     - `window(problem, words, place)`: the problem of writing `words` words of its right answer,
-      from a `place` in [0, 1] on: `target` has them, `data["begun"]` the text before them, and
-      `data["goes_on"]` says whether the answer continues;
+      from a `place` in [0, 1] on: `target` has them, `data["begun"]` the text before them,
+      `data["goes_on"]` says whether the answer continues, `data["share"]` which share of it it is;
     - `unended(problem, completion, score)`: the score of a completion that the token budget cut
       off, from the one that it would have had with an end. Without it the reward stays;
     - `explain(problem, completion, score, reward)`, a static method of the project's tasks;

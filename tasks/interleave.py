@@ -186,12 +186,13 @@ class Interleave:
             return problem
         start = round(place * (len(whole) - words))
         end = start + words
-        begun, goes_on = " ".join(whole[:start]), end < len(whole)
-        return replace(
-            problem,
-            target=" ".join(whole[start:end]),
-            data={**problem.data, "begun": begun, "goes_on": goes_on},
-        )
+        part = {
+            "begun": " ".join(whole[:start]),
+            "goes_on": end < len(whole),
+            "share": words / len(whole),
+        }
+        target = " ".join(whole[start:end])
+        return replace(problem, target=target, data={**problem.data, **part})
 
     def is_enough(self, problem: Problem, text: str) -> bool:
         """Return whether `text` extends beyond the window of the problem, or has a wrong word under

@@ -4,6 +4,7 @@ Rank 0 writes its files; the other ranks do the same work but write nothing.
 """
 
 import gc
+import itertools
 import signal
 import sys
 from collections.abc import Collection
@@ -448,6 +449,8 @@ class Run:
         # Those of the data set, too, before training has drawn them: otherwise the first evaluation
         # would use problems that later ones lack.
         seen = trainer.stream.seen | {problem.key for problem in trainer.stream.supply.dataset}
+        if purpose == "warm start":  # as in training
+            stream = itertools.starmap(trainer.stream.window, enumerate(stream))
         found = select(policy, stream, size, seen, asked, **limits)
         if not found.problems:
             why = f"no {purpose} evaluation at level {level}: {found.why_none}"
