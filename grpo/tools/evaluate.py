@@ -6,10 +6,8 @@ A model is loaded here, or is asked by way of an OpenAI-compatible server (--end
 import argparse
 import json
 import math
-import os
 import re
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import comb
 from multiprocessing.pool import AsyncResult, ThreadPool
@@ -39,6 +37,7 @@ from grpo.evaluate import (
 from grpo.model.load import load_policy
 from grpo.model.prompts import format_of, middle_left_out, sent_lines, wording_text
 from grpo.records import Completion, Group, row_of
+from grpo.rollout.server import Server, reason_of
 from grpo.run.resume import checkpoint_of, config_of, load_run_policy
 from grpo.show.console import Console
 from grpo.show.group import question_of
@@ -78,13 +77,10 @@ HEADINGS = "level,figure,n,mean [95 % interval],exact,truncated,sampling,budget,
 WIDTH = 100
 WORST = 2
 
-# Of requests to a server: the key's variable, how many at a time, seconds before each try and to
-# connect, and between two looks at what has arrived.
+# Of requests to a server: the key's variable, how many at a time, and seconds between two looks at
+# what has arrived.
 KEY = "OPENAI_API_KEY"
 AT_A_TIME = 8
-PAUSES = (0, 1, 2, 4, 8, 16)
-MAY_SUCCEED_LATER = {408, 409, 425, 429}
-CONNECT = 20.0
 LOOK = 1.0
 
 # Some servers accept no value but their own of these, or another name, and say so.
@@ -293,23 +289,14 @@ class Evaluation:
 class RemoteEvaluation(Evaluation):
     """The evaluation of a model behind a server. Its tokenizer and its context are not known.
 
-    The server is asked by POST .../chat/completions, several requests at a time in threads. A
-    request that may succeed later (no connection, a timeout, a status in MAY_SUCCEED_LATER, or 500
-    and above) is repeated after a pause. One whose OPTIONAL values are refused is sent without
-    them. Any other status is the user's mistake. The key comes from the environment, and is neither
-    stored nor shown.
+    The server is asked by POST .../chat/completions, several requests at a time in threads. One
+    whose OPTIONAL values are refused is sent without them. Any other refusal is the user's mistake.
     """
 
     def _load(self) -> None:
-        self.url = _address(self.flags.endpoint)
-        key = os.environ.get(KEY, "").strip()
-        if not (key.isascii() and key.isprintable()):
-            raise UserError(f"{KEY}: has characters that no header can hold; copy the key again")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        timeout = httpx.Timeout(self.flags.timeout, connect=min(CONNECT, self.flags.timeout))
-        self.client = httpx.Client(headers=headers, timeout=timeout)
+        limits: dict[str, Any] = {"timeout": self.flags.timeout, "limit": "--timeout "}
+        self.server = Server("--endpoint ", self.flags.endpoint, key=KEY, **limits)
         self.refused: set[str] = set()
-        self.doing = "asking"
 
     def _select(self, problems: Iterable[Problem], size: int, **limits: Any) -> DistinctProblems:
         return first_distinct(problems, size, (), **limits)
@@ -328,7 +315,7 @@ class RemoteEvaluation(Evaluation):
                 for each in pending:
                     while not each.ready():
                         done = sum(one.ready() for one in pending)
-                        progress(self.doing, done, len(bodies))
+                        progress(self.server.doing, done, len(bodies))
                         each.wait(LOOK)
                     each.get()
         completions = [each.get() for each in pending]
@@ -345,7 +332,7 @@ class RemoteEvaluation(Evaluation):
         """Return the largest budget, and the first prompt by its turns: the server writes them."""
         turns = [f"{role}: {text}" for role, text in self.format.turns(problems[0])]
         return {
-            "endpoint": self.url,
+            "endpoint": self.server.url,
             "refused": sorted(self.refused),
             "budget": max(self._budget(task, problem) for problem in problems),
             "sent": [escape_control(line) for text in turns for line in text.split("\n")],
@@ -367,35 +354,18 @@ class RemoteEvaluation(Evaluation):
         }
 
     def _ask(self, body: Result) -> Completion:
-        for pause in PAUSES:
-            time.sleep(pause)
-            try:
-                response = self._post(body)
-            except httpx.ReadTimeout:
-                reason = f"no answer within --timeout {self.flags.timeout:g} s"
-            except httpx.HTTPError as error:
-                reason = f"{type(error).__name__}: {error}"
-            else:
-                if response.is_success:
-                    self.doing = "asking"
-                    return self._read(response)
-                status, text = response.status_code, " ".join(response.text.split())
-                reason = f"status {status}: {shortened(text, 200) or 'no reason given'}"
-                if status not in MAY_SUCCEED_LATER and status < 500:
-                    raise UserError(f"--endpoint {self.url}, model {self.model}: {reason}")
-            self.doing = f"asking again ({reason})"
-        raise UserError(f"--endpoint {self.url}: {len(PAUSES)} tries failed; the last: {reason}")
-
-    def _post(self, body: Result) -> httpx.Response:
-        """Return the response to a request without the values that the server refuses."""
+        """Return the answer to a request without the values that the server refuses."""
         while True:
             names = {name: RENAMED.get(name) if name in self.refused else name for name in body}
             sent = {new: body[name] for name, new in names.items() if new}
-            response = self.client.post(self.url, json=sent)
+            response = self.server.post("/chat/completions", sent)
+            if response.is_success:
+                return self._read(response)
             is_refusal = response.status_code in (400, 422) and REFUSAL.search(response.text)
             found = OPTIONAL.search(response.text) if is_refusal else None
             if found is None or (name := found[0]) not in sent:
-                return response
+                where = f"{self.server.where}, model {self.model}"
+                raise UserError(f"{where}: {reason_of(response)}")
             if name not in self.refused:
                 instead = RENAMED.get(name, "its own value")
                 _say(f"warning: {self.model}: the server refuses {name}; asking with {instead}")
@@ -404,7 +374,7 @@ class RemoteEvaluation(Evaluation):
     def _read(self, response: httpx.Response) -> Completion:
         text = shortened(" ".join(response.text.split()), 120) or "it is empty"
         what = f"the response is not that of an OpenAI-compatible server: {text}"
-        with blaming(f"--endpoint {self.url}: {what}"):
+        with blaming(f"{self.server.where}: {what}"):
             choice = response.json()["choices"][0]
             # JSON can write half of a surrogate pair, which no file can hold.
             answer = (choice["message"]["content"] or "").encode("utf-8", "replace").decode()
@@ -412,20 +382,6 @@ class RemoteEvaluation(Evaluation):
                 answer = (after_reasoning(answer) or "").lstrip()
             finish = "length" if choice.get("finish_reason") == "length" else "stop"
         return Completion((), (), answer, finish)
-
-
-def _address(given: str) -> str:
-    """Return the address for chats of a server; its "/v1" may be left out."""
-    try:
-        url = httpx.URL(given)
-    except httpx.InvalidURL:
-        url = httpx.URL()
-    if url.scheme not in ("http", "https") or not url.host:
-        raise UserError(f"--endpoint {given}: give an address such as http://localhost:8000/v1")
-    if url.userinfo or url.query:
-        raise UserError(f"--endpoint {url.host}: give the key in {KEY}, not in the address")
-
-    return str(url.copy_with(path=f"{url.path.rstrip('/') or '/v1'}/chat/completions"))
 
 
 def _say(text: str) -> None:

@@ -5,20 +5,16 @@ for each mistake.
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from servers import serving
 
+from grpo.rollout import server
 from grpo.show import console
 from grpo.tasks.registry import load_task
 from grpo.tasks.supply import problem_at
-from grpo.tools import evaluate, evaluation
-
-# A function of a request's body and its number (from 1) that returns status, headers and body.
-Behaviour = Callable[[dict, int], tuple[int, dict[str, str], object]]
+from grpo.tools import evaluation
 
 
 def chat(text, finish="stop", tokens=(11, 7)):
@@ -29,65 +25,10 @@ def chat(text, finish="stop", tokens=(11, 7)):
     }
 
 
-class Log:
-    """The requests to a server: their bodies and headers, and how many ran at once at most."""
-
-    def __init__(self):
-        self.bodies = []
-        self.headers = []
-        self.at_once = 0
-        self.most_at_once = 0
-        self.lock = threading.Lock()
-
-
-@contextmanager
-def serving(behave: Behaviour):
-    """Serve on a free port of this machine; yield (address, Log)."""
-    log = Log()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self):  # noqa: N802  (the base class calls this name)
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            with log.lock:
-                log.bodies.append(body)
-                log.headers.append(dict(self.headers))
-                number = len(log.bodies)
-                log.at_once += 1
-                log.most_at_once = max(log.most_at_once, log.at_once)
-
-            try:
-                status, headers, answer = behave(body, number)
-                content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-                self.send_response(status)
-                for name, value in headers.items():
-                    self.send_header(name, value)
-                self.send_header("Content-Length", str(len(content)))
-                self.end_headers()
-                self.wfile.write(content)
-            except OSError:  # the client has left
-                pass
-            finally:
-                with log.lock:
-                    log.at_once -= 1
-
-        def log_message(self, *_):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", log
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
 @pytest.fixture(autouse=True)
 def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(evaluate, "PAUSES", (0,) * 6)
+    monkeypatch.setattr(server, "PAUSES", (0,) * 6)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
 
 
@@ -214,7 +155,7 @@ def test_reasoning_is_stripped_and_empty_answers_are_counted(capsys):
 
 
 def test_a_long_wait_is_shown_and_ended(monkeypatch, capsys):
-    monkeypatch.setattr(evaluate, "PAUSES", (0, 0))
+    monkeypatch.setattr(server, "PAUSES", (0, 0))
     monkeypatch.setattr(console, "EVERY", 0)
     left = threading.Event()
     with serving(lambda *_: (200, {}, chat("late" * left.wait(9)))) as (url, _):

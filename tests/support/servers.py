@@ -1,0 +1,126 @@
+"""Servers on this machine, for tests of what asks them."""
+
+import json
+import threading
+from collections.abc import Callable
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from grpo.model.load import load_policy
+from grpo.rollout.generate import RolloutRequest, generate
+from grpo.rollout.sampling import sample_key, truncation
+
+# A function of a request's body, with its path, and its number (from 1) that returns status,
+# headers and body.
+Behaviour = Callable[[dict, int], tuple[int, dict[str, str], object]]
+
+
+class Log:
+    """The requests to a server: their bodies and headers, and how many ran at once at most."""
+
+    def __init__(self):
+        self.bodies = []
+        self.headers = []
+        self.at_once = 0
+        self.most_at_once = 0
+        self.lock = threading.Lock()
+
+
+@contextmanager
+def serving(behave: Behaviour):
+    """Serve on a free port of this machine; yield (address, Log)."""
+    log = Log()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):  # noqa: N802  (the base class calls this name)
+            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or "{}")
+            body["path"] = self.path
+            with log.lock:
+                log.bodies.append(body)
+                log.headers.append(dict(self.headers))
+                number = len(log.bodies)
+                log.at_once += 1
+                log.most_at_once = max(log.most_at_once, log.at_once)
+
+            try:
+                status, headers, answer = behave(body, number)
+                content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+            except OSError:  # the client has left
+                pass
+            finally:
+                with log.lock:
+                    log.at_once -= 1
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_):
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/v1", log
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def vllm(model):
+    """Return the behaviour of a vLLM server of a model, which samples by our own decoder."""
+    base = load_policy(str(model), device="cpu")
+    served, lock = {"base": base}, threading.Lock()
+
+    def behave(body, number):
+        with lock:
+            return answer(body)
+
+    def answer(body):
+        if body["path"] == "/v1/models":
+            return 200, {}, {"data": [{"id": "old", "parent": "base"}, {"id": "base"}]}
+        if body["path"] == "/v1/load_lora_adapter":
+            adapter = Path(body["lora_path"])
+            served[body["lora_name"]] = load_policy(str(model), device="cpu", weights=adapter)
+        elif body["path"] == "/v1/unload_lora_adapter":
+            del served[body["lora_name"]]
+        elif body["path"] == "/collective_rpc" and body["method"] == "reload_weights":
+            weights = load_file(Path(body["kwargs"]["weights_path"], "model.safetensors"))
+            base.model.load_state_dict(weights, strict=False)
+        elif body["path"] == "/v1/completions":
+            return complete(body)
+        elif body["path"] != "/reset_prefix_cache":
+            return 404, {}, {"detail": "Not Found"}
+        return 200, {}, b"Success"
+
+    def complete(body):
+        if body["model"] not in served:
+            return 404, {}, {"error": {"message": f"The model {body['model']} does not exist."}}
+        if "allowed_token_ids" in body:
+            return 200, {}, {"choices": [completion(body["allowed_token_ids"], [0.0])]}
+        request = RolloutRequest(
+            [tuple(body["prompt"])],
+            [[sample_key(body["seed"], i) for i in range(body["n"])]],
+            [body["temperature"]],
+            [body["max_tokens"]],
+            truncation(body["top_p"]),
+        )
+        (group,) = generate(served[body["model"]], request)
+        return 200, {}, {"choices": [completion(c.tokens, c.logprobs, c.finish) for c in group]}
+
+    return behave
+
+
+def completion(tokens, logprobs, finish="length"):
+    """Return one of the choices of an answer, as vLLM writes it."""
+    found = {"token_logprobs": list(logprobs)}
+    return {"text": "", "token_ids": list(tokens), "logprobs": found, "finish_reason": finish}
