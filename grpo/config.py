@@ -340,7 +340,7 @@ class Config:
         least=0,
         heading="Evaluation, checkpoints and logs",
     )
-    eval_problems: int = flag(200, "problems of each evaluation", least=1)
+    eval_problems: int = setting(200, "problems of each evaluation", least=1)
     save_every: int = flag(20, "steps between checkpoints", least=1)
     track: str | None = flag(
         None, f"also send the metrics to {', '.join(TRACKERS)} (separated by commas)"

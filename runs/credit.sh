@@ -9,7 +9,7 @@ for seed in ${1:-0 1 2}; do
     for credit in ${2:-outcome alignment}; do
         run="runs/credit-$credit-seed$seed"
         [ -d "$run" ] || python train.py --task interleave --curriculum 10,25,50 \
-            --config "{patience: 0}" --words 50 --steps 60 --eval-every 10 \
-            --eval-problems 100 --seed "$seed" --credit "$credit" --name "${run#runs/}"
+            --config "{patience: 0, eval_problems: 100}" --words 50 --steps 60 --eval-every 10 \
+            --seed "$seed" --credit "$credit" --name "${run#runs/}"
     done
 done

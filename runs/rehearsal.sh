@@ -2,7 +2,7 @@
 # The user's own command on a directory like Llama-3.2-3B-Instruct (exact configuration, random
 # weights, common words likely; 6.4 GB): train three steps, killed in the second; go on, evaluate,
 # report, export, load by transformers and by peft. Minutes on a GPU; a quarter of an hour on two
-# cores with `--dtype bfloat16 --prompts 1 --group-size 4 --eval-problems 2` and 20 GB
+# cores with `--dtype bfloat16 --prompts 1 --group-size 4 --config '{eval_problems: 2}'` and 20 GB
 # of memory. `bash runs/rehearsal.sh FOLDER [FLAG ...]`; LAYERS=2 makes a small one. Such a model
 # earns next to nothing: so every group is kept and similarity is paid, or there would be nothing
 # to learn from; and its steps are large, or three of them would not show beside bfloat16's
@@ -14,7 +14,8 @@ model=$folder/llama run=runs/rehearsal
 [ -d "$model" ] || python tests/tools/make_llama.py "$model" --layers "${LAYERS:-28}"
 rm -rf $run "$folder/merged" "$folder/adapter"
 python train.py --task interleave --curriculum 25 --preflight off --model "$model" --steps 3 \
-    --save-every 1 --eval-problems 8 --reward similarity --learning-rate 3e-3 --config "{on_degenerate: keep, schedule: constant}" --name rehearsal "$@" &
+    --save-every 1 --reward similarity --learning-rate 3e-3 \
+    --config "{eval_problems: 8, on_degenerate: keep, schedule: constant}" --name rehearsal "$@" &
 until [ -d $run/checkpoints/step-000001 ]; do kill -0 $!; sleep 0.1; done
 kill -9 $!; wait $! || echo "killed, exit status $?, after step $(wc -l < $run/metrics.jsonl)"
 python train.py --resume $run || [ $? = 3 ]

@@ -20,8 +20,8 @@ from grpo.tasks import audit
 from grpo.tools import evaluation, train
 
 SMALL = (
-    "--lora-rank 0 --words 2 --prompts 2 --group-size 4 --eval-problems 2 --preflight off "
-    "--device cpu"
+    "--lora-rank 0 --words 2 --prompts 2 --group-size 4 --preflight off --device cpu "
+    "--config {'eval_problems':2}"
 ).split()
 NEXT = [*SMALL, "--steps", "1", "--max-new-tokens", "16"]
 LEVEL = ["--words", "2", "--problems", "2", "--device", "cpu"]

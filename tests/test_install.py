@@ -13,7 +13,8 @@ import pytest
 
 TOP = Path(__file__).resolve().parent.parent
 ROWS = "--data rows.jsonl --reward-file own.py:reward"
-QUICK = "--steps 2 --prompts 2 --group-size 4 --max-new-tokens 8 --preflight off --eval-problems 4"
+QUICK = "--steps 2 --prompts 2 --group-size 4 --max-new-tokens 8 --preflight off"
+QUICK += " --config '{eval_problems: 4}'"
 
 FILES = {
     "data/__init__.py": "",

@@ -27,7 +27,7 @@ for line in sys.stdin.read().splitlines():
 
 @pytest.mark.slow
 def test_every_program_works_where_text_is_ascii(tiny_flags, tmp_path):
-    task = "--task interleave --words 2 --preflight off --eval-problems 2"
+    task = "--task interleave --words 2 --preflight off --config {'eval_problems':2}"
     lines = [
         f"train {task} --steps 2 --prompts 2 --group-size 4 --name run {' '.join(tiny_flags)}",
         "train --resume runs/run --steps 3",

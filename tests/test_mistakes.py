@@ -20,7 +20,7 @@ from grpo.tools import evaluation, train
 
 TOP = Path(__file__).resolve().parents[1]
 SMALL = (
-    "--words 2 --prompts 2 --group-size 4 --eval-problems 2 --preflight off "
+    "--words 2 --prompts 2 --group-size 4 --config {'eval_problems':2} --preflight off "
     "--device cpu --max-new-tokens 8 --steps 2 --save-every 1"
 ).split()
 

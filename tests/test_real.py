@@ -39,7 +39,7 @@ ROUNDING = 1e-3  # nats, of one token, in float32
 LORA = (
     "--task interleave --words 2 --reward similarity --lora-rank 16 --learning-rate 1e-4 "
     "--prompts 2 "
-    "--group-size 4 --steps 3 --save-every 1 --eval-problems 4 --device cpu"
+    "--group-size 4 --steps 3 --save-every 1 --config {'eval_problems':4} --device cpu"
 ).split()
 
 

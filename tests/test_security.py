@@ -26,7 +26,7 @@ from grpo.tasks import audit
 from grpo.tools import evaluation, train
 
 TOP = Path(__file__).resolve().parent.parent
-SMALL = [*FEW, "--steps", "2", "--eval-problems", "2", "--save-every", "1", "--words", "2"]
+SMALL = [*FEW, *"--steps 2 --config {'eval_problems':2} --save-every 1 --words 2".split()]
 BOMB = "open('executed', 'w').close()\n"
 
 

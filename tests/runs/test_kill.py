@@ -19,7 +19,7 @@ from grpo.run.resume import locked
 from grpo.tools import train
 from grpo.trainer import Trainer
 
-SMALL = [*FEW, "--steps", "4", "--eval-problems", "3", "--eval-every", "3", "--save-every", "9"]
+SMALL = [*FEW, *"--steps 4 --config {'eval_problems':3} --eval-every 3 --save-every 9".split()]
 KILL = Path(__file__).parents[1] / "tools" / "kill.py"
 
 

@@ -20,7 +20,7 @@ from grpo.tools import train
 TOP = Path(__file__).resolve().parents[2]
 FLAGS = (
     "--task own.py:Own --model model --lora-rank 0 --prompts 2 --group-size 4 --max-new-tokens 8 "
-    "--steps 3 --preflight off --eval-problems 2 --save-every 9 --device cpu"
+    "--steps 3 --preflight off --config {'eval_problems':2} --save-every 9 --device cpu"
 ).split()
 
 

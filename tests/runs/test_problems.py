@@ -17,8 +17,9 @@ from grpo.tools import evaluation, train
 
 def test_a_dataset_says_which_levels_there_are(tmp_path, tiny_flags):
     make_set(tmp_path / "set.jsonl", 4, 12)
-    arguments = ["--prompts", "3", "--group-size", "2", "--eval-problems", "2", "--device", "cpu"]
-    arguments += ["--preflight", "off", "--reward-alone", "--config", "{dynamic_sampling: 0}"]
+    arguments = ["--prompts", "3", "--group-size", "2", "--device", "cpu"]
+    arguments += ["--preflight", "off", "--reward-alone"]
+    arguments += ["--config", "{eval_problems: 2, dynamic_sampling: 0}"]
     start = ["--name", "a", "--dataset", "set.jsonl", *arguments, *tiny_flags]
     # The tiny model is never right, so no step has a signal.
     assert train.main([*start, "--steps", "1", "--eval-every", "0"]) == UNFINISHED
@@ -80,7 +81,7 @@ def test_a_users_task_trains(tmp_path):
     example = TOP / "tests" / "examples" / "every_second.py"
     assert (
         train.main(
-            ["--task", f"{example}:EverySecond", *FEW, "--steps", "1", "--eval-problems", "2"]
+            [f"--task={example}:EverySecond", *FEW, "--steps=1", "--config={eval_problems: 2}"]
         )
         == 0
     )

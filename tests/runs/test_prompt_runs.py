@@ -25,7 +25,7 @@ from grpo.tools.replay import replay
 WORDING = "Mix them.\nOne: {a}\nTwo: {b}"
 AROUND = ["--wording", "w.txt", "--system", "@s.txt", "--shots", "2"]
 SMALL = (
-    "--words 2 --prompts 2 --group-size 4 --eval-problems 2 --lora-rank 0 --device cpu "
+    "--words 2 --prompts 2 --group-size 4 --config {'eval_problems':2} --lora-rank 0 --device cpu "
     "--max-new-tokens 12 --reward similarity --learning-rate 0.001 --save-every 1 "
     "--reward-alone"
 ).split()

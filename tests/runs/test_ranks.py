@@ -33,9 +33,9 @@ ENVIRONMENT = {
 # Batches of another size round otherwise, and a token of the far tail may then give way to the next
 # one: so top_p cuts the tail off.
 FLAGS = [
-    *"--words 4 --prompts 4 --group-size 4 --steps 4 --preflight off --eval-problems 5".split(),
+    *"--words 4 --prompts 4 --group-size 4 --steps 4 --preflight off".split(),
     *"--eval-every 2 --save-every 1 --beta 0.1 --device cpu --dtype float32 --config".split(),
-    "{schedule: constant, on_degenerate: resample, top_p: 0.95}",
+    "{eval_problems: 5, schedule: constant, on_degenerate: resample, top_p: 0.95}",
 ]
 
 
@@ -131,7 +131,7 @@ def test_two_ranks_go_on_to_the_bit(tmp_path, monkeypatch):
     """Their drafts have one length, which decides how sums are rounded."""
     monkeypatch.chdir(tmp_path)
     sizes = "--words 4 --steps 3 --prompts 3 --group-size 3 --save-every 1".split()
-    quiet = "--preflight off --eval-problems 3 --device cpu --dtype float32".split()
+    quiet = "--preflight off --config {'eval_problems':3} --device cpu --dtype float32".split()
     with_ranks(2, *sizes, *quiet, "--learning-rate", "3e-4", "--name", "run")
     whole = weights(Path("runs/run"))
 

@@ -29,8 +29,8 @@ from grpo.tools import evaluation, train
 from grpo.tools.replay import replay
 
 SMALL = (
-    "--prompts 2 --group-size 4 --steps 2 --save-every 1 --eval-problems 3 --eval-every 0 "
-    "--device cpu --max-new-tokens 16 --preflight off --config {'dynamic_sampling':0}"
+    "--prompts 2 --group-size 4 --steps 2 --save-every 1 --eval-every 0 --device cpu "
+    "--max-new-tokens 16 --preflight off --config {'eval_problems':3,'dynamic_sampling':0}"
 ).split()
 TASK = ["--task", "own.py:Own"]  # whatever is written, its groups vary
 FIRST = {

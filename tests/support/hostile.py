@@ -41,7 +41,7 @@ TRAIN = {
     **{flag: [*NUMBERS, "-1"] for flag in ("--learning-rate", "--temperature", "--beta")},
     **{
         flag: [*NUMBERS, "1.5", "1e3", "-1", HUGE]
-        for flag in "--words --steps --prompts --group-size --eval-problems --shots".split()
+        for flag in "--words --steps --prompts --group-size --shots".split()
     },
     "--max-new-tokens": ["0", "-1", HUGE],
     "--eval-every": ["-1", "x"],

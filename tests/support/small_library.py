@@ -24,7 +24,8 @@ QUICK = dict(
 
 
 FLAGS = (
-    "--model tiny --prompts 2 --group-size 4 --max-new-tokens 8 --preflight off --eval-problems 4"
+    "--model tiny --prompts 2 --group-size 4 --max-new-tokens 8 --preflight off "
+    "--config {'eval_problems':4}"
 ).split()
 
 

@@ -10,7 +10,17 @@ from grpo.tools import train
 
 TOP = Path(__file__).resolve().parents[2]
 
-SMALL = [*FEW, "--words", "6", "--steps", "4", "--eval-problems", "4", "--save-every", "2"]
+SMALL = [
+    *FEW,
+    "--words",
+    "6",
+    "--steps",
+    "4",
+    "--config",
+    "{eval_problems: 4}",
+    "--save-every",
+    "2",
+]
 SMALL += ["--eval-every", "3"]
 
 

@@ -21,8 +21,8 @@ def clean(tmp_path_factory):
         assert (
             train.main(
                 "--task arithmetic --family product --level 22 --prompts 3 --group-size 2 --steps 3"
-                " --preflight off --eval-problems 5 --save-every 2 --device cpu --name run"
-                " --config {'dynamic_sampling':0}".split()
+                " --preflight off --save-every 2 --device cpu --name run"
+                " --config {'eval_problems':5,'dynamic_sampling':0}".split()
             )
             == 0
         )
@@ -158,7 +158,9 @@ def test_conversations_are_the_same_only_if_all_their_turns_are(tmp_path, monkey
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("own.py").write_text("def reward(completion):\n    return 0.5\n")
     data = "--data rows.jsonl --reward-file own.py:reward --max-new-tokens 3".split()
-    small = "--prompts 2 --group-size 2 --steps 1 --preflight off --eval-problems 3 --name a"
+    small = (
+        "--prompts 2 --group-size 2 --steps 1 --preflight off --config {'eval_problems':3} --name a"
+    )
     assert train.main([*data, *small.split(), "--device", "cpu"]) == 3
     allowed = ("own.py:reward",)
     run = Path("runs/a")

@@ -33,8 +33,8 @@ from grpo.run.checkpoint import checkpoints  # noqa: E402
 from grpo.tools import train  # noqa: E402
 
 SMALL = (
-    "--prompts 2 --group-size 4 --steps 6 --eval-problems 3 --save-every 2 --eval-every 3 "
-    "--device cpu"
+    "--prompts 2 --group-size 4 --steps 6 --save-every 2 --eval-every 3 "
+    "--config {'eval_problems':3} --device cpu"
 ).split()
 CASES = {
     "interleave, full, ladder, resampling": [

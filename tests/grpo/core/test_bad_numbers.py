@@ -26,7 +26,7 @@ from grpo.run.logs import read_metrics
 from grpo.tools import train
 from grpo.trainer import Trainer
 
-SMALL = [*FEW, "--steps", "2", "--eval-problems", "2", "--level", "2"]
+SMALL = [*FEW, "--steps", "2", "--config", "{eval_problems: 2}", "--level", "2"]
 
 
 def trainer_for(policy):

@@ -270,8 +270,8 @@ def test_a_run_says_what_it_was_shown_and_survives_a_kill(
     """The console, the verdict, the report's figures, replay, audit, and a resume to the bit."""
     monkeypatch.chdir(tmp_path)
     flags = ["--words", "3", "--steps", "2", "--prompts", "2", "--group-size", "4"]
-    flags += [*tiny_flags, "--eval-problems", "4", "--preflight", "off", "--save-every", "1"]
-    flags += ["--config", "{demonstrate: true}", "--device", "cpu"]
+    flags += [*tiny_flags, "--preflight", "off", "--save-every", "1", "--device", "cpu"]
+    flags += ["--config", "{eval_problems: 4, demonstrate: true}"]
     assert train.main([*flags, "--name", "whole"]) == 0
     out = capsys.readouterr().out
     assert "; right answers shown" in out

@@ -253,7 +253,7 @@ def test_problems_are_those_of_training():
 
 
 FLAGS = "--prompts 2 --group-size 4 --steps 4 --save-every 2"
-FLAGS += " --eval-problems 2 --device cpu --lora-rank 0 --config {'patience':0}"
+FLAGS += " --device cpu --lora-rank 0 --config {'eval_problems':2,'patience':0}"
 
 
 @pytest.fixture()

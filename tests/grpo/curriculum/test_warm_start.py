@@ -170,8 +170,8 @@ def test_a_run_states_what_imitation_came_to_and_survives_a_kill(
     """
     monkeypatch.chdir(tmp_path)
     flags = ["--words", "2", "--steps", "2", "--prompts", "2", "--group-size", "2"]
-    flags += [*tiny_flags, "--eval-problems", "4"]
-    flags += ["--config", "{demonstrate: false}", "--save-every", "1", "--device", "cpu"]
+    flags += [*tiny_flags, "--save-every", "1", "--device", "cpu"]
+    flags += ["--config", "{eval_problems: 4, demonstrate: false}"]
     assert train.main([*flags, "--name", "whole"]) == 3  # no group varies
     said = [line.split("  ", 1)[-1] for line in unbroken(capsys.readouterr().out).splitlines()]
     occasions = [line.split("held-out similarity")[0] for line in said if "(n = " in line]
@@ -240,7 +240,7 @@ def test_imitation_is_no_learning_at_the_first_level_of_a_ladder_either(
 
     monkeypatch.setattr(Trainer, "imitate", taught)
     flags = ["--curriculum", "1,2", "--steps", "2", "--prompts", "2", "--group-size", "2"]
-    flags += [*tiny_flags, "--eval-problems", "40", "--device", "cpu"]
+    flags += [*tiny_flags, "--config", "{eval_problems: 40}", "--device", "cpu"]
     flags += ["--task", "taught.py:Taught"]
     assert train.main([*flags, "--name", "ladder"]) == 0
 

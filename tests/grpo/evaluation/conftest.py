@@ -23,7 +23,7 @@ def run(tiny_model):
     small = (
         "--name a --preflight off --lora-rank 0 --device cpu --prompts 2 --group-size 2 --steps 2"
     )
-    evaluations = "--eval-problems 3 --eval-every 1"
+    evaluations = "--config {'eval_problems':3} --eval-every 1"
 
     def start(*arguments):
         flags = [*small.split(), *evaluations.split(), "--model", str(tiny_model)]

@@ -42,7 +42,7 @@ from grpo.tools.evaluate import as_json, repeated_figures
 
 def test_few_problems_are_evaluated_once_each(run, capsys):
     options = ["--task", "arithmetic", "--family", "product", "--level", "11"]
-    assert run(*options, "--eval-problems", "200") == 0
+    assert run(*options, "--config", "{eval_problems: 200}") == 0
     for line in load_run("runs/a").evals:
         groups = groups_of(Path(f"runs/a/rollouts/eval-{line['step']:06}.jsonl.zst"))
         keys = [group.problem.key for group in groups]

@@ -33,9 +33,9 @@ def test_llama_trains_with_lora(tmp_path, monkeypatch, layers, device):
     if layers == 28:
         assert parameters == 3_212_749_824
     flags = (
-        "--words 25 --prompts 2 --group-size 4 --steps 2 --preflight off --eval-problems 2 "
-        "--config {'on_degenerate':'keep','scale':'none'} --beta 0.04 --name llama "
-        "--reward similarity "
+        "--words 25 --prompts 2 --group-size 4 --steps 2 --preflight off "
+        "--config {'eval_problems':2,'on_degenerate':'keep','scale':'none'} --beta 0.04 "
+        "--name llama --reward similarity "
         "--lora-rank 16"
     )
     place = ["--model", str(tmp_path / "llama"), "--device", device]
@@ -77,9 +77,9 @@ def test_llama_is_fine_tuned_in_full_in_the_memory_of_an_80_gb_card(tmp_path, mo
         80e9 / torch.cuda.get_device_properties(0).total_memory
     )
     flags = (
-        "--lora-rank 0 --words 25 --prompts 2 --group-size 8 --preflight off --eval-problems 2 "
-        "--config {'on_degenerate':'keep','scale':'none'} --device cuda --reward similarity "
-        "--save-every 9 "
+        "--lora-rank 0 --words 25 --prompts 2 --group-size 8 --preflight off "
+        "--config {'eval_problems':2,'on_degenerate':'keep','scale':'none'} --device cuda "
+        "--reward similarity --save-every 9 "
         "--learning-rate 1e-6 --config {'schedule':'constant'}"
     )
     command = ["--model", str(tmp_path / "llama"), *flags.split()]

@@ -15,7 +15,7 @@ from grpo.tools import evaluation, train
 
 PROMPT, ANSWER = (40, 41, 42), (50, 51, 52)
 SMALL = (
-    "--words 2 --prompts 2 --group-size 4 --steps 1 --eval-problems 2 --device cpu "
+    "--words 2 --prompts 2 --group-size 4 --steps 1 --config {'eval_problems':2} --device cpu "
     "--preflight off --reward similarity --config {'on_degenerate':'keep'}"
 ).split()
 

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not i
 
 
 SMALL = (
-    "--words 2 --prompts 2 --group-size 4 --steps 1 --eval-problems 2 --device cpu "
+    "--words 2 --prompts 2 --group-size 4 --steps 1 --config {'eval_problems':2} --device cpu "
     "--learning-rate 0.01 "
     "--reward similarity --config {'on_degenerate':'keep'}"
 ).split()

@@ -165,7 +165,8 @@ def options(tiny_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text(OWN)
     flags = (
-        "--task own.py:Own --prompts 2 --group-size 4 --steps 4 --eval-problems 2 --save-every 2 "
+        "--task own.py:Own --prompts 2 --group-size 4 --steps 4 --save-every 2 "
+        "--config {'eval_problems':2} "
         "--preflight off --max-new-tokens 8 --learning-rate 0.01 --lora-rank 0 --device cpu"
     )
     return [*flags.split(), "--model", str(tiny_model)]

@@ -22,7 +22,7 @@ from grpo.tasks.supply import problem_at, write_problems
 from grpo.tools import evaluation, train
 
 SMALL = (
-    "--prompts 2 --group-size 4 --preflight off --eval-problems 2 --save-every 1 "
+    "--prompts 2 --group-size 4 --preflight off --config {'eval_problems':2} --save-every 1 "
     "--config {'schedule':'constant'} --device cpu"
 ).split()
 LORA = [*SMALL, "--model", "model", "--lora-rank", "2", "--words", "2", "--dataset", "set.jsonl"]

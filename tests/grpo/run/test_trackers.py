@@ -14,7 +14,8 @@ from grpo.run.trackers import CLASSES, Tracker, check_installed, scalars
 from grpo.tools import train
 
 FLAGS = (
-    "--words 10 --steps 2 --prompts 2 --group-size 2 --preflight off --eval-problems 2 --device cpu"
+    "--words 10 --steps 2 --prompts 2 --group-size 2 --preflight off --device cpu "
+    "--config {'eval_problems':2}"
 ).split()
 
 

@@ -14,7 +14,8 @@ from grpo.run.logs import load_run
 from grpo.tools import train
 
 FLAGS = (
-    "--words 10 --steps 2 --prompts 2 --group-size 4 --preflight off --eval-problems 2 --device cpu"
+    "--words 10 --steps 2 --prompts 2 --group-size 4 --preflight off --device cpu "
+    "--config {'eval_problems':2}"
 ).split()
 LORA = "--lora-rank 4 --learning-rate 0.01".split()
 TEXT = "Copy text A.\nA: the owl saw"

@@ -26,7 +26,7 @@ def run(tmp_path_factory):
     home = tmp_path_factory.mktemp("inspect")
     flags = (
         f"--words 5 --steps {STEPS} --prompts {PROMPTS} --group-size {SIZE} --save-every 1 "
-        "--preflight off --eval-problems 2 --device cpu --name r"
+        "--preflight off --config {'eval_problems':2} --device cpu --name r"
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(home)
