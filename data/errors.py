@@ -75,6 +75,10 @@ class UserError(ValueError):
         return shortened(super().__str__(), LONGEST)
 
 
+class EngineError(UserError):
+    """A sampler of the user's choice failed (`grpo.rollout.engine`); the run is saved first."""
+
+
 def command_of(name: str) -> str:
     """Return how the program "train", "eval", "inspect", "report", "export" or "audit" is started
     in the working directory: from the checkout, or by the installed command if the user did that or

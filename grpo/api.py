@@ -91,6 +91,9 @@ def arguments(
     if callable(settings.get("loss")):
         values["own_loss"] = from_python(settings["loss"])
         settings["loss"] = values["own_loss"].spec
+    if "engine" in settings and not isinstance(settings["engine"], str | None):
+        values["engine"] = settings["engine"]
+        settings["engine"] = python_name(settings["engine"])
     if function := settings.pop("advantages", None):
         if not callable(function) or "scale" in settings:
             raise UserError(f"{where}: advantages must be a function, and takes the place of scale")

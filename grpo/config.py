@@ -67,7 +67,7 @@ TRACKERS = ("tensorboard", "wandb")
 STEPS = 800
 
 # Settings that a resumed run can change.
-ON_RESUME = ("steps", "eval_every", "eval_problems", "save_every", "device", "patience", "track")
+ON_RESUME = tuple("steps eval_every eval_problems save_every device patience track engine".split())
 
 LIKE = 0.75  # how much an unknown name is like the one that it means (`difflib`)
 MAX_NUMBER = 10**9  # of all counts and weights: larger ones overflow somewhere
@@ -235,6 +235,11 @@ class Config:
     top_p: float = setting(
         1.0, "sample from the likeliest tokens of this probability mass (1: all)", above=0, most=1
     )
+    engine: str | None = flag(
+        None,
+        "what samples the completions of training: transformers, or vllm:URL for a vLLM server "
+        "(default: the project's own decoder)",
+    )
     draft: str = setting(
         "auto",
         "speculative decoding, with the task's guess as the draft; changes no sample",
@@ -372,6 +377,10 @@ class Config:
         is_own = bool(function) and (where.endswith(".py") or f"{where}:" == FROM_PYTHON)
         fix = f"give one of {', '.join(LOSSES)}, or path/to/file.py:function for your own"
         require("loss", is_own or self.loss in LOSSES, fix)
+
+        where, _, rest = (self.engine or "").partition(":")
+        is_engine = bool(rest) if where in ("vllm", "python") else where in ("", "transformers")
+        require("engine", is_engine, "give transformers, or vllm:URL of a server")
 
         is_scale = self.scale in SCALES or self.scale.startswith(FROM_PYTHON)
         require("scale", is_scale, f"give one of {', '.join(SCALES)}")

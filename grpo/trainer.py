@@ -45,6 +45,7 @@ from grpo.learn.update import PARITY, FirstPass, UpdateMemory, UpdateSettings, u
 from grpo.model.check import MEASURED_SIZE, text_config
 from grpo.model.policy import Policy
 from grpo.records import Group, StepReport, first_tries, truncated_share
+from grpo.rollout.engine import Engine, EngineDecoder
 from grpo.rollout.generate import Drafting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.tasks.base import calling, credits_of, range_of
@@ -64,6 +65,9 @@ MAX_BATCHES = 4  # of --prompts each: the most that dynamic sampling takes for o
 
 # The steps in which the learning rate falls to zero once the goal is nearly reached.
 ANNEAL_STEPS = 120
+
+# The largest weight of a token that an engine sampled (https://fengyao.notion.site/off-policy-rl).
+IMPORTANCE_LIMIT = 2.0
 
 # What a checkpoint saves of a trainer, beside its stream: values, and stations with a state.
 VALUES = ("done", "tokens", "varied_share", "imitation")
@@ -91,6 +95,7 @@ class Trainer:
         own_loss: OwnLoss | None = None,
         own_advantages: Callable | None = None,
         callbacks: Sequence[Callback] = (),
+        engine: Engine | None = None,
     ):
         config = resolve_for_model(config, policy)
         assert config.prompts and config.steps and config.epochs, "resolved"
@@ -111,6 +116,13 @@ class Trainer:
         self.stream = ProblemStream(config, policy, supply)
         self.truncate = truncation(config.top_p)  # the loss shares it
         self.drafting = Drafting(config.draft)
+        self.engine: EngineDecoder | None = None
+        if config.engine:
+            if ranks.size > 1:
+                raise UserError(
+                    "--engine: trains on one rank; leave it out, or start without torchrun"
+                )
+            self.engine = EngineDecoder(engine, config.engine, policy, config.top_p)
         self.curriculum = Curriculum(config.levels_for(task))
 
         # How rewards become advantages.
@@ -182,6 +194,9 @@ class Trainer:
         problems: list[Indexed] = []
         groups = self.current = []
         wanted = missing = self.config.dynamic_sampling or 0
+        if self.engine:
+            self.engine.update()
+            self.timer.lap("engine")
         while True:
             more = self.problems(step, problems, self.batches_needed(missing, len(problems)))
             problems += more
@@ -277,6 +292,7 @@ class Trainer:
             drafting=self.drafting,
             attempt=attempt,
             stops_early=True,
+            engine=self.engine,
         )
 
     def compute_advantages(self, kept: list[Group]) -> Sequence[Any]:
@@ -346,6 +362,7 @@ class Trainer:
             own_loss=self.own_loss,
             max_length=config.max_new_tokens or self.stream.largest_budget(self._levels),
             truncate=self.truncate,
+            importance_limit=IMPORTANCE_LIMIT if self.engine else 0.0,
         )
 
     @property
@@ -402,6 +419,7 @@ class Trainer:
             "step": step,
             "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
             **self.config.mark,
+            **({"engine": self.config.engine} if self.engine else {}),
             "level": self.curriculum.level,
             **reward_metrics(first),
             **self.monitor.metrics(groups),

@@ -2,11 +2,11 @@
 
 The loss of a step is
 
-    sum over rows r and tokens t of  weight_r * (policy_rt + beta * q_rt * kl_rt)
+    sum over rows r and tokens t of  weight_r * (importance_rt * policy_rt + beta * q_rt * kl_rt)
 
 where q = exp(logp - old) is the ratio, and A the advantage of the row or of the single token (gspo
-has one ratio for a row, and so one advantage). The kinds differ in the weight and in the policy
-term, which is minimised:
+has one ratio for a row, and so one advantage). The importance is 1 unless an engine sampled (see
+`update`). The kinds differ in the weight and in the policy term, which is minimised:
 
     kind     weight of a token        policy term                          source
     grpo     1 / (R * its length)     -min(q A, clip(q) A)                 arXiv:2402.03300, eq. 3
@@ -88,6 +88,7 @@ class LossInputs:
     weights_R: Tensor  # these rows' part of `token_weights`, float64
     ref_RT: Tensor | None = None  # log-probabilities under the reference, if there is a KL term
     entropy_RT: Tensor | None = None  # in nats; with gradient if the loss is an own one
+    importance_RT: Tensor | None = None  # weights of the policy term; None: 1
 
 
 def token_weights(kind: str, lengths_R: Tensor, *, max_length: int) -> Tensor:
@@ -160,7 +161,8 @@ def step_loss(
     """Return the loss of some rows of a step, a float64 scalar, and sums over their tokens.
 
     The sums are float64 scalars on the device, without gradient: "tokens", "clipped_low" and
-    "clipped_high" (counts); "kl" if there are `ref_RT`, and "entropy" if `entropy_RT` (nats).
+    "clipped_high" (counts); "importance" if there is one, "kl" if there are `ref_RT`, and "entropy"
+    if `entropy_RT` (nats).
 
     `sampled_R` is False at rows that the policy did not sample. They have no KL term, whose
     estimate is for sampled tokens, and no sum counts them.
@@ -170,6 +172,9 @@ def step_loss(
 
     loss_RT, is_low_RT, is_high_RT = (settings.own_loss or policy_loss)(inputs, settings)
     terms = {"tokens": mask_RT, "clipped_low": is_low_RT, "clipped_high": is_high_RT}
+    if inputs.importance_RT is not None:
+        terms["importance"] = zero_padding(inputs.importance_RT, mask_RT)
+        loss_RT = loss_RT * terms["importance"]
     if inputs.ref_RT is not None:
         logp_RT = zero_padding(inputs.logp_RT, mask_RT)
         terms["kl"] = kl_k3(logp_RT, zero_padding(inputs.ref_RT, mask_RT))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grpo.data.errors import UserError
+from grpo.data.errors import EngineError, UserError
 from grpo.learn.batch import MicroBatch, Truncate, completion_logprobs, micro_batches
 from grpo.learn.loss import LossInputs, LossSettings, kl_k3, step_loss, zero_padding
 from grpo.learn.optimizer import Optimizer
@@ -27,6 +27,10 @@ MAX_GRAD_NORM = 1.0  # gradients are clipped to it
 # How the names of metrics begin that compare trainer and sampler.
 PARITY = ("parity/", "sampling/")
 
+# The most nats a token, KL(sampler || trainer), of an engine with the policy's weights: rounding
+# makes less than a hundredth of it, and another model several nats.
+MAX_ENGINE_KL = 0.5
+
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateSettings(LossSettings):
@@ -35,6 +39,7 @@ class UpdateSettings(LossSettings):
     max_length: int  # the completion budget in tokens, by which Dr. GRPO divides
     max_grad_norm: float = MAX_GRAD_NORM  # 0: gradients are not clipped
     truncate: Truncate | None = None  # the sampler's; the loss must use the same
+    importance_limit: float = 0.0  # of the weight of a token, see `update`; 0: no weights
 
 
 # Log-probabilities in the first pass over a rollout, by the indices of group and sample.
@@ -96,11 +101,17 @@ def update(
     so it is for gspo in half precision, because rounding alone would exceed its narrow clip bounds.
     The first pass fills an empty `first_pass` with them, and later passes read it.
 
+    An `importance_limit` C is for an engine, whose probabilities q differ from the trainer's p by
+    rounding. Then the ratio is taken to p in the first pass, and each token is weighted by
+    min(p / q, C), which is truncated importance sampling (https://fengyao.notion.site/off-policy-rl;
+    C = 2 there). Raises EngineError, before the weights change, if p and q are of two policies.
+
     Raises FloatingPointError if the loss or the gradient is not finite, before the weights change;
     and if a weight or a moment is not finite after the step, before anything is saved.
     """
     ranks = optimizer.ranks
     first_pass = {} if first_pass is None else first_pass
+    is_first = not first_pass
     while True:
         if policy.gradient_checkpointing:  # memory is short
             policy.free_decoder()
@@ -142,6 +153,12 @@ def update(
         if not math.isfinite(value):
             raise FloatingPointError(f"the {name} is {value}{hint}")
 
+    drift = sums["parity_kl"] / max(1, sums["tokens"])
+    if settings.importance_limit and is_first and drift > MAX_ENGINE_KL:
+        raise EngineError(
+            f"--engine: its log-probabilities are {drift:.3g} nats a token from the policy's (KL); "
+            "it must sample from the model of --model, with the weights that it was given last"
+        )
     optimizer.step()
     check_step(optimizer.tensors(policy.model))
     metrics = _metrics(sums, grad_norm)
@@ -173,14 +190,18 @@ def _backward(
         policy, batch, settings.truncate, packing, has_entropy_gradient
     )
 
-    old_RT = batch.old_RT
+    old_RT, importance_RT = batch.old_RT, None
     is_sampled_RT = batch.mask_RT
     if batch.sampled_R is not None:
         is_sampled_RT = is_sampled_RT & batch.sampled_R[:, None]
 
-    is_to_first_pass = settings.kind == "gspo" and policy.dtype in (torch.float16, torch.bfloat16)
+    is_half = policy.dtype in (torch.float16, torch.bfloat16)
+    is_to_first_pass = settings.importance_limit > 0 or (settings.kind == "gspo" and is_half)
     if is_to_first_pass or batch.sampled_R is not None:
         first_RT = _logprobs_of_first_pass(first_pass, batch, logp_RT.detach())
+        if limit := settings.importance_limit:
+            weights_RT = (first_RT - old_RT).exp().clamp(max=limit)
+            importance_RT = torch.where(is_sampled_RT, weights_RT, 1.0)
         old_RT = first_RT if is_to_first_pass else torch.where(is_sampled_RT, old_RT, first_RT)
 
     inputs = LossInputs(
@@ -191,6 +212,7 @@ def _backward(
         weights_R=batch.weights_R,
         ref_RT=reference_RT,
         entropy_RT=entropy_RT,
+        importance_RT=importance_RT,
     )
     loss, sums = step_loss(inputs, settings, batch.sampled_R)
     optimizer.backward(loss)
@@ -235,6 +257,7 @@ def _metrics(sums: dict[str, float], grad_norm: float) -> dict[str, float]:
         "clipped_high": "clip_ratio/high_mean",
         "parity_kl": "parity/kl",
         "kl": "kl",
+        "importance": "sampling/importance_sampling_ratio/mean",
     }
     if sums["tokens"]:  # under ``truncated: mask`` none may have been sampled
         metrics |= {means[name]: sums[name] / sums["tokens"] for name in means if name in sums}

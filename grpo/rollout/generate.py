@@ -199,10 +199,12 @@ def sample_groups(
     drafting: Drafting | None = None,
     attempt: int = 0,
     stops_early: bool = False,
+    engine: Any = None,
 ) -> list[Group]:
     """Return an unscored group of completions for each problem; see `RolloutRequest`.
 
-    With `stops_early` a completion ends where the task scores nothing that follows.
+    With `stops_early` a completion ends where the task scores nothing that follows. An `engine`
+    (`grpo.rollout.engine.EngineDecoder`) takes the place of the policy's decoder.
     """
     prompts = [policy.encode(problem) for problem in problems]
     draft = getattr(task, "draft", None)
@@ -216,7 +218,7 @@ def sample_groups(
         guesses,
         is_enough=tests_of_enough(policy, task, problems) if stops_early else None,
     )
-    answers = generate(policy, request, drafting)
+    answers = generate(policy, request, drafting, engine)
     return [
         Group(
             index,
@@ -235,14 +237,18 @@ def sample_groups(
 
 
 def generate(
-    policy: Policy, request: RolloutRequest, drafting: Drafting | None = None
+    policy: Policy, request: RolloutRequest, drafting: Drafting | None = None, engine: Any = None
 ) -> list[list[Completion]]:
     """Return the completions of each prompt, in order.
 
     `drafting` decides how much is drafted, and learns from what is accepted; without it nothing is
     drafted. If a GPU has too little memory for all prompts at once, they are answered in several
     batches. Raises FloatingPointError if a token was drawn from a distribution that is not finite.
+    An `engine` is asked for all of them.
     """
+    if engine:
+        return _completions(policy, request, engine.decode(request))
+
     decoder = policy.decoder or PlainDecoder(policy)
     longest, room = max(map(len, request.prompts)), decoder.room(request, drafting)
     G = request.group_size
@@ -274,9 +280,17 @@ def generate(
             )
             continue
 
-        completions = [_completion(policy, batch, c, *drawn) for c, drawn in enumerate(written)]
-        answers += [completions[i : i + G] for i in range(0, len(completions), G)]
+        answers += _completions(policy, batch, written)
     return answers
+
+
+def _completions(
+    policy: Policy, request: RolloutRequest, written: Sequence[tuple[list[int], list[float]]]
+) -> list[list[Completion]]:
+    """Return the completions of each prompt, from what a decoder has written."""
+    completions = [_completion(policy, request, c, *drawn) for c, drawn in enumerate(written)]
+    G = request.group_size
+    return [completions[i : i + G] for i in range(0, len(completions), G)]
 
 
 def _completion(

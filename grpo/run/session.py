@@ -30,6 +30,7 @@ from grpo.curriculum import (
     survey,
     survey_prompts,
 )
+from grpo.data.errors import EngineError, UserError
 from grpo.data.files import read_json
 from grpo.distributed import Interrupt, Ranks
 from grpo.ending import CHECK_PROBLEMS, HeldOut, Verdict, conclude, few_problems
@@ -73,7 +74,7 @@ from grpo.trainer import Trainer
 EVAL_SEED = 1_000_003
 PROMOTION_SEED = 2_000_003
 
-# Why the policy is evaluated: the seed of the problems, how many they are (0: --eval-problems), and
+# Why the policy is evaluated: the seed of the problems, how many they are (0: eval_problems), and
 # the kind as which their rollouts are stored.
 PURPOSES = {
     "report": (EVAL_SEED, 0, "eval"),
@@ -370,6 +371,11 @@ class Run:
                 self.files.write_rollouts("failed", step, trainer.current)
                 saved = file_of(self.folder, "failed", step)
                 raise FloatingPointError(f"{error}; its batch is saved in {saved}") from error
+            except EngineError as error:
+                self.save_now()
+                raise UserError(
+                    f"{error}; step {trainer.done} is saved, {resume_hint(self.folder)}"
+                ) from error
             note = ""
             self.after_step(report)
 
@@ -393,6 +399,12 @@ class Run:
 
         # Saved last, so that a run that is resumed here has everything about the step.
         self.save_if_due(report)
+
+    def save_now(self) -> None:
+        """Save the last step, unless it is saved already."""
+        if self.saver.saved != self.trainer.done:
+            self.saver.save()
+        self.saver.collect(wait=True)
 
     def save_if_due(self, report: StepReport) -> None:
         """Save the state of this step if that is due; raise the error of the previous save."""
@@ -494,10 +506,8 @@ class Run:
     # --- after the last step ------------------------------------------------------------------
 
     def _save_and_exit(self, signal: str) -> None:
-        """Save the last step, unless it is saved already, because a signal ends the run."""
-        if self.saver.saved != self.trainer.done:
-            self.saver.save()
-        self.saver.collect(wait=True)
+        """Save the last step, because a signal ends the run."""
+        self.save_now()
         self.console.say(
             f"{signal}: stopped after step {self.trainer.done}, which is saved; "
             f"{resume_hint(self.folder)}"

@@ -11,6 +11,7 @@ have no meaning.
 """
 
 from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -66,13 +67,18 @@ def stored_step(run: RunData, step: int) -> tuple[list[Group], list[Group], dict
         raise UserError(
             f"{run.path}: step {step} is not in metrics.jsonl, which has {len(run.metrics)} steps"
         )
+    if "engine" in line:
+        raise UserError(
+            f"{run.path}: step {step} was sampled by --engine {line['engine']}, so it is not "
+            "replayable; give a step that the project's own decoder sampled"
+        )
     groups = run.groups(step)
     return groups, [group for group in groups if group.action == "keep"], dict(line)
 
 
 def trainer_before(run: RunData, step: int, allowed: Collection[str | None]) -> tuple[Trainer, int]:
     """Return a trainer as it was before `step`, and the step of its checkpoint (0: none)."""
-    config = load_config(run.path / "config.yaml")
+    config = replace(load_config(run.path / "config.yaml"), engine=None)  # none of it sampled
     require_trusted(vars(config), allowed, run.path)
 
     # With another number of threads, sums are computed in another order.

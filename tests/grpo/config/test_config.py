@@ -33,7 +33,7 @@ FLAGS = {name: spec for name, spec in SETTINGS.items() if spec.metadata["kind"] 
 
 
 def test_few_settings_and_flags_and_each_is_explained():
-    assert len(SETTINGS) <= 45 and len(FLAGS) + 1 <= 35  # and --config
+    assert len(SETTINGS) <= 46 and len(FLAGS) + 1 <= 35  # and --config
     assert all(len(spec.metadata["help"]) > 5 for spec in SETTINGS.values())
     assert set(ON_RESUME) < SETTINGS.keys()
     assert set(SETTINGS["quantise"].metadata["choices"]) == {"none", *BITS_OPTIONS}

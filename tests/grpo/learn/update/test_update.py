@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from updates import SETTINGS, one_batch, sgd, update
+from updates import SETTINGS, loss_and_gradients, one_batch, sgd, update
 
 import grpo.learn.optimizer as optimizer_module
 import grpo.learn.update as update_module
@@ -96,6 +96,24 @@ def test_parity_is_the_kl_from_the_sampler_to_the_trainer(tiny_policy, groups):
     metrics = update(tiny_policy, sgd(tiny_policy, 0.0), groups, **step)
     assert metrics["parity/kl"] == pytest.approx((math.exp(2) - 2 - 1) / tokens, rel=1e-4)
     assert metrics["sampling/sampling_logp_difference/max"] == pytest.approx(2.0, abs=1e-4)
+
+
+def test_importance_weights_are_truncated_and_remembered(tiny_policy, groups):
+    """The sampler gave all tokens of a completion half the probability: weight 2, or the limit."""
+    plain = loss_and_gradients(tiny_policy, groups)[1]
+    first, *others = groups[0].completions
+    halved = replace(first, logprobs=tuple(each - math.log(2) for each in first.logprobs))
+    other = [replace(groups[0], completions=[halved, *others]), *groups[1:]]
+
+    found = {}
+    for limit in (1.0, 1.5, 5.0):
+        step = dict(importance_limit=limit, before={})
+        found[limit] = loss_and_gradients(tiny_policy, other, micro_tokens=60, **step)[1]
+        again = loss_and_gradients(tiny_policy, other, **step)[1]  # the ratio is to the first pass
+        torch.testing.assert_close(again, found[limit], rtol=1e-4, atol=1e-6)
+    for one, at1, at15, at5 in zip(plain, found[1.0], found[1.5], found[5.0]):
+        torch.testing.assert_close(at1, one, rtol=1e-3, atol=1e-5)
+        torch.testing.assert_close(at5 - at1, 2 * (at15 - at1), rtol=1e-2, atol=1e-5)  # 2 and 1.5
 
 
 def test_the_host_asks_for_no_number_before_all_micro_batches_are_under_way(

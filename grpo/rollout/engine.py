@@ -1,0 +1,335 @@
+"""Engines of the user's choice, which sample the completions that a run trains on.
+
+An engine is any object with the two methods of `Engine`: ``grpo.train(engine=OBJECT)``. Two are
+here: `--engine transformers` and `--engine vllm:URL`. Evaluations and all that comes before the
+first step use the policy's own decoder, so scores compare with those of other runs.
+
+An engine draws its own random numbers, and its log-probabilities differ from the trainer's by
+rounding. So a step cannot be replayed, and the update weights its tokens (`grpo.learn.update`).
+"""
+
+import logging
+import math
+import os
+import shutil
+import tempfile
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.pool import ThreadPool
+from pathlib import Path
+from typing import Any, Protocol
+
+import httpx
+import torch
+from transformers import GenerationConfig
+from transformers.generation import ContinuousBatchingConfig
+
+from grpo.config import FROM_PYTHON
+from grpo.data.errors import EngineError, UserError, blaming, shortened
+from grpo.model.policy import Policy, save_model
+from grpo.records import Completion
+from grpo.rollout.generate import RolloutRequest
+from grpo.rollout.server import Server, reason_of
+from grpo.tasks.base import calling
+
+VLLM = "vllm:"  # begins the setting of a vLLM server
+KEY = "VLLM_API_KEY"  # the variable from which the server itself takes its key
+LIMIT = 600.0  # seconds of a request to a server
+AT_A_TIME = 64  # requests to a server
+
+# Of `transformers` on a CPU, where its defaults suit a GPU: tokens of a block of keys and values,
+# tokens of a forward pass, and completions at a time, all of whose keys each of them reads, masked
+# (8 x 8 completions of the embedded model, 25 words: 64 take 8.8 s, 16 take 4.1 s, 8 take 4.8 s).
+BLOCK, PASS, ROWS = 32, 1024, 16
+
+
+@dataclass(frozen=True)
+class EngineRequest:
+    """Completions of one prompt. All requests of a call have the same n, temperature and top_p."""
+
+    prompt: tuple[int, ...]  # token ids
+    n: int  # completions
+    max_tokens: int  # of each, its end token included
+    temperature: float  # 0: the likeliest token
+    top_p: float  # 1: all tokens
+    seed: int
+    stops: tuple[int, ...]  # ids of the tokens that end a completion, and are its last one
+
+
+class Engine(Protocol):
+    """What samples. An exception of either method ends the run in one line, after it is saved."""
+
+    def update(self, policy: Policy) -> None:
+        """Take the weights of `policy`, before the first call of `generate` and after each update.
+
+        `policy.save(folder)` writes them in Hugging Face's layout, or PEFT's if `policy.is_lora`.
+        """
+
+    def generate(self, requests: Sequence[EngineRequest]) -> Sequence[Sequence[Completion]]:
+        """Return the `n` completions of each request.
+
+        A completion has its tokens with the end token, their log-probabilities under the
+        distribution that they were drawn from (temperature and top_p included), the text, which
+        may be "" (the policy decodes the tokens itself), and `finish`, "stop" or "length".
+        """
+
+
+class EngineDecoder:
+    """Asks an engine, and checks what it returns. `name` is the setting `engine`."""
+
+    def __init__(self, engine: Engine | None, name: str, policy: Policy, top_p: float):
+        self.where, self.policy, self.top_p = f"--engine {name}", policy, top_p
+        with self._calling():
+            self.engine = engine or load_engine(name, policy)
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """Make all that goes wrong within this block an EngineError."""
+        try:
+            with calling(self.where):
+                yield
+        except UserError as error:
+            where = "" if str(error).startswith("--engine") else f"{self.where}: "
+            raise EngineError(f"{where}{error}") from error
+
+    def update(self) -> None:
+        """Give the engine the policy's weights."""
+        with self._calling():
+            self.engine.update(self.policy)
+
+    def decode(self, request: RolloutRequest) -> list[tuple[list[int], list[float]]]:
+        """Return the tokens of each completion, and their log-probabilities."""
+        G, stops = request.group_size, self.policy.stops
+        given = zip(request.prompts, request.budgets, request.temperatures, request.keys)
+        asked = [
+            EngineRequest(prompt, G, budget, heat, self.top_p, keys[0] % 2**31, stops)
+            for prompt, budget, heat, keys in given
+        ]
+        with self._calling():
+            groups = [list(group) for group in self.engine.generate(asked)]
+        counts = [len(group) for group in groups]
+        if counts != [G] * len(asked):
+            raise EngineError(
+                f"{self.where}: returned {sum(counts)} completions of {len(counts)} prompts; "
+                f"{G} of each of {len(asked)} prompts were asked for"
+            )
+
+        for one, group in zip(asked, groups):
+            for each in group:
+                if fault := fault_of(each, one, self.policy.vocabulary):
+                    raise EngineError(f"{self.where}: a completion {fault}")
+        return [([*each.tokens], [*each.logprobs]) for group in groups for each in group]
+
+
+def fault_of(completion: Completion, asked: EngineRequest, vocabulary: int) -> str:
+    """Return what is wrong with a completion; "" if nothing is."""
+    tokens, logprobs = completion.tokens, completion.logprobs
+    count, most = len(tokens), asked.max_tokens
+    if not 0 < count <= most:
+        return f"has {count} tokens; give 1 to {most}"
+    for token in tokens:
+        if not 0 <= token < vocabulary:
+            return f"has token {token}; the policy has {vocabulary} tokens: serve the same model"
+    if len(logprobs) != count:
+        return f"has {len(logprobs)} log-probabilities of {count} tokens; give one of each"
+    for logprob in logprobs:
+        if logprob is None or not -math.inf < logprob < 0.01:  # rounded, it may be above 0
+            return f"has a log-probability of {logprob}; give that of the token that was drawn"
+    if any(token in asked.stops for token in tokens[:-1]):
+        return "goes on after an end token; end it there"
+    if count < most and tokens[-1] not in asked.stops:
+        why = f"finish reason {completion.finish}"
+        return f"ends after {count} of {most} tokens without an end token ({why}); go on until one"
+    return ""
+
+
+def load_engine(name: str, policy: Policy) -> Engine:
+    """Return the engine that a setting names; UserError if it cannot be reached."""
+    if name.startswith(FROM_PYTHON):
+        raise UserError("give the object again, as grpo.train(engine=OBJECT)")
+    if name.startswith(VLLM):
+        return VllmEngine(name.removeprefix(VLLM))
+    return TransformersEngine(policy)
+
+
+class TransformersEngine:
+    """The continuous batching of `transformers`, in this process, on the policy's own weights.
+
+    Its memory is taken for each call, and is free during the update. With `return_logprobs` it
+    returns the log-probabilities of the processed logits, which are those that we need.
+    """
+
+    def __init__(self, policy: Policy):
+        self.policy = policy
+
+    def update(self, policy: Policy) -> None:
+        """There is nothing to do: the weights are the same tensors."""
+
+    def generate(self, requests: Sequence[EngineRequest]) -> list[list[Completion]]:
+        """Return the completions; UserError if the architecture cannot be run in this way."""
+        model, (first, *_) = self.policy.causal, requests
+        logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
+        generation = GenerationConfig(
+            do_sample=first.temperature > 0,
+            temperature=first.temperature or 1.0,
+            top_p=first.top_p,
+            top_k=0,
+            eos_token_id=list(first.stops),
+            pad_token_id=first.stops[0],
+        )
+        generation.num_return_sequences = first.n  # its check refuses several greedy ones
+        blocks = sum(-(-(len(one.prompt) + one.max_tokens) // BLOCK) + 1 for one in requests)
+        sizes: dict[str, Any] = {}
+        if self.policy.device.type == "cpu":
+            sizes = dict(block_size=BLOCK, max_batch_tokens=PASS, max_requests_per_batch=ROWS)
+            sizes["num_blocks"] = blocks * first.n
+        batching = ContinuousBatchingConfig(return_logprobs=True, seed=first.seed, **sizes)
+        attention = model.config._attn_implementation
+        if self.policy.path in ("fast", "shared"):  # it has the attention of our own rollouts
+            model.set_attn_implementation("sdpa")
+        try:
+            # It seeds torch, whose numbers belong to the user's reward.
+            with (
+                blaming(f"its continuous batching cannot run {type(model).__name__}; leave it out"),
+                torch.random.fork_rng([model.device] if model.device.type == "cuda" else []),
+                model.continuous_batching_context_manager(
+                    generation_config=generation, continuous_batching_config=batching
+                ) as manager,
+            ):
+                return self._collect(manager, requests)
+        finally:
+            model.set_attn_implementation(attention)
+
+    def _collect(self, manager: Any, requests: Sequence[EngineRequest]) -> list[list[Completion]]:
+        groups: list[list[Completion]] = [[] for _ in requests]
+        for p, one in enumerate(requests):
+            manager.add_request(list(one.prompt), str(p), max_new_tokens=one.max_tokens)
+
+        while sum(map(len, groups)) < sum(one.n for one in requests):
+            result = manager.get_result(timeout=1)
+            if result is None and not manager.is_running():
+                raise RuntimeError(manager.background_thread_status.fatal_error)
+            if result is not None and result.is_finished():
+                if result.error:
+                    raise RuntimeError(result.error)
+                p = int(result.request_id.partition("__")[0])  # of a fork: "3__child#1"
+                tokens = tuple(result.generated_tokens)
+                finish = "stop" if tokens[-1] in requests[p].stops else "length"
+                groups[p].append(Completion(tokens, tuple(result.logprobs), "", finish))
+        return groups
+
+
+class VllmEngine:
+    """A vLLM server (0.10.2 or newer) at an address that serves the base model of the policy.
+
+    A LoRA adapter is written to a folder for POST /v1/load_lora_adapter, and the one before is
+    unloaded (https://docs.vllm.ai/en/latest/features/lora). All weights are written as a checkpoint
+    for the method `reload_weights` of POST /collective_rpc, and cached prefixes are forgotten
+    (https://docs.vllm.ai/en/latest/training/layerwise, and /features/sleep_mode for the addresses).
+    Both must see the folder, which is below TMPDIR.
+    """
+
+    def __init__(self, address: str):
+        self.server = Server(f"--engine {VLLM}", address, key=KEY, timeout=LIMIT)
+        response = self.server.get("/models")
+        with self._reading(response):
+            # The base model has no parent; adapters do.
+            models = response.json()["data"]
+            self.base = next(one["id"] for one in models if not one.get("parent"))
+        self.model = self.base
+        self.is_checked = False
+        self.folder = tempfile.mkdtemp(prefix="grpo-engine-")
+        weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        self.updates = 0
+
+    @contextmanager
+    def _reading(self, response: httpx.Response) -> Iterator[None]:
+        """Blame the server for what goes wrong while its `response` is read."""
+        text = shortened(" ".join(response.text.split()), 120) or "it is empty"
+        with blaming(f"{self.server.where}: the response is not that of vLLM: {text}"):
+            if not response.is_success:
+                raise UserError(f"{self.server.where}: {reason_of(response)}")
+            yield
+
+    def _tell(self, path: str, body: dict[str, Any], needs: str, base: str = "") -> None:
+        response = self.server.post(path, body, base)
+        if not response.is_success:
+            reason = f"POST {path}: {reason_of(response)}"
+            raise UserError(f"{self.server.where}: {reason}; start the server with {needs}")
+
+    def update(self, policy: Policy) -> None:
+        """Write the weights to a folder of their own, and let the server load them."""
+        self.updates += 1
+        name = f"grpo-{os.getpid()}-{self.updates}"
+        folder = Path(self.folder, name)
+        save_model(policy.model, folder)
+        if policy.is_lora:
+            needs = "--enable-lora, --max-lora-rank and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+            lora = {"lora_name": name, "lora_path": str(folder)}
+            self._tell("/load_lora_adapter", lora, needs)
+            before, self.model = self.model, name
+            if before != self.base:
+                self._tell("/unload_lora_adapter", {"lora_name": before}, needs)
+                shutil.rmtree(folder.with_name(before))
+            return
+
+        needs = "VLLM_SERVER_DEV_MODE=1, or give --lora-rank"
+        arguments = {"weights_path": str(folder)}
+        reload = {"method": "reload_weights", "kwargs": arguments}
+        self._tell("/collective_rpc", reload, needs, self.server.root)
+        self._tell("/reset_prefix_cache", {}, needs, self.server.root)
+        shutil.rmtree(folder)
+
+    def generate(self, requests: Sequence[EngineRequest]) -> list[list[Completion]]:
+        """Return the completions of each request, several of which are under way at once."""
+        first = requests[0]
+        if not self.is_checked and (first.temperature, first.top_p) != (1, 1):
+            self._check_logprobs(first)
+        self.is_checked = True
+        with ThreadPool(min(AT_A_TIME, len(requests))) as pool:
+            return list(pool.imap(self._ask, requests))
+
+    def _check_logprobs(self, request: EngineRequest) -> None:
+        """Raise UserError if log-probabilities leave temperature and top_p out, as by default.
+
+        The only token that is allowed has the log-probability 0, unless it is the model's own.
+        """
+        only = {"n": 1, "max_tokens": 1, "allowed_token_ids": [request.stops[0]]}
+        (answer,) = self._ask(request, **only)
+        if answer.logprobs[0] < -0.001:
+            raise UserError(
+                f"{self.server.where}: its log-probabilities leave out temperature and top_p; "
+                "start the server with --logprobs-mode processed_logprobs"
+            )
+
+    def _ask(self, request: EngineRequest, **changes: Any) -> list[Completion]:
+        body = {
+            "model": self.model,
+            "prompt": list(request.prompt),
+            "n": request.n,
+            "max_tokens": request.max_tokens,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "seed": request.seed,
+            "stop_token_ids": list(request.stops),
+            "logprobs": 1,
+            "return_token_ids": True,
+            # Else these come from the model's generation_config.json.
+            "top_k": 0,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            **changes,
+        }
+        response = self.server.post("/completions", body)
+        with self._reading(response):
+            return [
+                Completion(
+                    tuple(choice["token_ids"]),
+                    tuple(choice["logprobs"]["token_logprobs"]),
+                    choice["text"],
+                    choice["finish_reason"],
+                )
+                for choice in response.json()["choices"]
+            ]
