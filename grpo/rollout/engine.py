@@ -47,7 +47,10 @@ BLOCK, PASS, ROWS = 32, 1024, 16
 
 @dataclass(frozen=True)
 class EngineRequest:
-    """Completions of one prompt. All requests of a call have the same n, temperature and top_p."""
+    """Completions of one prompt. All requests of a call have the same n, temperature and top_p.
+
+    The names are those of OpenAI's API, and of vLLM's.
+    """
 
     prompt: tuple[int, ...]  # token ids
     n: int  # completions
@@ -55,7 +58,7 @@ class EngineRequest:
     temperature: float  # 0: the likeliest token
     top_p: float  # 1: all tokens
     seed: int
-    stops: tuple[int, ...]  # ids of the tokens that end a completion, and are its last one
+    stop_token_ids: tuple[int, ...]  # of the tokens that end a completion, and are its last one
 
 
 class Engine(Protocol):
@@ -82,7 +85,7 @@ class EngineDecoder:
     def __init__(self, engine: Engine | None, name: str, policy: Policy, top_p: float):
         self.where, self.policy, self.top_p = f"--engine {name}", policy, top_p
         with self._calling():
-            self.engine = engine or load_engine(name, policy)
+            self.engine = engine or load_engine(name)
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
@@ -109,18 +112,17 @@ class EngineDecoder:
         ]
         with self._calling():
             groups = [list(group) for group in self.engine.generate(asked)]
-        counts = [len(group) for group in groups]
-        if counts != [G] * len(asked):
-            raise EngineError(
-                f"{self.where}: returned {sum(counts)} completions of {len(counts)} prompts; "
-                f"{G} of each of {len(asked)} prompts were asked for"
-            )
-
-        for one, group in zip(asked, groups):
-            for each in group:
-                if fault := fault_of(each, one, self.policy.vocabulary):
-                    raise EngineError(f"{self.where}: a completion {fault}")
-        return [([*each.tokens], [*each.logprobs]) for group in groups for each in group]
+            counts = [len(group) for group in groups]
+            if counts != [G] * len(asked):
+                raise UserError(
+                    f"returned {sum(counts)} completions of {len(counts)} prompts; {G} of each of "
+                    f"{len(asked)} prompts were asked for"
+                )
+            for one, group in zip(asked, groups):
+                for each in group:
+                    if fault := fault_of(each, one, self.policy.vocabulary):
+                        raise UserError(f"a completion {fault}")
+            return [([*each.tokens], [*each.logprobs]) for group in groups for each in group]
 
 
 def fault_of(completion: Completion, asked: EngineRequest, vocabulary: int) -> str:
@@ -137,21 +139,21 @@ def fault_of(completion: Completion, asked: EngineRequest, vocabulary: int) -> s
     for logprob in logprobs:
         if logprob is None or not -math.inf < logprob < 0.01:  # rounded, it may be above 0
             return f"has a log-probability of {logprob}; give that of the token that was drawn"
-    if any(token in asked.stops for token in tokens[:-1]):
+    if any(token in asked.stop_token_ids for token in tokens[:-1]):
         return "goes on after an end token; end it there"
-    if count < most and tokens[-1] not in asked.stops:
+    if count < most and tokens[-1] not in asked.stop_token_ids:
         why = f"finish reason {completion.finish}"
         return f"ends after {count} of {most} tokens without an end token ({why}); go on until one"
     return ""
 
 
-def load_engine(name: str, policy: Policy) -> Engine:
+def load_engine(name: str) -> Engine:
     """Return the engine that a setting names; UserError if it cannot be reached."""
     if name.startswith(FROM_PYTHON):
         raise UserError("give the object again, as grpo.train(engine=OBJECT)")
     if name.startswith(VLLM):
         return VllmEngine(name.removeprefix(VLLM))
-    return TransformersEngine(policy)
+    return TransformersEngine()
 
 
 class TransformersEngine:
@@ -161,11 +163,9 @@ class TransformersEngine:
     returns the log-probabilities of the processed logits, which are those that we need.
     """
 
-    def __init__(self, policy: Policy):
-        self.policy = policy
-
     def update(self, policy: Policy) -> None:
-        """There is nothing to do: the weights are the same tensors."""
+        """Take the policy itself."""
+        self.policy = policy
 
     def generate(self, requests: Sequence[EngineRequest]) -> list[list[Completion]]:
         """Return the completions; UserError if the architecture cannot be run in this way."""
@@ -176,15 +176,15 @@ class TransformersEngine:
             temperature=first.temperature or 1.0,
             top_p=first.top_p,
             top_k=0,
-            eos_token_id=list(first.stops),
-            pad_token_id=first.stops[0],
+            eos_token_id=list(first.stop_token_ids),
+            pad_token_id=first.stop_token_ids[0],
         )
         generation.num_return_sequences = first.n  # its check refuses several greedy ones
-        blocks = sum(-(-(len(one.prompt) + one.max_tokens) // BLOCK) + 1 for one in requests)
         sizes: dict[str, Any] = {}
         if self.policy.device.type == "cpu":
+            longest = max(len(one.prompt) + one.max_tokens for one in requests)
             sizes = dict(block_size=BLOCK, max_batch_tokens=PASS, max_requests_per_batch=ROWS)
-            sizes["num_blocks"] = blocks * first.n
+            sizes["num_blocks"] = 2 * ROWS * (longest // BLOCK + 1)
         batching = ContinuousBatchingConfig(return_logprobs=True, seed=first.seed, **sizes)
         attention = model.config._attn_implementation
         if self.policy.path in ("fast", "shared"):  # it has the attention of our own rollouts
@@ -216,7 +216,7 @@ class TransformersEngine:
                     raise RuntimeError(result.error)
                 p = int(result.request_id.partition("__")[0])  # of a fork: "3__child#1"
                 tokens = tuple(result.generated_tokens)
-                finish = "stop" if tokens[-1] in requests[p].stops else "length"
+                finish = "stop" if tokens[-1] in requests[p].stop_token_ids else "length"
                 groups[p].append(Completion(tokens, tuple(result.logprobs), "", finish))
         return groups
 
@@ -233,31 +233,28 @@ class VllmEngine:
 
     def __init__(self, address: str):
         self.server = Server(f"--engine {VLLM}", address, key=KEY, timeout=LIMIT)
-        response = self.server.get("/models")
+        response = self._call("/models")
         with self._reading(response):
             # The base model has no parent; adapters do.
             models = response.json()["data"]
             self.base = next(one["id"] for one in models if not one.get("parent"))
-        self.model = self.base
-        self.is_checked = False
+        self.model, self.updates = self.base, 0
         self.folder = tempfile.mkdtemp(prefix="grpo-engine-")
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
-        self.updates = 0
+
+    def _call(self, path: str, body: Any = None, needs: str = "") -> httpx.Response:
+        response = self.server.ask(path, body)
+        if response.is_success:
+            return response
+        fix = f"; start the server with {needs}" if needs else ""
+        raise UserError(f"{self.server.where}: {path}: {reason_of(response)}{fix}")
 
     @contextmanager
     def _reading(self, response: httpx.Response) -> Iterator[None]:
         """Blame the server for what goes wrong while its `response` is read."""
         text = shortened(" ".join(response.text.split()), 120) or "it is empty"
         with blaming(f"{self.server.where}: the response is not that of vLLM: {text}"):
-            if not response.is_success:
-                raise UserError(f"{self.server.where}: {reason_of(response)}")
             yield
-
-    def _tell(self, path: str, body: dict[str, Any], needs: str, base: str = "") -> None:
-        response = self.server.post(path, body, base)
-        if not response.is_success:
-            reason = f"POST {path}: {reason_of(response)}"
-            raise UserError(f"{self.server.where}: {reason}; start the server with {needs}")
 
     def update(self, policy: Policy) -> None:
         """Write the weights to a folder of their own, and let the server load them."""
@@ -267,27 +264,23 @@ class VllmEngine:
         save_model(policy.model, folder)
         if policy.is_lora:
             needs = "--enable-lora, --max-lora-rank and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
-            lora = {"lora_name": name, "lora_path": str(folder)}
-            self._tell("/load_lora_adapter", lora, needs)
+            self._call("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, needs)
             before, self.model = self.model, name
             if before != self.base:
-                self._tell("/unload_lora_adapter", {"lora_name": before}, needs)
+                self._call("/unload_lora_adapter", {"lora_name": before}, needs)
                 shutil.rmtree(folder.with_name(before))
-            return
-
-        needs = "VLLM_SERVER_DEV_MODE=1, or give --lora-rank"
-        arguments = {"weights_path": str(folder)}
-        reload = {"method": "reload_weights", "kwargs": arguments}
-        self._tell("/collective_rpc", reload, needs, self.server.root)
-        self._tell("/reset_prefix_cache", {}, needs, self.server.root)
-        shutil.rmtree(folder)
+        else:
+            needs = "VLLM_SERVER_DEV_MODE=1, or give --lora-rank"
+            reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+            self._call("/../collective_rpc", reload, needs)  # beside "/v1"
+            self._call("/../reset_prefix_cache", {}, needs)
+            shutil.rmtree(folder)
 
     def generate(self, requests: Sequence[EngineRequest]) -> list[list[Completion]]:
         """Return the completions of each request, several of which are under way at once."""
         first = requests[0]
-        if not self.is_checked and (first.temperature, first.top_p) != (1, 1):
+        if (first.temperature, first.top_p) != (1, 1):
             self._check_logprobs(first)
-        self.is_checked = True
         with ThreadPool(min(AT_A_TIME, len(requests))) as pool:
             return list(pool.imap(self._ask, requests))
 
@@ -296,7 +289,7 @@ class VllmEngine:
 
         The only token that is allowed has the log-probability 0, unless it is the model's own.
         """
-        only = {"n": 1, "max_tokens": 1, "allowed_token_ids": [request.stops[0]]}
+        only = {"n": 1, "max_tokens": 1, "allowed_token_ids": [request.stop_token_ids[0]]}
         (answer,) = self._ask(request, **only)
         if answer.logprobs[0] < -0.001:
             raise UserError(
@@ -305,24 +298,11 @@ class VllmEngine:
             )
 
     def _ask(self, request: EngineRequest, **changes: Any) -> list[Completion]:
-        body = {
-            "model": self.model,
-            "prompt": list(request.prompt),
-            "n": request.n,
-            "max_tokens": request.max_tokens,
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "seed": request.seed,
-            "stop_token_ids": list(request.stops),
-            "logprobs": 1,
-            "return_token_ids": True,
-            # Else these come from the model's generation_config.json.
-            "top_k": 0,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            **changes,
-        }
-        response = self.server.post("/completions", body)
+        # Else these come from the model's generation_config.json.
+        neutral = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+        returned = {"logprobs": 1, "return_token_ids": True}
+        body = {"model": self.model, **vars(request), **neutral, **returned, **changes}
+        response = self._call("/completions", body)
         with self._reading(response):
             return [
                 Completion(

@@ -43,24 +43,19 @@ class Server:
         limits = httpx.Timeout(timeout, connect=min(CONNECT, timeout))
         self.client = httpx.Client(headers=headers, timeout=limits)
         self.url = str(url.copy_with(path=url.path.rstrip("/") or "/v1"))
-        self.root = self.url.removesuffix("/v1")
         self.where = f"{flag}{self.url}"
         self.limit, self.timeout = limit, timeout
         self.doing = "asking"
 
-    def get(self, path: str) -> httpx.Response:
-        """Return the answer to GET, as `post` does."""
-        return self._ask("GET", self.url + path, None)
-
-    def post(self, path: str, body: Any, base: str = "") -> httpx.Response:
-        """Return the answer to POST: a success, or a refusal that no repetition would change."""
-        return self._ask("POST", (base or self.url) + path, body)
-
-    def _ask(self, method: str, url: str, body: Any) -> httpx.Response:
+    def ask(self, path: str, body: Any = None) -> httpx.Response:
+        """Return the answer to GET, or POST if there is a body: a success, or a refusal that no
+        repetition would change.
+        """
+        method = "GET" if body is None else "POST"
         for pause in PAUSES:
             time.sleep(pause)
             try:
-                response = self.client.request(method, url, json=body)
+                response = self.client.request(method, self.url + path, json=body)
             except httpx.ReadTimeout:
                 reason = f"no answer within {self.limit}{self.timeout:g} s"
                 if not self.limit:

@@ -358,7 +358,7 @@ class RemoteEvaluation(Evaluation):
         while True:
             names = {name: RENAMED.get(name) if name in self.refused else name for name in body}
             sent = {new: body[name] for name, new in names.items() if new}
-            response = self.server.post("/chat/completions", sent)
+            response = self.server.ask("/chat/completions", sent)
             if response.is_success:
                 return self._read(response)
             is_refusal = response.status_code in (400, 422) and REFUSAL.search(response.text)

@@ -79,10 +79,6 @@ def test_eval_drops_what_was_trained_on(tmp_path, capsys, tiny_flags):
 
 def test_a_users_task_trains(tmp_path):
     example = TOP / "tests" / "examples" / "every_second.py"
-    assert (
-        train.main(
-            [f"--task={example}:EverySecond", *FEW, "--steps=1", "--config={eval_problems: 2}"]
-        )
-        == 0
-    )
+    flags = [f"--task={example}:EverySecond", *FEW, "--steps=1", "--config={eval_problems: 2}"]
+    assert train.main(flags) == 0
     assert (tmp_path / "runs" / "everysecond-seed0" / "metrics.jsonl").exists()

@@ -82,42 +82,33 @@ def vllm(model):
     served, lock = {"base": base}, threading.Lock()
 
     def behave(body, number):
-        with lock:
-            return answer(body)
-
-    def answer(body):
-        if body["path"] == "/v1/models":
-            return 200, {}, {"data": [{"id": "old", "parent": "base"}, {"id": "base"}]}
-        if body["path"] == "/v1/load_lora_adapter":
-            adapter = Path(body["lora_path"])
-            served[body["lora_name"]] = load_policy(str(model), device="cpu", weights=adapter)
-        elif body["path"] == "/v1/unload_lora_adapter":
-            del served[body["lora_name"]]
-        elif body["path"] == "/collective_rpc" and body["method"] == "reload_weights":
-            weights = load_file(Path(body["kwargs"]["weights_path"], "model.safetensors"))
-            base.model.load_state_dict(weights, strict=False)
-        elif body["path"] == "/v1/completions":
-            return complete(body)
-        elif body["path"] != "/reset_prefix_cache":
-            return 404, {}, {"detail": "Not Found"}
+        match body["path"]:
+            case "/v1/models":
+                return 200, {}, {"data": [{"id": "old", "parent": "base"}, {"id": "base"}]}
+            case "/v1/completions":
+                with lock:
+                    return 200, {}, {"choices": sample(served[body["model"]], body)}
+            case "/v1/load_lora_adapter":
+                adapter = Path(body["lora_path"])
+                served[body["lora_name"]] = load_policy(str(model), device="cpu", weights=adapter)
+            case "/v1/unload_lora_adapter":
+                del served[body["lora_name"]]
+            case "/collective_rpc":
+                weights = load_file(Path(body["kwargs"]["weights_path"], "model.safetensors"))
+                base.model.load_state_dict(weights, strict=False)
         return 200, {}, b"Success"
 
-    def complete(body):
-        if body["model"] not in served:
-            return 404, {}, {"error": {"message": f"The model {body['model']} does not exist."}}
-        if "allowed_token_ids" in body:
-            return 200, {}, {"choices": [completion(body["allowed_token_ids"], [0.0])]}
-        request = RolloutRequest(
-            [tuple(body["prompt"])],
-            [[sample_key(body["seed"], i) for i in range(body["n"])]],
-            [body["temperature"]],
-            [body["max_tokens"]],
-            truncation(body["top_p"]),
-        )
-        (group,) = generate(served[body["model"]], request)
-        return 200, {}, {"choices": [completion(c.tokens, c.logprobs, c.finish) for c in group]}
-
     return behave
+
+
+def sample(policy, body):
+    """Return the choices of a completion."""
+    if only := body.get("allowed_token_ids"):
+        return [completion(only, [0.0])]
+    keys = [[sample_key(body["seed"], n) for n in range(body["n"])]]
+    given = [tuple(body["prompt"])], keys, [body["temperature"]], [body["max_tokens"]]
+    (group,) = generate(policy, RolloutRequest(*given, truncation(body["top_p"])))
+    return [completion(one.tokens, one.logprobs, one.finish) for one in group]
 
 
 def completion(tokens, logprobs, finish="length"):

@@ -10,17 +10,7 @@ from grpo.tools import train
 
 TOP = Path(__file__).resolve().parents[2]
 
-SMALL = [
-    *FEW,
-    "--words",
-    "6",
-    "--steps",
-    "4",
-    "--config",
-    "{eval_problems: 4}",
-    "--save-every",
-    "2",
-]
+SMALL = [*FEW, *"--words 6 --steps 4 --config {'eval_problems':4} --save-every 2".split()]
 SMALL += ["--eval-every", "3"]
 
 
