@@ -326,10 +326,11 @@ class Config:
         "where no completion of a group is right, replace the last one by the right answer "
         "(default: for interleave, but not with builtin or --reward-alone)",
     )
-    window: int = setting(
-        0,
+    window: int | None = setting(
+        None,
         "where a right answer is longer, show its beginning up to a random word, and sample and "
-        "score this many words of it (0: whole answers)",
+        "score this many words of it (0: whole answers; default: 50 for interleave, but 0 with "
+        "builtin or --reward-alone)",
         least=0,
     )
     patience: int = setting(
@@ -457,12 +458,15 @@ class Config:
         return {} if self.control == "none" else {"control": self.control}
 
     def levels_for(self, task: Task) -> list[int]:
-        """Return the levels of training, rising. Without --curriculum the last one is --words."""
+        """Return the levels of training, rising. Without --curriculum the last one is --words.
+
+        With windows an answer of any length takes as long, so it is the only one.
+        """
         if self.curriculum:
             return parse_levels(self.curriculum, "--curriculum", must_rise=True)
 
         assert self.level is not None, "the configuration is resolved"
-        climbs = getattr(task, "climbs", False) and not self.dataset
+        climbs = getattr(task, "climbs", False) and not self.dataset and not self.window
         return ramp_to(self.level) if climbs else [self.level]
 
     def save(self, path: Path, **facts: Any) -> None:
@@ -512,12 +516,16 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
 
     `levels` are those of the --dataset. Raises UserError if it lacks a level to be trained on.
     """
+    is_builtin = config.model == "builtin"
+    if config.window is None:
+        shows = config.may_demonstrate and not is_builtin
+        config = dataclasses.replace(config, window=getattr(task, "window_words", 0) * shows)
+
     level = config.level
     if level is None:
         offered = config.levels_for(task) if config.curriculum else levels
         level = max(offered, default=getattr(task, "default_level", 1))
 
-    is_builtin = config.model == "builtin"
     steps = int(asked(task, "default_steps", level, default=100)) if is_builtin else None
 
     is_level_given = bool(config.level or config.curriculum)

@@ -18,7 +18,8 @@ import random
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, count, islice, product, takewhile
+from functools import partial
+from itertools import chain, count, islice, product, starmap, takewhile
 from statistics import fmean
 from typing import Any
 
@@ -44,7 +45,15 @@ from grpo.tasks.base import (
     scores_of,
 )
 from grpo.tasks.registry import load_task
-from grpo.tasks.supply import LADDER, Supply, patience, problem_at, problem_stream, training_set
+from grpo.tasks.supply import (
+    LADDER,
+    Supply,
+    patience,
+    problem_at,
+    problem_stream,
+    training_set,
+    window_of,
+)
 from grpo.variance import classify, common_trap
 
 # --- the levels of the prompts --------------------------------------------------------------------
@@ -176,8 +185,6 @@ class Curriculum(Resumable):
 
 # --- the problems of the prompts ------------------------------------------------------------------
 
-AT_ENDS = 1 / 4  # the share of windows that begin with the answer, or end with it
-
 PROBES = 16  # problems of a level whose prompts and budgets are tried before training
 
 # A problem and its index in the stream.
@@ -229,15 +236,8 @@ class ProblemStream(Resumable):
         return index, self.window(index, problem)
 
     def window(self, index: int, problem: Problem) -> Problem:
-        """Return a window of the problem, which begins at a random word of its right answer, if the
-        answer is longer than the setting `window`. AT_ENDS of the windows are its first or last.
-        """
-        words = self.config.window
-        if not words:
-            return problem
-        draw = random.Random(f"window/{self.config.seed}/{index}")
-        place = draw.choice([0.0, 1.0]) if draw.random() < AT_ENDS else draw.random()
-        return self.task.window(problem, words, place)  # type: ignore[attr-defined]
+        """Return the window of a problem that the setting `window` asks for, see `window_of`."""
+        return window_of(self.task, self.config.window, self.config.seed, index, problem)
 
     def take_warnings(self) -> list[str]:
         """Return what to say of the first problem that was left out, once."""
@@ -423,8 +423,8 @@ def survey(
     training_levels: Sequence[int],
     ranks: Ranks = SINGLE,
 ) -> tuple[list[dict[str, Any]], list[Group]]:
-    """Sample a few problems of each level as the run will; return a row for each level, and all
-    groups. The problems do not count as seen, because nothing is learned from them.
+    """Sample a few problems of each level, or windows, as the run will; return a row for each
+    level, and all groups. The problems do not count as seen: nothing is learned from them.
 
     Beyond the first of the `training_levels` the survey ends at a level without a right answer,
     because harder ones would take longest and show nothing.
@@ -469,7 +469,8 @@ def sample_levels(
     problems: list[Problem] = []
     for level in levels:
         family = supply.family_size(level)
-        drawn = supply.sample(level, SURVEY_SEED)
+        cut = partial(window_of, supply.task, config.window, config.seed)
+        drawn = starmap(cut, enumerate(supply.sample(level, SURVEY_SEED)))
         limits = {"fruitless": patience(count, family), "family": family}
         try:
             problems += select(policy, drawn, count, frozenset(), budget, **limits).problems

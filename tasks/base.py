@@ -143,7 +143,8 @@ class Task(Protocol):
       middle of a word. In training, sampling ends there. It is False for the right answer itself;
     - `window(problem, words, place)`: the problem of writing `words` words of its right answer,
       from a `place` in [0, 1] on: `target` has them, `data["begun"]` the text before them,
-      `data["goes_on"]` says whether the answer continues, `data["share"]` which share of it it is;
+      `data["goes_on"]` says whether the answer continues, and `data["share"]` which share of it the
+      window is; `window_words`: the default of the setting `window`;
     - `unended(problem, completion, score)`: the score of a completion that the token budget cut
       off, from the one that it would have had with an end. Without it the reward stays;
     - `explain(problem, completion, score, reward)`, a static method of the project's tasks;

@@ -95,6 +95,7 @@ class Interleave:
     level_unit = "words"
     mistakes = TRAPS
     wordings = (PROMPT, ONLY, TURNS)
+    window_words = 50  # of an answer, in training (runs/decisions.md)
     demonstrates = True  # the target is an answer worth showing, not only one that is right
     placeholders = {"a": lambda data: " ".join(data["a"]), "b": lambda data: " ".join(data["b"])}
     options = {

@@ -122,6 +122,22 @@ class Supply:
         return len(self._of_level(level)) if self.dataset else family_size(self.task, level)
 
 
+AT_ENDS = 1 / 4  # the share of windows that begin with the answer, or end with it
+
+
+def window_of(task: Task, words: int | None, seed: int, index: int, problem: Problem) -> Problem:
+    """Return a window of problem `index`: so many `words` of its right answer, from a random one
+    on; the problem itself if its answer has no more, or without `words`.
+
+    AT_ENDS of the windows are the first or the last of their answers.
+    """
+    if not words:
+        return problem
+    draw = random.Random(f"window/{seed}/{index}")
+    place = draw.choice([0.0, 1.0]) if draw.random() < AT_ENDS else draw.random()
+    return task.window(problem, words, place)  # type: ignore[attr-defined]
+
+
 @lru_cache(64)
 def epoch_order(seed: int, epoch: int, size: int) -> list[int]:
     """Return the order of an epoch: a permutation of 0 ... size - 1 for each seed and epoch."""

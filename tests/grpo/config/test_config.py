@@ -84,6 +84,7 @@ def test_only_a_task_that_climbs_begins_with_easier_levels():
     assert parse(["--curriculum"])[0].levels_for(climbing) == [10, 25, 50, 100, 200, 500]
     assert Config(level=25).levels_for(climbing) == [10, 25]
     assert Config(level=25, dataset="set.jsonl").levels_for(climbing) == [25]
+    assert Config(level=25, window=50).levels_for(climbing) == [25]
     assert Config(level=25, task="arithmetic").levels_for(other) == [25]
 
 

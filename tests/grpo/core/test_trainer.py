@@ -11,12 +11,14 @@ import torch
 from forced import Forced, trainer_for, weights
 
 from grpo import trainer as trainer_module
-from grpo.config import Config
+from grpo.config import Config, resolve_config
+from grpo.curriculum import draw_answers, survey
 from grpo.data.errors import UserError
 from grpo.ending import figures_of
 from grpo.evaluate import budgets
 from grpo.learn.loss import LOSSES
 from grpo.model.load import load_policy
+from grpo.tasks.arithmetic import Arithmetic
 from grpo.tasks.base import Score
 from grpo.tasks.interleave import Interleave
 from grpo.tasks.supply import Supply
@@ -356,6 +358,16 @@ def test_dynamic_sampling_draws_at_once_what_the_last_step_needed(
     assert noted == drawn
 
 
+def test_windows_are_the_default_where_answers_may_be_shown():
+    def window(**options):
+        return resolve_config(Config(**{"model": "m", "level": 100} | options), Interleave()).window
+
+    assert window() == Interleave.window_words and window(window=7) == 7
+    assert window(model="builtin") == window(reward_alone=True) == window(window=0) == 0
+    assert window(control="shuffled-rewards") == 0
+    assert resolve_config(Config(model="m"), Arithmetic()).window == 0
+
+
 def test_groups_begin_within_long_answers(tiny_policy):
     def trainer(**options):
         settings = {"task": "interleave", "level": 10, "window": 4, "steps": 4, "group_size": 2}
@@ -374,6 +386,14 @@ def test_groups_begin_within_long_answers(tiny_policy):
     assert figures_of([metrics])["windows"] == metrics["groups/windows"] / 32
     assert {group.problem.key for group in one.current} == {problem.key for _, problem in problems}
     assert metrics["completions/mean_length"] < max(len(p.target) for _, p in problems)
+    # What the warm start imitates, and what the pre-flight samples, are such windows, too.
+    answers = draw_answers(one.stream, 10, 8)
+    assert {len(answer.completions[0].text.split()) for answer in answers} == {4}
+    assert all(answer.scores[0].exact for answer in answers)
+    _, surveyed = survey(tiny_policy, one.stream.supply, one.config, [10])
+    shares = {group.problem.level: group.problem.share for group in surveyed}
+    assert (shares[2], shares[3], shares[10]) == (1, 4 / 6, 4 / 20)
+
     trainer(level=2).check_fit()  # answers that are no longer than a window are whole
     assert all(not problem.begun for _, problem in trainer(level=2).problems(1))
 

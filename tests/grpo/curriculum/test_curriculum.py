@@ -3,6 +3,7 @@
 import json
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
@@ -108,6 +109,17 @@ def test_a_level_opens_at_the_mark_with_evidence():
     # The window starts over, and groups of easier levels do not count.
     assert through(curriculum, [groups(10, MANY, 1.0)] * 5) == []
     assert through(curriculum, [groups(25, MANY, OPEN_AT - 0.01)] * 5) == []
+
+
+def test_windows_count_as_the_whole_answers_that_they_are_parts_of():
+    def windows(value):
+        parts = groups(10, MANY, value)
+        for part in parts:
+            part.problem = replace(part.problem, data={"share": 0.25})
+        return parts
+
+    for value, is_opened in ((OPEN_AT + 0.01, False), (OPEN_AT**0.25 + 0.01, True)):
+        assert bool(through(Curriculum([10, 25]), [windows(value)] * 5)) == is_opened
 
 
 def test_steps_that_the_interval_does_not_need_leave_the_window():
