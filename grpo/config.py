@@ -329,8 +329,8 @@ class Config:
     window: int | None = setting(
         None,
         "where a right answer is longer, show its beginning up to a random word, and sample and "
-        "score this many words of it (0: whole answers; default: 50 for interleave, but 0 with "
-        "builtin or --reward-alone)",
+        "score this many words of it (0: whole answers; default: 50 for interleave above 25 words, "
+        "but 0 with builtin or --reward-alone)",
         least=0,
     )
     patience: int = setting(
@@ -517,9 +517,6 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
     `levels` are those of the --dataset. Raises UserError if it lacks a level to be trained on.
     """
     is_builtin = config.model == "builtin"
-    if config.window is None:
-        shows = config.may_demonstrate and not is_builtin
-        config = dataclasses.replace(config, window=getattr(task, "window_words", 0) * shows)
 
     level = config.level
     if level is None:
@@ -527,11 +524,15 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
         level = max(offered, default=getattr(task, "default_level", 1))
 
     steps = int(asked(task, "default_steps", level, default=100)) if is_builtin else None
+    window = config.window
+    if window is None and config.may_demonstrate and not is_builtin:
+        window = int(asked(task, "default_window", level, default=0))
 
     is_level_given = bool(config.level or config.curriculum)
     resolved = dataclasses.replace(
         config,
         level=level,
+        window=window or 0,
         mixed=config.mixed or (len(levels) > 1 and not is_level_given),
         schedule=config.schedule or ("constant" if is_builtin else "cosine"),
         reward=config.reward or getattr(task, "reward", None),

@@ -144,15 +144,15 @@ class Task(Protocol):
     - `window(problem, words, place)`: the problem of writing `words` words of its right answer,
       from a `place` in [0, 1] on: `target` has them, `data["begun"]` the text before them,
       `data["goes_on"]` says whether the answer continues, and `data["share"]` which share of it the
-      window is; `window_words`: the default of the setting `window`;
+      window is;
     - `unended(problem, completion, score)`: the score of a completion that the token budget cut
       off, from the one that it would have had with an end. Without it the reward stays;
     - `explain(problem, completion, score, reward)`, a static method of the project's tasks;
     - `reads_reasoning`: whether completions begin with the reasoning tag that the prompt ends with
       ("<think>"), so that the task sees that what follows is reasoning until it is closed;
     - `metric`, what reports call the score; `level_unit`, what a level counts ("words");
-    - of a level: `default_steps`, `max_new_tokens`, `levels`, `family_size`; `climbs`: whether a
-      run begins with the easier levels of `grpo.tasks.supply.LADDER`;
+    - of a level: `default_steps`, `default_window`, `max_new_tokens`, `levels`, `family_size`;
+      `climbs`: whether a run begins with the easier levels of `grpo.tasks.supply.LADDER`;
     - `key(problem)`, the canonical key, computed again from `problem.data`;
     - `problems(split)`: all problems of a fixed set; `notes`: what the user should know of them;
     - `mistakes`: what the labels `trap` and `reason` mean, in words, by label;

@@ -95,7 +95,6 @@ class Interleave:
     level_unit = "words"
     mistakes = TRAPS
     wordings = (PROMPT, ONLY, TURNS)
-    window_words = 50  # of an answer, in training (runs/decisions.md)
     demonstrates = True  # the target is an answer worth showing, not only one that is right
     placeholders = {"a": lambda data: " ".join(data["a"]), "b": lambda data: " ".join(data["b"])}
     options = {
@@ -108,6 +107,11 @@ class Interleave:
     def default_steps(level: int) -> int:
         """Return the training steps that suffice for the embedded model (runs/archive/LOG.md)."""
         return 60 if level <= 50 else 200
+
+    @staticmethod
+    def default_window(level: int) -> int:
+        """Return the words of an answer's window in training (runs/decisions.md); 0: all words."""
+        return 50 if level > 25 else 0
 
     def __init__(
         self,

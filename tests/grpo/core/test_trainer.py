@@ -362,7 +362,8 @@ def test_windows_are_the_default_where_answers_may_be_shown():
     def window(**options):
         return resolve_config(Config(**{"model": "m", "level": 100} | options), Interleave()).window
 
-    assert window() == Interleave.window_words and window(window=7) == 7
+    assert (window(), window(level=25), window(window=7)) == (50, 0, 7)
+    assert window(level=None, curriculum="10,26") == 50
     assert window(model="builtin") == window(reward_alone=True) == window(window=0) == 0
     assert window(control="shuffled-rewards") == 0
     assert resolve_config(Config(model="m"), Arithmetic()).window == 0
