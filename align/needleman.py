@@ -4,10 +4,8 @@ A word is a maximal run of non-whitespace characters, after the text was put int
 normalisation form C. So a word is the same whether its accents are composed or combining
 characters. Punctuation is part of the word that it touches.
 
-The algorithm is Needleman & Wunsch (1970). Each deleted and each inserted symbol scores `gap`.
-Scores are added as given, so costs are negative. Numbers may have either sign. Integer scores are
-exact, float scores are exact up to rounding. Numbers that are not finite, and numbers so large that
-a score could overflow, raise ValueError.
+The algorithm is Needleman & Wunsch (1970): a match scores 1, a mismatch -1, and a gap, which is one
+deleted or inserted symbol, -1. It is computed with bit vectors (`BitColumns`).
 
 Symbols are hashable values that are compared as dictionary keys, so 1, 1.0 and True are the same
 symbol. A str is the sequence of its characters.
@@ -15,27 +13,20 @@ symbol. A str is the sequence of its characters.
 Ties. Of several best alignments one is returned: read from its end, at each step a pair (match or
 substitution) is preferred to a deletion, and a deletion to an insertion.
 
-The standard scoring (match 1, mismatch -1, gap -1) is computed with bit vectors (`BitColumns`),
-which is much faster; all other scorings by `_filled`, pair by pair and row by row.
-
 Shapes: B pairs; N and M are the lengths of a and of b.
 """
 
-import math
 import re
 import unicodedata
 from collections.abc import Hashable, Iterator, Sequence
 from itertools import accumulate, groupby
-from numbers import Integral
 from typing import NamedTuple
 
 import numpy as np
 
-Number = int | float
 Symbols = Sequence[Hashable]
 Pairs = Sequence[tuple[Symbols, Symbols]]
 
-STANDARD = (1, -1, -1)  # match, mismatch, gap
 PAIR, DELETE, INSERT = range(3)
 
 _WORD = re.compile(r"\S+")
@@ -84,55 +75,40 @@ class Op(NamedTuple):
 class Alignment(NamedTuple):
     """A best alignment: its score, and its operations from the beginning of both sequences."""
 
-    score: Number
+    score: int
     ops: list[Op]
 
 
-def nw_score(a: Symbols, b: Symbols, **scoring: Number) -> Number:
-    """Return the score of the best global alignment of `a` and `b`, see `nw_score_batch`.
+def nw_score_batch(pairs: Pairs) -> np.ndarray:
+    """Return the score of the best global alignment of each of the `pairs`, int64 (B,).
 
-    >>> nw_score("the owl saw".split(), "the old owl saw".split())  # three matches, one insertion
-    2
+    Three matches and one insertion; memory O(B (N + M)):
+
+    >>> nw_score_batch([("the owl saw".split(), "the old owl saw".split())]).tolist()
+    [2]
     """
-    return nw_score_batch([(a, b)], **scoring)[0].item()
+    return np.array([score for score, _ in _best(pairs, keep_moves=False)], np.int64)
 
 
-def nw_score_batch(
-    pairs: Pairs, *, match: Number = 1, mismatch: Number = -1, gap: Number = -1
-) -> np.ndarray:
-    """Return the best score of each of the `pairs`, an array (B,).
-
-    It is int64, or float64 if one of the scoring parameters is a float. Memory O(B (N + M)).
-    """
-    scale = _checked(match, mismatch, gap)
-    scores = [score for score, _ in _best(pairs, scale, keep_moves=False)]
-    return np.array(scores, np.int64 if isinstance(scale[0], int) else np.float64)
-
-
-def nw_align(a: Symbols, b: Symbols, **scoring: Number) -> Alignment:
+def nw_align(a: Symbols, b: Symbols) -> Alignment:
     """Return a best global alignment of `a` and `b`, see `nw_align_batch`.
 
     >>> nw_align("ab", "b").ops
     [Op(kind='delete', i=0, j=None), Op(kind='match', i=1, j=0)]
     """
-    return nw_align_batch([(a, b)], **scoring)[0]
+    return nw_align_batch([(a, b)])[0]
 
 
-def nw_align_batch(
-    pairs: Pairs, *, match: Number = 1, mismatch: Number = -1, gap: Number = -1
-) -> list[Alignment]:
-    """Return a best alignment of each of the `pairs`, in order.
-
-    Memory: one byte per cell of a pair; with the standard scoring two bits per cell of some pairs.
-    """
-    best = _best(pairs, _checked(match, mismatch, gap), keep_moves=True)
+def nw_align_batch(pairs: Pairs) -> list[Alignment]:
+    """Return a best alignment of each of the `pairs`, in order. Two bits per cell are kept."""
+    best = _best(pairs, keep_moves=True)
     return [Alignment(score, _ops(kinds, *pair)) for pair, (score, kinds) in zip(pairs, best)]
 
 
 def similarity_batch(completions: Sequence[Symbols], target: Symbols) -> np.ndarray:
     """Return the similarity of each of the `completions` to `target`: (S + L) / 2L, float64 (B,).
 
-    S is the score with the standard scoring, L the length of the longer sequence. The similarity is
+    S is the score of the best alignment, L the length of the longer sequence. The similarity is
     1 if and only if the sequences are equal, and never below 0.
     """
     scores = nw_score_batch([(completion, target) for completion in completions])
@@ -143,7 +119,7 @@ def similarity_batch(completions: Sequence[Symbols], target: Symbols) -> np.ndar
 def prefix_scores(sequences: Sequence[Symbols], target: Symbols) -> list[list[int]]:
     """Return the scores of all prefixes of each sequence: n + 1 numbers for n symbols.
 
-    Number i is the best standard score of the first i symbols against any prefix of `target`: the
+    Number i is the best score of the first i symbols against any prefix of `target`: the
     maximum of a row of the table. A symbol of the target that is skipped costs 1 as soon as a later
     one is matched; symbols that are still missing at the end cost nothing.
 
@@ -182,77 +158,14 @@ def prefix_scores(sequences: Sequence[Symbols], target: Symbols) -> list[list[in
     ]
 
 
-def _checked(match: Number, mismatch: Number, gap: Number) -> tuple[Number, Number, Number]:
-    """Return the scoring as Python numbers, all integers or all floats. NumPy's could wrap."""
-    given = (match, mismatch, gap)
-    for name, number in zip(("match", "mismatch", "gap"), given):
-        fits = abs(int(number)) < 2**63 if isinstance(number, Integral) else math.isfinite(number)
-        if not fits:
-            raise ValueError(f"{name}={number}: must be a finite number of at most 64 bits")
-    kind = int if all(isinstance(number, Integral) for number in given) else float
-    return kind(match), kind(mismatch), kind(gap)
-
-
-def _best(
-    pairs: Pairs, scale: tuple[Number, Number, Number], *, keep_moves: bool
-) -> Iterator[tuple[Number, list[int]]]:
+def _best(pairs: Pairs, *, keep_moves: bool) -> Iterator[tuple[int, list[int]]]:
     """Yield the best score of each pair and, if `keep_moves`, its operations from the end."""
-    if not (isinstance(scale[0], int) and scale == STANDARD):
-        for a, b in pairs:
-            moves: list[bytes] = []
-            score = _filled(a, b, *scale, moves if keep_moves else None)
-            yield score, _operations(moves, len(b)) if keep_moves else []
-        return
-
     # Neighbours whose b is the same object have one table together.
     for _, neighbours in groupby(pairs, key=lambda pair: id(pair[1])):
         firsts, seconds = zip(*neighbours)
         columns = BitColumns(firsts, seconds[0], keep_moves)
         for k in range(len(firsts)):
             yield columns.score(k), columns.operations(k) if keep_moves else []
-
-
-def _filled(
-    a: Symbols, b: Symbols, match: Number, mismatch: Number, gap: Number, moves: list[bytes] | None
-) -> Number:
-    """Return the best score of `a` and `b`; `moves`, if given, gets a row (M,) for each of a.
-
-    Cell (i, j) holds the best score of the first i symbols of a and the first j of b, minus
-    gap * (i + j). On this scale a gap adds 0, so all border cells are 0, and insertions are a
-    running maximum of the row.
-    """
-    ids: dict[Hashable, int] = {}
-    ids_a = [ids.setdefault(symbol, len(ids)) for symbol in a]
-    ids_b = np.array([ids.setdefault(symbol, len(ids)) for symbol in b], dtype=np.int64)
-    matched, other = match - 2 * gap, mismatch - 2 * gap
-
-    # No cell exceeds `bound` in absolute value, nor does what is added to undo the shift.
-    bound = (len(a) + len(b) + 1) * max(abs(matched), abs(other), abs(gap))
-    if not (2 * bound < 2**62 if isinstance(bound, int) else math.isfinite(2 * bound)):
-        raise ValueError(
-            f"scores of up to ±{bound:.3g} overflow; give smaller match, mismatch or gap"
-        )
-
-    row = np.zeros(len(b) + 1, np.int64 if isinstance(bound, int) else np.float64)
-    for symbol in ids_a:
-        paired, above = row[:-1] + np.where(ids_b == symbol, matched, other), row[1:]
-        row = np.maximum.accumulate(np.concatenate([row[:1], np.maximum(paired, above)]))
-        if moves is not None:
-            # 0, PAIR, where a pair is best; else 1, DELETE, where a deletion is; else 2, INSERT.
-            unpaired = paired != row[1:]
-            moves.append(np.add(unpaired, unpaired & (above != row[1:]), dtype=np.uint8).tobytes())
-    return row[-1].item() + gap * (len(a) + len(b))
-
-
-def _operations(moves: list[bytes], m: int) -> list[int]:
-    """Return the best alignment in a table of `moves` (N, M), from its end."""
-    i, j = len(moves), m
-    operations = []
-    while i and j:
-        operations.append(moves[i - 1][j - 1])
-        i -= operations[-1] != INSERT
-        j -= operations[-1] != DELETE
-    return operations + [DELETE] * i + [INSERT] * j
 
 
 def _ops(kinds: list[int], a: Symbols, b: Symbols) -> list[Op]:

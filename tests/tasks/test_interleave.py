@@ -6,7 +6,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from strategies import strategies
 
-from grpo.align.needleman import nw_score
+from grpo.align.needleman import nw_align
 from grpo.data.corpus import Document, documents_of
 from grpo.data.errors import UserError
 from grpo.tasks.base import SPLITS
@@ -211,8 +211,10 @@ def test_credits_and_what_is_missing_at_the_end_add_up_to_the_reward(attempt, re
     )
     if reward == "pairs":
         words, target, longest = [*pairwise(words)], [*pairwise(target)], longest - 1
-    best = max(nw_score(words, target[:j]) for j in range(len(target) + 1))
-    rest = 0 if reward == "prefix" else 1 / 2 + (nw_score(words, target) - best) / (2 * longest)
+    best = max(nw_align(words, target[:j]).score for j in range(len(target) + 1))
+    rest = (
+        0 if reward == "prefix" else 1 / 2 + (nw_align(words, target).score - best) / (2 * longest)
+    )
     assert earned + rest == pytest.approx(score(text, reward, a, b).reward, abs=1e-12)
 
 

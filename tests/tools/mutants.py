@@ -100,7 +100,6 @@ drafts accepted after a wrong one | accepted | _a.cumprod(1) | _a | tests/grpo/f
 
 # scores
 no gap cost | BitColumns.score | _a - n - m | _a - n | tests/align/test_needleman.py
-no gap cost in any scoring | _filled | _a + gap * _b | _a | tests/align/test_needleman.py
 a skipped word costs nothing | prefix_scores | row_BM - 1 | row_BM | \
 tests/align/test_needleman.py
 prefix reward off by one | Interleave._score | prefix / _a | (prefix + 1) / _a | \

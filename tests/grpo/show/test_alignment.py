@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.align.needleman import nw_score
+from grpo.align.needleman import nw_align
 from grpo.inspect import CONTEXT, rendered
 from grpo.show.group import aligned, first_divergence, question_of
 from grpo.tasks.base import Problem
@@ -20,9 +20,8 @@ def test_columns_spell_out_both_texts_at_the_best_score(target, text):
     assert " ".join(c.wanted for c in columns if c.wanted is not None) == target
     assert " ".join(c.written for c in columns if c.written is not None) == text
     assert all((c.kind == "match") == (c.wanted == c.written) for c in columns)
-    assert sum(1 if c.kind == "match" else -1 for c in columns) == nw_score(
-        target.split(), text.split()
-    )
+    score = nw_align(target.split(), text.split()).score
+    assert sum(1 if c.kind == "match" else -1 for c in columns) == score
 
 
 def test_a_divergence_in_words():
