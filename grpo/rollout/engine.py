@@ -10,7 +10,6 @@ rounding. So a step cannot be replayed, and the update weights its tokens (`grpo
 
 import logging
 import math
-import os
 import shutil
 import tempfile
 import weakref
@@ -259,7 +258,7 @@ class VllmEngine:
     def update(self, policy: Policy) -> None:
         """Write the weights to a folder of their own, and let the server load them."""
         self.updates += 1
-        name = f"grpo-{os.getpid()}-{self.updates}"
+        name = f"{Path(self.folder).name}-{self.updates}"  # no earlier run's
         folder = Path(self.folder, name)
         save_model(policy.model, folder)
         if policy.is_lora:
