@@ -29,7 +29,7 @@ from grpo.model.policy import Policy, save_model
 from grpo.run.checkpoint import disk_refusal, find_resume
 from grpo.run.logs import RunData, load_run, step_of
 from grpo.run.resume import check_base, checkpoint_of
-from grpo.show.console import summary_table
+from grpo.show.console import evaluation_in_words
 
 # The settings and facts that the model card names.
 SETTINGS = "loss scale credit beta learning_rate prompts group_size temperature lora_rank seed"
@@ -154,17 +154,20 @@ The model was trained for this one task. Its other abilities were not evaluated.
 
 
 def _results(run: RunData, step: int, control: str) -> str:
-    """Return the verdict and the table of evaluations, unless they are later than `step`."""
+    """Return the verdict, and the last evaluation of each level before and after training, unless
+    they are later than `step`.
+    """
     reports = [line for line in run.reports if line["step"] <= step]
     metric, unit = (reports[0][name] for name in ("metric", "unit")) if reports else ("score", "")
     lines = []
     if run.verdict and run.verdict["step"] <= step:
         verdict = Verdict.from_json(run.verdict)
         lines += [f"{line}.\n" for line in verdict.lines(metric, unit, control.replace("none", ""))]
-    if reports:
-        before = [line for line in reports if line["step"] == 0]
-        after = [line for line in reports if line["step"] > 0]
-        lines += ["```", *summary_table(before, after, metric), "```\n"]
+    last = {(line["level"], line["step"] > 0): line for line in reports}
+    for (_, is_trained), line in sorted(last.items()):
+        when = "after" if is_trained else "before"
+        lines.append(f"- {when} training, held-out {evaluation_in_words(line)}")
+    lines += [""] * bool(last)
     return "".join(f"{line}\n" for line in lines)
 
 

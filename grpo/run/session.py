@@ -58,7 +58,6 @@ from grpo.run.logs import (
     load_run,
     resume_hint,
     rewind,
-    size_on_disk,
     step_of,
 )
 from grpo.run.resume import OpenedRun, facts, open_run, sources_of_run
@@ -552,21 +551,14 @@ class Run:
         style = "bold red" if verdict.exit_status else "bold yellow"
         if verdict.is_expected(bool(mark)):
             style = "bold"
-        reports = [line for line in run.reports if line["level"] == self.level]
-        names = ("metrics.jsonl", "rollouts", "checkpoints")
-        paths = [self.folder / name for name in names]
-        self.console.summary(
-            files={path.stem: f"{path}  {size_on_disk(path)}" for path in paths},
-            next_commands=list(dict.fromkeys([command, *next_commands(ended)])),
-            before=[line for line in reports if line["step"] == 0],
-            after=reports[-1:],
-            verdict=verdict.lines(
-                getattr(trainer.task, "metric", "score"),
-                getattr(trainer.task, "level_unit", ""),
-                mark.get("control", ""),
-            ),
-            style=style,
+        said, *details = verdict.lines(
+            getattr(trainer.task, "metric", "score"),
+            getattr(trainer.task, "level_unit", ""),
+            mark.get("control", ""),
         )
+        self.console.part(said, details, style)
+        commands = dict.fromkeys([command, *next_commands(ended)])
+        self.console.part("next", [f"  {each}" for each in commands], is_whole=True)
         self.files.finish()
         return verdict.exit_status
 

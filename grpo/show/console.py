@@ -173,41 +173,8 @@ class Console:
 
     def evaluation(self, line: Record) -> None:
         """Print a line of eval.jsonl as a sentence."""
-        split = "training" if line["split"] == "train" else "held-out"
-        details = f"{counted(line)}, {sampling_name(line)}, exact {line['exact']:.3g}"
-        if "exact_low" in line:
-            details += f" [{line['exact_low']:.3f}, {line['exact_high']:.3f}]"
-        if line.get("truncated"):
-            details += f", truncated {line['truncated']:.3g}"
-        if line.get("dropped"):
-            details += f"; {line['dropped']} dropped: the policy was trained on them"
-        if line.get("too_long"):
-            details += f"; {line['too_long']} dropped: too long for the context or the budget"
-
-        mark = control_mark(line) + OCCASIONS.get(line.get("purpose", ""), "")
-        level = level_name(line["level"], line.get("unit", "words"))
-        score = f"{line.get('metric', self.metric)} at {level}: {interval(line)}"
-        self.say(f"{mark}{split} {score} ({details})")
-
-    def summary(
-        self,
-        files: Mapping[str, str],
-        next_commands: Sequence[str] = (),
-        before: Sequence[Record] = (),
-        after: Sequence[Record] = (),
-        verdict: Sequence[str] = (),
-        style: str = "bold",
-    ) -> None:
-        """Print the verdict, in a `style`, evaluations, files and next commands."""
-        if verdict:
-            self.part(verdict[0], verdict[1:], style)
-        if before or after:
-            title, *lines = summary_table(before, after, self.metric)
-            self.part(title, lines)
-        width = max(map(len, files))
-        paths = [f"  {key:<{width}}  {path}" for key, path in files.items()]
-        self.part("files", paths, is_whole=True)
-        self.part("next", [f"  {command}" for command in next_commands], is_whole=True)
+        occasion = OCCASIONS.get(line["purpose"], "")
+        self.say(f"{control_mark(line)}{occasion}held-out {evaluation_in_words(line)}")
 
     def _write(
         self, line: str, style: str = "", *, indent: int = 0, is_whole: bool = False
@@ -345,6 +312,22 @@ def interval(line: Record) -> str:
     return f"{line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}]"
 
 
+def evaluation_in_words(line: Record) -> str:
+    """Return a line of eval.jsonl in words: the score with its interval, and how it was taken."""
+    details = (
+        f"{counted(line)}, {sampling_name(line)}, exact {line['exact']:.3g} "
+        f"[{line['exact_low']:.3f}, {line['exact_high']:.3f}]"
+    )
+    if line["truncated"]:
+        details += f", truncated {line['truncated']:.3g}"
+    if line["dropped"]:
+        details += f"; {line['dropped']} dropped: the policy was trained on them"
+    if line["too_long"]:
+        details += f"; {line['too_long']} dropped: too long for the context or the budget"
+    level = level_name(line["level"], line["unit"])
+    return f"{line['metric']} at {level}: {interval(line)} ({details})"
+
+
 def counted(line: Record) -> str:
     """Return the number of problems of an evaluation, and the number asked for if higher."""
     if line["n"] < line.get("asked", 0):
@@ -355,30 +338,6 @@ def counted(line: Record) -> str:
 def sampling_name(line: Record) -> str:
     """Return how the completions of an evaluation were sampled."""
     return f"temperature {line['temperature']:g}" if line["temperature"] else "greedy"
-
-
-def summary_table(
-    before: Sequence[Record], after: Sequence[Record], metric: str = "score"
-) -> list[str]:
-    """Return title, head and rows of a table of the evaluations before and after training."""
-    old, new = (
-        {(line["level"], line["temperature"]): line for line in lines} for lines in (before, after)
-    )
-    first = [*before, *after][0]
-    counts = ", ".join(map(str, sorted({line["n"] for line in (*before, *after)})))
-    table = [
-        f"{control_mark(first)}held-out {first.get('metric', metric)}, mean [95 % interval], "
-        f"n = {counts}",
-        f"{'level':>5}  {'sampling':<8}  {'before':<20}  {'after':<20}  exact",
-    ]
-
-    for level, temperature in sorted(old.keys() | new.keys()):
-        pair = [lines.get((level, temperature)) for lines in (old, new)]
-        sampling = f"T {temperature:g}" if temperature else "greedy"
-        means = "  ".join(f"{interval(line) if line else '-':<20}" for line in pair)
-        exact = " → ".join(f"{line['exact']:.3f}" if line else "  -  " for line in pair)
-        table.append(f"{level:>5}  {sampling:<8}  {means}  {exact}")
-    return table
 
 
 def show_table(console: RichConsole, lines: Sequence[Record], names: Sequence[str]) -> None:

@@ -29,15 +29,23 @@ def report(step=12, metrics=METRICS, texts=(), rewards=(), events=()):
 def evaluation(level=25, mean=0.4123, temperature=1.0, **changes):
     return {
         "step": 0,
+        "purpose": "report",
         "task": "interleave",
+        "metric": "score",
         "level": level,
+        "unit": "words",
         "split": "test",
         "n": 200,
+        "dropped": 0,
+        "too_long": 0,
         "temperature": temperature,
         "mean": mean,
         "ci_low": mean - 0.01,
         "ci_high": mean + 0.01,
         "exact": 0.01,
+        "exact_low": 0.001,
+        "exact_high": 0.036,
+        "truncated": 0.0,
         **changes,
     }
 

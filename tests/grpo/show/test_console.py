@@ -7,7 +7,7 @@ import pytest
 import rich.console
 from screens import ESCAPE_CODE, Terminal, evaluation, plain, report, unbroken, written
 
-from grpo.show.console import Console, show_table, summary_table
+from grpo.show.console import Console, show_table
 
 COMMAND = (
     "python eval.py --model runs/interleave-25 --task interleave --words 10,25,50,100 "
@@ -41,8 +41,7 @@ def everything(console):
     console.evaluation(evaluation())
     console.step(report(texts=[HOSTILE], rewards=[0.5], events=["promoted " + HOSTILE]))
     console.warn("a long warning " * 10 + HOSTILE)
-    files = {"metrics": "runs/x/metrics.jsonl"}
-    console.summary(files, [COMMAND], [evaluation()], [evaluation(mean=0.97)])
+    console.part("next", [f"  {COMMAND}"], is_whole=True)
 
 
 # --- lines ------------------------------------------------------------------------------------
@@ -56,14 +55,14 @@ def test_plain_lines_are_whole_and_hold_no_control_character():
     assert f"warning: {'a long warning ' * 10}{HARMLESS}" in text
     assert re.search(re.escape(f"loading builtin {HARMLESS} ... ") + r"\d+\.\d s\n", text)
     assert lines[0] == "task    interleave, 25 words, levels 10, 25"
-    assert "held-out similarity" in text and "similarity 0.531" in text
+    assert "held-out score" in text and "similarity 0.531" in text
 
 
-def test_the_lines_of_a_log_have_at_most_100_columns_but_for_paths_and_commands():
+def test_the_lines_of_a_log_have_at_most_100_columns_but_for_commands():
     lines = written(everything, metric="similarity").splitlines()
     assert lines[1].startswith("reward  clipped and") and lines[2].startswith("        long and")
-    lines += plain(lambda console: console.summary({"run": "x" * 120}, [COMMAND + " -a" * 9]))
-    assert [line[:9] for line in lines if len(line) > 100] == ["  run  xx", "  python "]
+    lines += plain(lambda console: console.part("next", [COMMAND + " -a" * 9], is_whole=True))
+    assert [line[:9] for line in lines if len(line) > 100] == ["python ev"]
 
 
 def test_terminal_shows_hostile_text_harmlessly(monkeypatch):
@@ -80,17 +79,10 @@ def test_terminal_shows_hostile_text_harmlessly(monkeypatch):
     assert "\x1b" not in written(everything)
 
 
-def test_summary_names_files_and_commands():
-    made = {"run": "runs/x", "metrics": "runs/x/m"}
-    lines = plain(lambda console: console.summary(made, ["python a.py"]))
-    files = ["files", "  run      runs/x", "  metrics  runs/x/m"]
-    assert lines == ["", *files, "", "next", "  python a.py"]
-
-
 @pytest.mark.parametrize("style, codes", [("bold", "1"), ("bold red", "1;31")])
 def test_a_verdict_has_its_style(style, codes):
-    said = {"verdict": ["NOT LEARNED: 0.2"], "style": style}
-    output = written(lambda console: console.summary({"run": "x"}, **said), file=Terminal())
+    use = lambda console: console.part("NOT LEARNED: 0.2", [], style)  # noqa: E731
+    output = written(use, file=Terminal())
     assert f"\x1b[{codes}mNOT LEARNED: 0.2" in output
 
 
@@ -146,7 +138,7 @@ def test_the_line_of_a_step_shows_every_figure():
         (
             {"metric": "similarity"},
             "held-out similarity at 25 words: 0.412 [0.402, 0.422] (n = 200, temperature 1, exact "
-            "0.01)",
+            "0.01 [0.001, 0.036])",
         ),
         ({"purpose": "warm start"}, "imitating: held-out score at 25 words:"),
         ({"purpose": "imitation"}, "after imitation: held-out score at 25 words:"),
@@ -154,31 +146,12 @@ def test_the_line_of_a_step_shows_every_figure():
         ({"temperature": 0}, "greedy, exact"),
         ({"unit": "digits"}, "held-out score at 25 digits:"),
         ({"unit": ""}, "held-out score at level 25:"),
-        ({"split": "train"}, "training score at 25"),
-        ({"exact": 0.995}, "exact 0.995)"),
         ({"exact": 1.0, "exact_low": 0.9441, "exact_high": 1.0}, "exact 1 [0.944, 1.000])"),
     ],
 )
 def test_the_line_of_an_evaluation_says_what_was_measured(changes, words):
     lines = plain(lambda console: console.evaluation(evaluation(**changes)))
     assert words in unbroken("\n".join(lines))
-
-
-def test_summary_table():
-    before = [evaluation(25, 0.25), evaluation(10, 0.5), evaluation(10, 0.8, temperature=0)]
-    after = [
-        evaluation(10, 0.9, exact=0.84),
-        evaluation(10, 0.95, temperature=0, exact=0.9),
-        evaluation(50, 0.4),
-    ]
-    assert summary_table(before, after, "similarity") == [
-        "held-out similarity, mean [95 % interval], n = 200",
-        "level  sampling  before                after                 exact",
-        "   10  greedy    0.800 [0.790, 0.810]  0.950 [0.940, 0.960]  0.010 → 0.900",
-        "   10  T 1       0.500 [0.490, 0.510]  0.900 [0.890, 0.910]  0.010 → 0.840",
-        "   25  T 1       0.250 [0.240, 0.260]  -                     0.010 →   -  ",
-        "   50  T 1       -                     0.400 [0.390, 0.410]    -   → 0.010",
-    ]
 
 
 def test_a_table_is_cut_at_the_edge_of_the_screen():
