@@ -48,6 +48,7 @@ def test_what_a_run_writes(tmp_path, capsys):
     ]
     said = capsys.readouterr().out
     assert "held-out similarity at 6 words" in said and "eval.py --model runs/a" in said
+    assert "  runs/a/checkpoints  0." in said
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_saves_its_batch(tmp_path, monkeypatch, capsys):
