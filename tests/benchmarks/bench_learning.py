@@ -43,7 +43,7 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from bench_model import device_name, memory_used, now, trained_by, trl_config
+from bench_model import device_name, memory_used, now, trained_by, trl_config, trl_dataset
 from peft import LoraConfig
 
 from grpo.config import CLIP, Config, resolve_config
@@ -228,7 +228,6 @@ def train_trl(course: Course):
 
 def trl_trainer(course: Course, stream: Stream):
     """Return TRL's trainer, which reports each step to `course` and stops when that says so."""
-    from datasets import Dataset
     from torch.optim.lr_scheduler import LambdaLR
     from transformers import TrainerCallback
     from trl import GRPOTrainer
@@ -280,7 +279,7 @@ def trl_trainer(course: Course, stream: Stream):
         prompts = [stream[index].prompt for index in batch["problem"]]
         return {"prompt": [as_turn(prompt) for prompt in prompts], **batch}
 
-    dataset = Dataset.from_dict({"problem": list(range(STEPS * options.prompts))})
+    dataset = trl_dataset("problem", list(range(STEPS * options.prompts)))
     dataset.set_transform(rows)  # problems are made when TRL asks for them
     adapter = LoraConfig(
         r=options.lora_rank, lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM"

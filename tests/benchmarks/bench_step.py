@@ -1,15 +1,23 @@
-"""Compare a training step with that of TRL's GRPOTrainer.
+"""Compare a training step with TRL's, whose completions come from `generate` or in batches.
 
     python tests/benchmarks/bench_step.py --size 3b --lora 16 --new 1024
 
-Both sides get the same model file (a Llama with random weights), tokenizer, prompts, completions of
-exactly `--new` tokens, random rewards, LoRA, KL weight and learning rate. On a GPU both use
-bfloat16; in full fine-tuning ours has float32 masters, and TRL has none. On a CPU both use float32.
-TRL gets our line end after each prompt.
+Needs the extra `bench`. There are three sides: "ours"; "generate", TRL's GRPOTrainer as it comes;
+and "batching", the same with transformers' continuous batching. All get the same model file (a
+Llama with random weights), tokenizer, prompts, completions of exactly `--new` tokens, random
+rewards, LoRA, KL weight and learning rate, and make one update in each step, with the dapo loss. On
+a GPU all use bfloat16; in full fine-tuning ours has float32 masters, and TRL has none. On a CPU all
+use float32. TRL gets our line end after each prompt.
 
-Each side is a process of its own, so that its memory can be measured. They run one after the other,
-ours first, on one device, which should be idle. A side that saw other prompts (token by token) or
-lengths, or trained other parameters, is refused.
+TRL is set for speed: no gradient checkpointing, no reference model without KL, one micro-batch
+(where memory runs out, give the largest --trl-micro that fits), and Liger's kernels on a GPU if
+`liger-kernel` is installed. Continuous batching takes `flash-attn` if that is installed, and
+otherwise PyTorch's attention.
+
+Each side is a process of its own, so that its memory can be measured. They run one after the other
+on one device, which should be idle, and each prints its row when it is done; below a row of TRL is
+its ratio to the first side. A side that saw other prompts (token by token) or lengths, or trained
+other parameters, is refused; one that fails is named, and the others run.
 
 The columns:
 
@@ -29,8 +37,8 @@ The columns:
 Here P is the number of parameters, L layers, K key-value heads of size D, B groups of G completions
 of N tokens, and b bytes of a number.
 
-With `--gpus N` ours is N processes that share the step, and TRL is not run. Memory is that of the
-process with the most; floor and MFU are those of one GPU's part of the work.
+With `--gpus N --sides ours` N processes share the step. Memory is that of the process with the
+most; floor and MFU are those of one GPU's part of the work.
 """
 
 import argparse
@@ -55,6 +63,7 @@ from bench_model import (
     rates,
     trained_by,
     trl_config,
+    trl_dataset,
 )
 
 COLUMNS = {
@@ -79,7 +88,7 @@ def parse():
     add = parser.add_argument
     add("--size", choices=SHAPES, default="tiny")
     add("--lora", type=int, default=0, metavar="RANK", help="0: full fine-tuning")
-    add("--beta", type=float, default=0.04, help="KL weight")
+    add("--beta", type=float, default=0.0, help="KL weight")
     add("--groups", type=int, default=4, help="prompts of a step")
     add("--group-size", type=int, default=16)
     add("--words", type=int, default=25, help="words of each of the two texts in a prompt")
@@ -88,11 +97,21 @@ def parse():
     add("--gpus", type=int, default=1, help="ours: processes, each with its own GPU, if any")
     add("--gb", type=float, default=0, help="ours: use at most this many GB of each GPU (0: all)")
     add("--trl-micro", type=int, default=0, help="TRL: completions of a micro-batch (0: all)")
-    add("--only", choices=("ours", "trl"))
+    add(
+        "--batching",
+        type=json.loads,
+        default={"use_cuda_graph": False, "max_memory_percent": 0.4},
+        metavar="JSON",
+        help="settings of transformers' continuous batching (default: what TRL's authors advise)",
+    )
+    add("--sides", default="ours,generate,batching", help="what is run, in this order")
     add("--child", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    if arguments.only == "trl" and arguments.gpus > 1:
-        parser.error("--gpus: TRL runs on one")
+    arguments.sides = arguments.sides.split(",")
+    if unknown := set(arguments.sides) - {"ours", "generate", "batching"}:
+        parser.error(f"--sides: {', '.join(unknown)}: give ours, generate or batching")
+    if arguments.gpus > 1 and arguments.sides != ["ours"]:
+        parser.error("--gpus: TRL runs on one; give --sides ours")
     return arguments
 
 
@@ -125,12 +144,12 @@ def run_ours(arguments, folder: Path) -> Side:
         learning_rate=1e-5,
         schedule="constant",
         steps=arguments.steps,
+        epochs=1,
         draft="off",
         dtype=dtype if device == "cuda" else "auto",
     )
     config = resolve_config(config, task)
     policy = load_policy(config.model, device=config.device, **config.loading)
-    policy.stops = ()  # no token ends a completion, so all have the full length
 
     trainer, steps = Trainer(config, Supply(task, seed=0), policy, ranks), []
     for _ in range(config.steps):
@@ -151,9 +170,8 @@ def run_ours(arguments, folder: Path) -> Side:
     return steps, trained_by(policy.model), most
 
 
-def run_trl(arguments, folder: Path) -> Side:
-    """Run TRL's trainer, which generates by `transformers`."""
-    from datasets import Dataset
+def run_trl(arguments, folder: Path, side: str) -> Side:
+    """Run TRL's trainer, which generates by `generate` or by `batching` of `transformers`."""
     from peft import LoraConfig
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOTrainer
@@ -192,7 +210,8 @@ def run_trl(arguments, folder: Path) -> Side:
         model_init_kwargs={"dtype": precision()[1]},
         num_generations=arguments.group_size,
         max_completion_length=arguments.new,
-        generation_kwargs={"min_new_tokens": arguments.new},
+        use_transformers_continuous_batching=side == "batching",
+        transformers_continuous_batching_config=arguments.batching,
         max_steps=arguments.steps,
         beta=arguments.beta,
         learning_rate=1e-5,
@@ -204,7 +223,7 @@ def run_trl(arguments, folder: Path) -> Side:
         reward_funcs=RandomRewards().draw,
         args=config,
         peft_config=adapter,
-        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        train_dataset=trl_dataset("prompt", prompts),
         processing_class=AutoTokenizer.from_pretrained(folder / "model"),
         callbacks=[Marks()],
     )
@@ -219,7 +238,9 @@ def child(arguments, name: str, folder: Path):
     if name == "model":
         result = make_model(arguments, folder / "model")
     else:
-        steps, trained, memory = {"ours": run_ours, "trl": run_trl}[name](arguments, folder)
+        is_ours = name == "ours"
+        measured = run_ours(arguments, folder) if is_ours else run_trl(arguments, folder, name)
+        steps, trained, memory = measured
         if int(os.environ.get("RANK", 0)) > 0:
             return
         prompts = json.loads((folder / "model.json").read_text())["prompts"]
@@ -248,7 +269,9 @@ def spawn(name: str, folder: Path, gpus: int = 1) -> dict:
         env={"HF_HUB_OFFLINE": "1", **shown, "PYTHONPATH": str(top), **os.environ},
     )
     if done.returncode:
-        sys.exit(f"{name} failed:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        log = Path(tempfile.gettempdir()) / f"{name}.log"
+        log.write_text(done.stdout + done.stderr)
+        raise ChildProcessError(f"{name} failed ({log}): {done.stderr.strip().splitlines()[-1]}")
     return json.loads((folder / f"{name}.json").read_text())
 
 
@@ -267,7 +290,7 @@ def useful_work(arguments, model: dict) -> tuple[float, float]:
     return read, per_parameter * model["parameters"] * tokens / arguments.gpus
 
 
-def row_of(arguments, model: dict, found: dict, speed: dict) -> dict[str, float]:
+def row_of(arguments, model: dict, found: dict) -> dict[str, float]:
     """Return one side's row of the table."""
     first, *later = found["steps"]
     step, rollout = (median(each[name] for each in later) for name in ("step", "rollout"))
@@ -279,8 +302,8 @@ def row_of(arguments, model: dict, found: dict, speed: dict) -> dict[str, float]
         "rollout s": rollout,
         "update s": update,
         "tokens/s": arguments.groups * arguments.group_size * arguments.new / step,
-        "of floor": read / speed["bandwidth"] / rollout,
-        "MFU": flops / update / speed["flops"],
+        "of floor": read / found["rates"]["bandwidth"] / rollout,
+        "MFU": flops / update / found["rates"]["flops"],
         **found["memory"],
     }
 
@@ -289,45 +312,46 @@ def main():
     arguments = parse()
     if arguments.child:
         return child(arguments, arguments.child[0], Path(arguments.child[1]))
-    names = ["ours"] if arguments.gpus > 1 else ["ours", "trl"]
-    if arguments.only:
-        names = [arguments.only]
+    first, failed = None, False
     with tempfile.TemporaryDirectory() as folder:
         model = spawn("model", Path(folder))
-        found = {name: spawn(name, Path(folder), arguments.gpus) for name in names}
+        for name in arguments.sides:
+            try:
+                found = spawn(name, Path(folder), arguments.gpus)
+            except ChildProcessError as error:
+                print(error, flush=True)
+                failed = True
+                continue
 
-    trained = {result["trained"] for result in found.values()}
-    if len(trained) > 1:
-        sys.exit(f"no comparison: parameters trained: {sorted(trained)}")
-    speed = {
-        what: max(result["rates"][what] for result in found.values())
-        for what in ("flops", "bandwidth")
-    }
-    rows = {name: row_of(arguments, model, result, speed) for name, result in found.items()}
-    if len(rows) == 2:
-        rows["ours / trl"] = {
-            name: value / rows["trl"][name] for name, value in rows["ours"].items()
-        }
-    show_table(arguments, model, speed, rows, trained.pop())
+            row = row_of(arguments, model, found)
+            if first is None:
+                show_head(arguments, model, found, row)
+                first = name, found["trained"], row
+            show_row(name, row, COLUMNS)
+            if found["trained"] != first[1]:
+                sys.exit(f"no comparison: {name} trained {found['trained']} parameters")
+            if name != first[0]:
+                ratios = {column: value / first[2][column] for column, value in row.items()}
+                show_row(f"/ {first[0]}", ratios, dict.fromkeys(ratios, ".2f"))
+    sys.exit(int(failed))
 
 
-def show_table(arguments, model: dict, speed: dict, rows: dict, trained: int):
-    """Print what was measured, and a row for each side."""
+def show_head(arguments, model: dict, found: dict, row: dict):
+    """Print what is measured, and the columns of `row`."""
     mean_prompt = sum(map(len, model["prompts"])) / len(model["prompts"])
     print(
-        f"{model['parameters'] / 1e6:,.1f} M parameters, {trained / 1e6:,.1f} M trained, "
+        f"{model['parameters'] / 1e6:,.1f} M parameters, {found['trained'] / 1e6:,.1f} M trained, "
         f"{model['dtype']}; {arguments.groups} prompts of {mean_prompt:.0f} tokens x "
         f"{arguments.group_size} completions of {arguments.new}; beta {arguments.beta:g}\n"
-        f"{arguments.gpus} x {model['device']}: {speed['flops'] / 1e12:.3g} "
-        f"TFLOP/s, {speed['bandwidth'] / 1e9:.3g} GB/s measured"
+        f"{arguments.gpus} x {model['device']}: {found['rates']['flops'] / 1e12:.3g} "
+        f"TFLOP/s, {found['rates']['bandwidth'] / 1e9:.3g} GB/s measured\n"
+        f"{'':<11}" + "".join(f"{column:>13}" for column in COLUMNS if column in row)
     )
-    shown = {
-        name: form for name, form in COLUMNS.items() if any(name in each for each in rows.values())
-    }
-    print(f"{'':<11}" + "".join(f"{column:>13}" for column in shown))
-    for name, row in rows.items():
-        cells = [f"{row[each]:{'.3f' if '/' in name else form}}" for each, form in shown.items()]
-        print(f"{name:<11}" + "".join(f"{cell:>13}" for cell in cells))
+
+
+def show_row(name: str, row: dict, forms: dict[str, str]):
+    cells = (f"{row[column]:{form}}" for column, form in forms.items() if column in row)
+    print(f"{name:<11}" + "".join(f"{cell:>13}" for cell in cells), flush=True)
 
 
 if __name__ == "__main__":
