@@ -32,10 +32,10 @@ from grpo.model.prompts import (
 )
 from grpo.tasks.base import Task, asked
 from grpo.tasks.registry import (
-    REWARD_FILE,
     flags_of_tasks,
     implied_task,
-    require_trusted_task,
+    programs_in,
+    require_trusted,
     split_options,
 )
 from grpo.tasks.supply import LADDER, parse_levels, ramp_to
@@ -484,12 +484,6 @@ def names_in(text: str | None) -> list[str]:
     return [part.strip() for part in text.split(",")] if text else []
 
 
-def program_of(spec: str) -> list[Path]:
-    """Return the file of a loss ``path/to/file.py:function``; [] for any other loss."""
-    is_program = spec not in LOSSES and not spec.startswith(FROM_PYTHON)
-    return [Path(spec.rpartition(":")[0])] if is_program else []
-
-
 def python_name(function: Callable) -> str:
     """Return how config.yaml names a function that was given in Python."""
     return FROM_PYTHON + getattr(function, "__name__", type(function).__name__)
@@ -639,22 +633,6 @@ def with_texts(given: Mapping[str, Any]) -> dict[str, Any]:
     return given
 
 
-def programs_in(values: Mapping[str, Any]) -> list[str | None]:
-    """Return the programs that settings name: the task, the reward and the loss."""
-    reward = values.get("task_options", {}).get(REWARD_FILE)
-    return [values.get("task"), reward, values.get("loss")]
-
-
-def require_trusted(
-    values: Mapping[str, Any], allowed: Collection[str | None], where: str | Path
-) -> None:
-    """Raise UserError unless the programs are `allowed` that settings from `where` name."""
-    task, _, loss = programs_in(values)
-    own_loss = loss if loss and program_of(loss) else None
-    options = values.get("task_options", {})
-    require_trusted_task(task or Config.task, options, allowed, where, own_loss)
-
-
 # The command line
 
 
@@ -671,13 +649,13 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
     # Flags override --config, and a later --config overrides an earlier one.
     given: dict[str, Any] = {}
     files = []
-    allowed = programs_in(flags)  # programs that the command line itself names, and no file
+    allowed = [*programs_in(flags).values()]  # that the command line itself names, and no file
     for source in flags.pop("config", []):
         if source.lstrip().startswith("{"):
             with blaming(f"--config {source}: not YAML; give '{{name: value, ...}}'"):
                 values = load_yaml(source)
             settings = with_texts(checked(values, "--config"))
-            allowed += programs_in(settings)
+            allowed += programs_in(settings).values()
         else:
             settings = _read_settings(source)
             files.append(source)
@@ -696,7 +674,7 @@ def parse(argv: Sequence[str]) -> tuple[Config, dict[str, Any]]:
         if unknown:
             raise UserError(_no_such_flag(unknown[0]))
         given["task_options"] = given.get("task_options", {}) | options
-        allowed.append(options.get(REWARD_FILE))
+        allowed += programs_in({"task_options": options}).values()
     require_trusted(given, allowed, where)
     return Config(**given), given
 

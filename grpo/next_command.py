@@ -5,12 +5,12 @@ import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
-from grpo.config import FROM_PYTHON, Config, program_of
+from grpo.config import FROM_PYTHON, Config
 from grpo.data.errors import command_of, quoted
 from grpo.ending import Verdict
 from grpo.evaluate import TOO_MANY_TRUNCATED
 from grpo.tasks.base import Task, levels_of, problems_of, range_of
-from grpo.tasks.registry import REWARD_FILE, is_of_project
+from grpo.tasks.registry import REWARD_FILE, programs_in
 from grpo.tasks.supply import LADDER
 from grpo.variance import EQUAL
 
@@ -43,13 +43,10 @@ class EndedRun:
 
     def trusted(self, *, trains: bool = False) -> str:
         """Return the flags that allow a command to execute programs of the user's."""
-        config = self.config
-        programs = {
-            "task": "" if is_of_project(config.task) else config.task,
-            REWARD_FILE: config.task_options.get(REWARD_FILE),
-            "loss": config.loss if trains and program_of(config.loss) else "",
-        }
-        return "".join(f" --{name} {shlex.quote(x)}" for name, x in programs.items() if x)
+        programs = programs_in(vars(self.config))
+        if not trains:
+            programs.pop("loss", None)
+        return "".join(f" --{flag} {shlex.quote(x)}" for flag, x in programs.items())
 
     @property
     def inspection(self) -> str:

@@ -162,9 +162,9 @@ class Task(Protocol):
       targets are worth showing where no completion is right, and not only right;
     - `placeholders`: what a wording may contain: by name, functions that make the text from a
       problem's data, e.g. ``{"words": lambda data: " ".join(data["words"])}``;
-    - `program`, files of the user's own that the task executes; `python_functions`, functions by
-      name, which a resume compares as well and the run records; `from_python`: whether it was made
-      from Python values, so that no command line can load it; `description`: of its data, in words.
+    - `python_functions`, functions by name, which a resume compares and the run records;
+      `from_python`: whether it was made from Python values, so that no command line can load it;
+      `description`: of its data, in words.
     """
 
     name: str

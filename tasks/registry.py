@@ -137,14 +137,15 @@ def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
     return getattr(module, name, None)
 
 
-def load_function(spec: str) -> Callable:
-    """Return the reward function ``path/to/file.py:name``."""
+def load_function(spec: str, flag: str = REWARD_FILE) -> Callable:
+    """Return the function ``path/to/file.py:name`` that --reward-file or --loss names."""
     where, _, name = spec.rpartition(":")
     if not where.endswith(".py"):
-        raise UserError(f"--reward-file {spec}: give path/to/file.py:function")
-    function = load_from_file(Path(where), name, kind="reward", where=f"--reward-file {spec}")
+        raise UserError(f"--{flag} {spec}: give path/to/file.py:function")
+    kind = flag.removesuffix("-file")
+    function = load_from_file(Path(where), name, kind=kind, where=f"--{flag} {spec}")
     if not callable(function):
-        raise UserError(f"--reward-file {spec}: {where} defines no function {name}")
+        raise UserError(f"--{flag} {spec}: {where} defines no function {name}")
     return function
 
 
@@ -164,29 +165,22 @@ def function_digest(function: Callable) -> str:
     return hashlib.sha256(source_text(function).encode()).hexdigest()[:16]
 
 
-def programs_of(spec: str, task: Task) -> list[Path]:
-    """Return the files that a user's task or reward function executes."""
-    task_file = [] if is_of_project(spec) else [Path(spec.rpartition(":")[0])]
-    return task_file + [Path(file) for file in getattr(task, "program", ())]
+def programs_in(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the user's programs, ``path/to/file.py:name``, that settings name, by flag."""
+    reward = values.get("task_options", {}).get(REWARD_FILE)
+    named = {"task": values.get("task"), REWARD_FILE: reward, "loss": values.get("loss")}
+    return {flag: spec for flag, spec in named.items() if spec and ".py:" in spec}
 
 
-def require_trusted_task(
-    spec: str,
-    options: Mapping[str, str],
-    allowed: Collection[str | None],
-    where: str | Path,
-    own_loss: str | None = None,
+def require_trusted(
+    values: Mapping[str, Any], allowed: Collection[str | None], where: str | Path
 ) -> None:
-    """Raise UserError, which begins with `where`, unless the programs that the record of a run
-    names are `allowed`: its task `spec`, the reward function in its `options`, and its `own_loss`.
+    """Raise UserError, which begins with `where`, unless all `programs_in` settings are `allowed`.
 
-    A run may come from a stranger, and loading any of them executes a file.
+    They may be the record of a stranger's run, and loading any of them executes a file.
     """
-    is_program = not is_of_project(spec) and spec.rpartition(":")[0].endswith(".py")
-    programs = {"task": spec if is_program else None, REWARD_FILE: options.get(REWARD_FILE)}
-    programs["loss"] = own_loss
-    for flag, program in programs.items():
-        if program is not None and not _is_allowed(program, allowed):
+    for flag, program in programs_in(values).items():
+        if not _is_allowed(program, allowed):
             raise UserError(
                 f"{where}: its {flag.removesuffix('-file')} is a program that would be executed, "
                 f"{program}; if you trust it, give --{flag} {program} as well"

@@ -135,7 +135,6 @@ class Rows:
                 "rows or reward were given in Python continues with train(..., resume=...)"
             )
 
-        self.program = [Path(reward_file.rpartition(":")[0])] if reward_file else []
         self.from_python = reward_file is None or not isinstance(data, str | Path)
         functions = [load_function(reward_file)] if reward_file else reward_functions
         self.functions = [_Function(function) for function in functions]

@@ -44,7 +44,6 @@ hold there, even NaN, has no effect.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -52,7 +51,7 @@ from torch import Tensor
 from grpo.config import FROM_PYTHON, LOSSES, WEIGHTED_BY, python_name
 from grpo.data.errors import UserError
 from grpo.tasks.base import calling
-from grpo.tasks.registry import load_from_file
+from grpo.tasks.registry import load_function
 
 # The policy term of each token, and which tokens were clipped low and high: (R, T) each.
 PolicyTerm = tuple[Tensor, Tensor, Tensor]
@@ -245,16 +244,12 @@ class OwnLoss:
 
 
 def load_loss(spec: str) -> OwnLoss | None:
-    """Return the loss FILE.py:FUNCTION, whose file is executed; None for one of LOSSES."""
+    """Return the loss ``path/to/file.py:function``; None for one of LOSSES."""
     if spec in LOSSES:
         return None
     if spec.startswith(FROM_PYTHON):
         raise UserError(f"--loss {spec}: give the function again, as grpo.train(loss=FUNCTION)")
-    where, _, name = spec.rpartition(":")
-    function = load_from_file(Path(where), name, kind="loss", where=f"--loss {spec}")
-    if not callable(function):
-        raise UserError(f"--loss {spec}: {where} defines no function {name}")
-    return OwnLoss(function, spec)
+    return OwnLoss(load_function(spec, "loss"), spec)
 
 
 def from_python(function: Callable) -> OwnLoss:

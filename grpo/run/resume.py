@@ -36,9 +36,6 @@ from grpo.config import (
     Config,
     is_run,
     load_config,
-    program_of,
-    programs_in,
-    require_trusted,
     spelled,
 )
 from grpo.data.errors import UserError, blaming, command_of, quoted, shortened
@@ -50,7 +47,7 @@ from grpo.model.policy import Policy
 from grpo.run.checkpoint import find_resume, run_of, seen_keys
 from grpo.run.logs import checkpoint_folders, has_no_result, read_config, step_of
 from grpo.tasks.base import sources_of
-from grpo.tasks.registry import function_digest, programs_of, source_text
+from grpo.tasks.registry import function_digest, programs_in, require_trusted, source_text
 from grpo.trainer import Trainer
 
 # Where runs are written.
@@ -108,7 +105,7 @@ def _open_resumed(
     checkpoint, warnings = find_resume(path)
 
     saved = dataclasses.asdict(config_of(checkpoint))
-    require_trusted(saved, programs_in(given), folder)
+    require_trusted(saved, programs_in(given).values(), folder)
     options = saved["task_options"] | given.get("task_options", {})
     merged = {**saved, **given, "resume": None, "task_options": options}
     saved["task_options"] |= {name: options[name] for name in FREE_OPTIONS if name in options}
@@ -263,7 +260,7 @@ def sources_of_run(opened: OpenedRun, trainer: Trainer) -> dict[str, Any]:
     for name in FREE_OPTIONS:
         settings["task_options"].pop(name, None)
 
-    files = [*programs_of(config.task, task), *program_of(config.loss)]
+    files = [Path(spec.rpartition(":")[0]) for spec in programs_in(settings).values()]
     files += [Path(config.dataset)] if config.dataset else []
     functions = dict(getattr(task, "python_functions", {}))
     if trainer.own_loss and config.loss.startswith(FROM_PYTHON):

@@ -57,7 +57,7 @@ from grpo.tasks.registry import (
     check_wording,
     implied_task,
     load_task,
-    require_trusted_task,
+    require_trusted,
     split_options,
 )
 from grpo.tasks.supply import DistinctProblems, first_distinct, parse_levels, read_problems
@@ -143,12 +143,12 @@ class Evaluation:
         if spec is None:  # an empty one is a mistake
             spec = implied_task(others) or config.task
         is_runs_task = spec == config.task
-        require_trusted_task(spec, {}, (flags.task,), where)  # its options are in the program
+        require_trusted({"task": spec}, (flags.task,), where)  # its options are in the program
         given, unknown = split_options(spec, others)
         if unknown:
             raise UserError(f"{unknown[0]}: no such flag; python eval.py --help lists the flags")
         options = {**(config.task_options if is_runs_task else {}), **given}
-        require_trusted_task(spec, options, (spec, given.get(REWARD_FILE)), where)
+        require_trusted({"task_options": options}, (given.get(REWARD_FILE),), where)
 
         settings = argparse.Namespace(**vars(config) | {"task": spec, "task_options": options})
         for name in (*SAMPLING, *PROMPT):

@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from grpo.config import load_config, require_trusted
+from grpo.config import load_config
 from grpo.data.errors import UserError
 from grpo.model.load import load_policy
 from grpo.records import Group, first_tries
 from grpo.run.checkpoint import checkpoints, load_optimizer
 from grpo.run.logs import RunData, step_of
-from grpo.tasks.registry import load_task
+from grpo.tasks.registry import load_task, require_trusted
 from grpo.tasks.supply import Supply
 from grpo.trainer import Trainer
 from grpo.variance import reward_metrics

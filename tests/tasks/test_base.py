@@ -26,8 +26,8 @@ from grpo.tasks.base import (
 from grpo.tasks.registry import (
     check_wording,
     load_task,
-    programs_of,
-    require_trusted_task,
+    programs_in,
+    require_trusted,
     split_options,
 )
 from grpo.tasks.supply import problem_at, problem_stream
@@ -184,14 +184,16 @@ def test_what_is_no_reward(spec, known):
 
 def test_the_programs_of_a_run_are_executed_only_if_they_are_named():
     own, reward = "own.py:Own", {"reward-file": "own.py:reward"}
-    require_trusted_task("data", {}, (), "runs/a")
-    require_trusted_task(own, reward, ("./own.py:Own", "own.py:reward"), "runs/a")
+    require_trusted({"task": "data"}, (), "runs/a")
+    settings = {"task": own, "task_options": reward, "loss": "python:loss"}
+    assert programs_in(settings) == {"task": own, "reward-file": "own.py:reward"}
+    require_trusted(settings, ("./own.py:Own", "own.py:reward"), "runs/a")
     for spec, allowed, line in (
         (own, (), "its task is a program that would be executed, own.py:Own; if you trust it, "),
         ("data", (own,), "its reward is a program that would be executed, own.py:reward; if you "),
     ):
         with pytest.raises(UserError, match=f"^runs/a: {line}"):
-            require_trusted_task(spec, reward, allowed, "runs/a")
+            require_trusted({"task": spec, "task_options": reward}, allowed, "runs/a")
 
 
 @pytest.mark.parametrize(
@@ -295,10 +297,6 @@ def raises(*_):
     raise ValueError("lost")
 
 
-def programs(own):
-    return programs_of("data", own)
-
-
 def steps(own):
     return asked(own, "default_steps", 2, default=100)
 
@@ -326,7 +324,7 @@ def test_a_wrong_member_is_named_in_one_line(ask, members, line):
 
 def test_a_task_without_them_is_a_task():
     assert problems_of(task(), "train") == [] and sources_of(task()) == {}
-    assert family_size(task(), 1) is None and programs(task()) == []
+    assert family_size(task(), 1) is None
     assert steps(task()) == 100 and steps(task(default_steps=lambda _: np.int64(3))) == 3
 
 
