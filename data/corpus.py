@@ -112,11 +112,6 @@ def without_repeats(documents: Sequence[Document]) -> list[Document]:
     return [document for number, document in enumerate(documents) if number in kept]
 
 
-def fingerprint(document: Document) -> str:
-    """Return a hash of a document's words, whatever its title and layout."""
-    return hashlib.sha256("\x1f".join(["", *document.words]).encode()).hexdigest()[:16]
-
-
 def split_of(document: Document) -> str:
     """Return "train" (80 %), "validation" (10 %) or "test" (10 %), by a hash of the words."""
     digest = hashlib.sha256(f"{SPLIT_SALT}\n{' '.join(document.words)}".encode()).digest()

@@ -551,11 +551,18 @@ def is_run(path: Path) -> bool:
     return any(kind_of(path / name) == "file" for name in ("config.yaml", "trainer.json"))
 
 
-def load_config(path: Path) -> Config:
-    """Read the configuration of a run; UserError for unknown keys, and values of wrong type."""
-    values = read_yaml(path)
-    values.pop("facts", None)
-    return Config(**checked(values, str(path), known=KINDS))
+def read_config(run: Path) -> dict[str, Any]:
+    """Return what a run's config.yaml holds: the settings, and the "facts"."""
+    values = read_yaml(run / "config.yaml")
+    facts = values.pop("facts", {})
+    return checked(values, str(run / "config.yaml"), known=KINDS) | {"facts": facts}
+
+
+def load_config(run: Path) -> Config:
+    """Return the configuration of a run."""
+    values = read_config(run)
+    del values["facts"]
+    return Config(**values)
 
 
 def checked(

@@ -70,7 +70,7 @@ def export(run: Path, folder: Path, *, adapter: bool = False, dtype: str | None 
 
     checkpoint, _ = find_resume(run, flag="")
     data, step = load_run(checkpoint.parent.parent), step_of(checkpoint)
-    config = load_config(data.path / "config.yaml")
+    config = load_config(data.path)
     if adapter and not config.lora_rank:
         raise UserError(
             f"--adapter: {data.path} trained the whole model and has no adapter; leave the flag out"

@@ -32,7 +32,6 @@ from grpo.align.needleman import (
 from grpo.data.corpus import (
     Document,
     documents_of,
-    fingerprint,
     load_corpus,
     load_foreign,
     load_texts,
@@ -220,8 +219,8 @@ class Interleave:
         return self.problem(problem.data["a"], problem.data["b"]).key
 
     def sources(self) -> dict[str, str]:
-        """Return the fingerprint of each document by title (see `grpo.tasks.base.sources_of`)."""
-        return {document.title: fingerprint(document) for document in self._documents}
+        """Return the fingerprint of each document's words (see `grpo.tasks.base.sources_of`)."""
+        return {document.title: key_of("", *document.words) for document in self._documents}
 
     def draft(self, problem: Problem) -> "Guess":
         """Return a guesser for speculative decoding (see `grpo.tasks.base.Task`)."""

@@ -4,7 +4,6 @@ A task of the project may have an argument: ``gsm8k:FOLDER``.
 """
 
 import functools
-import hashlib
 import importlib
 import importlib.util
 import inspect
@@ -158,11 +157,6 @@ def source_text(function: Callable) -> str:
         return inspect.getsource(function if plain else type(function))
     except (OSError, TypeError):  # e.g. it was made at run time
         return str(getattr(function, "__qualname__", type(function).__qualname__))
-
-
-def function_digest(function: Callable) -> str:
-    """Return 16 hex digits that stand for the source code of a function, or another callable."""
-    return hashlib.sha256(source_text(function).encode()).hexdigest()[:16]
 
 
 def programs_in(values: Mapping[str, Any]) -> dict[str, str]:

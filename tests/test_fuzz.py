@@ -97,7 +97,7 @@ def lines_of(records):
 @given(st.binary(max_size=80) | altered(CONFIG).map(lambda values: yaml.safe_dump(values).encode()))
 def test_configurations(content):
     with file_of(content, "config.yaml") as path:
-        assert isinstance(load_config(path), Config)
+        assert isinstance(load_config(path.parent), Config)
 
 
 WORDS = "--words --lr --steps --task arithmetic --temperature 5 -1 1e99 nan".split()

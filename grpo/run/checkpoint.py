@@ -214,13 +214,6 @@ def _sha256(path: Path) -> str:
 # --- which ones there are ---------------------------------------------------------------------
 
 
-def checkpoints(run: Path) -> tuple[list[Path], list[str]]:
-    """Return the valid checkpoints of a run by step, and a line for each damaged one."""
-    damage = {path: verify(path) for path in checkpoint_folders(run)}
-    valid = [path for path, reason in damage.items() if reason is None]
-    return valid, [reason for reason in damage.values() if reason]
-
-
 def run_of(path: Path, flag: str = "--resume") -> Path:
     """Return the run that `path` is, or that a checkpoint `path` is of. `flag` gave the path."""
     run = path.parent.parent if CHECKPOINT.fullmatch(path.name) else path

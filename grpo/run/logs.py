@@ -18,8 +18,7 @@ from typing import Any
 
 import msgspec
 
-from grpo.config import KINDS as SETTING_KINDS
-from grpo.config import Config, checked, names_in
+from grpo.config import Config, names_in, read_config
 from grpo.data.errors import UserError, blaming, escape_control, quoted, shortened
 from grpo.data.files import (
     check_links,
@@ -28,7 +27,6 @@ from grpo.data.files import (
     raw_json,
     read_bytes,
     read_jsonl,
-    read_yaml,
     write_jsonl_zst,
     write_whole,
 )
@@ -453,14 +451,6 @@ class RunData:
                     record["is_demonstration"] = completion.is_demonstration
                     records.append(record)
         return records
-
-
-def read_config(run: Path) -> dict[str, Any]:
-    """Return what a run's config.yaml holds: the settings, and the "facts"."""
-    path = run / "config.yaml"
-    values = read_yaml(path)
-    facts = values.pop("facts", {})
-    return checked(values, str(path), known=SETTING_KINDS) | {"facts": facts}
 
 
 def tokenizer_of(run: Path) -> Any | None:

@@ -36,6 +36,7 @@ from grpo.config import (
     Config,
     is_run,
     load_config,
+    read_config,
     spelled,
 )
 from grpo.data.errors import UserError, blaming, command_of, quoted, shortened
@@ -45,9 +46,9 @@ from grpo.model import load
 from grpo.model.load import layers_of
 from grpo.model.policy import Policy
 from grpo.run.checkpoint import find_resume, run_of, seen_keys
-from grpo.run.logs import checkpoint_folders, has_no_result, read_config, step_of
-from grpo.tasks.base import sources_of
-from grpo.tasks.registry import function_digest, programs_in, require_trusted, source_text
+from grpo.run.logs import checkpoint_folders, has_no_result, step_of
+from grpo.tasks.base import key_of, sources_of
+from grpo.tasks.registry import programs_in, require_trusted, source_text
 from grpo.trainer import Trainer
 
 # Where runs are written.
@@ -211,7 +212,7 @@ def checkpoint_of(model: str) -> tuple[Path | None, list[str]]:
 
 def config_of(checkpoint: Path) -> Config:
     """Return the configuration of the run that wrote the `checkpoint`."""
-    return load_config(checkpoint.parent.parent / "config.yaml")
+    return load_config(checkpoint.parent.parent)
 
 
 def start_from(config: Config, given: Mapping[str, Any]) -> tuple[Config, list[str]]:
@@ -278,7 +279,7 @@ def sources_of_run(opened: OpenedRun, trainer: Trainer) -> dict[str, Any]:
         "start": start,
         "corpus": sources_of(task),
         "files": {str(file): digest_of(file) for file in files},
-        "functions": {name: function_digest(each) for name, each in functions.items()},
+        "functions": {name: key_of(source_text(each)) for name, each in functions.items()},
         "config": {name: value for name, value in settings.items() if name not in ON_RESUME},
     }
     if opened.checkpoint:

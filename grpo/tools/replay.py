@@ -20,8 +20,8 @@ from grpo.config import load_config
 from grpo.data.errors import UserError
 from grpo.model.load import load_policy
 from grpo.records import Group, first_tries
-from grpo.run.checkpoint import checkpoints, load_optimizer
-from grpo.run.logs import RunData, step_of
+from grpo.run.checkpoint import load_optimizer, verify
+from grpo.run.logs import RunData, checkpoint_folders, step_of
 from grpo.tasks.registry import load_task, require_trusted
 from grpo.tasks.supply import Supply
 from grpo.trainer import Trainer
@@ -78,7 +78,7 @@ def stored_step(run: RunData, step: int) -> tuple[list[Group], list[Group], dict
 
 def trainer_before(run: RunData, step: int, allowed: Collection[str | None]) -> tuple[Trainer, int]:
     """Return a trainer as it was before `step`, and the step of its checkpoint (0: none)."""
-    config = replace(load_config(run.path / "config.yaml"), engine=None)  # none of it sampled
+    config = replace(load_config(run.path), engine=None)  # none of it sampled
     require_trusted(vars(config), allowed, run.path)
 
     # With another number of threads, sums are computed in another order.
@@ -86,7 +86,8 @@ def trainer_before(run: RunData, step: int, allowed: Collection[str | None]) -> 
         facts = run.config.get("facts", {})
         torch.set_num_threads(facts.get("threads", torch.get_num_threads()))
 
-    saved = {step_of(path): path for path in checkpoints(run.path)[0] if step_of(path) < step}
+    folders = [path for path in checkpoint_folders(run.path) if step_of(path) < step]
+    saved = {step_of(path): path for path in folders if not verify(path)}
     start = max(saved, default=0)
     checkpoint = saved.get(start)
     policy = load_policy(config.model, device=config.device, weights=checkpoint, **config.loading)

@@ -10,7 +10,6 @@ from grpo.data.corpus import (
     TEXTS,
     Document,
     documents_of,
-    fingerprint,
     load_corpus,
     load_texts,
     split_of,
@@ -81,11 +80,6 @@ def test_a_folder_that_cannot_be_taken_is_one_line(tmp_path, monkeypatch, name, 
     with pytest.raises(UserError) as error:
         load_texts(tmp_path)
     assert str(error.value).startswith(f"{tmp_path}{fault}")
-
-
-def test_a_fingerprint_is_of_the_words():
-    assert fingerprint(Document("a", " two\nwords ")) == fingerprint(Document("b", "two words"))
-    assert fingerprint(Document("a", "two words")) != fingerprint(Document("a", "twowords"))
 
 
 # ---- the split

@@ -18,8 +18,7 @@ from safetensors.torch import load_file
 from small_runs import BY_PLACE
 
 from grpo.data.files import read_jsonl_zst
-from grpo.run.checkpoint import checkpoints
-from grpo.run.logs import load_run, read_metrics
+from grpo.run.logs import checkpoint_folders, load_run, read_metrics
 from grpo.tools import train
 
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"
@@ -91,7 +90,7 @@ def assert_alike(one: Path, two: Path):
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
-    return load_file(checkpoints(run)[0][-1] / "model.safetensors")
+    return load_file(checkpoint_folders(run)[-1] / "model.safetensors")
 
 
 def test_ranks_make_the_run_of_one(alone, flags, tmp_path, monkeypatch):
@@ -102,7 +101,7 @@ def test_ranks_make_the_run_of_one(alone, flags, tmp_path, monkeypatch):
     assert (
         "2 ranks" in done.stdout and done.stdout.count("step 4/4") == 1
     )  # the first rank speaks for all
-    before = load_file(checkpoints(alone)[0][0] / "model.safetensors")
+    before = load_file(checkpoint_folders(alone)[0] / "model.safetensors")
     after = weights(run)
     assert (
         max((after[name] - before[name]).abs().max() for name in before) > 1e-4
@@ -175,7 +174,7 @@ def test_a_rank_that_dies_ends_the_job_and_the_run_goes_on(
         if "one" in sent
         else "SIGTERM: finishing and saving the current step"
     ) in Path("said").read_text()
-    done = checkpoints(Path("runs/run"))[0]
+    done = checkpoint_folders(Path("runs/run"))
     assert done and json.loads((done[-1] / "trainer.json").read_text())["trainer"]["done"] < 4
     with_ranks(2, "--resume", "runs/run", *BY_PLACE)
     assert_alike(alone, Path("runs/run"))

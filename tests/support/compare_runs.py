@@ -5,8 +5,7 @@ import re
 from pathlib import Path
 
 from grpo.data.files import read_jsonl_zst
-from grpo.run.checkpoint import checkpoints
-from grpo.run.logs import read_metrics
+from grpo.run.logs import checkpoint_folders, read_metrics
 
 DATE = re.compile(r"(?m)^(=== step \d+) .*")
 CLOCKS = ("time", "step_time", "tokens_per_second")
@@ -53,7 +52,7 @@ def written(run: Path):
     for path in sorted((run / "rollouts").iterdir()):
         files[f"rollouts/{path.name}"] = read_jsonl_zst(path)
 
-    last = checkpoints(run)[0][-1]
+    last = checkpoint_folders(run)[-1]
     for name in json.loads((last / "manifest.json").read_text())["files"]:
         if name.endswith((".safetensors", "trainer.json")):
             files[f"{last.name}/{name}"] = (last / name).read_bytes()

@@ -32,7 +32,7 @@ from grpo.tasks.base import (
     scores_of,
     scores_of_groups,
 )
-from grpo.tasks.registry import explain, function_digest, load_task, source_text
+from grpo.tasks.registry import explain, load_task, source_text
 from grpo.tasks.rows import Rows, as_flags
 from grpo.tasks.supply import problem_at, training_set
 
@@ -625,12 +625,12 @@ class Judge:
         return 1.0
 
 
-def test_a_digest_of_a_function_follows_its_code():
-    assert function_digest(length) == function_digest(length) != function_digest(right)
-    assert function_digest(weighted(2)) != function_digest(weighted)
-    assert function_digest(Judge()) == function_digest(Judge())
+def test_the_source_of_a_function_follows_its_code():
+    assert source_text(length) == source_text(length) != source_text(right)
+    assert source_text(weighted(2)) != source_text(weighted)
+    assert source_text(Judge()) == source_text(Judge())
     one, two = (partial(right, answer=answer) for answer in "ab")
-    assert function_digest(one) != function_digest(two) and "def right" in source_text(two)
+    assert source_text(one) != source_text(two) and "def right" in source_text(two)
     made: dict = {}
     exec("def one(x): return x\ndef two(x): return x", made)
-    assert function_digest(made["one"]) != function_digest(made["two"])  # without a source
+    assert source_text(made["one"]) != source_text(made["two"])  # without a source

@@ -29,7 +29,8 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests" / "support")]
 import torch  # noqa: E402
 from compare_runs import differing, written  # noqa: E402
 
-from grpo.run.checkpoint import checkpoints  # noqa: E402
+from grpo.run.checkpoint import verify  # noqa: E402
+from grpo.run.logs import checkpoint_folders  # noqa: E402
 from grpo.tools import train  # noqa: E402
 
 SMALL = (
@@ -134,7 +135,7 @@ def killed_run(job: Job, rng: random.Random, done: Counter):
     run, log = job.run, job.log
     kills = 0
     while True:
-        valid, _ = checkpoints(run) if run.exists() else ([], [])
+        valid = [path for path in checkpoint_folders(run) if not verify(path)]
         if not valid:
             shutil.rmtree(run, ignore_errors=True)
         command = ["--resume", str(run)] if valid else [*job.arguments, "--name", run.name]
@@ -154,7 +155,8 @@ def killed_run(job: Job, rng: random.Random, done: Counter):
             kills += 1
             done[kind] += 1
             done["half a checkpoint"] += any((run / "checkpoints").glob(".tmp-step-*"))
-            found, damaged = checkpoints(run) if run.exists() else ([], [])
+            found = checkpoint_folders(run)
+            damaged = list(filter(None, map(verify, found)))
             lost = valid[-1:] and (not found or found[-1].name < valid[-1].name)
             assert not damaged and not lost, (
                 f"{run} after a kill ({kind}): damaged {damaged}, last {found[-1:]} where "

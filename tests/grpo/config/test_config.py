@@ -96,7 +96,7 @@ def test_clips_are_those_of_the_losses_paper_unless_given():
 def test_configuration_survives_its_file(tmp_path):
     config = Config(level=40, reward="clipped", learning_rate=3e-5, clip=[0.1, 0.2])
     config.save(tmp_path / "config.yaml", torch="2.13")
-    assert load_config(tmp_path / "config.yaml") == config
+    assert load_config(tmp_path) == config
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_configuration_survives_its_file(tmp_path):
 def test_what_is_no_configuration(tmp_path, content, line):
     (tmp_path / "config.yaml").write_text(content)
     with pytest.raises(UserError, match=line):
-        load_config(tmp_path / "config.yaml")
+        load_config(tmp_path)
 
 
 @pytest.mark.parametrize(

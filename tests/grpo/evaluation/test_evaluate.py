@@ -261,7 +261,7 @@ def test_a_run_on_own_texts_from_training_to_its_audit(run, notes, capsys):
     assert run("--texts", str(notes), "--words", "3") == 0
     said = capsys.readouterr().out
     assert "problems  fresh, from 40 texts" in said
-    assert load_config(Path("runs/a/config.yaml")).task_options == {"texts": str(notes)}
+    assert load_config(Path("runs/a")).task_options == {"texts": str(notes)}
     assert words_of("runs/a/rollouts/step-000001.jsonl.zst") <= words_in("train", notes)
     assert words_of("runs/a/rollouts/eval-000000.jsonl.zst") <= words_in("validation", notes)
     assert audit(Path("runs/a"))[0] == []
