@@ -240,11 +240,6 @@ class Config:
         "what samples the completions of training: transformers, or vllm:URL for a vLLM server "
         "(default: the project's own decoder)",
     )
-    draft: str = setting(
-        "auto",
-        "speculative decoding, with the task's guess as the draft; changes no sample",
-        choices=("auto", "off"),
-    )
 
     loss: str = basic(
         "dapo",

@@ -46,12 +46,11 @@ class EvaluationSettings:
     max_new_tokens: int | None = None  # chosen by the target and the task, see `budget_for`
     seed: int = 0
     samples: int = 1  # of each problem
-    draft: str = "auto"  # the mode of speculative decoding, as in the configuration
 
     @classmethod
     def of(cls, config: Config, seed: int, samples: int) -> "EvaluationSettings":
         """Return the settings of an evaluation that samples as the run does."""
-        names = ("temperature", "top_p", "max_new_tokens", "draft")
+        names = ("temperature", "top_p", "max_new_tokens")
         own = {name: getattr(config, name) for name in names}
         return cls(**own, seed=seed, samples=samples)
 
@@ -97,7 +96,7 @@ def evaluate(
     or scored, with the number of problems that are done.
     """
     groups: list[Group] = []
-    drafting = Drafting(settings.draft)
+    drafting = Drafting()
     for start in range(0, len(problems), BATCH):
         part = problems[start : start + BATCH]
         progress("sampling", start, len(problems))

@@ -115,7 +115,7 @@ class Trainer:
         # Where problems and samples come from.
         self.stream = ProblemStream(config, policy, supply)
         self.truncate = truncation(config.top_p)  # the loss shares it
-        self.drafting = Drafting(config.draft)
+        self.drafting = Drafting()
         self.engine: EngineDecoder | None = None
         if config.engine:
             if ranks.size > 1:

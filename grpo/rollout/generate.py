@@ -86,9 +86,8 @@ class Drafting(Resumable):
 
     matched, rejected = 8.0, 2.0  # recent counts; assumed until something is observed
 
-    def __init__(self, mode: str = "auto"):
-        # `mode` is the setting `draft`: "auto", "off", or a length in tokens.
-        self.fixed = {"auto": None, "off": 0}[mode] if mode.isalpha() else int(mode)
+    def __init__(self, length: int | None = None):
+        self.fixed = length  # of every draft, in tokens; None: as it pays
         self.begin()
 
     def begin(self) -> None:

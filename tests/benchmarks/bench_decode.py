@@ -184,7 +184,7 @@ def drafted(policy: Policy, size: Size, right: float):
     fast_decoder.DraftPlans, model.sample = Simulated, sample
     model.free()
     try:
-        drafting = Drafting("auto")
+        drafting = Drafting()
         first, best, found = rollout(
             policy, size, guesses=[task.draft(problem) for _ in range(P)], drafting=drafting
         )

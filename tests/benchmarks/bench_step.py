@@ -120,6 +120,7 @@ def run_ours(arguments, folder: Path) -> Side:
     from grpo.config import Config, resolve_config
     from grpo.distributed import join_ranks
     from grpo.model.load import load_policy
+    from grpo.rollout.generate import Drafting
     from grpo.tasks.supply import Supply
     from grpo.trainer import Trainer
 
@@ -145,13 +146,13 @@ def run_ours(arguments, folder: Path) -> Side:
         schedule="constant",
         steps=arguments.steps,
         epochs=1,
-        draft="off",
         dtype=dtype if device == "cuda" else "auto",
     )
     config = resolve_config(config, task)
     policy = load_policy(config.model, device=config.device, **config.loading)
 
     trainer, steps = Trainer(config, Supply(task, seed=0), policy, ranks), []
+    trainer.drafting = Drafting(0)
     for _ in range(config.steps):
         start = now()
         report = trainer.step()

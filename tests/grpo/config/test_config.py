@@ -252,9 +252,9 @@ def test_names_of_trl_are_not_taken_for_others():
 
 def test_settings_are_taken_as_they_are_meant():
     """YAML reads off as False, and 1e-4 as a text."""
-    text = "{draft: off, preflight: off, learning_rate: 1e-4, task_options: {a: 2}}"
+    text = "{control: none, preflight: off, learning_rate: 1e-4, task_options: {a: 2}}"
     config, _ = parse(["--config", text])
-    assert (config.draft, config.preflight) == ("off", "off")
+    assert (config.control, config.preflight) == ("none", "off")
     assert config.learning_rate == 1e-4 and config.task_options == {"a": "2"}
 
 

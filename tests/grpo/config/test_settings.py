@@ -39,9 +39,9 @@ def test_what_is_trained_and_how(tiny_model):
 
 def test_settings_that_are_not_at_their_default_are_shown(tiny_model):
     plain = said(tiny_model)["settings"]
-    assert "beta 0" in plain and "shots" not in plain and "draft" not in plain
-    other = said(tiny_model, draft="off", shots=2, system="Be brief. " * 9, beta=0.04, prompts=3)
-    assert "beta 0.04" in other["settings"] and "draft off" in other["settings"]
+    assert "beta 0" in plain and "shots" not in plain
+    other = said(tiny_model, shots=2, system="Be brief. " * 9, beta=0.04, prompts=3)
+    assert "beta 0.04" in other["settings"]
     assert "shots 2" in other["settings"] and "system Be brief." in other["settings"]
     assert other["batch"].startswith("3 prompts × 16 completions")
     assert (

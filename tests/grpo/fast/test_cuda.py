@@ -71,9 +71,7 @@ def test_fused_samples_what_eager_samples(tmp_path, family, lora, truncate):
         assert_same_samples(policy, ids, found, expected, sampling)
 
 
-@pytest.mark.parametrize(
-    "length, budget", [("1", 24), ("7", 60), ("31", 60), ("50", 200), ("127", 300)]
-)
+@pytest.mark.parametrize("length, budget", [(1, 24), (7, 60), (31, 60), (50, 200), (127, 300)])
 @pytest.mark.parametrize("family", ["qwen3", "llama-3 rotary scaling"])
 def test_fused_drafts_change_no_sample(tmp_path, monkeypatch, family, length, budget):
     policy = policy_of(tmp_path, family, 4, stops=(3,))
@@ -259,7 +257,7 @@ def test_drafted_bfloat16_samples_have_the_distribution_of_undrafted_ones(tmp_pa
         ]
         return torch.tensor([answer.tokens for answer in answers]), drafting
 
-    (plain, _), (drafted, drafting), (third, _) = sample(1, "off"), sample(2, "7"), sample(3, "off")
+    (plain, _), (drafted, drafting), (third, _) = sample(1, 0), sample(2, 7), sample(3, 0)
     assert 0.05 < drafting.acceptance < 0.95
     assert least_p(plain, drafted) > 0.001
     torch.manual_seed(0)

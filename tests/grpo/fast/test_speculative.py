@@ -85,7 +85,7 @@ def test_drafted_is_undrafted_token_for_token(tmp_path, family, temperature, tai
         guesses = [task.draft(problem) for problem in problems]
 
     compared, others = 0, []
-    for length in ("1", "auto"):
+    for length in (1, None):
         _, drafted = rollout(policy, guesses=guesses, drafting=Drafting(length), **settings)
         for prompt, group, expected in zip(prompts, drafted, plain, strict=True):
             for sample, (ours, theirs) in enumerate(zip(group, expected, strict=True)):
@@ -104,7 +104,7 @@ def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path, monkeypatch)
     policy = load_policy(str(make_tiny_model(tmp_path)), device="cpu")
     policy.stops = tuple(range(0, VOCABULARY, 40))
     _, plain = rollout(policy, samples=1, temperature=0.0)
-    drafting = Drafting("7")
+    drafting = Drafting(7)
 
     class Known(DraftPlans):  # texts of random models do not survive decoding and encoding
         def _plan(self, rows, tokens, written, k):
@@ -127,12 +127,12 @@ def test_what_a_pass_costs_is_counted_by_distinct_rows(tiny_policy, monkeypatch)
         return 0
 
     monkeypatch.setattr(speculative, "draft_length", draft_length)
-    rollout(tiny_policy, guesses=[str] * 3, drafting=Drafting("auto"), **settings)
+    rollout(tiny_policy, guesses=[str] * 3, drafting=Drafting(), **settings)
     assert {rows for rows, _ in asked} <= {1, 2, 3} and asked[0][0] == 3
     assert {longest for _, longest in asked} == {63}  # of 70 tokens
     # four completions in one row wrote eight tokens each in a pass over 1 + 7 tokens; without
     # drafts that were eight passes over one
-    drafting = Drafting("auto")
+    drafting = Drafting()
     drafting.observe(draft_length=7, matched=28, rejected=0, completions=4, tokens=32)
     metrics = {"draft/acceptance": drafting.acceptance, "draft/tokens_per_forward": 8}
     assert drafting.metrics() == metrics
@@ -152,7 +152,7 @@ def test_a_pass_has_only_as_many_tokens_as_the_decoder_has_room_for(tiny_policy,
         start(self, drafts)
 
     monkeypatch.setattr(EagerRows, "start", measured)
-    rollout(tiny_policy, guesses=[str] * 3, drafting=Drafting("7"))
+    rollout(tiny_policy, guesses=[str] * 3, drafting=Drafting(7))
     assert set(widths[1:]) == {3}
 
 
@@ -210,7 +210,7 @@ def test_rows_are_planned_again_while_the_next_pass_runs(monkeypatch):
         rest = words[len(so_far.split()) - ("cat" in so_far) :]
         return " " * bool(so_far) + " ".join(rest)
 
-    drafting = Drafting("15")
+    drafting = Drafting(15)
     request = RolloutRequest([(1, 2)], [[1, 2, 3, 4]], [1.0], [len(text)], guesses=[guess])
     (answers,) = generate(policy, request, drafting)
     assert [list(answer.tokens) for answer in answers] == [text] * 4
@@ -230,7 +230,7 @@ def test_a_long_guess_is_drafted_in_every_pass(monkeypatch, meanwhile):
         return words[1 + len(written.lstrip()) :] if written.strip() else words
 
     request = RolloutRequest([(1, 2)], [[1]], [1.0], [len(text)], guesses=[guess])
-    generate(policy, request, Drafting("15"))
+    generate(policy, request, Drafting(15))
     assert decoder.passes == 1 + math.ceil((len(text) - 1) / 16)
 
 
@@ -254,7 +254,7 @@ def test_what_passes_and_plans_cost_by_the_size_of_the_model(parameters, layers,
 
 
 def test_plans_that_are_made_meanwhile_cost_no_time_unless_they_take_longer_than_the_pass():
-    drafting = Drafting("auto")
+    drafting = Drafting()
     drafting.matched, drafting.rejected = 985.0, 15.0
 
     def length(plan, meanwhile):
@@ -266,7 +266,7 @@ def test_plans_that_are_made_meanwhile_cost_no_time_unless_they_take_longer_than
 
 
 def test_lengths_follow_acceptance_and_batch():
-    drafting = Drafting("auto")
+    drafting = Drafting()
     costs, lengths = Costs(64, 3), {}
     for acceptance in (0.05, 0.5, 0.9, 0.99):
         drafting.matched, drafting.rejected = 1000 * acceptance, 1000 * (1 - acceptance)
@@ -283,17 +283,17 @@ def test_lengths_follow_acceptance_and_batch():
 
 def test_a_fixed_length_and_off():
     costs = Costs(64, 3)
-    assert draft_length(Drafting("off"), costs, 1) == 0
-    assert draft_length(Drafting("5"), costs, 1000) == 5
-    assert draft_length(Drafting("127"), costs, 1) == 127
-    assert draft_length(Drafting("127"), costs, 1000, lengths=(0, 1, 3, 7)) == 7  # the room
+    assert draft_length(Drafting(0), costs, 1) == 0
+    assert draft_length(Drafting(5), costs, 1000) == 5
+    assert draft_length(Drafting(127), costs, 1) == 127
+    assert draft_length(Drafting(127), costs, 1000, lengths=(0, 1, 3, 7)) == 7  # the room
 
 
 def test_evidence_fades_and_is_kept_in_checkpoints():
-    drafting = Drafting("auto")
+    drafting = Drafting()
     drafting.observe(draft_length=3, matched=12, rejected=4, completions=2, tokens=8)
     assert drafting.metrics()["draft/tokens_per_forward"] == 4
-    other = Drafting("auto")
+    other = Drafting()
     other.load_state_dict(drafting.state_dict())
     assert other.acceptance == drafting.acceptance
     before = drafting.matched
@@ -312,7 +312,7 @@ def test_a_guess_of_tokens_that_the_model_lacks_is_rejected(tmp_path):
     policy = load_policy(str(tmp_path), device="cpu")
     _, plain = rollout(policy)
     guesses = [lambda written: text] * 3
-    _, drafted = rollout(policy, guesses=guesses, drafting=Drafting("7"))
+    _, drafted = rollout(policy, guesses=guesses, drafting=Drafting(7))
     assert tokens_of(drafted) == tokens_of(plain)
 
 

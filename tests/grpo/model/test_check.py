@@ -216,7 +216,7 @@ def test_only_a_sequence_that_outgrows_the_window_is_refused(tmp_path):
 
     plain = sampled(policy, [long], [12])
     right = policy.decode(plain[0].tokens)
-    drafted = sampled(policy, [long], [12], [lambda text: right * 5], Drafting("7"))
+    drafted = sampled(policy, [long], [12], [lambda text: right * 5], Drafting(7))
     assert drafted[0].tokens == plain[0].tokens
 
     with pytest.raises(UserError, match="window is 64 tokens, but prompt and completion have 65"):
