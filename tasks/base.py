@@ -12,6 +12,7 @@ import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from os import sep
 from random import Random
@@ -335,23 +336,17 @@ def scores_of_groups(
     that JSON can represent. What is out of its range only by rounding is moved to its end.
     """
     score_groups = getattr(task, "score_groups", None)
-    before = [repr(problem.data) for problem, _ in groups]
+    # Copies, which the task may change: the run stores the data.
+    given = [(replace(one, data=deepcopy(one.data)), list(texts)) for one, texts in groups]
     if score_groups and groups:
         with calling(f"task {task.name}: score_groups()"):
-            given = score_groups([(problem, list(texts)) for problem, texts in groups])
-            found = [list(scores) for _, scores in zip(groups, given, strict=True)]
+            found = [list(scores) for _, scores in zip(groups, score_groups(given), strict=True)]
     else:
         found = []
-        for problem, texts in groups:
+        for problem, texts in given:
             with calling(f"task {task.name}, {problem.title}: score()"):
-                found.append(list(task.score(problem, list(texts))))
+                found.append(list(task.score(problem, texts)))
 
-    for (problem, _), data in zip(groups, before):
-        # The run stores the data, and the task's other methods read it.
-        if data != repr(problem.data):
-            raise UserError(
-                f"task {task.name}, {problem.title}: score() changed problem.data; let it copy that"
-            )
     return [
         _all_checked(task, problem, texts, scores)
         for (problem, texts), scores in zip(groups, found)
