@@ -151,6 +151,7 @@ class VarianceMonitor(Resumable):
         first = [group for group in first if group.problem.level == level] or first
         now = _shares(first, shown={one.index for one in groups if one.action == "demonstrate"})
         self.shares.append(now)
+        self.best = max([self.best, *(max(group.rewards) for group in first)])
         mean = {cause: fmean(step.get(cause, 0) for step in self.shares) for cause in now}
 
         causes = [cause for cause in now if cause.startswith(TRAP) and now[cause] >= ALARM_SHARE]
@@ -162,27 +163,7 @@ class VarianceMonitor(Resumable):
 
         self.lasted = {cause: self.lasted.get(cause, 0) + 1 for cause in causes}
         due = [ALARM_STEPS * 2**doublings for doublings in range(30)]
-        hint = self._unreached_top(first)
-        return [
-            _alarm(cause, n, mean) + (hint if cause == "collapsed" else "")
-            for cause, n in self.lasted.items()
-            if n in due
-        ]
-
-    def _unreached_top(self, groups: Sequence[Group]) -> str:
-        """Return what to say if most `groups` earn the highest reward so far, but less than the
-        range's top: right answers may earn no more.
-        """
-        lowest, highest = self.reward_range or (0.0, 0.0)
-        self.best = max([self.best, *(max(group.rewards) for group in groups)])
-        share = fmean(min(group.rewards) >= self.best - EQUAL for group in groups)
-        if share <= ALARM_SHARE or not lowest + EQUAL < self.best < highest - EQUAL:
-            return ""
-        return (
-            f"; no completion has earned more than {self.best:g}: if right answers earn that, make "
-            f"it the highest reward, by --reward-range {lowest:g},{self.best:g} or the task's "
-            "reward_range"
-        )
+        return [_alarm(cause, n, mean) for cause, n in self.lasted.items() if n in due]
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, Any]:
         """Return the metrics of a step's groups (every try), after `observe`."""

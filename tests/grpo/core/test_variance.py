@@ -179,18 +179,11 @@ def test_an_alarm_names_its_cause_and_is_repeated_less_and_less_often():
     assert line.startswith("note: ") and REMEDIES["solved"] in line  # good news
 
 
-@pytest.mark.parametrize(
-    ("limits", "best", "said"),
-    [((0, 1), 0.5, "no completion has earned more than 0.5: if right answers earn that, make it "
-        "the highest reward, by --reward-range 0,0.5 or the task's reward_range"),
-     ((0, 1), 0.6, ""), ((0, 0.5), 0.5, ""), ((0.5, 1), 0.5, ""), (None, 0.5, "")],
-)  # fmt: skip
-def test_a_top_of_the_range_that_nothing_reaches_is_named(limits, best, said):
-    monitor = VarianceMonitor(Config(), limits)
-    first = group("varied")
-    first.scores = [Score(best)] * 8
-    *_, (line,) = alarms(monitor, [[first, *step(tied=4)]] * 5)
-    assert line.endswith(REMEDIES["tied"] + (said and f"; {said}"))
+def test_the_highest_reward_is_that_of_any_step():
+    monitor, first = monitor_for(), group("varied")
+    first.scores = [Score(0.5)] * 8
+    alarms(monitor, [[first, *step(failed=4)], step(failed=4)])
+    assert monitor.best == 0.5
 
 
 def test_one_alarm_does_not_hide_another():
