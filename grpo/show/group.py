@@ -45,8 +45,11 @@ def aligned(target: str, text: str) -> list[Column]:
 
 
 def question_of(problem: Problem) -> dict[str, str]:
-    """Return the prompt and the other columns of a user's row, each on one line."""
-    texts = {"prompt": problem.prompt, **row_of(problem)}
+    """Return the prompt, the answer so far in a window, and the other columns of a user's row, each
+    on one line.
+    """
+    begun = {"begun": problem.begun} if problem.begun else {}
+    texts = {"prompt": problem.prompt, **begun, **row_of(problem)}
     return {
         name: shortened(text if isinstance(text, str) else json.dumps(text), MOST_SHOWN)
         for name, text in texts.items()

@@ -14,8 +14,9 @@ The model is a Llama with random weights in bfloat16. There are three tables:
    its real work (decode, draft again, tokenise) on a real problem with as many words, for its
    time. What is written must be the fixed text, which is checked.
 
-`--tables generate` compares rollouts of tiny models with `generate` of `transformers`, on any
-device: 8 layers, 8 completions of a prompt of 64 tokens, 32 new tokens; the least of 8 times.
+`--tables generate` compares rollouts of small models with `generate` of `transformers`, on any
+device: 8 layers of width 64 and 16 of width 1,024, in float32; 8 completions of a prompt of 64
+tokens, 32 new tokens; the least of 8 times.
 """
 
 import argparse
@@ -25,7 +26,9 @@ import tempfile
 import time
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import torch
 from bench_model import SHAPES, device_name, least_time, rates
@@ -41,6 +44,9 @@ from grpo.model.policy import Policy
 from grpo.rollout.generate import Drafting, RolloutRequest, generate
 from grpo.tasks.interleave import Interleave
 from grpo.tasks.supply import problem_at
+
+sys.path.append(str(Path(__file__).parents[1] / "support"))
+import tiny_architectures  # noqa: E402
 
 # P prompts, G completions each, new tokens, tokens of a prompt.
 ROLLOUTS = (
@@ -118,6 +124,31 @@ def step_time(policy: Policy, rows: int, context: int) -> tuple[float, int, int]
     read = weights + of_token * (len(prompts) * prompt + rows * (context - prompt))
     multiplied = rows * (weights + len(fast.blocks) * 2 * fast.H * fast.D * context)
     return seconds, read * size, 2 * multiplied
+
+
+# The architectures of `--tables generate`.
+KINDS = "qwen3 gemma3_text gpt_oss qwen3_5_text qwen3_next lfm2 falcon_h1 deepseek_v3".split()
+DELTA = [*["linear_attention"] * 3, "full_attention"]
+LAYERS = {
+    "qwen3_5_text": DELTA,
+    "qwen3_next": DELTA,
+    "lfm2": ["conv", "conv", "full_attention", "conv"],
+}
+# The sizes of the larger models.
+WIDE: dict[str, Any] = {
+    **dict.fromkeys(("num_hidden_layers", "num_attention_heads", "linear_num_value_heads"), 16),
+    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts"), 16),
+    **dict.fromkeys(("num_key_value_heads", "linear_num_key_heads"), 8),
+    **dict.fromkeys(("head_dim", "linear_key_head_dim", "linear_value_head_dim"), 64),
+    **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"), 64),
+    **dict.fromkeys(("mamba_d_head", "mamba_d_state"), 64),
+    **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 256),
+    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 256),
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "mamba_n_heads": 32,
+    "mamba_d_ssm": 2048,
+}
 
 
 @dataclass(frozen=True)
@@ -258,24 +289,15 @@ def step_table(policy, bandwidth: float, rate: float) -> None:
 
 def generate_table() -> None:
     """Measure and print rollouts of tiny models, and `generate` beside them."""
-    sys.path.append(str(Path(__file__).parents[1] / "support"))
-    import tiny_architectures as tiny
-
-    layers = {"layer_types": 2 * [*["linear_attention"] * 3, "full_attention"]}
-    convolutions = {"layer_types": 2 * ["conv", "conv", "full_attention", "conv"]}
-    changes = {"qwen3_5_text": layers, "qwen3_next": layers, "lfm2": convolutions}
-    changes["deepseek_v3"] = tiny.LATENT
     prompt, G, new = tuple(range(100, 164)), 8, 32
     request = RolloutRequest([prompt], [list(range(G))], [1.0], [new])
-    print(
-        f"{device_name()}\n| model | path | ms a token | generate | ratio |\n|---|---|---|---|---|"
-    )
-    for (
-        kind
-    ) in "qwen3 gemma3_text gpt_oss qwen3_5_text qwen3_next lfm2 falcon_h1 deepseek_v3".split():
+    print(f"{device_name()}\n| model | width | path | ms a token | generate | ratio |")
+    print("|---|---|---|---|---|---|")
+    for kind, width in product(KINDS, (64, 1024)):
         with tempfile.TemporaryDirectory() as folder:
-            eight = {"num_hidden_layers": 8, **changes.get(kind, {})}
-            tiny.write(tiny.Architecture(kind, "", eight), Path(folder))
+            tiny_architectures.write(
+                tiny_architectures.Architecture(kind, "", changes_of(kind, width)), Path(folder)
+            )
             policy = load_policy(folder, dtype="float32")
             model = AutoModelForCausalLM.from_pretrained(folder).to(policy.device).eval()
         policy.stops = ()
@@ -285,7 +307,21 @@ def generate_table() -> None:
         ours = least_time(partial(generate, policy, request)) / new
         theirs = least_time(partial(model.generate, tokens, attention_mask=mask, **settings)) / new
         times = f"{1000 * ours:.1f} | {1000 * theirs:.1f} | {ours / theirs:.2f}"
-        print(f"| {kind} | {policy.path} | {times} |", flush=True)
+        print(f"| {kind} | {width} | {policy.path} | {times} |", flush=True)
+
+
+def changes_of(kind: str, width: int) -> dict[str, Any]:
+    """Return what the configuration of a model of this `width` has beside the tiny sizes."""
+    wide = WIDE if width > 64 else {"num_hidden_layers": 8}
+    changes = dict(wide)
+    if kind in LAYERS:
+        changes["layer_types"] = LAYERS[kind] * (wide["num_hidden_layers"] // 4)
+    if kind == "gpt_oss" and width > 64:
+        changes["intermediate_size"] = WIDE["moe_intermediate_size"]  # of an expert
+    if kind == "deepseek_v3":  # as many keys as queries, whose size follows from their parts
+        changes |= tiny_architectures.LATENT
+        changes["num_key_value_heads"] = wide.get("num_attention_heads", 4)
+    return changes
 
 
 def rollout_table(policy, cases: list[tuple], right: float) -> None:

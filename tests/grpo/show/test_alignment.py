@@ -56,6 +56,8 @@ def test_a_question_is_the_prompt_and_the_row():
     assert list(shown) == ["prompt", "answer", "tests", "code"]
     assert list(shown.values())[:3] == ["a?", "x\\n", "[1, 2]"] and len(shown["code"]) < 310
     assert question_of(Problem("data", 1, "a?", "", "k", {"row": 3})) == {"prompt": "a?"}
+    window = Problem("interleave", 1, "a?", "b", "k", {"begun": "so far"})
+    assert question_of(window) == {"prompt": "a?", "begun": "so far"}
 
 
 def test_texts_cannot_colour_or_move_the_screen():
