@@ -167,12 +167,11 @@ def write_whole(path: str | Path, content: bytes) -> None:
 
 def open_own(path: Path, mode: str) -> Any:
     """Open a text file to write it; OSError if it is a link, which may lead elsewhere."""
-    no_link = getattr(os, "O_NOFOLLOW", 0)  # Windows has none
     return open(
         path,
         mode,
         encoding="utf-8",
-        opener=lambda name, flags: os.open(name, flags | no_link, 0o666),
+        opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666),
     )
 
 
@@ -208,7 +207,7 @@ def read_bytes(path: str | Path) -> bytes:
     """
     try:
         # A pipe without a writer would block otherwise.
-        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
             facts = os.fstat(descriptor)
             if not stat.S_ISREG(facts.st_mode):

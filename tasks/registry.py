@@ -79,7 +79,7 @@ def load_task(
                 f"--task {spec}: has no {member}; docs/data-and-tasks.md has an example"
             )
     if wording:
-        check_wording(spec, wording, "--wording")
+        check_wording(spec, wording)
         task.wording = wording  # type: ignore[attr-defined]
     return task
 
@@ -226,11 +226,8 @@ def explain(
 # ---- wordings and flags
 
 
-def check_wording(spec: str, wording: str, where: str) -> None:
-    """Raise UserError unless `wording` has the placeholders of task `spec` and no others.
-
-    `where` is the flag or file that holds the wording.
-    """
+def check_wording(spec: str, wording: str) -> None:
+    """Raise UserError unless `wording` has the placeholders of task `spec` and no others."""
     placeholders = getattr(_load_class(spec), "placeholders", {})
     known = ", ".join(f"{{{name}}}" for name in placeholders) or "none"
     hint = f"task {spec} has the placeholders {known}, and a brace that is text is written twice"
@@ -241,9 +238,9 @@ def check_wording(spec: str, wording: str, where: str) -> None:
             if name is not None
         }
     except ValueError as error:  # the braces do not match
-        raise UserError(f"{where}: {error}; {hint}") from error
+        raise UserError(f"--wording: {error}; {hint}") from error
     if fields != set(placeholders) or not fields:
-        raise UserError(f"{where}: its placeholders are {shown(sorted(fields))}; {hint}")
+        raise UserError(f"--wording: its placeholders are {shown(sorted(fields))}; {hint}")
 
 
 def options_of(spec: str) -> Mapping[str, str]:

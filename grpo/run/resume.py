@@ -12,6 +12,7 @@ that it trains; a change that is confined to bytes between the pages is missed.
 """
 
 import dataclasses
+import fcntl
 import hashlib
 import os
 import platform
@@ -181,8 +182,6 @@ def locked(folder: Path) -> Iterator[None]:
 
     Some network file systems have no locks (Lustre without the option `flock`).
     """
-    import fcntl  # not on Windows, which `exit_status` refuses
-
     with open_own(folder / ".lock", "a") as file:
         # A forked process, such as a reward's, inherits the open file, and with it the lock, which
         # it would still hold when this process has been killed.

@@ -54,7 +54,6 @@ from grpo.tasks.base import (
 )
 from grpo.tasks.registry import (
     REWARD_FILE,
-    check_wording,
     implied_task,
     load_task,
     require_trusted,
@@ -156,7 +155,6 @@ class Evaluation:
                 setattr(settings, name, own)
         if flags.wording:
             settings.wording = wording_text(flags.wording)
-            check_wording(spec, settings.wording, flags.wording)
         elif not is_runs_task:
             settings.wording = ""  # that of the run is for another task
         return settings

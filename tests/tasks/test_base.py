@@ -275,9 +275,9 @@ def test_braces_in_the_texts_are_no_placeholders():
 )
 def test_a_wording_that_does_not_suit_the_task_is_one_line(wording, fault):
     with pytest.raises(UserError) as caught:
-        check_wording("interleave", wording, "my.txt")
+        check_wording("interleave", wording)
     line = str(caught.value)
-    assert line.startswith("my.txt: ") and fault in line and "\n" not in line
+    assert line.startswith("--wording: ") and fault in line and "\n" not in line
 
 
 def test_a_task_without_placeholders_has_no_other_wording():
