@@ -455,7 +455,7 @@ class Config:
     def levels_for(self, task: Task) -> list[int]:
         """Return the levels of training, rising. Without --curriculum the last one is --words.
 
-        With windows an answer of any length takes as long, so it is the only one.
+        With windows that is the only one, because a window of any answer takes as long.
         """
         if self.curriculum:
             return parse_levels(self.curriculum, "--curriculum", must_rise=True)

@@ -132,7 +132,10 @@ class Curriculum(Resumable):
     def observe(self, step: int, groups: Sequence[Group]) -> list[Decision]:
         """Take note of the groups of a training step, every try; return its decisions."""
         self._take_note(groups)
-        why = self._reached(ANNEAL_AT if self.is_last else OPEN_AT)
+        # If parts of answers are independent, whole ones score ANNEAL_AT when windows score this.
+        shares = [g.problem.share for g in groups if g.problem.level == self.level]
+        goal = ANNEAL_AT ** fmean(shares or [1.0])
+        why = self._reached(goal if self.is_last else OPEN_AT)
         if not why or self.anneal_from is not None:
             return []
 
@@ -158,9 +161,7 @@ class Curriculum(Resumable):
                 self.varied[level] += MEMORY * (varies - self.varied[level])
             if level == self.level:
                 is_solved = group.class_name == "solved"
-                mean = 1.0 if is_solved else fmean(score.value for score in group.scores)
-                # What whole answers would earn whose parts succeed independently.
-                values.append(mean ** (1 / group.problem.share))
+                values.append(1.0 if is_solved else fmean(score.value for score in group.scores))
         if values:
             self.recent.append(values)
 
