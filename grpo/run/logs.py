@@ -25,6 +25,7 @@ from grpo.data.files import (
     kind_of,
     open_own,
     raw_json,
+    read_bytes,
     read_jsonl,
     write_jsonl_zst,
     write_whole,
@@ -42,6 +43,7 @@ from grpo.records import (
     summaries,
 )
 from grpo.run.trackers import Tracker
+from grpo.show.group import best_and_worst
 from grpo.tasks.base import Problem, Score
 
 LOGS = ("metrics.jsonl", "eval.jsonl", "seen.jsonl", "curriculum.jsonl", "groups.jsonl")
@@ -56,6 +58,8 @@ CHECKPOINT = re.compile(r"step-(\d{6,})")
 # evaluation after that, and the batch of a step that failed.
 KINDS = ("step", "eval", "promotion", "preflight", "imitation", "imitated", "failed")
 ROLLOUTS = re.compile(rf"({'|'.join(KINDS)})-(\d+)\.jsonl\.zst")
+
+SAMPLES_EVERY = 10  # steps between entries of samples.log
 
 # A tokenizer takes tokens of 32 bits; a larger number, from a foreign file, has no text.
 MOST_TOKENS = 1 << 32
@@ -178,6 +182,14 @@ def rewind(run: Path, step: int) -> list[str]:
             # In a damaged log half a character may stand alone, which JSON can escape.
             write_whole(path, _json_lines(lines).encode(errors="backslashreplace"))
 
+    path = run / "samples.log"
+    if path.exists():
+        # Bytes, because the last line may end in the middle of a character.
+        whole = read_bytes(path).rpartition(b"\n")[0]
+        entries = re.split(rb"^(?==== step \d+ )", whole, flags=re.M)
+        kept = [entry for entry in entries[1:] if int(entry.split(None, 3)[2]) <= step]
+        write_whole(path, b"".join(entry.rstrip(b"\n") + b"\n" for entry in kept))
+
     for path in (run / "rollouts").glob("*.jsonl.zst"):
         name = ROLLOUTS.fullmatch(path.name)
         if name and int(name[2]) > step:
@@ -274,6 +286,10 @@ class RunFiles:
         self.write_seen(step, dict.fromkeys(group.problem.key for group in groups))
         append_lines(self.folder / "groups.jsonl", {"step": step, "groups": summaries(groups)})
         self.write_decisions(report.decisions)
+        if step == 1 or step % SAMPLES_EVERY == 0:
+            date = datetime.now(UTC).isoformat(timespec="seconds")
+            text = f"=== step {step} {date}\n{best_and_worst(groups)}"
+            append_text(self.folder / "samples.log", text)
 
     def write_seen(self, step: int, keys: Iterable[str], **about: Any) -> None:
         """Write the keys of the problems that a step trained on."""

@@ -1,11 +1,12 @@
-"""One group of completions: each completion held against the target, word by word.
+"""One group of completions: its entry in samples.log, and each completion held against the target,
+word by word.
 
 Words are aligned as by Needleman and Wunsch, scored as the reward is (match 1, mismatch -1,
 gap -1).
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from grpo.align.needleman import nw_align, split_words
@@ -70,6 +71,30 @@ def first_divergence(target: str, text: str) -> str:
         return f"word {at + 1}: ended before '{escape_control(wanted[at])}'"
     instead = f"for '{escape_control(wanted[at])}'" if at < len(wanted) else "after the end"
     return f"word {at + 1}: wrote '{escape_control(written[at])}' {instead}"
+
+
+def best_and_worst(groups: Sequence[Group]) -> str:
+    """Return the best and the worst sampled completion of a step, as samples.log has them."""
+    samples = [
+        (score.reward, group, score, completion)
+        for group in groups
+        if not group.has_demonstration
+        for score, completion in zip(group.scores, group.completions, strict=True)
+    ]
+    text = ""
+    for name, choose in (("best", max), ("worst", min)):
+        _, group, score, completion = choose(samples, key=lambda sample: sample[0])
+        text += (
+            f"{name}: reward {score.reward:.4f}, score {score.value:.4f}, {completion.finish}, "
+            f"level {group.problem.level}\n"
+        )
+        if not group.problem.target:
+            text += "".join(f"  {n + ':':<8}{x}\n" for n, x in question_of(group.problem).items())
+        text += (
+            f"  wanted: {escape_control(group.problem.target)}\n"
+            f"  wrote:  {escape_control(completion.text)}\n"
+        )
+    return text
 
 
 def reward_in_words(

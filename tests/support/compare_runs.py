@@ -7,6 +7,7 @@ from pathlib import Path
 from grpo.data.files import read_jsonl_zst
 from grpo.run.logs import checkpoint_folders, read_metrics
 
+DATE = re.compile(r"(?m)^(=== step \d+) .*")
 CLOCKS = ("time", "step_time", "tokens_per_second")
 LOGS = ("eval.jsonl", "seen.jsonl", "curriculum.jsonl", "groups.jsonl")
 
@@ -46,6 +47,7 @@ def written(run: Path):
     files["eval.jsonl"] = without_name(run, files["eval.jsonl"])
     files["curriculum.jsonl"] = without_seconds(files["curriculum.jsonl"])
     files["metrics.jsonl"] = without_times(read_metrics(run / "metrics.jsonl"))
+    files["samples.log"] = DATE.sub(r"\1", (run / "samples.log").read_text())
     files["prompt.txt"] = (run / "prompt.txt").read_text()
     for path in sorted((run / "rollouts").iterdir()):
         files[f"rollouts/{path.name}"] = read_jsonl_zst(path)

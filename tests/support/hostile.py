@@ -201,6 +201,7 @@ READERS = {
     "groups.jsonl": "resume degenerate report",
     "seen.jsonl": "resume continue eval audit",
     "curriculum.jsonl": "resume report",
+    "samples.log": "resume",
     "rollouts/step-000002.jsonl.zst": "step group tokens replay report",
     "rollouts/eval-000000.jsonl.zst": "kind audit report",
     "checkpoints/step-000002/manifest.json": "resume continue eval export",

@@ -85,6 +85,29 @@ def test_a_run_goes_back_to_a_step_in_all_its_files(tmp_path):
     assert not any(path.exists() for path in half) and report.exists()
 
 
+def test_samples_hold_best_and_worst_of_every_tenth_step(tmp_path):
+    write_steps(tmp_path, 1, 5, 10, 20)
+    text = (tmp_path / "samples.log").read_text()
+    heads = [line.split()[2] for line in text.splitlines() if line.startswith("===")]
+    assert heads == ["1", "10", "20"]
+    assert "best: reward 0.9000, score 0.4500, stop, level 7" in text
+    assert "worst: reward 0.1000" in text and "fair" not in text
+    assert "good\\x1b[31m\\n" in text and "tar\\x1bget" in text and "\x1b" not in text
+
+
+def test_samples_go_on_wherever_the_writer_was_stopped(tmp_path):
+    """In a header, in a character of two or three bytes, anywhere."""
+    path = tmp_path / "samples.log"
+    write_steps(tmp_path, 1)
+    first = path.read_bytes()
+    write_steps(tmp_path, 10)
+    whole = path.read_bytes()
+    for end in range(len(first), len(whole) + 1, 3):
+        path.write_bytes(whole[:end])
+        assert rewind(tmp_path, 1) == []
+        assert path.read_bytes() == first
+
+
 # Rollouts, under damage and at the edges of what floats and texts can be.
 
 
