@@ -81,9 +81,7 @@ def interleaved(a: Sequence[str], b: Sequence[str]) -> list[str]:
 
 
 class Interleave:
-    """The main task. Problems are drawn from `documents`, from the user's `texts` (a folder), or
-    from the embedded corpus.
-    """
+    """The main task. Problems are from the user's `texts`, a folder, or the embedded corpus."""
 
     name = "interleave"
     rewards: tuple[str, ...] = ("pairs", "prefix", "similarity")
@@ -112,18 +110,10 @@ class Interleave:
         """Return the words of an answer's window in training (runs/decisions.md); 0: all words."""
         return 50 if level > 25 else 0
 
-    def __init__(
-        self,
-        reward: str = rewards[0],
-        documents: Sequence[Document] | None = None,
-        texts: str | None = None,
-    ):
+    def __init__(self, reward: str = rewards[0], texts: str | None = None):
         self.reward = reward
         self.texts = texts
-
-        if documents is None:
-            documents = load_texts(texts) if texts else load_corpus()
-        self._documents = list(documents)
+        self._documents = load_texts(texts) if texts else load_corpus()
 
     @cached_property
     def _by_split(self) -> dict[str, list[Document]]:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from grpo.align.needleman import split_words
 from grpo.tasks.interleave import Guess, Interleave, interleaved
 
-TASK = Interleave(documents=[])
+TASK = Interleave()
 A, B = ["a1", "a2", "a3", "a4"], ["b1", "b2", "b3", "b4"]
 TEXT = st.lists(
     st.sampled_from(["a", "an", "and", "the", "them", "b", "bo", "déjà", "\u0323x"]), max_size=8

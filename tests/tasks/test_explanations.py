@@ -24,7 +24,7 @@ def come_to(formula: str) -> float:
 
 @given(WORDS, WORDS, st.sampled_from(Interleave.rewards), st.data())
 def test_the_formula_of_each_reward_of_interleave_comes_to_the_reward(a, b, reward, data):
-    task = Interleave(reward, documents=[])
+    task = Interleave(reward)
     problem = task.problem(a, b)
     written = data.draw(st.one_of(WORDS, st.permutations(interleaved(a, b))))
     (score,) = task.score(problem, [" ".join(written)])
@@ -36,10 +36,10 @@ def test_the_formula_of_each_reward_of_interleave_comes_to_the_reward(a, b, rewa
 
 
 def test_interleave_by_hand():
-    problem = Interleave(documents=[]).problem(["a1", "a2"], ["b1", "b2"])
+    problem = Interleave().problem(["a1", "a2"], ["b1", "b2"])
 
     def said(text, reward="prefix"):
-        (score,) = Interleave(reward, documents=[]).score(problem, [text])
+        (score,) = Interleave(reward).score(problem, [text])
         return explain("interleave", problem, text, score, reward)
 
     assert said("a1 b1 a2 b2") == "1.000 = all 4 words right"

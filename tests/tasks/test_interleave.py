@@ -235,7 +235,8 @@ def test_a_corpus_that_is_too_short():
     longest, second = sorted(
         (len(document.words) for document in documents_of("train", documents)), reverse=True
     )[:2]
-    task = Interleave(documents=documents)
+    task = Interleave()
+    task._documents = documents
     for words, enough in ((second + 1, 1), (longest + 1, 0)):
         with pytest.raises(UserError) as error:
             task.make(words, "train", random.Random(0))

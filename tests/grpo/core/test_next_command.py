@@ -13,9 +13,7 @@ from grpo.tasks.interleave import Interleave
 
 FOLDER = Path("runs/two words")
 CONFIG = Config(task="interleave", level=25)
-ENDED = EndedRun(
-    FOLDER, CONFIG, Interleave(documents=[]), 60, budget=99, levels=(10, 25), easier=(5, 10)
-)
+ENDED = EndedRun(FOLDER, CONFIG, Interleave(), 60, budget=99, levels=(10, 25), easier=(5, 10))
 AGAIN = "python train.py --config 'runs/two words/config.yaml'"
 RESUME = "python train.py --resume 'runs/two words' --steps 120"
 LOOK = "python -m grpo.inspect 'runs/two words' step 60"
@@ -120,7 +118,7 @@ def test_a_run_at_a_fixed_level_climbs_to_it_next_time():
 # Some answers earn less; the top is reached; nothing is earned at all.
 @pytest.mark.parametrize("best, after", [(1.5, 0.75), (1.5, 0.7), (2.0, 1.0), (0.0, 0.0)])
 def test_a_top_of_the_range_that_nothing_reaches_is_lowered(best, after):
-    task = Interleave(documents=[])
+    task = Interleave()
     task.reward_range = (0.0, 2.0)
     config = Config(task="data", level=25, task_options={"reward-file": "my.py:reward"})
     run = replace(PAIRS, config=config, task=task, best=best, easier=())

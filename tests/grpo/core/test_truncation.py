@@ -36,7 +36,7 @@ SPACES = st.text(" \n\t\u2003", max_size=4)
 
 @given(WORDS, WORDS, WORDS, SPACES, st.sampled_from(Interleave.rewards))
 def test_the_last_word_of_interleave_counts_once_the_answer_has_ended(a, b, other, space, reward):
-    task = Interleave(reward, documents=[])
+    task = Interleave(reward)
     problem = task.problem(a, b)
     right = problem.target.split()
     texts = [" ".join(words) + space for words in (right, [*right, "x"], right[:-1], other, [])]

@@ -89,7 +89,7 @@ def test_why_says_what_decided():
 def to_try(given=(), level=10, template=None, task=None, **options):
     policy = SimpleNamespace(tokenizer=SimpleNamespace(chat_template=template))
     config = Config(**{"model": "some/model"} | options)
-    task = task or Interleave(documents=[])
+    task = task or Interleave()
     return prompts_to_try(policy, task, config, given, level)
 
 
@@ -371,7 +371,7 @@ def test_levels_below_the_asked_one():
         return levels_to_survey(Supply(task, seed=0, **options), asked)
 
     arithmetic = load_task("arithmetic", options={"family": "product"})
-    assert levels(Interleave(documents=[]), [10, 25]) == [1, 2, 3, 5, 10, 25]
+    assert levels(Interleave(), [10, 25]) == [1, 2, 3, 5, 10, 25]
     assert levels(arithmetic, [32]) == [11, 21, 22, 31, 32]
     toy = load_task(f"{TOYS}:Toy")
     assert levels(toy, [4]) == [1, 2, 3, 4]
