@@ -242,17 +242,22 @@ class View:
 
         programs = [getattr(self.arguments, name) for name in ("task", "reward_file", "loss")]
         result = replay(self.run, step, programs)
-        lines = []
+        lines, said = [], []
         for name, (old, new) in result["figures"].items():
-            same = Text("yes") if old == new else Text("no", "bold red")
-            lines.append({"figure": name, "stored": old, "repeated": new, "same": same})
+            if source := {"texts": "tokens", "advantages": "rewards"}.get(name):
+                verb = "are the same" if old == new else "differ"
+                said.append(f"{name} from the stored {source}: they {verb}")
+            else:
+                same = Text("yes") if old == new else Text("no", "bold red")
+                lines.append({"figure": name, "stored": old, "repeated": new, "same": same})
         show_table(self.console, lines, "stored repeated figure same".split())
 
         start = "the run's first model"
         if result["start"]:
             start = f"step {result['start']}'s checkpoint"
         outcome = "identical to the last bit" if result["same"] else "it differs"
-        self.console.print(f"step {step}, repeated from {start}: {outcome}")
+        for line in (*said, f"step {step}, repeated from {start}: {outcome}"):
+            self.console.print(line)
         return 0 if result["same"] else 1
 
 

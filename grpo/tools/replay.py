@@ -1,9 +1,9 @@
 """Repeat a stored step: the update from its stored completions.
 
-Sampling is not repeated: completions, rewards, advantages and the sampler's log-probabilities come
-from the rollout files. The means of the rewards, and the figures of the update, are compared with
-those in metrics.jsonl. The policy before the step is that of the nearest earlier checkpoint, or the
-one with which the run began; the stored steps between are repeated as well.
+Sampling is not repeated: completions, rewards and the sampler's log-probabilities come from the
+rollout files. Their texts are compared with their tokens, and the means of their rewards with those
+in metrics.jsonl. The policy before the step is that of the nearest earlier checkpoint, or the one
+with which the run began; the stored steps between are repeated as well.
 
 On a CPU with the same number of threads the result is identical to the last bit. With another
 machine, library version or number of threads, rounding differs, and differences in the last digits
@@ -27,9 +27,10 @@ from grpo.tasks.supply import Supply
 from grpo.trainer import Trainer
 from grpo.variance import reward_metrics
 
-# What is compared: metrics of the rewards and of the update.
+# What is compared: metrics of the rewards and of the update, the texts, and the advantages.
 FIGURES = (
-    "reward reward_std value exact loss grad_norm entropy kl sampling/sampling_logp_difference/max"
+    "reward reward_std value exact loss grad_norm entropy kl sampling/sampling_logp_difference/max "
+    "texts advantages"
 ).split()
 
 
@@ -42,10 +43,18 @@ def replay(run: RunData, step: int, allowed: Collection[str | None] = ()) -> dic
     """
     everything, groups, stored = stored_step(run, step)
     trainer, start = trainer_before(run, step, allowed)
+    completions = [completion for group in everything for completion in group.completions]
+    stored |= {
+        "texts": [completion.text for completion in completions],
+        "advantages": [group.advantages for group in groups],
+    }
     repeated = {
         **trainer.update_policy(groups, stored["learning_rate"]),
         **reward_metrics(first_tries(everything)),
+        "texts": [trainer.policy.decode(completion.tokens) for completion in completions],
+        "advantages": trainer.compute_advantages(groups),
     }
+
     pairs = {name: (stored[name], repeated[name]) for name in FIGURES if name in repeated}
     same = all(old == new for old, new in pairs.values())
     return {"step": step, "start": start, "figures": pairs, "same": same}

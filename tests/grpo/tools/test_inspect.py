@@ -173,7 +173,7 @@ def test_degenerate(made, capsys):
 def test_replay_makes_a_step_again_to_the_bit(run, step, capsys):
     text = said(capsys, run, "replay", step).out
     assert "identical to the last bit" in text and "no" not in text.split()
-    assert {"reward", "loss", "grad_norm"} <= set(text.split())
+    assert {"loss", "grad_norm", "advantages"} <= set(text.split())
 
 
 def test_a_run_without_steps_is_one_line(copied, capsys):
@@ -191,13 +191,24 @@ def test_replay_sees_a_changed_reward_and_a_changed_figure(copied, capsys):
     kept = next(group for group in groups if group.action == "keep")
     kept.scores[0] = Score(kept.scores[0].reward + 0.125, kept.scores[0].parts)
     write_rollouts(path, groups, step=3)
-    assert "it differs" in said(capsys, copied, "replay", 3, status=1).out
+    assert (
+        "advantages from the stored rewards: they differ"
+        in said(capsys, copied, "replay", 3, status=1).out
+    )
     path = copied / "rollouts" / "step-000001.jsonl.zst"
     groups = groups_of(path)
     score = groups[0].scores[0]
     groups[0].scores[0] = replace(score, value=1.0 if score.value < 0.5 else 0.0)
     write_rollouts(path, groups, step=1)
-    assert "it differs" in said(capsys, copied, "replay", 1, status=1).out
+    out = said(capsys, copied, "replay", 1, status=1).out
+    assert "advantages from the stored rewards: they are the same" in out and "it differs" in out
+    groups[0].scores[0] = score
+
+    completion = groups[0].completions[0]
+    groups[0].completions[0] = replace(completion, text="another text")
+    write_rollouts(path, groups, step=1)
+    out = said(capsys, copied, "replay", 1, status=1).out
+    assert "texts from the stored tokens: they differ" in out
 
     lines = read_metrics(copied / "metrics.jsonl")
     lines[1]["loss"] += 1e-12
