@@ -145,6 +145,7 @@ WIDE: dict[str, Any] = {
     **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 256),
     **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size"), 256),
     "hidden_size": 1024,
+    "initializer_range": 0.03,
     "intermediate_size": 2816,
     "mamba_n_heads": 32,
     "mamba_d_ssm": 2048,
