@@ -453,14 +453,12 @@ class Config:
         return {} if self.control == "none" else {"control": self.control}
 
     def levels_for(self, task: Task) -> list[int]:
-        """Return the levels of training, rising. Without --curriculum the last one is --words.
-
-        With windows that is the only one, because a window of any answer takes as long.
-        """
+        """Return the levels of training, rising. Without --curriculum the last one is --words."""
         if self.curriculum:
             return parse_levels(self.curriculum, "--curriculum", must_rise=True)
 
         assert self.level is not None, "the configuration is resolved"
+        # With windows all answers take as long.
         climbs = getattr(task, "climbs", False) and not self.dataset and not self.window
         return ramp_to(self.level) if climbs else [self.level]
 
@@ -506,7 +504,6 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
     `levels` are those of the --dataset. Raises UserError if it lacks a level to be trained on.
     """
     is_builtin = config.model == "builtin"
-
     level = config.level
     if level is None:
         offered = config.levels_for(task) if config.curriculum else levels

@@ -219,9 +219,7 @@ class ProblemStream(Resumable):
         self.warnings: list[str] = []  # not shown yet
 
     def at(self, index: int, level: int) -> Indexed:
-        """Return the first problem of a level from `index` on that fits the context, or a window of
-        it.
-        """
+        """Return the first problem of a level from `index` on that fits, or a window of it."""
         passed: list[Problem] = []
         problems = (self.supply.at(i, level) for i in count(index))
         problem = next(fitting(self.policy, problems, passed, self.config.max_new_tokens))

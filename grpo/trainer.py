@@ -116,13 +116,9 @@ class Trainer:
         self.stream = ProblemStream(config, policy, supply)
         self.truncate = truncation(config.top_p)  # the loss shares it
         self.drafting = Drafting()
-        self.engine: EngineDecoder | None = None
+        self.engine = None
         if config.engine:
-            if ranks.size > 1:
-                raise UserError(
-                    "--engine: trains on one rank; leave it out, or start without torchrun"
-                )
-            self.engine = EngineDecoder(engine, config.engine, policy, config.top_p)
+            self.engine = EngineDecoder(engine, config.engine, policy, config.top_p, ranks)
         self.curriculum = Curriculum(config.levels_for(task))
 
         # How rewards become advantages.

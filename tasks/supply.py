@@ -126,11 +126,7 @@ AT_ENDS = 1 / 4  # the share of windows that begin with the answer, or end with 
 
 
 def window_of(task: Task, words: int | None, seed: int, index: int, problem: Problem) -> Problem:
-    """Return a window of problem `index`: so many `words` of its right answer, from a random one
-    on; the problem itself if its answer has no more, or without `words`.
-
-    AT_ENDS of the windows are the first or the last of their answers.
-    """
+    """Return problem `index`, or if its answer has more `words` a window of so many, see `Task`."""
     if not words:
         return problem
     draw = random.Random(f"window/{seed}/{index}")

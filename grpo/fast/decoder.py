@@ -28,7 +28,7 @@ from grpo.fast.cuda_layers import MAX_TOKENS, WIDTH, Capacity, CudaLayers, Decod
 from grpo.fast.speculative import LENGTHS, SHORT, Costs, Drafter, DraftPlans
 from grpo.model.check import probe_adapters, probe_tokens
 from grpo.model.policy import Policy
-from grpo.rollout.generate import Drafting, RolloutRequest
+from grpo.rollout.generate import Drafting, RolloutRequest, Written
 from grpo.rollout.sampling import choose, uniform
 
 BURST = 8  # tokens a row between two checks for finished rows
@@ -69,9 +69,7 @@ class FastDecoder:
         return max(request.budgets) + _longest_draft(request, drafting) + 1
 
     @torch.no_grad()
-    def decode(
-        self, request: RolloutRequest, drafting: Drafting | None = None
-    ) -> list[tuple[list[int], list[float]]]:
+    def decode(self, request: RolloutRequest, drafting: Drafting | None = None) -> Written:
         """Return the tokens of each completion, and their log-probabilities.
 
         Should the captured step write a log-probability that is not finite, the rollout is repeated
@@ -90,7 +88,7 @@ class FastDecoder:
 
     def _decode(
         self, decoder: Any, request: RolloutRequest, drafting: Drafting | None, room: int
-    ) -> list[tuple[list[int], list[float]]]:
+    ) -> Written:
         policy, G = self.policy, request.group_size
         C = len(request.prompts) * G
 

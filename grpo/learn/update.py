@@ -3,6 +3,10 @@
 For each micro-batch: log-probabilities under the policy (and the reference), the loss, the
 gradient. Then one step of the optimizer. `imitate` is the same for right answers.
 
+The probabilities q of an engine differ from the trainer's p by rounding. So the ratio is then taken
+to p in the first pass, and each token is weighted by min(p / q, C), which is truncated importance
+sampling (https://fengyao.notion.site/off-policy-rl; C = 2 there).
+
 Shapes: R rows (completions), T tokens of a row.
 """
 
@@ -39,7 +43,7 @@ class UpdateSettings(LossSettings):
     max_length: int  # the completion budget in tokens, by which Dr. GRPO divides
     max_grad_norm: float = MAX_GRAD_NORM  # 0: gradients are not clipped
     truncate: Truncate | None = None  # the sampler's; the loss must use the same
-    importance_limit: float = 0.0  # of the weight of a token, see `update`; 0: no weights
+    importance_limit: float = 0.0  # C of an engine, see above; 0: no weights
 
 
 # Log-probabilities in the first pass over a rollout, by the indices of group and sample.
@@ -101,13 +105,9 @@ def update(
     so it is for gspo in half precision, because rounding alone would exceed its narrow clip bounds.
     The first pass fills an empty `first_pass` with them, and later passes read it.
 
-    An `importance_limit` C is for an engine, whose probabilities q differ from the trainer's p by
-    rounding. Then the ratio is taken to p in the first pass, and each token is weighted by
-    min(p / q, C), which is truncated importance sampling (https://fengyao.notion.site/off-policy-rl;
-    C = 2 there). Raises EngineError, before the weights change, if p and q are of two policies.
-
-    Raises FloatingPointError if the loss or the gradient is not finite, before the weights change;
-    and if a weight or a moment is not finite after the step, before anything is saved.
+    Raises EngineError if an engine sampled from another policy, and FloatingPointError if the loss
+    or the gradient is not finite, both before the weights change, or a weight or a moment after the
+    step, before anything is saved.
     """
     ranks = optimizer.ranks
     first_pass = {} if first_pass is None else first_pass

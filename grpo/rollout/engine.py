@@ -27,9 +27,10 @@ from transformers.generation import ContinuousBatchingConfig
 
 from grpo.config import FROM_PYTHON
 from grpo.data.errors import EngineError, UserError, blaming, shortened
+from grpo.distributed import SINGLE, Ranks
 from grpo.model.policy import Policy, save_model
 from grpo.records import Completion
-from grpo.rollout.generate import RolloutRequest
+from grpo.rollout.generate import RolloutRequest, Written
 from grpo.rollout.server import Server, reason_of
 from grpo.tasks.base import calling
 
@@ -81,7 +82,16 @@ class Engine(Protocol):
 class EngineDecoder:
     """Asks an engine, and checks what it returns. `name` is the setting `engine`."""
 
-    def __init__(self, engine: Engine | None, name: str, policy: Policy, top_p: float):
+    def __init__(
+        self,
+        engine: Engine | None,
+        name: str,
+        policy: Policy,
+        top_p: float = 1.0,
+        ranks: Ranks = SINGLE,
+    ):
+        if ranks.size > 1:
+            raise UserError("--engine: trains on one rank; leave it out, or start without torchrun")
         self.where, self.policy, self.top_p = f"--engine {name}", policy, top_p
         with self._calling():
             self.engine = engine or load_engine(name)
@@ -101,7 +111,7 @@ class EngineDecoder:
         with self._calling():
             self.engine.update(self.policy)
 
-    def decode(self, request: RolloutRequest) -> list[tuple[list[int], list[float]]]:
+    def decode(self, request: RolloutRequest) -> Written:
         """Return the tokens of each completion, and their log-probabilities."""
         G, stops = request.group_size, self.policy.stops
         given = zip(request.prompts, request.budgets, request.temperatures, request.keys)

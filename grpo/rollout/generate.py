@@ -27,6 +27,10 @@ from grpo.tasks.base import Problem, Task
 # so a guess may remember what it has seen.
 Guess = Callable[[str], str]
 
+# By prompt; and what a decoder writes: the tokens of each completion, and their log-probabilities.
+Completions = list[list[Completion]]
+Written = list[tuple[list[int], list[float]]]
+
 # Whether nothing after these tokens of a completion is scored. Once true, it stays true.
 IsEnough = Callable[[Sequence[int]], bool]
 
@@ -135,9 +139,7 @@ class PlainDecoder:
         self.policy = policy
 
     @torch.no_grad()
-    def decode(
-        self, request: RolloutRequest, drafting: Drafting | None = None
-    ) -> list[tuple[list[int], list[float]]]:
+    def decode(self, request: RolloutRequest, drafting: Drafting | None = None) -> Written:
         """Return the tokens of each completion, and their log-probabilities."""
         lots: dict[int, list[int]] = {}  # of prompts that are answered together
         for p, prompt in enumerate(request.prompts):
@@ -149,7 +151,7 @@ class PlainDecoder:
             answers |= {p: written[i * G : i * G + G] for i, p in enumerate(lot)}
         return [answer for p in range(len(request.prompts)) for answer in answers[p]]
 
-    def _decode(self, request: RolloutRequest) -> list[tuple[list[int], list[float]]]:
+    def _decode(self, request: RolloutRequest) -> Written:
         policy = self.policy
         keys_C, temperatures_C, budgets_C = request.flat
         written: list[tuple[list[int], list[float]]] = [([], []) for _ in keys_C]
@@ -202,8 +204,7 @@ def sample_groups(
 ) -> list[Group]:
     """Return an unscored group of completions for each problem; see `RolloutRequest`.
 
-    With `stops_early` a completion ends where the task scores nothing that follows. An `engine`
-    (`grpo.rollout.engine.EngineDecoder`) takes the place of the policy's decoder.
+    With `stops_early` a completion ends where the task scores nothing that follows.
     """
     prompts = [policy.encode(problem) for problem in problems]
     draft = getattr(task, "draft", None)
@@ -237,13 +238,12 @@ def sample_groups(
 
 def generate(
     policy: Policy, request: RolloutRequest, drafting: Drafting | None = None, engine: Any = None
-) -> list[list[Completion]]:
-    """Return the completions of each prompt, in order.
+) -> Completions:
+    """Return the completions of each prompt, in order; those of an `engine` if there is one.
 
     `drafting` decides how much is drafted, and learns from what is accepted; without it nothing is
     drafted. If a GPU has too little memory for all prompts at once, they are answered in several
     batches. Raises FloatingPointError if a token was drawn from a distribution that is not finite.
-    An `engine` is asked for all of them.
     """
     if engine:
         return _completions(policy, request, engine.decode(request))
@@ -252,7 +252,7 @@ def generate(
     longest, room = max(map(len, request.prompts)), decoder.room(request, drafting)
     G = request.group_size
 
-    answers: list[list[Completion]] = []
+    answers: Completions = []
     while (start := len(answers)) < len(request.prompts):
         # The policy knows its own sizes, but not what other programs on the GPU take.
         at_once = policy.prompts_at_once(G, longest, room)
@@ -283,9 +283,7 @@ def generate(
     return answers
 
 
-def _completions(
-    policy: Policy, request: RolloutRequest, written: Sequence[tuple[list[int], list[float]]]
-) -> list[list[Completion]]:
+def _completions(policy: Policy, request: RolloutRequest, written: Written) -> Completions:
     """Return the completions of each prompt, from what a decoder has written."""
     completions = [_completion(policy, request, c, *drawn) for c, drawn in enumerate(written)]
     G = request.group_size

@@ -10,6 +10,7 @@ library  `make_trainer(task="interleave", level=3).step()`
 """
 
 import argparse
+import json
 import os
 import subprocess
 import sys
@@ -62,8 +63,7 @@ def go(way: str) -> None:
         import train
 
         print_at_first_gradient()
-        flags = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
-        sys.argv = ["train.py", "--task=interleave", "--words=3", *flags]
+        sys.argv = ["train.py", "--task=interleave", "--words=3", "--config", json.dumps(SMALL)]
         train.program()
     else:
         from grpo import make_trainer
