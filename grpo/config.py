@@ -67,7 +67,16 @@ TRACKERS = ("tensorboard", "wandb")
 STEPS = 800
 
 # Settings that a resumed run can change.
-ON_RESUME = tuple("steps eval_every eval_problems save_every device patience track engine".split())
+ON_RESUME = (
+    "steps",
+    "eval_every",
+    "eval_problems",
+    "save_every",
+    "device",
+    "patience",
+    "track",
+    "engine",
+)
 
 LIKE = 0.75  # how much an unknown name is like the one that it means (`difflib`)
 MAX_NUMBER = 10**9  # of all counts and weights: larger ones overflow somewhere
@@ -458,7 +467,7 @@ class Config:
             return parse_levels(self.curriculum, "--curriculum", must_rise=True)
 
         assert self.level is not None, "the configuration is resolved"
-        # With windows all answers take as long.
+        # With windows, answers of every length take equally long.
         climbs = getattr(task, "climbs", False) and not self.dataset and not self.window
         return ramp_to(self.level) if climbs else [self.level]
 

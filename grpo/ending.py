@@ -136,7 +136,8 @@ class EndWatch(Resumable):
         if is_last:
             self.recent.append([sum(g.class_name == "solved" for g in hardest), len(hardest)])
             solved, count = map(sum, zip(*self.recent, strict=True))
-            # If parts of answers are solved independently, as many whole ones are solved.
+            # If parts of answers are independent, SOLVED_SHARE of whole ones are solved when this
+            # share of the windows is.
             needed = SOLVED_SHARE ** fmean(group.problem.share for group in hardest)
             is_solved = len(self.recent) == SOLVED_STEPS and solved >= needed * count
             self.solved_steps = self.solved_steps + 1 if is_solved else 0

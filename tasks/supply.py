@@ -126,7 +126,7 @@ AT_ENDS = 1 / 4  # the share of windows that begin with the answer, or end with 
 
 
 def window_of(task: Task, words: int | None, seed: int, index: int, problem: Problem) -> Problem:
-    """Return problem `index`, or if its answer has more `words` a window of so many, see `Task`."""
+    """Return a window of so many `words` if the answer is longer, else the problem itself."""
     if not words:
         return problem
     draw = random.Random(f"window/{seed}/{index}")

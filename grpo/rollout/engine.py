@@ -87,7 +87,7 @@ class EngineDecoder:
         engine: Engine | None,
         name: str,
         policy: Policy,
-        top_p: float = 1.0,
+        top_p: float,
         ranks: Ranks = SINGLE,
     ):
         if ranks.size > 1:

@@ -82,7 +82,9 @@ def always(tokens, logprobs):
     return lambda choices: [completion(tokens, logprobs) for _ in choices]
 
 
-FAULTS = {  # from the second step on: an address and its status, or of choices; and what is said
+# What a server does from the second step on, and what the run then says. It answers at one address
+# with a status, or it spoils the choices of its answers.
+FAULTS = {
     "dies": (("/v1/completions", 500), "2 tries failed; the last: status 500: no"),
     "refuses": (("/v1/completions", 400), "/completions: status 400: no"),
     "for users": (("/collective_rpc", 404), "; start the server with VLLM_SERVER_DEV_MODE=1"),
