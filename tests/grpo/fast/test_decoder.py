@@ -4,6 +4,7 @@ import ast
 import inspect
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -41,15 +42,8 @@ def test_completions_that_agree_so_far_are_one_row(tmp_path, monkeypatch):
     assert rows[0] < max(rows) < len(texts) > rows[-1] > 0  # some agree, go apart, and end
     keys = [[sample_key(0, 1, prompt, sample, 0) for sample in range(8)] for prompt in PROMPTS]
     for prompt, row, group in zip(PROMPTS, keys, groups):
-        alone = [
-            generate(
-                policy,
-                RolloutRequest(
-                    [policy.encode(prompt)], keys=[[key]], temperatures=[0.15], budgets=[24]
-                ),
-            )[0][0]
-            for key in row
-        ]
+        one = RolloutRequest([policy.encode(prompt)], [[0]], [0.15], [24])
+        alone = [generate(policy, replace(one, keys=[[key]]))[0][0] for key in row]
         assert [answer.tokens for answer in alone] == [answer.tokens for answer in group]
 
 
@@ -59,44 +53,25 @@ def test_what_counts_of_a_draft_by_hand():
     # all as drafted, and the one behind; the first that differs is the sample; 9 ends the text;
     # the first differs; ended at once
     assert accepted(chosen, drafts, torch.tensor([9])).tolist() == [4, 2, 2, 1, 1]
-    assert (
-        accepted(chosen[:, :1], drafts[:, :0], torch.tensor([9])).tolist() == [1] * 5
-    )  # without drafts
+    assert accepted(chosen[:, :1], drafts[:, :0], torch.tensor([9])).tolist() == [1] * 5
 
 
 @pytest.mark.parametrize(
-    "row, written, last, sources, row_then, first",
+    "case",  # row, written, last; then sources, row and first
     [
         # two go on from row 0 with the same token, but one has read more; row 3 has ended, and
         # gives its place
-        (
-            [0, 0, 1, 2, 2],
-            [5, 6, 5, 5, 5],
-            [1, 1, 1, 2, 2],
-            [0, 1, 2, 0],
-            [0, 3, 1, 2, 2],
-            [0, 2, 3, 1],
-        ),
+        "00122 56555 11122 0120 03122 0231",
         # row 1 goes on with three tokens; the first part stays
-        (
-            [0, 1, 1, 1, 1],
-            [5, 5, 5, 5, 5],
-            [7, 9, 8, 9, 6],
-            [0, 1, 1, 1],
-            [0, 3, 2, 3, 1],
-            [0, 4, 2, 1],
-        ),
+        "01111 55555 79896 0111 03231 0421",
         # rows 0 and 1 have ended
-        ([2, 3, 3], [5, 5, 5], [1, 1, 1], [2, 3], [0, 1, 1], [0, 1]),
+        "233 555 111 23 011 01",
     ],
 )
-def test_splitting_rows_by_hand(row, written, last, sources, row_then, first):
+def test_splitting_rows_by_hand(case):
+    *state, sources, row_then, first = ([*map(int, digits)] for digits in case.split())
     decoder = EagerRows.__new__(EagerRows)
-    decoder.row, decoder.written, decoder.last = (
-        torch.tensor(row),
-        torch.tensor(written),
-        torch.tensor(last),
-    )
+    decoder.row, decoder.written, decoder.last = map(torch.tensor, state)
     assert decoder._split_rows().tolist() == sources
     assert decoder.row.tolist() == row_then and decoder.first.tolist() == first
 

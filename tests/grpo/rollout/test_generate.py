@@ -1,15 +1,19 @@
 """The engine against a plain `transformers` forward pass, and against itself in other company."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from forced import trainer_for
+from tiny_architectures import Architecture, write
 from tiny_models import OTHERS, PROMPTS, VOCABULARY, make_tiny_model, rollout
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from grpo.curriculum import demonstration
 from grpo.data.errors import UserError
 from grpo.learn.batch import completion_logprobs, micro_batches
-from grpo.model import load
+from grpo.model import load, rows
 from grpo.model.load import BUILTIN, load_policy
 from grpo.model.rows import CachedRows, CachedRowsOfOneLength, PlainRows
 from grpo.records import Group
@@ -24,23 +28,36 @@ def plain_logprobs(model, prompt, tokens, temperature):
     return (logits / temperature).log_softmax(-1)
 
 
+def drawn_logprobs(model, prompt, tokens, temperature=1.0):
+    every = plain_logprobs(model, prompt, tokens, temperature)
+    return every.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+
+
+def unmodified(folder):
+    options = dict(dtype=torch.float32, attn_implementation="eager")
+    return AutoModelForCausalLM.from_pretrained(folder, **options).eval()
+
+
+def other_policy(folder, family, **options):
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(OTHERS[family]()).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(folder)
+    return load_policy(str(folder), device="cpu", **options)
+
+
 @pytest.mark.parametrize("heads, kv_heads", [(4, 2), (4, 1)])
 def test_sampler_logprobs_are_those_of_a_plain_forward(tmp_path, heads, kv_heads):
     policy = load_policy(str(make_tiny_model(tmp_path, heads=(heads, kv_heads))), device="cpu")
-    plain = AutoModelForCausalLM.from_pretrained(
-        tmp_path, dtype=torch.float32, attn_implementation="eager"
-    )
+    plain = unmodified(tmp_path)
     for prompt, answers in zip(*rollout(policy, temperature=0.8)):
         for answer in answers:
-            every = plain_logprobs(plain, prompt, answer.tokens, 0.8)
-            expected = every.gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+            expected = drawn_logprobs(plain, prompt, answer.tokens, 0.8)
             torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-5, rtol=0)
 
 
 def test_what_is_sampled_does_not_depend_on_company(tiny_policy):
-    tiny_policy.stops = tuple(
-        range(0, VOCABULARY, 40)
-    )  # early ends, so that rows retire and the batch is compacted
+    # Early ends, so that rows retire and the batch is compacted.
+    tiny_policy.stops = tuple(range(0, VOCABULARY, 40))
     _, together = rollout(tiny_policy, samples=8)
     for prompt, group in zip(PROMPTS, together):
         _, (alone,) = rollout(tiny_policy, [prompt], samples=8)
@@ -111,9 +128,7 @@ def test_a_demonstration_fills_the_window(tiny_policy):
 
 
 def test_temperature_zero_is_greedy(tiny_policy, tiny_model):
-    plain = AutoModelForCausalLM.from_pretrained(
-        tiny_model, dtype=torch.float32, attn_implementation="eager"
-    )
+    plain = unmodified(tiny_model)
     ids, groups = rollout(tiny_policy, temperature=0.0, samples=1)
     for prompt, (answer,) in zip(ids, groups):
         best = plain_logprobs(plain, prompt, answer.tokens, 1.0).argmax(-1)
@@ -121,9 +136,7 @@ def test_temperature_zero_is_greedy(tiny_policy, tiny_model):
 
 
 def test_truncated_sampling_stays_inside_and_is_renormalised(tiny_policy, tiny_model):
-    plain = AutoModelForCausalLM.from_pretrained(
-        tiny_model, dtype=torch.float32, attn_implementation="eager"
-    )
+    plain = unmodified(tiny_model)
     truncate = truncation(0.5)
     ids, groups = rollout(tiny_policy, truncate=truncate)
     for prompt, answers in zip(ids, groups):
@@ -135,26 +148,21 @@ def test_truncated_sampling_stays_inside_and_is_renormalised(tiny_policy, tiny_m
             torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("rows", [CachedRows, CachedRowsOfOneLength, PlainRows])
+@pytest.mark.parametrize("kind", [CachedRows, CachedRowsOfOneLength, PlainRows])
 @pytest.mark.parametrize("family, lora_rank", [("bloom", 4), ("mamba", 0)])
-def test_all_rows_sample_from_the_models_own_distribution(tmp_path, family, lora_rank, rows):
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(OTHERS[family]()).save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
-    policy = load_policy(str(tmp_path), device="cpu", lora_rank=lora_rank)
+def test_all_rows_sample_from_the_models_own_distribution(tmp_path, family, lora_rank, kind):
+    policy = other_policy(tmp_path, family, lora_rank=lora_rank)
     policy.stops = tuple(range(0, VOCABULARY, 10))  # early ends, so that rows retire
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    plain = unmodified(tmp_path)
     assert policy.path == "cached" and policy.rows is CachedRows
-    policy.rows = rows
+    policy.rows = kind
     ids, groups = rollout(policy, samples=4, budget=12)
     assert len({len(answer.tokens) for answers in groups for answer in answers}) > 2
     for prompt, answers in zip(ids, groups):
         for answer in answers:
             ends = [token in policy.stops for token in answer.tokens]
             assert not any(ends[:-1]) and (ends[-1] or len(ends) == 12)
-            expected = plain_logprobs(plain, prompt, answer.tokens, 1.0).gather(
-                1, torch.tensor(answer.tokens)[:, None]
-            )[:, 0]
+            expected = drawn_logprobs(plain, prompt, answer.tokens)
             torch.testing.assert_close(torch.tensor(answer.logprobs), expected, atol=1e-5, rtol=0)
     for prompt, answers in zip(PROMPTS, groups):
         for samples in (1, 4):
@@ -162,12 +170,39 @@ def test_all_rows_sample_from_the_models_own_distribution(tmp_path, family, lora
             assert [a.tokens for a in alone] == [a.tokens for a in answers[:samples]]
 
 
-def test_the_fallback_learns_with_the_gradient_of_a_plain_forward(tmp_path):
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(OTHERS["bloom"]()).save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
+@pytest.mark.parametrize("kind", ["gpt_oss", "qwen3_moe"])
+def test_experts_multiply_by_token_only_while_decoding(tmp_path, monkeypatch, kind):
+    write(Architecture(kind, ""), tmp_path)
     policy = load_policy(str(tmp_path), device="cpu")
-    plain = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    policy.stops, ways = (), []
+
+    def note(_):
+        ways.append(policy.causal.get_experts_implementation()[""])
+        return False
+
+    request = RolloutRequest([(5, 6, 7)], [[1, 2, 3]], [1.0], [12], is_enough=[note])
+    (grouped,) = generate(policy, request)
+    assert set(ways) == {"grouped_mm"}
+
+    monkeypatch.setattr(rows, "GROUPED_IS_FASTER", ())  # as on a GPU
+    ways.clear()
+    (by_token,) = generate(policy, request)
+    assert set(ways[:36]) == {"batched_mm"} and set(ways[36:]) == {"grouped_mm"}
+    for one, other in zip(grouped, by_token):
+        assert one.tokens == other.tokens
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    with pytest.raises(ZeroDivisionError):
+        generate(policy, replace(request, is_enough=[lambda tokens: len(tokens) == 5 and 1 / 0]))
+    assert policy.causal.get_experts_implementation() == {"": "grouped_mm"}
+
+    # The check of a model runs it in the same way.
+    monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS, "batched_mm", lambda _, hidden, *__: hidden)
+    assert load_policy(str(tmp_path), device="cpu").path == "plain"
+
+
+def test_the_fallback_learns_with_the_gradient_of_a_plain_forward(tmp_path):
+    policy = other_policy(tmp_path, "bloom")
+    plain = unmodified(tmp_path)
     ids, groups = rollout(policy, samples=2, budget=6)
     made = [
         Group(i, Problem("any", 1, "", "", ""), prompt, 1.0, answers, advantages=[1.0, -1.0])
@@ -178,12 +213,7 @@ def test_the_fallback_learns_with_the_gradient_of_a_plain_forward(tmp_path):
     weights = torch.linspace(1, 2, logp_RT.numel()).view_as(logp_RT)
     (logp_RT * weights).sum().backward()
     total = sum(
-        (
-            plain_logprobs(plain, prompt, answer.tokens, 1.0).gather(
-                1, torch.tensor(answer.tokens)[:, None]
-            )[:, 0]
-            * weights[2 * i + j, : len(answer.tokens)]
-        ).sum()
+        drawn_logprobs(plain, prompt, answer.tokens) @ weights[2 * i + j, : len(answer.tokens)]
         for i, (prompt, answers) in enumerate(zip(ids, groups))
         for j, answer in enumerate(answers)
     )
@@ -195,12 +225,9 @@ def test_the_fallback_learns_with_the_gradient_of_a_plain_forward(tmp_path):
 
 
 def test_a_model_that_takes_no_adapter(tmp_path):
-    AutoModelForCausalLM.from_config(OTHERS["mamba"]()).save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
-    with pytest.raises(
-        UserError, match="--lora-rank 4: .*incompatible with Mamba.*; give --lora-rank 0"
-    ):
-        load_policy(str(tmp_path), device="cpu", lora_rank=4)
+    refusal = "--lora-rank 4: .*incompatible with Mamba.*; give --lora-rank 0"
+    with pytest.raises(UserError, match=refusal):
+        other_policy(tmp_path, "mamba", lora_rank=4)
 
 
 def test_prompts_in_lots_are_answered_as_all_at_once(tiny_policy, monkeypatch):

@@ -92,12 +92,8 @@ def test_top_p_by_hand():
     # 0.4 < 0.5, so the second still belongs to the nucleus.
     assert kept(0.5) == [True, True, False, False]
     assert kept(0.35) == [True, False, False, False]
-    assert kept(0.35, torch.tensor([3])) == [
-        True,
-        False,
-        False,
-        True,
-    ]  # the loss keeps what was drawn
+    # The loss keeps what was drawn.
+    assert kept(0.35, torch.tensor([3])) == [True, False, False, True]
     assert truncation(1.0) is None
     # Recorded decode steps are found by the function itself.
     assert truncation(0.9) is truncation(0.9) is not truncation(0.8)
