@@ -7,8 +7,8 @@ characters. Punctuation is part of the word that it touches.
 The algorithm is Needleman & Wunsch (1970): a match scores 1, a mismatch -1, and a gap, which is one
 deleted or inserted symbol, -1. It is computed with bit vectors (`BitColumns`).
 
-Symbols are hashable values that are compared as dictionary keys, so 1, 1.0 and True are the same
-symbol. A str is the sequence of its characters.
+Symbols are hashable values, such as words or pairs of words. A str is the sequence of its
+characters.
 
 Ties. Of several best alignments one is returned: read from its end, at each step a pair (match or
 substitution) is preferred to a deletion, and a deletion to an insertion.
@@ -26,8 +26,6 @@ import numpy as np
 
 Symbols = Sequence[Hashable]
 Pairs = Sequence[tuple[Symbols, Symbols]]
-
-PAIR, DELETE, INSERT = range(3)
 
 _WORD = re.compile(r"\S+")
 
@@ -87,7 +85,8 @@ def nw_score_batch(pairs: Pairs) -> np.ndarray:
     >>> nw_score_batch([("the owl saw".split(), "the old owl saw".split())]).tolist()
     [2]
     """
-    return np.array([score for score, _ in _best(pairs, keep_moves=False)], np.int64)
+    tables = _tables(pairs, keep_moves=False)
+    return np.array([table.score(k) for table, k in tables], np.int64)
 
 
 def nw_align(a: Symbols, b: Symbols) -> Alignment:
@@ -101,8 +100,7 @@ def nw_align(a: Symbols, b: Symbols) -> Alignment:
 
 def nw_align_batch(pairs: Pairs) -> list[Alignment]:
     """Return a best alignment of each of the `pairs`, in order. Two bits per cell are kept."""
-    best = _best(pairs, keep_moves=True)
-    return [Alignment(score, _ops(kinds, *pair)) for pair, (score, kinds) in zip(pairs, best)]
+    return [table.alignment(k) for table, k in _tables(pairs, keep_moves=True)]
 
 
 def similarity_batch(completions: Sequence[Symbols], target: Symbols) -> np.ndarray:
@@ -158,35 +156,14 @@ def prefix_scores(sequences: Sequence[Symbols], target: Symbols) -> list[list[in
     ]
 
 
-def _best(pairs: Pairs, *, keep_moves: bool) -> Iterator[tuple[int, list[int]]]:
-    """Yield the best score of each pair and, if `keep_moves`, its operations from the end."""
+def _tables(pairs: Pairs, *, keep_moves: bool) -> Iterator[tuple["BitColumns", int]]:
+    """Yield the tables that each pair is in, and its place there."""
     # Neighbours whose b is the same object have one table together.
     for _, neighbours in groupby(pairs, key=lambda pair: id(pair[1])):
         firsts, seconds = zip(*neighbours)
-        columns = BitColumns(firsts, seconds[0], keep_moves)
+        table = BitColumns(firsts, seconds[0], keep_moves)
         for k in range(len(firsts)):
-            yield columns.score(k), columns.operations(k) if keep_moves else []
-
-
-def _ops(kinds: list[int], a: Symbols, b: Symbols) -> list[Op]:
-    """Return the operations of an alignment, from its beginning. `kinds` begin at its end."""
-    # Op(...) takes twice the time of this call, and most of the time is spent here.
-    make = tuple.__new__
-
-    ops = []
-    i = j = 0
-    for kind in reversed(kinds):
-        if kind == PAIR:
-            ops.append(make(Op, ("match" if a[i] is b[j] or a[i] == b[j] else "substitute", i, j)))
-            i += 1
-            j += 1
-        elif kind == DELETE:
-            ops.append(make(Op, ("delete", i, None)))
-            i += 1
-        else:
-            ops.append(make(Op, ("insert", None, j)))
-            j += 1
-    return ops
+            yield table, k
 
 
 def _carries(propagate: int, generate: int) -> int:
@@ -201,7 +178,7 @@ def _carries(propagate: int, generate: int) -> int:
 class BitColumns:
     """The alignment tables of several `firsts` against one `second`, computed column by column.
 
-    `operations` needs the moves of every column, which are kept only if `keep_moves` is True: two
+    `alignment` needs the moves of every column, which are kept only if `keep_moves` is True: two
     bits per cell. Time O(n m / w) for sequences of n and m symbols, where w is the width of a
     machine word.
 
@@ -291,27 +268,25 @@ class BitColumns:
         marks = sum((v >> start & (1 << n) - 1).bit_count() for v in self.last)
         return 3 * n - marks - n - m
 
-    def operations(self, k: int) -> list[int]:
-        """Return the best alignment of `firsts[k]` and `second`, from its end to its beginning.
-
-        Each operation is PAIR, DELETE or INSERT. Where several are best, a pair is preferred to a
-        deletion, and a deletion to an insertion.
-        """
+    def alignment(self, k: int) -> Alignment:
+        """Return the best alignment of `firsts[k]` and `second`, found from its end."""
         first, second, start = self.firsts[k], self.second, self.starts[k]
         pairs, deletes = self.pairs, self.deletes
 
-        operations = []
+        ops = []
         i, j = len(first) - 1, len(second) - 1
         while i >= 0 <= j:
-            # Identity first, because a symbol need not equal itself (NaN).
-            if first[i] is second[j] or first[i] == second[j] or pairs[j] & 1 << start + i:
-                operations.append(PAIR)
+            is_equal = first[i] == second[j]
+            if is_equal or pairs[j] & 1 << start + i:
+                ops.append(Op("match" if is_equal else "substitute", i, j))
                 i -= 1
                 j -= 1
             elif deletes[j] & 1 << start + i:
-                operations.append(DELETE)
+                ops.append(Op("delete", i, None))
                 i -= 1
             else:
-                operations.append(INSERT)
+                ops.append(Op("insert", None, j))
                 j -= 1
-        return operations + [DELETE] * (i + 1) + [INSERT] * (j + 1)
+        ops += [Op("delete", rest, None) for rest in range(i, -1, -1)]
+        ops += [Op("insert", None, rest) for rest in range(j, -1, -1)]
+        return Alignment(self.score(k), ops[::-1])
