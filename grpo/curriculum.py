@@ -36,7 +36,6 @@ from grpo.rollout.generate import fitting
 from grpo.statistics import mean_interval, problems_needed, reaches_mark
 from grpo.tasks.base import (
     Problem,
-    Score,
     Task,
     compares,
     levels_of,
@@ -262,13 +261,6 @@ class ProblemStream(Resumable):
                 raise UserError(
                     f"task {self.task.name}: make({level}, 'train', rng) returned two problems for "
                     "the same random numbers; draw everything with rng"
-                )
-            score = target_score(self, once) if level < levels[-1] else None
-            if score and not score.exact and score.value < OPEN_AT:
-                self.warnings.append(
-                    f"the target of {once.title} scores {score.value:.3f}, and the next level "
-                    f"opens at a mean of {OPEN_AT}: unless other answers score more, the run never "
-                    "climbs; give the range whose highest reward a right answer earns"
                 )
         self.largest_budget(levels)
 
@@ -595,17 +587,11 @@ def has_right_targets(stream: ProblemStream, level: int) -> bool:
     have none. A task that compares completions does not say what a target alone earns.
     """
     _, problem = stream.at(stream.next_index, level)
-    score = target_score(stream, problem)
-    return score is not None and score.exact
-
-
-def target_score(stream: ProblemStream, problem: Problem) -> Score | None:
-    """Return the score of a target; None if it is empty, or the task compares completions."""
     if not problem.target.strip() or compares(stream.task):
-        return None
+        return False
     turns = turns_of(stream.task, stream.policy.opened(problem), [problem.target])
     (score,) = scores_of(stream.task, problem, turns)
-    return score
+    return score.exact
 
 
 def demonstration(policy: Policy, problem: Problem) -> Completion:

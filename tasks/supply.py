@@ -11,6 +11,7 @@ import hashlib
 import json
 import random
 import re
+from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
@@ -90,18 +91,17 @@ class Supply:
     ):
         self.task, self.seed, self.mixed = task, seed, mixed
         self.dataset = list(dataset)
-        self._of_level = lru_cache(None)(self._problems_of_level)  # levels may alternate
+        self.by_level: dict[int, list[Problem]] = defaultdict(list)
+        for problem in self.dataset:
+            self.by_level[problem.level].append(problem)
 
     def at(self, index: int, level: int) -> Problem:
         """Return training problem `index` at `level`."""
         if not self.dataset:
             return problem_at(self.task, seed=self.seed, split="train", level=level, index=index)
-        problems = self.dataset if self.mixed else self._of_level(level)
+        problems = self.dataset if self.mixed else self.by_level[level]
         epoch, place = divmod(index, len(problems))
         return problems[epoch_order(self.seed, epoch, len(problems))[place]]
-
-    def _problems_of_level(self, level: int) -> list[Problem]:
-        return [problem for problem in self.dataset if problem.level == level]
 
     @property
     def levels(self) -> list[int]:
@@ -112,14 +112,14 @@ class Supply:
         """Return problems of `level` that training may draw, in an order that depends on `seed`."""
         if not self.dataset:
             return problem_stream(self.task, seed=seed, split="train", level=level)
-        problems = self._of_level(level)
+        problems = self.by_level[level]
         return random.Random(f"sample/{seed}/{level}").sample(problems, len(problems))
 
     def family_size(self, level: int) -> int | None:
         """Return how many different problems of `level` there are to train on; without a dataset
         it is what the task says, in all splits, or None.
         """
-        return len(self._of_level(level)) if self.dataset else family_size(self.task, level)
+        return len(self.by_level[level]) if self.dataset else family_size(self.task, level)
 
 
 AT_ENDS = 1 / 4  # the share of windows that begin with the answer, or end with it

@@ -377,13 +377,13 @@ def fitting(
     in_a_row = 0
     for problem in problems:
         prompt = policy.encode(problem)
-        needed = policy.target_length(problem.target)
-        if len(prompt) + needed <= policy.context and (not asked or needed <= asked):
-            in_a_row = 0
-            yield problem
-        else:
+        try:
+            budget_for(policy, prompt, problem.target, asked)
+        except UserError:
             in_a_row += 1
             too_long.append(problem)
             if in_a_row == MAX_TOO_LONG:
-                # It raises an error that says what does not fit.
-                budget_for(policy, prompt, problem.target, asked)
+                raise
+        else:
+            in_a_row = 0
+            yield problem
