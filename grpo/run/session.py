@@ -111,13 +111,10 @@ def start_run(
         console = Console(config.steps, getattr(supply.task, "metric", "score"))
         try:
             with Interrupt() as interrupt:
-                with console.loading(config.model):
-                    policy = load_policy(
-                        config.model,
-                        device=config.device,
-                        weights=opened.checkpoint,
-                        **config.loading,
-                    )
+                console.say(f"loading {config.model}")
+                policy = load_policy(
+                    config.model, device=config.device, weights=opened.checkpoint, **config.loading
+                )
                 choices: list[Decision] = []
                 if not opened.checkpoint and config.preflight != "off":
                     config, choices = choose_prompt(config, supply, policy, ranks, console, given)
@@ -560,9 +557,9 @@ class Run:
         self.console.part(said, details, style)
         paths = [self.folder / name for name in ("metrics.jsonl", "rollouts", "checkpoints")]
         sizes = [f"  {path}  {size_on_disk(path)}" for path in paths]
-        self.console.part("files", sizes, is_whole=True)
+        self.console.part("files", sizes)
         commands = dict.fromkeys([command, *next_commands(ended)])
-        self.console.part("next", [f"  {each}" for each in commands], is_whole=True)
+        self.console.part("next", [f"  {each}" for each in commands])
         self.files.finish()
         return verdict.exit_status
 

@@ -6,7 +6,6 @@ run's settings are shown, because programs that only read a run use these lines 
 """
 
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,9 +32,6 @@ EVERY = 30.0
 
 # The weight of a step's time in the moving average that predicts the time left.
 PACE_WEIGHT = 0.2
-
-# The columns of a log. Longer lines are broken at spaces.
-WIDTH = 100
 
 # The metrics in the line of a step, and their formats. Widths are fixed, so that the lines of a run
 # form columns; metrics.jsonl has the rest. "{name}" is the name of the score.
@@ -101,7 +97,7 @@ class Console:
     """The screen of a run: ``Console(300).step(report)``; `metric` is the name of the score.
 
     A terminal also shows what is being done, in a line that vanishes. Any other `file` (default:
-    standard output) gets lines without escape codes, of at most WIDTH columns.
+    standard output) gets lines without escape codes.
     """
 
     def __init__(self, total_steps: int, metric: str = "score", *, file: TextIO | None = None):
@@ -120,8 +116,7 @@ class Console:
 
     def say(self, line: str, style: str = "") -> None:
         """Print a line, preceded by the time of day."""
-        now = time.strftime("%H:%M:%S  ", time.gmtime())
-        self._write(f"{now}{line}", style, indent=len(now))
+        self._write(time.strftime("%H:%M:%S  ", time.gmtime()) + line, style)
 
     def warn(self, line: str) -> None:
         """Print a warning."""
@@ -132,7 +127,7 @@ class Console:
         settings = {**settings, "clock": "UTC"}
         width = max(map(len, settings))
         for name, value in settings.items():
-            self._write(f"{name:<{width}}  {value}", indent=width + 2)
+            self._write(f"{name:<{width}}  {value}")
 
     def survey(self, rows: Sequence[Record]) -> None:
         """Print a table of the pre-flight, with a row for each level or for each prompt."""
@@ -142,14 +137,12 @@ class Console:
             rows = [{**row, names[-1]: _ending(row["wording"])} for row in rows]
         show_table(self._rich, rows, names)
 
-    def part(
-        self, title: str, lines: Sequence[str], style: str = "bold", *, is_whole: bool = False
-    ) -> None:
-        """Print lines below a title; whole ones may be wider than a log."""
+    def part(self, title: str, lines: Sequence[str], style: str = "bold") -> None:
+        """Print lines below a title."""
         self._write("")
         self._write(title, style)
         for line in lines:
-            self._write(line, indent=4, is_whole=is_whole)
+            self._write(line)
 
     def step(self, report: StepReport) -> None:
         """Print a finished step (1, 2, ...) as a line of aligned figures, and its events."""
@@ -176,22 +169,9 @@ class Console:
         occasion = OCCASIONS.get(line["purpose"], "")
         self.say(f"{control_mark(line)}{occasion}held-out {evaluation_in_words(line)}")
 
-    def _write(
-        self, line: str, style: str = "", *, indent: int = 0, is_whole: bool = False
-    ) -> None:
-        """Print a line. A terminal breaks a long one itself; in a log one that need not stay whole
-        is broken at spaces, and its later lines have an `indent`.
-        """
-        text = escape_control(line)
-        if not (self.terminal or is_whole):
-            text = textwrap.fill(
-                text,
-                WIDTH,
-                subsequent_indent=" " * indent,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
-        self._rich.print(Text(text, style), soft_wrap=True)
+    def _write(self, line: str, style: str = "") -> None:
+        """Print a line, whole: a terminal breaks a long one itself."""
+        self._rich.print(Text(escape_control(line), style), soft_wrap=True)
 
     # --- what is being done -------------------------------------------------------------------
 
@@ -215,14 +195,6 @@ class Console:
             yield progress
         finally:
             status.stop()
-
-    @contextmanager
-    def loading(self, what: str) -> Iterator[None]:
-        """Show that `what` is being loaded, and then how long it took."""
-        start = time.monotonic()
-        with self.working(f"loading {what}"):
-            yield
-        self.say(f"loading {what} ... {time.monotonic() - start:.1f} s")
 
 
 def _dim(line: str) -> Text:
