@@ -68,18 +68,6 @@ def solves_level(line: Mapping[str, Any]) -> bool:
     return is_high and line.get("truncated", 0.0) <= MARGIN
 
 
-def few_problems(line: Mapping[str, Any]) -> str:
-    """Return a warning if there are too few held-out problems to show that a level is solved; "" if
-    there are as many as it takes, or as were asked for.
-    """
-    if line["n"] >= min(NEEDED, line["asked"]):
-        return ""
-    return (
-        f"level {line['level']} has {line['n']} held-out problems, so it counts as solved only if "
-        f"all answers are right; with {NEEDED} of them some may be wrong"
-    )
-
-
 def solved_step(evaluations: Sequence[Mapping[str, Any]], level: int) -> int | None:
     """Return the step from which on all held-out evaluations of `level` are solved, if any."""
     solved = [
@@ -246,11 +234,6 @@ class Verdict:
     def exit_status(self) -> int:
         """0, or UNFINISHED if the run was stopped or has failed."""
         return UNFINISHED if self.stopped or self.kind in FAILED else 0
-
-    def is_expected(self, is_control: bool) -> bool:
-        """Return whether the run ended as it should: it learned; a control experiment did not."""
-        has_learned = self.kind == "learned" or (self.kind == "already solved" and not is_control)
-        return not self.stopped and has_learned != is_control
 
     def lines(self, metric: str, unit: str, control: str = "") -> list[str]:
         """Return the verdict for the console: the conclusion, its cause, what to change, figures.

@@ -33,7 +33,7 @@ from grpo.curriculum import (
 from grpo.data.errors import EngineError, UserError
 from grpo.data.files import read_json
 from grpo.distributed import Interrupt, Ranks
-from grpo.ending import CHECK_PROBLEMS, HeldOut, Verdict, conclude, few_problems
+from grpo.ending import CHECK_PROBLEMS, HeldOut, Verdict, conclude
 from grpo.evaluate import (
     EvaluationSettings,
     budgets,
@@ -58,7 +58,6 @@ from grpo.run.logs import (
     load_run,
     resume_hint,
     rewind,
-    size_on_disk,
     step_of,
 )
 from grpo.run.resume import OpenedRun, facts, open_run, sources_of_run
@@ -444,8 +443,6 @@ class Run:
             if purpose != "warm start":
                 warning = truncation_warning(line, f"level {line['level']}")
                 self._warn_once(warning, f"truncated/{purpose}/{line['level']}")
-            if purpose == "report":
-                self._warn_once(few_problems(line), f"few/{line['level']}")
         return lines
 
     def _measure(self, purpose: str, level: int) -> tuple[dict[str, Any], list[Group]] | None:
@@ -489,7 +486,6 @@ class Run:
             "unit": unit,
             "split": "validation",
             "temperature": config.temperature,
-            "top_k": 0,
             "top_p": config.top_p,
             "budget": max(budgets(policy, task, found.problems, asked)),
             "asked": found.asked,
@@ -546,18 +542,13 @@ class Run:
         if run.verdict is None or run.verdict["step"] < trainer.done:
             self.files.write_evaluations(verdict.to_json() | mark)
 
-        style = "bold red" if verdict.exit_status else "bold yellow"
-        if verdict.is_expected(bool(mark)):
-            style = "bold"
+        style = "bold red" if verdict.exit_status else "bold"
         said, *details = verdict.lines(
             getattr(trainer.task, "metric", "score"),
             getattr(trainer.task, "level_unit", ""),
             mark.get("control", ""),
         )
         self.console.part(said, details, style)
-        paths = [self.folder / name for name in ("metrics.jsonl", "rollouts", "checkpoints")]
-        sizes = [f"  {path}  {size_on_disk(path)}" for path in paths]
-        self.console.part("files", sizes)
         commands = dict.fromkeys([command, *next_commands(ended)])
         self.console.part("next", [f"  {each}" for each in commands])
         self.files.finish()
