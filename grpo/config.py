@@ -48,11 +48,6 @@ WEIGHTED_BY = {
     "gspo": "completion",
     "cispo": "step",
 }
-WEIGHT_WORDS = {
-    "completion": "({rows} completions × {length} tokens)",
-    "budget": "({rows} completions × the token budget)",
-    "step": "{tokens:,}, the tokens that the step trained on",
-}
 LOSSES = tuple(WEIGHTED_BY)
 FROM_PYTHON = "python:"  # begins the name of a function that was given in Python
 

@@ -5,7 +5,6 @@
     python -m grpo.inspect runs/NAME group 12 3            a group's completions by reward
     python -m grpo.inspect runs/NAME why 12 3 0            its reward and advantage in words
     python -m grpo.inspect runs/NAME tokens 12 3 0         a completion's tokens
-    python -m grpo.inspect runs/NAME degenerate            the groups without gradient, and why
     python -m grpo.inspect runs/NAME replay 12             repeat the step's update and compare
 
 Steps are counted from 1, groups and completions from 0, as in the run's files. The exit status is 1
@@ -20,7 +19,7 @@ import argparse
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, groupby
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -29,7 +28,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from grpo.config import SCALES, WEIGHT_WORDS, WEIGHTED_BY
+from grpo.config import SCALES
 from grpo.data.errors import Parser, UserError, command_of, escape_control, exit_status, quoted
 from grpo.records import CLASSES, WHY, Group, summaries
 from grpo.run.logs import KINDS, MOST_TOKENS, load_run, tokenizer_of
@@ -71,12 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def show(argv: Sequence[str] | None) -> int:
     """Show the view that the arguments name; return the exit status."""
     arguments = parse(argv)
-    view = View(arguments)
     numbers = [getattr(arguments, name) for name in NUMBERS if name in arguments]
-    steps = view.run.metrics if arguments.show is View.steps else view.run.group_index
-    if not numbers and not steps:
-        raise UserError(f"{view.run.path}: the run has made no step yet")
-    return arguments.show(view, *numbers) or 0
+    return arguments.show(View(arguments), *numbers) or 0
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -117,10 +112,10 @@ class View:
         width = None if sys.stdout.isatty() else PIPE_WIDTH
         self.console = Console(width=width, highlight=False, markup=False, emoji=False)
 
-    def _next(self, command: str, before: str = "") -> None:
-        """Print the command that shows more, after the text `before`."""
+    def _next(self, command: str) -> None:
+        """Print the command that shows more."""
         flag = "" if self.kind == "step" else f" --kind {self.kind}"
-        line = f"{before}next: {command_of('inspect')} {quoted(self.run.path)} {command}{flag}"
+        line = f"next: {command_of('inspect')} {quoted(self.run.path)} {command}{flag}"
         self.console.print(line, style="dim", soft_wrap=True)
 
     def _group_of(self, step: int, number: int, sample: int) -> Group:
@@ -139,6 +134,8 @@ class View:
             numbers = {name: line.get(f"groups/class/{name}") for name in CLASSES}
             classes = ", ".join(f"{number:g} {name}" for name, number in numbers.items() if number)
             lines.append({**line, "classes": classes})
+        if not lines:
+            raise UserError(f"{self.run.path}: the run has made no step yet")
         show_table(self.console, lines, [*STEP_FIGURES, "classes"])
         self._next(f"step {lines[-1]['step']}")
 
@@ -157,21 +154,6 @@ class View:
         show_table(self.console, lines, [*GROUP_FIGURES, *words])
         widest = max(lines, key=itemgetter("reward_std"))
         self._next(f"group {step} {widest['group']}")
-
-    def degenerate(self) -> None:
-        """Show the groups without gradient."""
-        index = self.run.group_index
-        lines = [
-            {**line, "why": WHY[line["class"]], "done": done_to(line)}
-            for line in index
-            if line["class"] in WHY
-        ]
-        if not lines:
-            self.console.print("no such group: every group carried a gradient")
-            return
-        show_table(self.console, lines, ["step", *GROUP_FIGURES, "why", "done", "trap"])
-        last = f"group {lines[-1]['step']} {lines[-1]['group']}"
-        self._next(last, before=f"{len(lines)} of {len(index)} groups; ")
 
     def group(self, step: int, number: int) -> None:
         """Show the texts of a group next to the target, highest reward first."""
@@ -215,7 +197,7 @@ class View:
         if kind == "step":
             groups = self.run.groups(step)
             advantage = advantage_in_words(config, groups, group, sample)
-            training = training_in_words(config, groups, group, sample)
+            training = training_in_words(group, sample)
         reward = reward_in_words(config, group, sample, is_of_step=kind in ("step", "failed"))
         return {"reward": reward, "advantage": advantage, "training": training}
 
@@ -263,7 +245,7 @@ class View:
 
 # The commands, which are methods of View, and how many of the numbers each takes.
 NUMBERS = ("step", "group", "sample")
-VIEWS = {"steps": 0, "step": 1, "group": 2, "why": 3, "tokens": 3, "degenerate": 0, "replay": 1}
+VIEWS = {"steps": 0, "step": 1, "group": 2, "why": 3, "tokens": 3, "replay": 1}
 
 
 # --- a group and its completions as text --------------------------------------------------------
@@ -390,9 +372,8 @@ def _enough_digits(advantage: str, reward: float, mean: float, divisor: float) -
     return 3  # the stored advantage was computed in another way
 
 
-def training_in_words(config: Record, groups: Sequence[Group], group: Group, sample: int) -> str:
-    """Return whether the step trained on a completion, and with which weight."""
-    completion = group.completions[sample]
+def training_in_words(group: Group, sample: int) -> str:
+    """Return whether the step trained on a completion, and which way."""
     if group.action == "demonstrate":
         if sample == len(group.completions) - 1:
             return "no: the right answer took its place in the group's next try"
@@ -400,23 +381,13 @@ def training_in_words(config: Record, groups: Sequence[Group], group: Group, sam
     if not group.advantages:
         return "no: the group taught nothing"
 
-    trained = [
-        len(each.tokens)
-        for each in chain.from_iterable(one.completions for one in groups if one.advantages)
-    ]
-    length, loss = len(completion.tokens), str(config.get("loss", "dapo"))
-    weight = "weighted by the run's own loss"
-    if loss in WEIGHTED_BY:
-        numbers = {"rows": len(trained), "length": length, "tokens": sum(trained)}
-        weight = f"each with weight 1 / {WEIGHT_WORDS[WEIGHTED_BY[loss]].format(**numbers)}"
-
     advantage, effect = group.advantages[sample], ""
     if advantage == 0:
         effect = "; its advantage is 0, so it taught nothing"
     elif not isinstance(advantage, list):
         sign, verb = ("positive", "raises") if advantage > 0 else ("negative", "lowers")
         effect = f"; its advantage is {sign}, so the update {verb} its probability"
-    return f"yes, on its {length} tokens, {weight}{effect}"
+    return f"yes, on its {len(group.completions[sample].tokens)} tokens{effect}"
 
 
 if __name__ == "__main__":

@@ -134,8 +134,7 @@ def _advice(run: EndedRun, verdict: Verdict) -> tuple[str, str]:
             return f"{top}, if right answers earn no more", run.again(top)
         if run.easier:
             return "easier problems first", _easier(run)
-        look = f"{command_of('inspect')} {quoted(run.folder)} degenerate"
-        return NOTHING_EASIER.get(verdict.degenerate, ""), look
+        return NOTHING_EASIER.get(verdict.degenerate, ""), run.inspection
 
     is_rising = verdict.difference is not None and verdict.difference > 0
     return "", longer if is_rising else run.inspection

@@ -97,7 +97,6 @@ def test_a_hostile_name_reaches_no_terminal(run, capsys):
     for main, argv in (
         (inspect.main, ["steps"]),
         (inspect.main, ["step", "2"]),
-        (inspect.main, ["degenerate"]),
         (report_program.main, ["-o", "report.html"]),
         (audit.main, BY_PLACE),
         (export.main, ["exported"]),

@@ -114,6 +114,8 @@ def test_step(made, run, capsys):
     text = said(capsys, made, "step", 1).out
     for words in ("0.750", "-1.00 to +0.50", "varied  kept", "solved  skipped"):
         assert words in text
+    again = said(capsys, made, "step", 2).out
+    assert "skipped (try 2)" in again and "stops half way" in again
     assert text.strip().endswith("group 1 0")
     # Only groups of training have a class.
     assert "kept" not in said(capsys, run, "step", 0, "--kind", "eval").out
@@ -152,23 +154,6 @@ def test_credits_of_tokens_are_shown(made, capsys):
     assert "+0.05 to +0.30" in said(capsys, made, "step", 3).out
 
 
-def test_degenerate(made, capsys):
-    text = said(capsys, made, "degenerate").out
-    for words in (
-        "all right",
-        "different texts, equal rewards",
-        "skipped (try 2)",
-        "stops half way",
-        "2 of 3 groups",
-    ):
-        assert words in text
-    assert "varied" not in text
-    (made / "groups.jsonl").write_text("")
-    varied = group(("a", 1.0), ("b", 0.0))
-    append_lines(made / "groups.jsonl", {"step": 1, "groups": summaries([varied])})
-    assert "no such group" in said(capsys, made, "degenerate").out
-
-
 @pytest.mark.parametrize("step", [1, 3])  # from the first model; from a checkpoint two steps before
 def test_replay_makes_a_step_again_to_the_bit(run, step, capsys):
     text = said(capsys, run, "replay", step).out
@@ -180,9 +165,8 @@ def test_a_run_without_steps_is_one_line(copied, capsys):
     (copied / "metrics.jsonl").write_text("")
     (copied / "groups.jsonl").write_text("")
     shutil.rmtree(copied / "rollouts")
-    for command in (["steps"], ["degenerate"]):
-        err = said(capsys, copied, *command, status=2).err
-        assert err == f"grpo.inspect: {copied}: the run has made no step yet\n"
+    err = said(capsys, copied, "steps", status=2).err
+    assert err == f"grpo.inspect: {copied}: the run has made no step yet\n"
 
 
 def test_replay_sees_a_changed_reward_and_a_changed_figure(copied, capsys):
