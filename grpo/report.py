@@ -5,10 +5,10 @@
     python -m grpo.report --live runs/NAME                    writes it again while the run goes on
 
 The page is a single HTML file that needs no network. The charts show all steps. The completions
-would be too large, so the page has those of as many steps as fit into --megabytes: the first, the
-last, steps with a decision or a warning, and evenly spaced steps between them. With --live an open
-page loads itself again, except while its reader looks at the samples. The exit status is 2 if there
-is no such run, or if a file is damaged.
+would be too large, so the page has those of the first and the last step, and of as many others as
+fit into --megabytes: steps with a decision or a warning, then evenly spaced ones. With --live an
+open page loads itself again, except while its reader looks at the samples. The exit status is 2 if
+there is no such run, or if a file is damaged.
 """
 
 import argparse
@@ -20,7 +20,7 @@ import re
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import timedelta
 from itertools import accumulate, chain, takewhile
@@ -31,11 +31,11 @@ from grpo.config import Config
 from grpo.data.errors import Parser, UserError, command_of, escape_control, exit_status, printable
 from grpo.data.files import check_output, write_whole
 from grpo.ending import FAILED, figures_of
-from grpo.records import WHY, Group, level_name
+from grpo.records import WHY, level_name
 from grpo.run.logs import RunData, checkpoint_folders, load_run, step_of
 from grpo.show.console import counted, interval, sampling_name
 from grpo.tasks.registry import is_of_project
-from grpo.tools.report.samples import Pieces, packed, pieces_of
+from grpo.tools.report.samples import packed, pieces_of
 
 Record = Mapping[str, Any]
 
@@ -50,14 +50,8 @@ POLICY = "default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; im
 # How often the page of a run in progress is written and loaded again.
 RELOAD_SECONDS = 30
 
-# The size of the completions of all runs, unless another is asked for. One step may take an eighth
-# of it, and the steps with decisions and warnings a half, so that the first and last always fit.
+# The size of the completions of all runs, unless another is asked for.
 MEGABYTES = 3.0
-STEP_SHARE = 1 / 8
-NOTABLE_SHARE = 1 / 2
-
-# The most points of a curve. Of a longer run only every second, third ... step is shown.
-MAX_POINTS = 2000
 
 # Learning begins where the running mean of this many steps has risen, for good, by this share of
 # its whole rise. A smaller rise than MIN_RISE is not told from noise.
@@ -176,13 +170,12 @@ def described(run: RunData, kept: Sequence[int]) -> dict[str, Any]:
     """Return what the page shows of a run besides the completions, which are those of `kept`."""
     config = {name: value for name, value in run.config.items() if name != "facts"}
     defaults, control = asdict(Config()), config.get("control") or "none"
-    every = max(1, math.ceil(len(run.metrics) / MAX_POINTS))
-    lines = run.metrics[::every]
+    lines = run.metrics
     numbers = [[key for key, x in line.items() if isinstance(x, (int, float))] for line in lines]
     # A task or a reward of the user's own may have any range.
     has_own = "reward-range" in (config.get("task_options") or {})
     is_known = is_of_project(str(config.get("task"))) and not has_own
-    seconds = accumulate(line.get("step_time") or 0.0 for line in run.metrics)
+    seconds = accumulate(line.get("step_time") or 0.0 for line in lines)
     return _harmless_values(
         {
             "name": run.path.resolve().name,
@@ -197,12 +190,12 @@ def described(run: RunData, kept: Sequence[int]) -> dict[str, Any]:
                 name: [line.get(name) for line in lines]
                 for name in dict.fromkeys(chain.from_iterable(numbers))
             },
-            "minutes": [value / 60 for value in seconds][::every],
-            "made": len(run.metrics),
+            "minutes": [value / 60 for value in seconds],
+            "made": len(lines),
             # What happened, by step.
             "evals": run.evals,
             "decisions": run.decisions,
-            "warnings": warnings_of(run.metrics),
+            "warnings": warnings_of(lines),
             "checkpoints": [step_of(path) for path in checkpoint_folders(run.path)],
             # The settings, and which steps have completions.
             "config": _listed(config),
@@ -376,44 +369,22 @@ def learning_began(metrics: Sequence[Record]) -> int | None:
 
 
 def kept_samples(run: RunData, budget: int) -> dict[int, str]:
-    """Return the groups of notable steps and of evenly spaced ones as JSON, as many as fit."""
+    """Return the groups of the first and the last step as JSON, and of as many other steps as fit
+    into `budget` bytes: notable ones, then evenly spaced ones.
+    """
     steps, pieces = run.steps(), pieces_of(run.path)
-    marked = {line["step"] for line in run.decisions if line["kind"] != "stay"}
-    marked |= {line["step"] for line in warnings_of(run.metrics)}
-    notable = sorted(marked & set(steps))
+    marked = {line["step"] for line in (*run.decisions, *warnings_of(run.metrics))}
+    ends, notable = {*steps[:1], *steps[-1:]}, sorted(marked & set(steps))
 
-    def texts(wanted: Sequence[int]) -> Iterator[tuple[int, str]]:
-        for step in wanted:
-            yield step, packed_step(run.groups(step), run.config, pieces, STEP_SHARE * budget)
-
-    kept = _as_many(texts(evenly_spaced(notable)), NOTABLE_SHARE * budget)
-    rest = [step for step in evenly_spaced(steps) if step not in kept]
-    kept |= _as_many(texts(rest), budget - sum(map(len, kept.values())))
-    return dict(sorted(kept.items()))
-
-
-def packed_step(
-    groups: Sequence[Group], config: Record, pieces: Pieces | None, budget: float = math.inf
-) -> str:
-    """Return the groups of a step as JSON; evenly spaced ones, if `budget` bytes are too few."""
-    texts = (
-        (number, _compact(packed(groups[number], number, config, pieces)))
-        for number in evenly_spaced(range(len(groups)))
-    )
-    kept = _as_many(texts, budget - 40)  # the bytes around the groups
-    in_order = ",".join(text for _, text in sorted(kept.items()))
-    return f'{{"count":{len(groups)},"groups":[{in_order}]}}'
-
-
-def _as_many(texts: Iterable[tuple[int, str]], budget: float) -> dict[int, str]:
-    """Return the first of the numbered texts, as many as fit into `budget` bytes."""
     kept: dict[int, str] = {}
-    for number, text in texts:
-        budget -= len(text) + 1
-        if budget < 0:
+    for step in dict.fromkeys([*ends, *evenly_spaced(notable), *evenly_spaced(steps)]):
+        groups = enumerate(run.groups(step))
+        text = _compact([packed(group, n, run.config, pieces) for n, group in groups])
+        budget -= len(text)
+        if budget < 0 and step not in ends:
             break
-        kept[number] = text
-    return kept
+        kept[step] = text
+    return dict(sorted(kept.items()))
 
 
 def evenly_spaced(numbers: Sequence[int]) -> list[int]:

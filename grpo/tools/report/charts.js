@@ -487,9 +487,6 @@ function makeCharts() {
       ? "Tap a point to see the completions of that step."
       : "Drag over a chart to zoom all of them in, double-click to zoom out. " +
         "Click a point to see the completions of that step.",
-    ...RUNS.map((run) => [run.name, run.metrics.step?.length ?? 0, run.made])
-      .filter(([, drawn, made]) => drawn < made)
-      .map(([name, drawn, made]) => `${name}: ${drawn} of ${made} steps are drawn.`),
   ].join(" ");
 }
 
@@ -621,7 +618,7 @@ function csvField(value) {
   return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
-/** Return the metrics of all runs as CSV: a line for each step that is drawn. */
+/** Return the metrics of all runs as CSV: a line for each step. */
 function metricsAsCsv() {
   const names = [...new Set(RUNS.flatMap((run) => Object.keys(run.metrics)))];
   const lines = RUNS.flatMap((run) =>

@@ -179,7 +179,7 @@ function findsIn(step) {
     const at = found(text);
     return `${at > 40 ? "… " : ""}${text.slice(Math.max(0, at - 40), at + 60)}`;
   };
-  return samplesOf(state.run)[step].groups.flatMap(({ group, prompt, texts, rows }) =>
+  return samplesOf(state.run)[step].flatMap(({ group, prompt, texts, rows }) =>
     [[null, prompt], ...texts.map(({ words }, i) => [rows.text.indexOf(i), words])]
       .filter(([, text]) => found(text) >= 0)
       .map(([completion, text]) => ({ step, group, completion, text: excerpt(text) })),

@@ -10,7 +10,7 @@ const MOST_WORDS = 600; // words shown at once
 
 const parsed = new Map();
 
-/** Return the steps of a run that are here: step -> { count, groups }; parsed on first use. */
+/** Return the steps of a run that are here: step -> groups; parsed on first use. */
 function samplesOf(number) {
   if (!parsed.has(number)) parsed.set(number, JSON.parse($(`samples-${number}`).textContent));
   return parsed.get(number);
@@ -18,13 +18,13 @@ function samplesOf(number) {
 
 const stepNumber = () => RUNS[state.run].kept[state.step];
 const stepNow = () => samplesOf(state.run)[stepNumber()];
-const groupNow = () => stepNow()?.groups[state.group];
+const groupNow = () => stepNow()?.[state.group];
 
 /** Change what is shown, and show it; with `focus`, scroll to the completion. */
 function go(changes, focus = false) {
   Object.assign(state, changes);
   state.step = clamp(state.step, RUNS[state.run].kept.length);
-  state.group = nearestGroup(clamp(state.group, stepNow()?.groups.length ?? 0));
+  state.group = nearestGroup(clamp(state.group, stepNow()?.length ?? 0));
   state.row = clamp(state.row, groupNow() ? orderOf(groupNow()).length : 0);
   showStep();
   writeLink();
@@ -90,7 +90,7 @@ function matches(group) {
 
 /** Return the group at `place`, or the nearest one after or before it that passes the filter. */
 function nearestGroup(place, direction = 1) {
-  const groups = stepNow()?.groups ?? [];
+  const groups = stepNow() ?? [];
   for (let at = place; at >= 0 && at < groups.length; at += direction)
     if (matches(groups[at])) return at;
   const other = groups.findIndex(matches);
@@ -118,7 +118,7 @@ function makeFilter() {
 
 /** Offer the outcomes and traps of the step, and say how many groups pass. */
 function showFilter() {
-  const groups = stepNow()?.groups ?? [];
+  const groups = stepNow() ?? [];
   const offer = (id, first, names) => {
     const others = new Set([...names, state.filter[id]].filter((name) => name && !first[name]));
     const options = [...Object.entries(first), ...[...others].map((name) => [name, name])];
@@ -163,7 +163,7 @@ function showPlace({ run, step, group, completion }, atEnd = focusRow) {
   const at = RUNS[run].kept.indexOf(step);
   if (at < 0) return false;
 
-  const { groups } = samplesOf(run)[step];
+  const groups = samplesOf(run)[step];
   const found = groups.findIndex((one) => one.group === group);
   const place = Math.max(0, found);
   const row = completion == null ? 0 : byReward(groups[place]).indexOf(Number(completion));
@@ -199,10 +199,8 @@ function showStep() {
     el("span", { class: "aside" }, said.flat().join(" · ")),
   );
 
-  const { count = 0, groups = [] } = stepNow() ?? {};
+  const groups = stepNow() ?? [];
   const cards = groups.flatMap((group, place) => (matches(group) ? card(group, place) : []));
-  const missing = count - groups.length;
-  if (missing) cards.push(aside(`${missing} of the step's ${count} groups were left out.`));
   showFilter();
   $("groups").replaceChildren(...cards);
   showGroup();
@@ -396,7 +394,6 @@ function fillWords(box, group, sample, columns) {
     target: group.target.split(" "),
     words: (stored ? stored.words : group.target).split(" "),
     breaks: new Set(stored?.breaks),
-    answer: stored?.answer ?? [0, 0],
     logprobs: stored?.logprobs,
     credits: group.rows.credits?.[sample],
     advantage: sample == null ? null : group.rows.advantage[sample],
@@ -459,10 +456,6 @@ function word(view, { kind, i, j }) {
     last.title = `advantage ${signed(worth)}`;
     last.style.background = tintOf(worth < 0 ? "--c1" : "--c0", Math.abs(worth) / view.most);
   }
-  if (j != null && j >= view.answer[0] && j < view.answer[1]) {
-    last.classList.add("answer");
-    last.title ||= "the answer that was read";
-  }
   return el("span", {}, view.breaks.has(j) ? el("br") : "", node, " ");
 }
 
@@ -504,8 +497,7 @@ function legendOfTint(group) {
       return ["advantage: ", ends[0], tinted("0", "--c1", 0), ends[1]];
     }
     const texts = {
-      plain: ["There is no target to compare with: the words are shown as they were written."],
-      reasoning: ["The ", el("bdi", { class: "answer" }, "answer"), " that was read is marked."],
+      plain: ["The words are shown as they were written."],
       alignment: [
         "right ",
         el("del", {}, "missing"),

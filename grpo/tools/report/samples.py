@@ -72,10 +72,9 @@ def packed(
 
 
 def view_of(group: Group) -> str:
-    """Return how completions are shown: with the answer marked, against the target, or plain."""
-    if any("answer" in score.parts for score in group.scores):
-        return "reasoning"
-    return "alignment" if split_words(group.problem.target) else "plain"
+    """Return how completions are shown: against the target, or plain."""
+    is_read = any("answer" in score.parts for score in group.scores)  # out of a longer text
+    return "alignment" if split_words(group.problem.target) and not is_read else "plain"
 
 
 def _packed_text(group: Group, sample: int, view: str, numbers: list[int] | None) -> dict[str, Any]:
@@ -98,26 +97,11 @@ def _packed_text(group: Group, sample: int, view: str, numbers: list[int] | None
     else:
         lines = [len(split_words(line)) for line in answer.strip().split("\n")]
         text["breaks"] = list(accumulate(lines))[:-1]
-        text["answer"] = words_of_answer(split_words(answer), parts.get("answer"))
 
     if numbers and not completion.is_demonstration:
         by_words = by_word(completion.logprobs, numbers, completion.text)
         text["logprobs"] = [round(100 * sum(values)) for values in by_words]
     return text
-
-
-def words_of_answer(words: Sequence[str], answer: Any) -> list[int] | None:
-    """Return where the last words that contain the `answer` begin and end; None if none do.
-
-    >>> words_of_answer(["so", "Answer:", "**4", "+", "3**."], "4 + 3")
-    [2, 5]
-    """
-    wanted = split_words(answer) if isinstance(answer, str) else []
-    for start in range(len(words) - len(wanted), -1, -1):
-        end = start + len(wanted)
-        if wanted and " ".join(wanted) in " ".join(words[start:end]):
-            return [start, end]
-    return None
 
 
 def _packed_row(group: Group, sample: int, numbers: list[int] | None) -> dict[str, Any]:

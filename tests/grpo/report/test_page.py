@@ -1,6 +1,5 @@
 """The report of a run as one page: what is embedded, and that it is harmless."""
 
-import json
 import re
 
 import pytest
@@ -101,9 +100,9 @@ def test_every_text_is_harmless_in_the_page(made):
         and "\x1b" not in page
         and "\x00" not in page
     )
-    texts = data_of(page)["samples-0"]["1"]["groups"][0]["texts"]
+    texts = data_of(page)["samples-0"]["1"][0]["texts"]
     assert [text["words"] for text in texts] == [r"x </script>\x00\x1b[31m", r"\u202e<!--<script>"]
-    assert data_of(page)["samples-0"]["1"]["groups"][0]["prompt"] == "Do <b>it</b>\n\\x1b[31mnow"
+    assert data_of(page)["samples-0"]["1"][0]["prompt"] == "Do <b>it</b>\n\\x1b[31mnow"
 
 
 def test_markup_is_never_made_of_data():
@@ -118,22 +117,13 @@ def test_markup_is_never_made_of_data():
 def test_the_steps_kept_are_first_last_notable_and_spread(tmp_path):
     run = make_run(tmp_path / "long", steps=40)
     step = max(map(len, report.kept_samples(load_run(run), 10**6).values()))
-    budget = 8 * (step + 20)  # of eight steps, and one step has an eighth of it
+    budget = 8 * step
     kept = report.kept_samples(load_run(run), budget)
     assert list(kept) == [1, 3, 5, 10, 15, 20, 30, 40] and sum(map(len, kept.values())) <= budget
+    assert list(report.kept_samples(load_run(run), 1)) == [1, 40]
     (told,) = data_of(page_of(run, budget=budget))["data"]["runs"]
     assert told["stored"] == 40 and told["kept"] == sorted(kept)
     assert len(report.kept_samples(load_run(run), 10**6)) == 40
-
-
-def test_a_step_beyond_its_share_is_thinned_and_says_so(tmp_path):
-    groups = [group((" ".join(f"w{i}" for i in range(200)), 0.5), ("b", 0.1)) for _ in range(9)]
-    one = len(report.packed_step(groups[:1], {}, None))
-    step = json.loads(report.packed_step(groups, {}, None, 3.5 * one))
-    assert step["count"] == 9 and [line["group"] for line in step["groups"]] == [0, 4, 8]
-    assert json.loads(report.packed_step(groups, {}, None, one / 2)) == {"count": 9, "groups": []}
-    kept = report.kept_samples(load_run(make_run(tmp_path / "r", groups=groups)), 8 * 3.5 * one)
-    assert [len(json.loads(text)["groups"]) for text in kept.values()] == [3] * STEPS
 
 
 def test_a_run_with_little(tmp_path):
@@ -145,12 +135,6 @@ def test_a_run_with_little(tmp_path):
     (run / "eval.jsonl").unlink()
     (run / "curriculum.jsonl").unlink()
     assert data_of(page_of(run))["data"]["runs"][0]["heldout"] == []
-
-
-def test_a_long_run_is_drawn_by_every_nth_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "MAX_POINTS", 4)
-    (run,) = data_of(page_of(make_run(tmp_path / "r")))["data"]["runs"]
-    assert (run["metrics"]["step"], run["made"]) == ([1, 3, 5], 6)
 
 
 def test_warnings_are_alarms_and_the_stop():

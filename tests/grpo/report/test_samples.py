@@ -116,9 +116,8 @@ def scored_group(target, *rows):
     [
         ("a b", {"matches": 2}, "alignment"),
         (" ", {"reward/a": 1.0}, "plain"),
-        ("52", {"answer": "51", "digits_right": "10"}, "reasoning"),
-        ("52", {"answer": None, "reason": "empty"}, "reasoning"),
-        ("Answer: 18", {"answer": "17"}, "reasoning"),
+        ("52", {"answer": None, "reason": "empty"}, "plain"),
+        ("Answer: 18", {"answer": "17"}, "plain"),
     ],
 )
 def test_a_group_is_shown_by_what_its_scores_hold(target, parts, view):
@@ -128,12 +127,7 @@ def test_a_group_is_shown_by_what_its_scores_hold(target, parts, view):
 def test_a_text_without_a_target_has_no_mistakes():
     (text,) = packed(scored_group("", ("one\ntwo three\n\nfour", {})))["texts"]
     assert "ops" not in text and "divergence" not in text
-    assert text["breaks"] == [1, 3, 3] and text["answer"] is None
-
-
-def test_the_answer_that_was_read_is_marked():
-    one = scored_group("Answer: 18", ("18 or\nso. Answer: **18**", {"answer": "18"}))
-    assert packed(one)["texts"][0]["answer"] == [4, 5]
+    assert text["breaks"] == [1, 3, 3]
 
 
 def test_a_reward_is_rounded_once():
