@@ -364,7 +364,7 @@ class Config:
 
     def _check_texts(self) -> None:
         if self.curriculum:
-            parse_levels(self.curriculum, "--curriculum", must_rise=True)
+            parse_levels(self.curriculum, "--curriculum")
         template_arguments(self.chat_template_kwargs)
 
         require = self._require
@@ -459,7 +459,7 @@ class Config:
     def levels_for(self, task: Task) -> list[int]:
         """Return the levels of training, rising. Without --curriculum the last one is --words."""
         if self.curriculum:
-            return parse_levels(self.curriculum, "--curriculum", must_rise=True)
+            return parse_levels(self.curriculum, "--curriculum")
 
         assert self.level is not None, "the configuration is resolved"
         # With windows, answers of every length take equally long.

@@ -173,21 +173,19 @@ def require_trusted(
 
     They may be the record of a stranger's run, and loading any of them executes a file.
     """
+    trusted = {_place_of(program) for program in allowed if program}
     for flag, program in programs_in(values).items():
-        if not _is_allowed(program, allowed):
+        if _place_of(program) not in trusted:
             raise UserError(
                 f"{where}: its {flag.removesuffix('-file')} is a program that would be executed, "
                 f"{program}; if you trust it, give --{flag} {program} as well"
             )
 
 
-def _is_allowed(program: str, allowed: Collection[str | None]) -> bool:
-    """Return whether ``path/to/file.py:Name`` is one of those allowed, whatever path names it."""
+def _place_of(program: str) -> tuple[Path, str]:
+    """Return the file and the name of ``path/to/file.py:Name``, whatever path leads to the file."""
     path, _, name = program.rpartition(":")
-    others = [one.rpartition(":") for one in allowed if one]
-    return any(
-        Path(path).resolve() == Path(one).resolve() and name == own for one, _, own in others
-    )
+    return Path(path).resolve(), name
 
 
 # ---- how a score is explained

@@ -95,7 +95,7 @@ def test_a_dataset_of_held_out_problems_is_refused(tmp_path, capsys):
 @pytest.mark.slow
 def test_bad_evaluations(capsys):
     said = lambda *arguments: fails(capsys, *arguments, main=evaluation.main)  # noqa: E731
-    assert "--words 10,x: give whole numbers above 0" in said("--words", "10,x")
+    assert "--words 10,x: give rising whole numbers" in said("--words", "10,x")
     assert "--problems 0: give 1 or more" in said("--problems", "0")
     assert "--samples 0: give 1 or more" in said("--samples", "0")
     assert "--temperature -1.0: give 0 or more" in said("--temperature", "-1")
