@@ -33,16 +33,8 @@ from grpo.model.policy import Policy
 from grpo.model.prompts import check_conversations
 from grpo.records import Completion, Decision, Group, Resumable, first_tries, truncated_share
 from grpo.rollout.generate import fitting
-from grpo.statistics import mean_interval, problems_needed, reaches_mark
-from grpo.tasks.base import (
-    Problem,
-    Task,
-    compares,
-    levels_of,
-    problems_of,
-    range_of,
-    scores_of,
-)
+from grpo.statistics import mark_of_parts, mean_interval, problems_needed, reaches_mark
+from grpo.tasks.base import Problem, Task, compares, levels_of, problems_of, range_of, scores_of
 from grpo.tasks.registry import load_task
 from grpo.tasks.supply import (
     LADDER,
@@ -131,9 +123,8 @@ class Curriculum(Resumable):
     def observe(self, step: int, groups: Sequence[Group]) -> list[Decision]:
         """Take note of the groups of a training step, every try; return its decisions."""
         self._take_note(groups)
-        # If parts of answers are independent, whole ones score ANNEAL_AT when windows score this.
         shares = [g.problem.share for g in groups if g.problem.level == self.level]
-        goal = ANNEAL_AT ** fmean(shares or [1.0])
+        goal = mark_of_parts(ANNEAL_AT, shares or [1.0])
         why = self._reached(goal if self.is_last else OPEN_AT)
         if not why or self.anneal_from is not None:
             return []

@@ -15,7 +15,14 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from grpo.config import Config
 from grpo.records import WHY, Decision, Group, Resumable, first_tries, level_name, truncated_share
-from grpo.statistics import MARGIN, TAIL, mean_interval, problems_needed, reaches_mark
+from grpo.statistics import (
+    MARGIN,
+    TAIL,
+    mark_of_parts,
+    mean_interval,
+    problems_needed,
+    reaches_mark,
+)
 from grpo.variance import common_trap
 
 # A level is solved if the mean of a held-out evaluation is at least SOLVED, and nothing more can be
@@ -124,9 +131,7 @@ class EndWatch(Resumable):
         if is_last:
             self.recent.append([sum(g.class_name == "solved" for g in hardest), len(hardest)])
             solved, count = map(sum, zip(*self.recent, strict=True))
-            # If parts of answers are independent, SOLVED_SHARE of whole ones are solved when this
-            # share of the windows is.
-            needed = SOLVED_SHARE ** fmean(group.problem.share for group in hardest)
+            needed = mark_of_parts(SOLVED_SHARE, [group.problem.share for group in hardest])
             is_solved = len(self.recent) == SOLVED_STEPS and solved >= needed * count
             self.solved_steps = self.solved_steps + 1 if is_solved else 0
 

@@ -29,13 +29,7 @@ from grpo.align.needleman import (
     split_words,
     word_ends,
 )
-from grpo.data.corpus import (
-    Document,
-    documents_of,
-    load_corpus,
-    load_foreign,
-    load_texts,
-)
+from grpo.data.corpus import Document, documents_of, load_corpus, load_foreign, load_texts
 from grpo.data.errors import UserError
 from grpo.tasks.base import SPLITS, Problem, Score, key_of
 

@@ -69,11 +69,9 @@ def problem_at(task: Task, *, seed: int, split: str, level: int, index: int) -> 
     return worded(task, problem)
 
 
-def problem_stream(
-    task: Task, *, seed: int, split: str, level: int, start: int = 0
-) -> Iterator[Problem]:
-    """Yield problems `start`, `start + 1`, ... of the endless stream."""
-    for index in count(start):
+def problem_stream(task: Task, *, seed: int, split: str, level: int) -> Iterator[Problem]:
+    """Yield the problems of the endless stream, from the first on."""
+    for index in count():
         yield problem_at(task, seed=seed, split=split, level=level, index=index)
 
 
