@@ -19,9 +19,7 @@ from typing import Any
 from grpo.data.errors import UserError, shortened, shown
 from grpo.data.files import kind_of
 from grpo.tasks.base import (
-    ABSTAINED,
     COMPONENT,
-    CUT_OFF,
     Problem,
     Score,
     Task,
@@ -194,14 +192,14 @@ def _place_of(program: str) -> tuple[Path, str]:
 def explain(
     spec: str, problem: Problem, completion: str, score: Score, reward: str | None = None
 ) -> str:
-    """Return in words how a completion earned its reward, e.g. "1.000 = the answer 42 is right".
+    """Return in words how a completion earned its reward, e.g. "0.867 = 0.667 place + 0.200 all".
 
     `spec` and `reward` are as in a run's config.yaml. The task is not made, because its texts may
     be gone. A task of the user's is a program that is not loaded either: the stored parts of the
     score explain it. The result may quote the completion, so escape it before it is shown.
     """
-    if score.parts.get("reason") in (CUT_OFF, ABSTAINED):
-        return f"{score.reward:.3f} = {score.parts['reason']}"
+    if reason := score.parts.get("reason"):
+        return f"{score.reward:.3f} = {reason}"
     explain_score = getattr(_load_class(spec), "explain", None) if is_of_project(spec) else None
     if explain_score is not None:
         with suppress(LookupError, TypeError, ValueError, AttributeError):

@@ -54,38 +54,11 @@ def test_interleave_by_hand():
     )
 
 
-@pytest.mark.parametrize("text", ["51", "152", "25", "-52", "9999", "52", "none", "52 or 53", ""])
-def test_the_formula_of_arithmetic_comes_to_the_reward(text):
+def test_a_reason_is_said_before_anything_else():
     problem = Problem("arithmetic", 1, "What is 37 + 15?", "52", "k", {})
-    (score,) = Arithmetic().score(problem, [text])
-    formula = explain("arithmetic", problem, text, score)
-    assert formula.startswith(f"{score.reward:.3f} = ")
-    if score.parts["reason"] is None and not score.exact:
-        assert come_to(formula) == pytest.approx(score.reward, abs=0.002), formula
-
-
-def test_arithmetic_by_hand():
-    problem = Problem("arithmetic", 1, "What is 37 + 15?", "52", "k", {})
-
-    def said(text):
-        return explain("arithmetic", problem, text, *Arithmetic().score(problem, [text]))
-
-    assert said("52") == "1.000 = the answer 52 is right"
-    assert said("52 or 53") == "0.000 = no answer was read: not one integer"
-    assert said("51") == (
-        "0.346 = 0.3 × 1 of 2 digits in place + 0.2 × (1 − relative error 0.019); the answer was "
-        "51, not 52"
-    )
-
-
-def test_answers():
-    problem = Problem("gsm8k", 1, "q", "Answer: 18", "k", {})
-    right, wrong, none = Score(1.0, exact=True), Score(0.1), Score(0.0)
-    assert explain("gsm8k:F", problem, "Answer: 18", right) == "1.000 = the answer 18 is right"
-    assert explain("gsm8k:F", problem, "#### 17", wrong) == (
-        "0.100 = there is an answer, 17, but it is wrong"
-    )
-    assert explain("gsm8k:F", problem, "", none) == "0.000 = no answer was found"
+    right, none = Arithmetic().score(problem, ["52", "52 or 53"])
+    assert explain("arithmetic", problem, "52", right) == "1.000, as the task scored it"
+    assert explain("arithmetic", problem, "52 or 53", none) == "0.000 = not one integer"
 
 
 def test_components_of_a_users_reward():
