@@ -39,10 +39,11 @@ KEY = "VLLM_API_KEY"  # the variable from which the server itself takes its key
 LIMIT = 600.0  # seconds of a request to a server
 AT_A_TIME = 64  # requests to a server
 
-# Of `transformers` on a CPU, where its defaults suit a GPU: tokens of a block of keys and values,
-# tokens of a forward pass, and completions at a time, all of whose keys each of them reads, masked
-# (8 x 8 completions of the embedded model, 25 words: 64 take 8.8 s, 16 take 4.1 s, 8 take 4.8 s).
-BLOCK, PASS, ROWS = 32, 1024, 16
+# Of `transformers`, by device: tokens of a block of keys and values, tokens of a forward pass, and
+# completions at a time, all of whose keys each of them reads, masked (8 x 8 completions of the
+# embedded model, 25 words, on a CPU: 64 take 8.8 s, 16 take 4.1 s, 8 take 4.8 s). By default it
+# would take most of a GPU's free memory for each call.
+SIZES = {"cpu": (32, 1024, 16), "cuda": (256, 4096, 128)}
 
 
 @dataclass(frozen=True)
@@ -189,27 +190,40 @@ class TransformersEngine:
             pad_token_id=first.stop_token_ids[0],
         )
         generation.num_return_sequences = first.n  # its check refuses several greedy ones
-        sizes: dict[str, Any] = {}
-        if self.policy.device.type == "cpu":
-            longest = max(len(one.prompt) + one.max_tokens for one in requests)
-            sizes = dict(block_size=BLOCK, max_batch_tokens=PASS, max_requests_per_batch=ROWS)
-            sizes["num_blocks"] = 2 * ROWS * (longest // BLOCK + 1)
-        batching = ContinuousBatchingConfig(return_logprobs=True, seed=first.seed, **sizes)
-        attention = model.config._attn_implementation
+        block, most_tokens, most_rows = SIZES[model.device.type]
+        longest = max(len(one.prompt) + one.max_tokens for one in requests)
+        blocks = 2 * (longest // block + 1)  # of a completion, with room for those that wait
+        rows = min(most_rows, self.policy.prompts_at_once(1, 0, blocks * block))
+        batching = ContinuousBatchingConfig(
+            block_size=block,
+            num_blocks=rows * blocks,
+            max_batch_tokens=most_tokens,
+            max_requests_per_batch=rows,
+            return_logprobs=True,
+            seed=first.seed,
+        )
+        before = attention = model.config._attn_implementation
         if self.policy.path in ("fast", "shared"):  # it has the attention of our own rollouts
-            model.set_attn_implementation("sdpa")
+            attention = "sdpa"
+        if (
+            model.dtype == torch.float32
+        ):  # else it takes flash attention, which needs half precision
+            attention = f"paged|{attention}"
         try:
-            # It seeds torch, whose numbers belong to the user's reward.
-            with (
-                blaming(f"its continuous batching cannot run {type(model).__name__}; leave it out"),
-                torch.random.fork_rng([model.device] if model.device.type == "cuda" else []),
-                model.continuous_batching_context_manager(
-                    generation_config=generation, continuous_batching_config=batching
-                ) as manager,
+            with blaming(
+                f"its continuous batching cannot run {type(model).__name__}; leave it out"
             ):
-                return self._collect(manager, requests)
+                model.set_attn_implementation(attention)
+                # It seeds torch, whose numbers belong to the user's reward.
+                with (
+                    torch.random.fork_rng([model.device] if model.device.type == "cuda" else []),
+                    model.continuous_batching_context_manager(
+                        generation_config=generation, continuous_batching_config=batching
+                    ) as manager,
+                ):
+                    return self._collect(manager, requests)
         finally:
-            model.set_attn_implementation(attention)
+            model.set_attn_implementation(before)
 
     def _collect(self, manager: Any, requests: Sequence[EngineRequest]) -> list[list[Completion]]:
         groups: list[list[Completion]] = [[] for _ in requests]
