@@ -63,8 +63,8 @@ class PrefixCache:
 
     The rows of a prompt have W slots side by side, so that one matrix product multiplies all of
     them with its keys. `slots` (R * K,) is the slot of each key head of each row. `slot_owner`
-    (P * K * W,) is the inverse; empty slots hold an arbitrary head. `bias_P1L` is -inf at the
-    padding of the prompts, else 0.
+    (P * K * W,) is the inverse; empty slots hold an arbitrary head. The bias is -inf at the padding
+    of the prompts, else 0, for each of their key heads (P * K, 1, L).
     """
 
     def __init__(self, lengths_P: Tensor, padded_length: int):
@@ -151,8 +151,9 @@ class PrefixCache:
 
         self.prompt_R = prompt_R
         self.slots_per_prompt = W
-        bias_P1L = keys_PKLD.new_zeros(P, 1, L)
-        self.bias_P1L = bias_P1L.masked_fill_(self.padding_PL[:, None], -torch.inf)
+        bias_PKL = keys_PKLD.new_zeros(P, K, L)
+        bias_PKL.masked_fill_(self.padding_PL[:, None], -torch.inf)
+        self.bias = bias_PKL.view(P * K, 1, L)
 
     @property
     def longest_sequence(self) -> int:
@@ -165,12 +166,12 @@ class PrefixCache:
         The queries are (R, H, T, D). During the prefill the tokens are those of the prompts.
         """
         if self.filled_R is not None:
-            self._append(layer, key, value)
+            own = self._append(layer, key, value)
             _, is_ahead_RTS = self._next(T := query.shape[2])
-            is_long = T * (self.bias_P1L.shape[2] + self.max_filled + T) >= LONG_ROW_SCORES
+            is_long = T * (self.bias.shape[2] + self.max_filled + T) >= LONG_ROW_SCORES
             if is_ahead_RTS is not None and is_long and not query.is_cuda:
-                return self._attend_long(layer, query * scale, is_ahead_RTS)
-            return self._attend_short(layer, query * scale, is_ahead_RTS)
+                return self._attend_long(layer, query * scale, own, is_ahead_RTS)
+            return self._attend_short(layer, query * scale, own, is_ahead_RTS)
 
         # Contiguous, else each product copies them.
         self.prompt[layer] = key.contiguous(), value.contiguous()
@@ -180,20 +181,22 @@ class PrefixCache:
         )
         return output.transpose(1, 2)
 
-    def _append(self, layer: int, key_RKTD: Tensor, value_RKTD: Tensor) -> None:
-        """Write keys and values behind those of each row."""
+    def _append(self, layer: int, key_RKTD: Tensor, value_RKTD: Tensor) -> list[Tensor]:
+        """Write keys and values behind those of each row; return all of the rows (R, K, S, D)."""
         R, K, T, D = key_RKTD.shape
         if layer not in self.own:
             shape = R, K, self.room, D
             self.own[layer] = key_RKTD.new_zeros(shape), key_RKTD.new_zeros(shape)
 
         places_RT, _ = self._next(T)
-        for buffer, new in zip(self.own[layer], (key_RKTD, value_RKTD)):
+        own = [buffer[:R, :, : self.max_filled + T] for buffer in self.own[layer]]
+        for buffer, new in zip(own, (key_RKTD, value_RKTD)):
             if self.is_even:
-                buffer[:R, :, self.max_filled : self.max_filled + T] = new
+                buffer[:, :, -T:] = new
             else:
                 rows_R1 = torch.arange(R, device=new.device)[:, None]
                 buffer[rows_R1, :, places_RT] = new.transpose(1, 2)
+        return own
 
     def _next(self, T: int) -> tuple[Tensor, Tensor | None]:
         """Return the places of the next T tokens (R, T), and which keys are ahead of each (R, T, S)
@@ -209,40 +212,47 @@ class PrefixCache:
             self.next, self.mask_R1ZX = (places_RT, is_ahead_RTS), None
         return self.next
 
-    def _attend_short(self, layer: int, query_RHTD: Tensor, is_ahead_RTS: Tensor | None) -> Tensor:
+    def _attend_short(
+        self, layer: int, query_RHTD: Tensor, own: list[Tensor], is_ahead_RTS: Tensor | None
+    ) -> Tensor:
         """Return the attention by one softmax over the scores of prompt and own tokens.
 
-        Hydragen (arXiv:2402.05099) merges two softmaxes instead.
+        Hydragen (arXiv:2402.05099) merges two softmaxes instead. All products are `bmm`, which a
+        host launches with fewer operations than `@`: heads are one dimension, X = R * K.
         """
-        prompt_key_PKLD, prompt_value_PKLD = self.prompt[layer]
         R, H, T, D = query_RHTD.shape
-        K, L = prompt_key_PKLD.shape[1:3]
-        Q, S = H // K, self.max_filled + T
-        key_RKSD, value_RKSD = (buffer[:R, :, :S] for buffer in self.own[layer])
-        query_RKZD = query_RHTD.reshape(R, K, Q * T, D)
+        key_RKSD, value_RKSD = own
+        K, S = key_RKSD.shape[1:3]
+        prompt_key, prompt_value = (x.flatten(0, 1) for x in self.prompt[layer])
+        L = prompt_key.shape[1]
+        query_XZD = query_RHTD.reshape(R * K, H // K * T, D)
 
         # Scores: those of the prompt for all rows of a prompt at once.
-        on_prompt = self._to_slots(query_RKZD) @ prompt_key_PKLD.transpose(2, 3)
-        on_prompt = self._from_slots(on_prompt.add_(self.bias_P1L[:, None]))
-        on_own = query_RKZD @ key_RKSD.transpose(2, 3)
+        slots = torch.baddbmm(self.bias, self._to_slots(query_XZD), prompt_key.transpose(1, 2))
+        on_prompt_XZL = self._from_slots(slots)
+        on_own_XZS = torch.bmm(query_XZD, key_RKSD.flatten(0, 1).transpose(1, 2))
         if is_ahead_RTS is not None:
-            on_own.view(R, K, Q, T, S).masked_fill_(is_ahead_RTS[:, None, None], -torch.inf)
+            on_own = on_own_XZS.view(R, K, H // K, T, S)
+            on_own.masked_fill_(is_ahead_RTS[:, None, None], -torch.inf)
 
         # One softmax over both parts, in float32 at least.
-        wide = torch.promote_types(query_RHTD.dtype, torch.float32)
-        weights_RKZX = torch.cat([on_prompt, on_own], -1).softmax(-1, dtype=wide)
-        weights_RKZX = weights_RKZX.to(query_RHTD.dtype)
+        wide = torch.float32 if query_RHTD.dtype.itemsize < 4 else query_RHTD.dtype
+        weights = torch.cat([on_prompt_XZL, on_own_XZS], -1).softmax(-1, dtype=wide)
+        weights = weights.to(query_RHTD.dtype)
 
-        from_prompt = self._from_slots(self._to_slots(weights_RKZX[..., :L]) @ prompt_value_PKLD)
-        output = from_prompt + weights_RKZX[..., L:] @ value_RKSD
+        slots = torch.bmm(self._to_slots(weights[..., :L]), prompt_value)
+        from_prompt_XZD = self._from_slots(slots)
+        output = torch.baddbmm(from_prompt_XZD, weights[..., L:], value_RKSD.flatten(0, 1))
         return output.view(R, H, T, D).transpose(1, 2)
 
-    def _attend_long(self, layer: int, query_RHTD: Tensor, is_ahead_RTS: Tensor) -> Tensor:
+    def _attend_long(
+        self, layer: int, query_RHTD: Tensor, own: list[Tensor], is_ahead_RTS: Tensor
+    ) -> Tensor:
         """Return the same by PyTorch's attention, which keeps no scores: on a CPU, those of long
         rows would cost more than they save. Prompt and own tokens of a row are one sequence.
         """
         R, H, T, D = query_RHTD.shape
-        S, K = is_ahead_RTS.shape[2], self.own[layer][0].shape[1]
+        K = own[0].shape[1]
         if self.mask_R1ZX is None:
             is_padding_RTL = self.padding_PL[self.prompt_R, None].expand(-1, T, -1)
             is_hidden_RTX = torch.cat([is_padding_RTL, is_ahead_RTS], 2)
@@ -251,8 +261,8 @@ class PrefixCache:
             self.mask_R1ZX = mask_RTX.repeat(1, H // K, 1)[:, None]
 
         keys, values = (
-            torch.cat([of_prompts[self.prompt_R], of_rows[:R, :, :S]], 2)
-            for of_prompts, of_rows in zip(self.prompt[layer], self.own[layer])
+            torch.cat([of_prompts[self.prompt_R], of_rows], 2)
+            for of_prompts, of_rows in zip(self.prompt[layer], own)
         )
         query_RKZD = query_RHTD.reshape(R, K, -1, D)
         output = scaled_dot_product_attention(  # the queries are scaled already
@@ -260,18 +270,17 @@ class PrefixCache:
         )
         return output.view(R, H, T, D).transpose(1, 2)
 
-    def _to_slots(self, x_RKZA: Tensor) -> Tensor:
-        """Return the rows of each prompt side by side (P, K, W * Z, A)."""
-        R, K, Z, A = x_RKZA.shape
-        heads = x_RKZA.reshape(R * K, Z, A).index_select(0, self.slot_owner)
-        return heads.view(-1, K, self.slots_per_prompt * Z, A)
+    def _to_slots(self, x_XZA: Tensor) -> Tensor:
+        """Return the rows of each prompt side by side (P * K, W * Z, A)."""
+        Z, A = x_XZA.shape[1:]
+        heads = x_XZA.index_select(0, self.slot_owner)
+        return heads.view(-1, self.slots_per_prompt * Z, A)
 
     def _from_slots(self, x: Tensor) -> Tensor:
-        """Return slots (P, K, W * Z, A) as rows (R, K, Z, A)."""
-        P, K, WZ, A = x.shape
+        """Return slots (P * K, W * Z, A) as rows (R * K, Z, A)."""
+        PK, WZ, A = x.shape
         W = self.slots_per_prompt
-        heads = x.view(P * K * W, -1, A).index_select(0, self.slots)
-        return heads.view(-1, K, WZ // W, A)
+        return x.view(PK * W, WZ // W, A).index_select(0, self.slots)
 
 
 # Arguments that plain causal attention does not need. Any other that is not None would change the
