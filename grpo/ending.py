@@ -334,13 +334,12 @@ def conclude(
     evaluations: Sequence[Mapping[str, Any]],
     *,
     stopped: str = "",
-    words: Mapping[str, str] = {},
 ) -> Verdict:
     """Return the verdict on a run that was asked for `level`, from its logs and `answers`.
 
     If the run learned nothing there, it is the verdict on the hardest level at which it learned,
     unless the policy collapsed or got worse at the level that it was training on. `evaluations` are
-    the lines of eval.jsonl; `words` says what the task's labels of mistakes mean.
+    the lines of eval.jsonl.
     """
     was_solved = {level: False} | {
         line["level"]: solves_level(line)
@@ -361,7 +360,7 @@ def conclude(
     return replace(
         chosen,
         solved_step=solved_step(evaluations, chosen.level),
-        mistake=most_common_mistake(at_level.after or at_level.before, words),
+        mistake=most_common_mistake(at_level.after or at_level.before),
     )
 
 
@@ -538,10 +537,10 @@ def figures_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def most_common_mistake(groups: Sequence[Group], words: Mapping[str, str]) -> str:
+def most_common_mistake(groups: Sequence[Group]) -> str:
     """Return the most common mistake, e.g. "empty (31 of 44 wrong answers)"; "" without one."""
     mistakes = Counter(
-        mistake_of(group, number, words)
+        mistake_of(group, number)
         for group in groups
         for number, score in enumerate(group.scores)
         if not score.exact
@@ -552,7 +551,7 @@ def most_common_mistake(groups: Sequence[Group], words: Mapping[str, str]) -> st
     return ""
 
 
-def mistake_of(group: Group, number: int, words: Mapping[str, str]) -> str:
+def mistake_of(group: Group, number: int) -> str:
     """Return what is wrong with completion `number` of a group; the first cause that applies.
 
     A task names mistakes by the labels `trap` and `reason` in the parts of a score. Others are read
@@ -561,7 +560,7 @@ def mistake_of(group: Group, number: int, words: Mapping[str, str]) -> str:
     completion, parts = group.completions[number], group.scores[number].parts
     for label in (parts.get("trap"), parts.get("reason")):
         if isinstance(label, str) and label:
-            return words.get(label, label)
+            return label
 
     written, wanted = completion.text.split(), group.problem.target.split()
     rows = [

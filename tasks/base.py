@@ -156,7 +156,6 @@ class Task(Protocol):
       `climbs`: whether a run begins with the easier levels of `grpo.tasks.supply.LADDER`;
     - `key(problem)`, the canonical key, computed again from `problem.data`;
     - `problems(split)`: all problems of a fixed set; `notes`: what the user should know of them;
-    - `mistakes`: what the labels `trap` and `reason` mean, in words, by label;
     - `sources()`, `foreign(level)`: of tasks that draw from texts;
     - `options`: flags and their help. Each is also a keyword of the constructor, which gets a text;
     - `wordings`: prompts that the pre-flight may try, the task's own first; `demonstrates`: whether

@@ -50,23 +50,6 @@ TURNS = (
     "B: {b}"
 )
 
-# The cheap strategies that `TrapNames` recognises, in the words of a verdict.
-TRAPS = {
-    "empty": "nothing is written",
-    "copies A": "only text A is copied",
-    "copies B": "only text B is copied",
-    "doubles A": "each word of text A is written twice",
-    "doubles B": "each word of text B is written twice",
-    "A then B": "text A is written whole, then text B",
-    "B then A": "text B is written whole, then text A",
-    "B first": "text B runs a word ahead",
-    "turn lost": "one text runs ahead of its turn",
-    "runs on in A": "after some turns text A continues alone",
-    "runs on in B": "after some turns text B continues alone",
-    "runs on": "more words follow a whole answer",
-    "stops half way": "the answer stops half way",
-}
-
 
 def interleaved(a: Sequence[str], b: Sequence[str]) -> list[str]:
     """Return a1 b1 a2 b2 ...; the rest of a longer text follows."""
@@ -84,7 +67,6 @@ class Interleave:
     climbs = True
     metric = "similarity"
     level_unit = "words"
-    mistakes = TRAPS
     wordings = (PROMPT, ONLY, TURNS)
     demonstrates = True  # the target is an answer worth showing, not only one that is right
     placeholders = {"a": lambda data: " ".join(data["a"]), "b": lambda data: " ".join(data["b"])}

@@ -570,5 +570,4 @@ class Run:
             run.metrics,
             run.evals,
             stopped=trainer.stopped,
-            words=getattr(trainer.task, "mistakes", {}),
         )

@@ -496,17 +496,14 @@ def test_too_few_held_out_problems_must_all_be_right():
     assert not solves_level(line | {"n": 45})  # whose interval might begin high enough
 
 
-WORDS = {"copies A": "only text A is copied"}
-
-
 def mistake(text, target="a b c", parts=None, finish="stop"):
     made = answered(text, Score(0.0, parts or {}), target=target, finish=finish)
-    return mistake_of(made, 0, WORDS)
+    return mistake_of(made, 0)
 
 
 def test_mistakes_by_hand():
     named = {"trap": None, "reason": "several answers"}
-    assert mistake("a", parts={"trap": "copies A"}) == "only text A is copied"
+    assert mistake("a", parts={"trap": "copies A"}) == "copies A"
     assert mistake("12 13", parts=named) == "several answers"
     assert mistake(" ") == "nothing is written"
     assert mistake("a b", finish="length") == "truncated at the token budget"
@@ -526,5 +523,5 @@ def test_the_most_common_mistake_of_wrong_answers_alone():
         completions=[one.completions[0] for one in every],
         scores=[one.scores[0] for one in every],
     )
-    assert most_common_mistake([made], {}) == "words are missing (2 of 3 wrong answers)"
-    assert most_common_mistake([right], {}) == most_common_mistake([], {}) == ""
+    assert most_common_mistake([made]) == "words are missing (2 of 3 wrong answers)"
+    assert most_common_mistake([right]) == most_common_mistake([]) == ""
