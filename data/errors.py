@@ -57,11 +57,8 @@ def shortened(text: str, most: int = 80) -> str:
 
 
 def shown(value: object) -> str:
-    """Return the `repr` of a user's value, shortened; the name of its type if it has none."""
-    try:
-        return shortened(repr(value))
-    except Exception:
-        return f"a value of type {type(value).__name__}"
+    """Return the `repr` of a user's value, shortened."""
+    return shortened(repr(value))
 
 
 class UserError(ValueError):

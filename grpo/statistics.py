@@ -31,14 +31,6 @@ BLOCKS = 10  # of draws, made one after the other to limit memory
 MARGIN = 0.05
 
 
-def rate_interval(right: int, n: int, tail: float = TAIL) -> tuple[float, float]:
-    """Return the Clopper-Pearson interval of a rate after `right` successes in `n` trials.
-
-    It misses on either side with probability `tail`.
-    """
-    return _lowest_rate(right, n, tail), 1.0 - _lowest_rate(n - right, n, tail)
-
-
 def mean_interval(
     values: Sequence[float] | np.ndarray,
     bounds: tuple[float, float] = (0.0, 1.0),
@@ -55,7 +47,8 @@ def mean_interval(
     scaled_n = (values_n - least) / (largest - least)
 
     if np.isin(scaled_n, (0.0, 1.0)).all():
-        low, high = rate_interval(int(scaled_n.sum()), len(scaled_n), tail)
+        n, right = len(scaled_n), int(scaled_n.sum())
+        low, high = _lowest_rate(right, n, tail), 1.0 - _lowest_rate(n - right, n, tail)
     else:
         (low,), (high,) = mean_bounds(scaled_n[None], tail)
 
@@ -107,7 +100,9 @@ def problems_needed(mark: float) -> int:
 
 
 def _lowest_rate(right: int, n: int, tail: float) -> float:
-    """Return the rate at which `right` or more successes in `n` trials have probability `tail`."""
+    """Return the rate at which `right` or more successes in `n` trials have probability `tail`: the
+    lower end of the interval of Clopper and Pearson.
+    """
     if right == 0:
         return 0.0
 

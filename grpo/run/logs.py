@@ -47,7 +47,6 @@ from grpo.show.group import best_and_worst
 from grpo.tasks.base import Problem, Score
 
 LOGS = ("metrics.jsonl", "eval.jsonl", "seen.jsonl", "curriculum.jsonl", "groups.jsonl")
-ONE_A_STEP = ("metrics.jsonl", "groups.jsonl")
 
 # What a run writes before it has a result.
 BEGINNING = {".lock", "config.yaml", "prompt.txt", "warnings.log"}
@@ -143,7 +142,6 @@ def append_text(path: Path, text: str) -> None:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Return the lines of a log, without an incomplete last one. Other damage is a UserError."""
-    path = Path(path)
     if not path.exists():
         return []
     lines = []
@@ -158,21 +156,11 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def rewind(run: Path, step: int) -> list[str]:
-    """Remove what a run has written after `step`, and what a killed process has not completed.
-
-    Returns warnings about logs that are damaged.
-    """
-    warnings = []
+def rewind(run: Path, step: int) -> None:
+    """Remove what a run has written after `step`, and what a killed process has not completed."""
     for path in (run / name for name in LOGS):
         if path.exists():
             lines = [line for line in read_metrics(path) if line["step"] <= step]
-            steps = [line["step"] for line in lines]
-            if path.name in ONE_A_STEP and steps != list(range(1, step + 1)):
-                warnings.append(
-                    f"{path}: lacks steps or has them twice, {len(steps)} lines of {step} steps; "
-                    "figures of the run are computed from them"
-                )
             # In a damaged log half a character may stand alone, which JSON can escape.
             write_whole(path, _json_lines(lines).encode(errors="backslashreplace"))
 
@@ -191,7 +179,6 @@ def rewind(run: Path, step: int) -> list[str]:
     for path in (*run.glob(".*.partial"), *run.glob("rollouts/.*.partial")):
         if not path.name.startswith(".report."):  # which another process may write now
             path.unlink()
-    return warnings
 
 
 # --- rollouts ---------------------------------------------------------------------------------
@@ -347,11 +334,6 @@ class RunData:
             raise UserError(
                 f"{self.path}: not a run (it has no config.yaml); give a directory as runs/NAME"
             )
-
-    def __repr__(self) -> str:
-        """Return e.g. <TrainedRun runs/own: learned>."""
-        verdict = f": {self.verdict['verdict']}" if self.verdict else ""
-        return f"<{type(self).__name__} {self.path}{verdict}>"
 
     @cached_property
     def config(self) -> dict[str, Any]:

@@ -247,8 +247,7 @@ class Run:
         done = self.trainer.done
         if self.ranks.is_rank0:
             remove_checkpoints_after(self.folder, done)
-            for warning in rewind(self.folder, done):
-                self._warn(warning)
+            rewind(self.folder, done)
         ended = f", where it had ended: {self.trainer.ended}" if self.trainer.ended else ""
         self.console.say(f"resumed {self.folder} after step {done}{ended}")
 

@@ -275,7 +275,7 @@ def test_a_killed_run_keeps_its_levels_without_another_pre_flight(start, monkeyp
     assert start("whole", "--level", "10") == 0
     said = capsys.readouterr().out
     assert "the run trains on levels 3, 5, 10, open to 10: 100% of its groups vary" in said
-    assert {line["level"] for line in read_metrics("runs/whole/metrics.jsonl")} == {10}
+    assert {line["level"] for line in read_metrics(Path("runs/whole/metrics.jsonl"))} == {10}
 
     def killed(run, report):
         if report.step == 3:
@@ -319,9 +319,9 @@ def test_no_level_within_reach_is_warned_of_and_the_run_goes_on(start, capsys):
     assert f"warning: {NO_LEVEL}: the run trains on 3, and may learn nothing" in said
     assert "CONTROL shuffled-rewards  pre-flight" in said
     assert NO_LEVEL in Path("runs/a/warnings.log").read_text()
-    (decision,) = read_metrics("runs/a/curriculum.jsonl")
+    (decision,) = read_metrics(Path("runs/a/curriculum.jsonl"))
     assert decision["figures"]["start"] is None and decision["control"] == "shuffled-rewards"
-    assert {line["level"] for line in read_metrics("runs/a/metrics.jsonl")} == {3}
+    assert {line["level"] for line in read_metrics(Path("runs/a/metrics.jsonl"))} == {3}
 
 
 def test_rewards_that_vary_without_a_right_answer_are_no_reason_to_warn(start, capsys):
@@ -389,7 +389,7 @@ def test_a_dataset_is_surveyed_at_the_levels_that_it_has(start):
     write_problems("set.jsonl", problems)
     flags = ["--curriculum", "4,6", "--dataset", "set.jsonl", "--preflight", "only"]
     assert start("a", *flags) == 0
-    (decision,) = read_metrics("runs/a/curriculum.jsonl")
+    (decision,) = read_metrics(Path("runs/a/curriculum.jsonl"))
     found = decision["figures"]
     assert found["training_levels"] == [3, 4, 6]
     assert [(row["level"], row["groups"]) for row in found["levels"]] == [(3, 3), (4, 3)]

@@ -21,7 +21,6 @@ def test_ten_lines_train_and_return_the_run(home, monkeypatch):
         assert line["reward"] == pytest.approx(line["reward/length"] + line["reward/all"])
         assert 0 < line["reward/length"] <= 1
     assert run.verdict["verdict"] and run.status in (0, 3)
-    assert repr(run) == f"<TrainedRun {run.path}: {run.verdict['verdict']}>"
     assert [line["step"] for line in run.reports] == [0, 2]
     facts = run.config["facts"]
     assert facts["functions"] == {"reward": inspect.getsource(reward)}
