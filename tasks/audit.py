@@ -3,9 +3,8 @@
     python -m grpo.tasks.audit runs/NAME [runs/NAME ...]
 
 The audit reads all problems of all stored steps and evaluations, and computes the key of each again
-from the problem's own data. So it finds a forged key, and two problems that differ only in the
-order of their factors. Problems of steps whose rollouts were deleted, and of an earlier run that
-this one began with, are known by their keys in seen.jsonl.
+from the problem's own data. So it finds a forged key, a changed list of seen problems, and two
+problems that differ only in the order of their factors.
 
 The exit status is 0 if nothing is found, 1 if something is (one line each), and 2 if the run cannot
 be read.
@@ -18,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from grpo.data.errors import Parser, UserError, blaming, command_of, escape_control, exit_status
-from grpo.data.files import check_links, read_jsonl, read_jsonl_zst, read_yaml
+from grpo.data.files import check_links, read_json, read_jsonl, read_jsonl_zst, read_yaml
 from grpo.tasks.base import Problem, Task
 from grpo.tasks.registry import load_task, require_trusted
 
@@ -30,7 +29,7 @@ Turns = tuple[tuple[str, str], ...]
 
 @dataclass
 class StoredProblems:
-    """The problems of a run, by keys that are computed again from the data in its rollouts."""
+    """The problems in the rollouts of a run, by keys that are computed again from their data."""
 
     # The file of each problem that was trained on, by its key and also by its turns; of each that
     # was evaluated; and of each example that a prompt showed with its answer.
@@ -38,7 +37,8 @@ class StoredProblems:
     evaluated: dict[tuple[str, Turns], str] = field(default_factory=dict)
     shown: dict[str, str] = field(default_factory=dict)
 
-    steps: set[int] = field(default_factory=set)  # whose rollouts are stored
+    # The stored keys of the problems trained on at each step; step 0 is the imitation.
+    by_step: dict[int, set[str]] = field(default_factory=dict)
     wrong_keys: list[str] = field(default_factory=list)  # a line for each
 
 
@@ -53,10 +53,22 @@ def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str]
     task = load_task(config["task"], config.get("reward"), config["task_options"])
 
     stored = _read_stored(folder, task)
-    different = sum(isinstance(name, str) for name in stored.trained)
-    return [*stored.wrong_keys, *_evaluated_again(stored)], (
-        f"{len(stored.steps)} steps, {different} different problems trained on, "
-        f"{len(stored.evaluated)} evaluated"
+    listed, before = _listed(folder)
+    found = [
+        *stored.wrong_keys,
+        *_evaluated_again(stored, before, config.get("start")),
+        *_wrong_lists(folder, listed, before, stored.by_step),
+    ]
+    path = folder / "metrics.jsonl"
+    steps = [line["step"] for _, line in read_jsonl(path, is_log=True)] if path.exists() else []
+    if steps != list(range(1, len(steps) + 1)):
+        found.append(f"{path.name}: lacks steps or has them twice, {len(steps)} lines in all")
+
+    different = set().union(*stored.by_step.values())
+    earlier = f" (and {len(before)} before, see {config.get('start')})" if before else ""
+    return found, (
+        f"{len(stored.by_step.keys() - {0})} steps, {len(different)} different problems trained "
+        f"on{earlier}, {len(stored.evaluated)} evaluated"
     )
 
 
@@ -82,20 +94,16 @@ def _read_stored(folder: Path, task: Task) -> StoredProblems:
             if kind in ("step", "imitation"):
                 stored.trained.setdefault(key, path.name)
                 stored.trained.setdefault(problem.turns, path.name)
+                stored.by_step.setdefault(step, set()).add(problem.key)
             else:
                 stored.evaluated.setdefault((key, problem.turns), path.name)
-        if kind == "step":
-            stored.steps.add(step)
-
-    seen = folder / "seen.jsonl"
-    for _, line in read_jsonl(seen, is_log=True) if seen.exists() else ():
-        for key in line["keys"]:
-            stored.trained.setdefault(key, f"{seen.name}, step {line['step']}")
     return stored
 
 
-def _evaluated_again(stored: StoredProblems) -> list[str]:
-    """Return the evaluated problems that were trained on, or shown with their answer."""
+def _evaluated_again(stored: StoredProblems, before: set[str], start: str | None) -> list[str]:
+    """Return the evaluated problems that this run trained on or showed with their answer, or that
+    the run it began with (`start`) had trained on (`before`).
+    """
     found = []
     for (key, turns), name in stored.evaluated.items():
         problem = f"{name}: {_short(turns[-1][1])} ({key})"
@@ -103,6 +111,55 @@ def _evaluated_again(stored: StoredProblems) -> list[str]:
             found.append(f"{problem} was trained on, in {where}")
         if where := stored.shown.get(key):
             found.append(f"{problem} was shown with its answer, in {where}")
+        if key in before:
+            found.append(f"{problem} was trained on before this run, see {start}")
+    return found
+
+
+def _listed(folder: Path) -> tuple[dict[int, set[str]], set[str]]:
+    """Return the keys in seen.jsonl: by step (0 is the imitation), and those of earlier runs."""
+    listed: dict[int, set[str]] = {}
+    before: set[str] = set()
+    path = folder / "seen.jsonl"
+    for _, line in read_jsonl(path, is_log=True) if path.exists() else ():
+        if line["step"] == 0 and not line.get("imitated"):
+            before |= set(line["keys"])
+        else:
+            listed[line["step"]] = set(line["keys"])
+    return listed, before
+
+
+def _wrong_lists(
+    folder: Path, listed: dict[int, set[str]], before: set[str], by_step: dict[int, set[str]]
+) -> list[str]:
+    """Return how seen.jsonl (`listed`) and the checkpoints differ from the stored steps.
+
+    What a killed run wrote after its last checkpoint may be incomplete, and is not compared.
+    """
+    paths = sorted((folder / "checkpoints").glob("step-*/trainer.json"))
+    trainers = {path: read_json(path)["trainer"] for path in paths}
+    last = max((trainer["done"] for trainer in trainers.values()), default=0)
+
+    compared = [
+        (f"seen.jsonl, step {step}", listed.get(step, set()), by_step.get(step, set()))
+        for step in sorted(listed.keys() | by_step.keys())
+        if step <= last
+    ]
+    for path, trainer in trainers.items():
+        trained = before.union(*(keys for step, keys in by_step.items() if step <= trainer["done"]))
+        compared.append((f"{path.parent.name}/trainer.json", set(trainer["seen"]), trained))
+
+    found = []
+    for where, in_list, trained in compared:
+        if lost := trained - in_list:
+            found.append(
+                f"{where}: lacks {len(lost)} problems that were trained on, {min(lost)} the first"
+            )
+        if extra := in_list - trained:
+            found.append(
+                f"{where}: lists {len(extra)} problems that no stored step has, {min(extra)} the "
+                "first"
+            )
     return found
 
 

@@ -40,6 +40,12 @@ def rewrite(path, change):
     write_jsonl_zst(path, lines)
 
 
+def rewrite_json(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
 def the_first_problem(run):
     return read_jsonl_zst(run / ROLLOUTS.format("step-000001"))[0]["problem"]
 
@@ -92,13 +98,42 @@ def test_a_trained_problem_whose_expression_was_forged_is_found_by_its_prompt(ru
     assert "was trained on, in step-000001.jsonl.zst" in audit(run)[0][0]
 
 
-def test_a_problem_of_a_step_whose_rollouts_were_deleted(run):
-    line = read_jsonl_zst(run / ROLLOUTS.format("step-000002"))[1]
+def test_a_tampered_list_of_seen_problems(run):
+    lines = [json.loads(line) for line in (run / "seen.jsonl").read_text().splitlines()]
+    lost = lines[1]["keys"].pop()
+    lines[2]["keys"].append("f" * 16)
+    (run / "seen.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert audit(run)[0] == [
+        f"seen.jsonl, step 2: lacks 1 problems that were trained on, {lost} the first",
+        "seen.jsonl, step 3: lists 1 problems that no stored step has, ffffffffffffffff the first",
+    ]
+
+
+def test_a_tampered_checkpoint(run):
+    newest = sorted((run / "checkpoints").glob("step-*/trainer.json"))[-1]
+    rewrite_json(newest, lambda state: state["trainer"]["seen"].pop(0))
+    (found,) = audit(run)[0]
+    assert found.startswith(f"{newest.parent.name}/trainer.json: lacks 1 problems")
+
+
+def test_a_step_that_was_taken_away(run):
     (run / ROLLOUTS.format("step-000002")).unlink()
-    found, summary = audit(run)
-    assert found == [] and summary.startswith("2 steps, 9 different problems trained on")
-    rewrite(run / ROLLOUTS.format("eval-000003"), lambda lines: lines.append(line))
-    assert audit(run)[0][0].endswith("was trained on, in seen.jsonl, step 2")
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (run / "metrics.jsonl").write_text("".join(lines[1:]))
+    found = audit(run)[0]
+    assert any("seen.jsonl, step 2: lists 3" in line for line in found)
+    assert found[-1].startswith("metrics.jsonl: lacks steps or has them twice, ")
+
+
+def test_a_run_that_was_killed_within_a_line_is_read(run):
+    """Its last step is in rollouts/, and not yet in metrics.jsonl."""
+    for name in ("metrics.jsonl", "seen.jsonl"):
+        lines = (run / name).read_bytes()
+        (run / name).write_bytes(lines[:-20])
+    last = max((run / "checkpoints").glob("step-*"))
+    assert audit(run)[0] != []  # the step has a checkpoint, so its lines have been lost
+    shutil.rmtree(last)
+    assert audit(run)[0] == []
 
 
 def test_what_is_no_run(tmp_path, capsys):

@@ -202,7 +202,7 @@ def test_a_run_states_what_imitation_came_to_and_survives_a_kill(
     assert load_run("runs/again").groups(2) == run.groups(2)
     assert audit.main(["runs/again"]) == 0
 
-    # An imitated problem that is evaluated is found.
+    # An imitated problem that is evaluated, and one that is not listed, are found.
     stored = Path("runs/again/rollouts/eval-000000.jsonl.zst")
     write_rollouts(stored, answers[:1], step=0)
     assert audit.main(["runs/again"]) == 1
