@@ -151,6 +151,8 @@ def exit_status(program: str, action: Callable[[], int]) -> int:
     try:
         if sys.platform == "win32":
             raise UserError("Windows is not supported; use its Linux subsystem (WSL)")
+        if sys.flags.optimize > 1:
+            raise UserError("transformers needs docstrings; unset PYTHONOPTIMIZE, leave out -OO")
         found = action()
         print(end="", flush=True)  # now: a failure at the end of the interpreter has no status
         return found

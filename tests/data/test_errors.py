@@ -1,6 +1,7 @@
 """How programs end: one line and a status, also where nothing can be printed any more."""
 
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -61,6 +62,12 @@ def raising(error):
 def test_the_status_and_the_line_of_an_error(capsys, error, status, line):
     assert exit_status("p", lambda: raising(error)) == status
     assert capsys.readouterr().err == line + "\n"
+
+
+def test_python_without_docstrings_is_refused(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "flags", SimpleNamespace(optimize=2))
+    assert exit_status("p", lambda: 0) == 2
+    assert "unset PYTHONOPTIMIZE" in capsys.readouterr().err
 
 
 def test_other_errors_keep_their_traceback():
