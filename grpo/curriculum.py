@@ -34,7 +34,16 @@ from grpo.model.prompts import check_conversations
 from grpo.records import Completion, Decision, Group, Resumable, first_tries, truncated_share
 from grpo.rollout.generate import fitting
 from grpo.statistics import mark_of_parts, mean_interval, problems_needed, reaches_mark
-from grpo.tasks.base import Problem, Task, compares, levels_of, problems_of, range_of, scores_of
+from grpo.tasks.base import (
+    Problem,
+    Score,
+    Task,
+    compares,
+    levels_of,
+    problems_of,
+    range_of,
+    scores_of,
+)
 from grpo.tasks.registry import load_task
 from grpo.tasks.supply import (
     LADDER,
@@ -251,6 +260,13 @@ class ProblemStream(Resumable):
                 raise UserError(
                     f"task {self.task.name}: make({level}, 'train', rng) returned two problems for "
                     "the same random numbers; draw everything with rng"
+                )
+            score = target_score(self, once) if level < levels[-1] else None
+            if score and not score.exact and score.value < OPEN_AT:
+                self.warnings.append(
+                    f"the target of {once.title} scores {score.value:.3f}, and the next level "
+                    f"opens at a mean of {OPEN_AT}: unless other answers score more, the run never "
+                    "climbs; give the range whose highest reward a right answer earns"
                 )
         self.largest_budget(levels)
 
@@ -567,11 +583,17 @@ def has_right_targets(stream: ProblemStream, level: int) -> bool:
     have none. A task that compares completions does not say what a target alone earns.
     """
     _, problem = stream.at(stream.next_index, level)
+    score = target_score(stream, problem)
+    return score is not None and score.exact
+
+
+def target_score(stream: ProblemStream, problem: Problem) -> Score | None:
+    """Return the score of a target; None if it is empty, or the task compares completions."""
     if not problem.target.strip() or compares(stream.task):
-        return False
+        return None
     turns = turns_of(stream.task, stream.policy.opened(problem), [problem.target])
     (score,) = scores_of(stream.task, problem, turns)
-    return score.exact
+    return score
 
 
 def demonstration(policy: Policy, problem: Problem) -> Completion:

@@ -1,8 +1,12 @@
 """The stream of training problems."""
 
+import pytest
 from forced import trainer_for
 
-from grpo.tasks.base import Problem
+from grpo.config import Config
+from grpo.curriculum import ProblemStream
+from grpo.tasks.base import Problem, Score
+from grpo.tasks.registry import load_task
 from grpo.tasks.supply import Supply
 
 
@@ -37,6 +41,15 @@ def test_problems_that_do_not_fit_are_passed_over(tiny_policy):
     assert warning.startswith("problem 1 is left out of training, as is every problem whose ")
     trainer.stream.at(5, 1)
     assert trainer.stream.take_warnings() == []
+
+
+@pytest.mark.parametrize("levels, value, count", [([1, 2], 0.89, 1), ([1, 2], 0.9, 0), ([1], 0, 0)])
+def test_a_ladder_that_right_answers_cannot_climb_is_warned_of(tiny_policy, levels, value, count):
+    task = load_task("arithmetic")
+    task.score = lambda problem, texts: [Score(value) for _ in texts]
+    stream = ProblemStream(Config(), tiny_policy, Supply(task, seed=0))
+    stream.check(levels)
+    assert sum("opens at a mean of 0.9: unless" in line for line in stream.warnings) == count
 
 
 def test_repeated_problems_are_counted(tiny_policy):
