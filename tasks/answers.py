@@ -233,7 +233,6 @@ class Gsm8k(Rows):
 
     name = "gsm8k"
     metric = "exact match"
-    level_unit = ""
     argument = "FOLDER, the folder of train.jsonl and test.jsonl"
     options = {}
 

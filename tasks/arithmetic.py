@@ -86,7 +86,6 @@ class Arithmetic:
     name = "arithmetic"
     rewards = ()
     metric = "exact match"
-    level_unit = ""
     reads_reasoning = True
     placeholders = {"expression": lambda data: data["expression"]}
     options = {"family": "chain or product (default: chain)"}

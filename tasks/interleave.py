@@ -306,29 +306,23 @@ class Interleave:
     @staticmethod
     def explain(problem: Problem, completion: str, score: Score, reward: str | None) -> str:
         """Return how a completion earned its reward, e.g. "0.190 = 4 right before the first error /
-        21 written"; or "20 wanted", if that is longer.
+        21 wanted".
         """
         parts = score.parts
         written, wanted = parts["words"], len(split_words(problem.target))
         longest = max(written, wanted)
-        divisor = f"{written} written" if written > wanted else f"{wanted} wanted"
         if score.exact:
             why = f"all {written} words right"
         elif reward == "prefix":
             right = parts["first_divergence"]
             extra = "" if right < wanted else " and one too many"
-            divisor = f"{wanted + bool(extra)} wanted{extra}"
-            why = f"{right} right before the first error / {divisor}"
+            why = f"{right} right before the first error / {wanted + bool(extra)} wanted{extra}"
         elif reward == "pairs" and longest > 1:
-            why = (
-                f"({parts['pairs']} + {longest - 1}) / (2 × {longest - 1}); the similarity of the "
-                "pairs of neighbouring words"
-            )
+            pairs = longest - 1
+            why = f"({parts['pairs']} + {pairs}) / (2 × {pairs}), of pairs of neighbouring words"
         else:
-            why = (
-                f"({parts['matches']} right − {parts['substitutions']} replaced − {parts['gaps']} "
-                f"missing or too many + {divisor}) / (2 × {longest})"
-            )
+            best = parts["matches"] - parts["substitutions"] - parts["gaps"]
+            why = f"({best} + {longest}) / (2 × {longest}), of words"
         return f"{score.reward:.3f} = {why}"
 
 
