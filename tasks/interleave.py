@@ -304,7 +304,7 @@ class Interleave:
         return [credits[text] for text in completions]
 
     @staticmethod
-    def explain(problem: Problem, completion: str, score: Score, reward: str | None) -> str:
+    def explain(problem: Problem, score: Score, reward: str | None) -> str:
         """Return how a completion earned its reward, e.g. "0.190 = 4 right before the first error /
         21 wanted".
         """

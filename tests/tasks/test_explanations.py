@@ -28,7 +28,7 @@ def test_the_formula_of_each_reward_of_interleave_comes_to_the_reward(a, b, rewa
     written = data.draw(st.one_of(WORDS, st.permutations(interleaved(a, b))))
     (score,) = task.score(problem, [" ".join(written)])
 
-    formula = explain("interleave", problem, " ".join(written), score, reward)
+    formula = explain("interleave", problem, score, reward)
     assert formula.startswith(f"{score.reward:.3f} = ")
     if not score.exact:
         assert come_to(formula) == pytest.approx(score.reward, abs=0.002), formula
@@ -39,7 +39,7 @@ def test_interleave_by_hand():
 
     def said(text, reward="prefix"):
         (score,) = Interleave(reward).score(problem, [text])
-        return explain("interleave", problem, text, score, reward)
+        return explain("interleave", problem, score, reward)
 
     assert said("a1 b1 a2 b2") == "1.000 = all 4 words right"
     assert said("a1 b1 b2") == "0.500 = 2 right before the first error / 4 wanted"
@@ -54,20 +54,20 @@ def test_interleave_by_hand():
 def test_a_reason_is_said_before_anything_else():
     problem = Problem("arithmetic", 1, "What is 37 + 15?", "52", "k", {})
     right, none = Arithmetic().score(problem, ["52", "52 or 53"])
-    assert explain("arithmetic", problem, "52", right) == "1.000, as the task scored it"
-    assert explain("arithmetic", problem, "52 or 53", none) == "0.000 = not one integer"
+    assert explain("arithmetic", problem, right) == "1.000, as the task scored it"
+    assert explain("arithmetic", problem, none) == "0.000 = not one integer"
 
 
 def test_components_of_a_users_reward():
     problem = Problem("data", 1, "q", "", "k", {})
     parts = {"reward/place": 2 / 3, "reward/all": 0.2}
-    assert explain("data", problem, "", Score(2 / 3 + 0.2, parts)) == (
+    assert explain("data", problem, Score(2 / 3 + 0.2, parts)) == (
         "0.867 = 0.667 place + 0.200 all"
     )
-    assert explain("data", problem, "", Score(0.5, parts)) == "0.500, 0.667 place, 0.200 all"
-    assert explain("data", problem, "", Score(0.5)) == "0.500, as the task scored it"
+    assert explain("data", problem, Score(0.5, parts)) == "0.500, 0.667 place, 0.200 all"
+    assert explain("data", problem, Score(0.5)) == "0.500, as the task scored it"
     # The file of a user's task is not loaded.
-    assert explain("no/such.py:Task", problem, "", Score(0.5)) == "0.500, as the task scored it"
+    assert explain("no/such.py:Task", problem, Score(0.5)) == "0.500, as the task scored it"
 
 
 @pytest.mark.parametrize("task", ["interleave", "arithmetic", "gsm8k", "data"])
@@ -83,4 +83,4 @@ def test_components_of_a_users_reward():
 )
 def test_parts_that_no_version_stored_do_no_harm(task, parts):
     problem = Problem(task, 1, "q", "a b", "k", {})
-    assert explain(task, problem, "a", Score(0.25, parts), "prefix").startswith("0.250")
+    assert explain(task, problem, Score(0.25, parts), "prefix").startswith("0.250")
