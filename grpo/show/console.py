@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -20,7 +19,7 @@ from rich.text import Text
 from grpo.config import Config
 from grpo.data.errors import escape_control, shortened
 from grpo.records import StepReport, level_name
-from grpo.tasks.base import declared_budget, problems_of, sources_of
+from grpo.tasks.base import problems_of, sources_of
 
 if TYPE_CHECKING:
     from grpo.trainer import Trainer
@@ -84,13 +83,8 @@ COLUMNS = {
     "repeated": ("repeated", ".17g"),
 }
 
-# Settings that are always in the list of a run's settings, and those that are shown elsewhere. The
-# others are listed if they are not at their default.
-MAIN = "reward learning_rate lora_rank temperature loss scale credit beta on_degenerate".split()
-ELSEWHERE = (
-    "task level steps name resume start mixed control dataset problems task_options model device "
-    "dtype prompts group_size max_new_tokens curriculum"
-).split()
+# Settings that are listed although they are at their default.
+MAIN = "task group_size temperature loss scale credit beta on_degenerate".split()
 
 
 class Console:
@@ -216,30 +210,22 @@ def settings_of(folder: Path, config: Config, trainer: "Trainer") -> dict[str, s
         name: f"{control}: a control experiment, whose rewards carry no information"
         for name, control in config.mark.items()
     }
-    task, levels = trainer.task, trainer.curriculum.levels
-    about = [f"{config.task}, level {config.level}"]
-    if len(levels) > 1:
-        about.append(f"levels {', '.join(map(str, levels))}, drawn where groups vary")
-    about += [f"{name} {value}" for name, value in config.task_options.items()]
-
-    texts = len(sources_of(task))
+    texts = len(sources_of(trainer.task))
     problems = config.dataset or "fresh" + (f", from {texts} texts" if texts else "")
-    if own := problems_of(task, "train"):
+    if own := problems_of(trainer.task, "train"):
         problems = f"{len(own):,} training problems of the data, shuffled each epoch"
 
+    defaults = vars(Config()) | {"control": config.control, "model": config.model}  # shown above
     chosen = [
-        f"{each.name} {shortened(str(value), 40)}"
-        for each in fields(Config)
-        if (value := getattr(config, each.name)) != each.default or each.name in MAIN
-        if each.name not in ELSEWHERE
+        f"{name} {shortened(str(value), 40)}"
+        for name, value in vars(config).items()
+        if value != defaults[name] or name in MAIN
     ]
     return {
         "run": str(folder),
         **control,
-        "task": ", ".join(about),
-        "problems": problems,
         "model": _model(config, trainer),
-        "batch": _batch(config, trainer),
+        "problems": problems,
         "settings": ", ".join(chosen),
     }
 
@@ -257,17 +243,6 @@ def _model(config: Config, trainer: "Trainer") -> str:
         f"{config.model}, {size:.1f} M parameters, {trained:.2f} M trained, {dtype}"
         f"{' with float32 masters' if has_masters else ''} on {policy.device}, "
         f"{torch.get_num_threads()} threads" + (f", {ranks} ranks" if ranks > 1 else "")
-    )
-
-
-def _batch(config: Config, trainer: "Trainer") -> str:
-    assert config.level is not None, "the configuration is resolved"
-    budget = config.max_new_tokens or declared_budget(trainer.task, config.level)
-    up_to = f", up to {budget} new tokens" if budget else ""
-    recomputed = ", gradient checkpointing" if trainer.policy.gradient_checkpointing else ""
-    return (
-        f"{config.prompts} prompts × {config.group_size} completions{up_to}, micro-batches of "
-        f"{trainer.update_memory.micro_tokens:,} tokens{recomputed}"
     )
 
 

@@ -28,7 +28,6 @@ def said(model, **flags):
 def test_what_is_trained_and_how(tiny_model):
     full = said(tiny_model)
     assert " M trained, float32 on cpu" in full["model"]
-    assert full["batch"].endswith("micro-batches of 4,096 tokens")
     assert "lora_rank 0" in full["settings"] and "learning_rate 1e-05" in full["settings"]
     rough = said(tiny_model, dtype="bfloat16")
     assert "bfloat16 with float32 masters on cpu" in rough["model"]
@@ -43,7 +42,7 @@ def test_settings_that_are_not_at_their_default_are_shown(tiny_model):
     other = said(tiny_model, shots=2, system="Be brief. " * 9, beta=0.04, prompts=3)
     assert "beta 0.04" in other["settings"]
     assert "shots 2" in other["settings"] and "system Be brief." in other["settings"]
-    assert other["batch"].startswith("3 prompts × 16 completions")
+    assert "prompts 3, group_size 16" in other["settings"]
     assert (
         said(tiny_model, control="constant-reward")["control"]
         == "constant-reward: a control experiment, whose rewards carry no information"
