@@ -20,7 +20,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,7 +28,7 @@ from rich.console import Console
 from rich.text import Text
 
 from grpo.config import SCALES
-from grpo.data.errors import Parser, UserError, command_of, escape_control, exit_status, quoted
+from grpo.data.errors import Parser, UserError, command_of, escape_control, exit_status
 from grpo.records import CLASSES, WHY, Group, summaries
 from grpo.run.logs import KINDS, MOST_TOKENS, load_run, tokenizer_of
 from grpo.show.console import show_table
@@ -112,12 +111,6 @@ class View:
         width = None if sys.stdout.isatty() else PIPE_WIDTH
         self.console = Console(width=width, highlight=False, markup=False, emoji=False)
 
-    def _next(self, command: str) -> None:
-        """Print the command that shows more."""
-        flag = "" if self.kind == "step" else f" --kind {self.kind}"
-        line = f"next: {command_of('inspect')} {quoted(self.run.path)} {command}{flag}"
-        self.console.print(line, style="dim", soft_wrap=True)
-
     def _group_of(self, step: int, number: int, sample: int) -> Group:
         group = self.run.group(step, number, self.kind)
         most = len(group.completions) - 1
@@ -137,7 +130,6 @@ class View:
         if not lines:
             raise UserError(f"{self.run.path}: the run has made no step yet")
         show_table(self.console, lines, [*STEP_FIGURES, "classes"])
-        self._next(f"step {lines[-1]['step']}")
 
     def step(self, step: int) -> None:
         """Show a line for each group of a step."""
@@ -152,8 +144,6 @@ class View:
         is_training = self.kind in ("step", "failed")
         words = ["class", "done", "advantages", "trap"] if is_training else ["trap"]
         show_table(self.console, lines, [*GROUP_FIGURES, *words])
-        widest = max(lines, key=itemgetter("reward_std"))
-        self._next(f"group {step} {widest['group']}")
 
     def group(self, step: int, number: int) -> None:
         """Show the texts of a group next to the target, highest reward first."""
@@ -171,23 +161,19 @@ class View:
             if text:
                 self.console.print(Text.assemble((f"{name:<8}", "bold"), escape_control(text)))
 
-        by_reward = sorted(range(len(group.rewards)), key=lambda sample: -group.rewards[sample])
         same_text = defaultdict(list)
-        for sample in by_reward:
+        for sample in sorted(range(len(group.rewards)), key=lambda each: -group.rewards[each]):
             same_text[group.texts[sample]].append(sample)
         for samples in same_text.values():
             self.console.print()
             lines = completion_lines(group, samples, self.run.config.get("reward") or "")
             self.console.print(*lines, sep="\n")
-        self.console.print()
-        self._next(f"why {step} {number} {by_reward[-1]}")
 
     def why(self, step: int, number: int, sample: int) -> None:
         """Say in words why a completion earned its reward and advantage, and what it taught."""
         for name, sentence in self.sentences(step, number, sample).items():
             line = Text.assemble((f"{name:<9}  ", "bold"), escape_control(sentence))
             self.console.print(line, soft_wrap=not self.console.is_terminal)
-        self._next(f"tokens {step} {number} {sample}")
 
     def sentences(self, step: int, number: int, sample: int) -> dict[str, str]:
         """Return the sentences on "reward", "advantage" and "training" of a completion."""
