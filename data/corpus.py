@@ -5,7 +5,8 @@ joined by others.
 """
 
 import hashlib
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,7 +26,12 @@ KINDS = ("tables", "code", "lists", "numbers", "punctuation", "alphabets")
 # 79/6/11 (train, validation, test); with this one, the first that was tried, 75/10/11.
 SPLIT_SALT = "interleave"
 
-# The most bytes that `load_texts` reads: more is no folder of texts, but a mistake.
+# Words of a shingle, and the share of a document's shingles from which on it repeats another
+# document that has them.
+SHINGLE = 5
+NEAR = 0.8
+
+# The most bytes that `load_texts` reads. To find repeats in them takes about 20 s and 1 GB.
 MAX_TEXT = 20_000_000
 
 
@@ -60,8 +66,8 @@ def load_texts(folder: str | Path) -> list[Document]:
     """Return the documents of a user's own folder (--texts) and its subfolders, sorted by title.
 
     Each .txt and .md file is a document, and its title is its path within the folder. Hidden and
-    empty files are skipped, and links to folders are not followed. Copies share a split; texts that
-    are merely alike may not.
+    empty files are skipped, and links to folders are not followed. A document that repeats another
+    one is skipped as well, because it could belong to another split.
     """
     fix = "give a folder of .txt or .md files"
     if kind_of(folder) != "folder":
@@ -82,7 +88,28 @@ def load_texts(folder: str | Path) -> list[Document]:
     documents = [document for document in documents if document.words]
     if not documents:
         raise UserError(f"{folder}: the folder holds no text in UTF-8; {fix}")
-    return documents
+    return without_repeats(documents)
+
+
+def without_repeats(documents: Sequence[Document]) -> list[Document]:
+    """Return the documents that do not repeat another one, in their order.
+
+    A document repeats another one that has a share NEAR of its sequences of SHINGLE words (Broder
+    1997). Of the two the longer one is kept, or the first.
+    """
+    having: dict[tuple[str, ...], list[int]] = {}  # the documents that are kept, by shingle
+    kept = set()
+
+    # The longest first: of a chapter and its book, the book is kept.
+    for number in sorted(range(len(documents)), key=lambda i: -len(documents[i].words)):
+        words = documents[number].words
+        shingles = {tuple(words[i : i + SHINGLE]) for i in range(max(1, len(words) - SHINGLE + 1))}
+        shared = Counter(other for shingle in shingles for other in having.get(shingle, ()))
+        if max(shared.values(), default=0) / len(shingles) < NEAR:
+            kept.add(number)
+            for shingle in shingles:
+                having.setdefault(shingle, []).append(number)
+    return [document for number, document in enumerate(documents) if number in kept]
 
 
 def split_of(document: Document) -> str:

@@ -10,8 +10,8 @@ declare -A flags=(
     [constant]='--control constant-reward --config {"patience":0}'
 )
 measure() {  # model, folder for the figures
-    for sampling in "" "--temperature 0"; do
-        file="$2/test${sampling:+greedy}.json"
+    for sampling in "" --greedy; do
+        file="$2/test${sampling#--}.json"
         [ -f "$file" ] || python eval.py --model "$1" --task arithmetic --problems 1000 \
             $sampling --json "$file"
     done

@@ -9,7 +9,7 @@ if [ -d runs/ladder/checkpoints ]; then
 else
     python train.py --task interleave --curriculum --name ladder
 fi
-for sampling in "" "--temperature 0"; do
+for sampling in "" --greedy; do
     for asked in "10,25,50,100 200" "200,500 64"; do
         read -r words problems <<< "$asked"
         python eval.py --model runs/ladder --words "$words" --problems "$problems" \

@@ -106,8 +106,12 @@ def make_parser() -> Parser:
     add("--split", default="test", choices=["train", "validation", "test"], help="of the problems")
     add("--seed", type=int, default=0, help="of the problems, their examples and the samples")
 
-    temperature = "of sampling (default: 1; 0: the likeliest token each time)"
-    add("--temperature", type=float, help=temperature)
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--temperature", type=float, help="of sampling (default: 1)")
+    greedy = "take the likeliest token each time (temperature 0)"
+    either.add_argument(
+        "--greedy", action="store_const", const=0.0, dest="temperature", help=greedy
+    )
     add("--top-p", type=float, help="sample from the likeliest tokens of this mass (default: all)")
     add("--max-new-tokens", type=int, help="budget (default: a quarter more than the target takes)")
 

@@ -13,6 +13,7 @@ from grpo.data.corpus import (
     load_corpus,
     load_texts,
     split_of,
+    without_repeats,
 )
 from grpo.data.errors import UserError
 
@@ -61,8 +62,7 @@ def test_a_folder_of_texts_is_read_with_all_below(tmp_path):
     assert load_texts(tmp_path) == [
         Document("below/deeper/two.txt", numbered("b", 3)),
         Document("below/notes.md", "# Überschrift\n\n- a point"),
-        Document("copy.txt", f"{numbered('a', 50)}\n"),
-        Document("one.txt", numbered("a", 50)),
+        Document("copy.txt", f"{numbered('a', 50)}\n"),  # one.txt repeats it
     ]
 
 
@@ -105,3 +105,18 @@ def test_the_split_depends_on_the_words_alone(text, title, space):
     assert split_of(Document(title, space + text.replace(" ", space))) == split_of(
         Document("other", text)
     )
+
+
+# ---- repeats
+
+
+def test_repeats_begin_at_a_similarity_of_08():
+    # 104 words have 100 runs of five; their first 84 and 83 words have 80 and 79 of them.
+    old = Document("old", numbered("a", 104))
+    near = Document("near", f"{numbered('a', 84)} {numbered('b', 20)}")
+    far = Document("far", f"{numbered('a', 83)} {numbered('b', 21)}")
+    part = Document("part", numbered("a", 60))
+    assert without_repeats([old, near, far, part]) == [old, far]
+
+    whole = Document("whole", f"{numbered('a', 104)} {numbered('c', 500)}")
+    assert without_repeats([old, whole]) == [whole]  # of a chapter and its book, the book

@@ -100,6 +100,7 @@ def test_bad_evaluations(capsys):
     assert "--samples 0: give 1 or more" in said("--samples", "0")
     assert "--temperature -1.0: give 0 or more" in said("--temperature", "-1")
     assert "--temperature nan: give 0 or more" in said("--temperature", "nan")
+    assert "not allowed with argument --greedy" in said("--greedy", "--temperature", "1")
     assert "--top-p 0.0: give a number above 0 and up to 1" in said("--top-p", "0")
     assert "--max-new-tokens -3: give 0 or more" in said("--max-new-tokens", "-3")
     assert "--max-new-tokens 3: the right answer takes" in said("--max-new-tokens", "3")

@@ -137,7 +137,7 @@ def test_an_evaluation_is_sampled_as_the_run_was(run, capsys):
 
     (changed,) = evaluated("--model", "runs/a", "--problems", "5", "--top-p", "1")
     assert (changed["top_p"], changed["temperature"]) == (1, 0.7)
-    (greedy,) = evaluated("--model", "runs/a", "--problems", "5", "--temperature", "0")
+    (greedy,) = evaluated("--model", "runs/a", "--problems", "5", "--greedy")
     assert greedy["temperature"] == 0
 
 
@@ -326,7 +326,7 @@ def test_a_reward_may_not_change_torch(name, own, other):
 
 def test_foreign_kinds_are_reported_beside_the_test_split(tiny_model, monkeypatch, capsys):
     monkeypatch.setattr(corpus, "KINDS", ("code", "tables"))
-    flags = f"--model {tiny_model} --words 2,3 --problems 5 --temperature 0".split()
+    flags = ["--model", str(tiny_model), "--words", "2,3", "--problems", "5", "--greedy"]
     own = evaluated(*flags)
     both = evaluated(*flags, "--foreign")
     assert both[:2] == own
