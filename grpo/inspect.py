@@ -5,6 +5,7 @@
     python -m grpo.inspect runs/NAME group 12 3            a group's completions by reward
     python -m grpo.inspect runs/NAME why 12 3 0            its reward and advantage in words
     python -m grpo.inspect runs/NAME tokens 12 3 0         a completion's tokens
+    python -m grpo.inspect runs/NAME degenerate            the groups without gradient, and why
     python -m grpo.inspect runs/NAME replay 12             repeat the step's update and compare
 
 Steps are counted from 1, groups and completions from 0, as in the run's files. The exit status is 1
@@ -145,6 +146,15 @@ class View:
         words = ["class", "done", "advantages", "trap"] if is_training else ["trap"]
         show_table(self.console, lines, [*GROUP_FIGURES, *words])
 
+    def degenerate(self) -> None:
+        """Show the groups without gradient."""
+        lines = [
+            {**line, "why": WHY[line["class"]], "done": done_to(line)}
+            for line in self.run.group_index
+            if line["class"] in WHY
+        ]
+        show_table(self.console, lines, ["step", *GROUP_FIGURES, "why", "done", "trap"])
+
     def group(self, step: int, number: int) -> None:
         """Show the texts of a group next to the target, highest reward first."""
         group = self.run.group(step, number, self.kind)
@@ -231,7 +241,7 @@ class View:
 
 # The commands, which are methods of View, and how many of the numbers each takes.
 NUMBERS = ("step", "group", "sample")
-VIEWS = {"steps": 0, "step": 1, "group": 2, "why": 3, "tokens": 3, "replay": 1}
+VIEWS = {"steps": 0, "step": 1, "group": 2, "why": 3, "tokens": 3, "degenerate": 0, "replay": 1}
 
 
 # --- a group and its completions as text --------------------------------------------------------

@@ -134,7 +134,8 @@ def _advice(run: EndedRun, verdict: Verdict) -> tuple[str, str]:
             return f"{top}, if right answers earn no more", run.again(top)
         if run.easier:
             return "easier problems first", _easier(run)
-        return NOTHING_EASIER.get(verdict.degenerate, ""), run.inspection
+        look = f"{command_of('inspect')} {quoted(run.folder)} degenerate"
+        return NOTHING_EASIER.get(verdict.degenerate, ""), look
 
     is_rising = verdict.difference is not None and verdict.difference > 0
     return "", longer if is_rising else run.inspection

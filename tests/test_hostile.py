@@ -37,6 +37,7 @@ PROGRAMS = {  # by name: the program, and flags that a case adds to
     "tokens": (inspect.main, [RUN, "tokens", "2", "0", "0"]),
     "kind": (inspect.main, [RUN, "step", "0", "--kind", "eval"]),
     "replay": (inspect.main, [RUN, "replay", "2", *BY_PLACE]),
+    "degenerate": (inspect.main, [RUN, "degenerate"]),
     "report": (report_program.main, [RUN, "-o", "report.html"]),
     "audit": (audit.main, [RUN, *BY_PLACE]),
     "export": (export.main, [RUN, "exported"]),

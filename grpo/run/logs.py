@@ -47,6 +47,7 @@ from grpo.show.group import best_and_worst
 from grpo.tasks.base import Problem, Score
 
 LOGS = ("metrics.jsonl", "eval.jsonl", "seen.jsonl", "curriculum.jsonl", "groups.jsonl")
+ONE_A_STEP = ("metrics.jsonl", "groups.jsonl")
 
 # What a run writes before it has a result.
 BEGINNING = {".lock", "config.yaml", "prompt.txt", "warnings.log"}
@@ -91,6 +92,12 @@ def step_of(checkpoint: Path) -> int:
     match = CHECKPOINT.fullmatch(checkpoint.name)
     assert match is not None, f"{checkpoint} is not a checkpoint"
     return int(match[1])
+
+
+def size_on_disk(path: Path) -> str:
+    """Return the size of a file, or of all files in a folder, e.g. "12.3 MB"."""
+    files = [path, *path.rglob("*")]
+    return f"{sum(each.lstat().st_size for each in files if each.is_file()) / 1e6:.1f} MB"
 
 
 def checkpoint_folders(run: Path) -> list[Path]:
@@ -156,11 +163,21 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
-def rewind(run: Path, step: int) -> None:
-    """Remove what a run has written after `step`, and what a killed process has not completed."""
+def rewind(run: Path, step: int) -> list[str]:
+    """Remove what a run has written after `step`, and what a killed process has not completed.
+
+    Returns warnings about logs that are damaged.
+    """
+    warnings = []
     for path in (run / name for name in LOGS):
         if path.exists():
             lines = [line for line in read_metrics(path) if line["step"] <= step]
+            steps = [line["step"] for line in lines]
+            if path.name in ONE_A_STEP and steps != list(range(1, step + 1)):
+                warnings.append(
+                    f"{path}: lacks steps or has them twice, {len(steps)} lines of {step} steps; "
+                    "figures of the run are computed from them"
+                )
             # In a damaged log half a character may stand alone, which JSON can escape.
             write_whole(path, _json_lines(lines).encode(errors="backslashreplace"))
 
@@ -179,6 +196,7 @@ def rewind(run: Path, step: int) -> None:
     for path in (*run.glob(".*.partial"), *run.glob("rollouts/.*.partial")):
         if not path.name.startswith(".report."):  # which another process may write now
             path.unlink()
+    return warnings
 
 
 # --- rollouts ---------------------------------------------------------------------------------

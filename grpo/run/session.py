@@ -58,6 +58,7 @@ from grpo.run.logs import (
     load_run,
     resume_hint,
     rewind,
+    size_on_disk,
     step_of,
 )
 from grpo.run.resume import OpenedRun, facts, open_run, sources_of_run
@@ -247,7 +248,8 @@ class Run:
         done = self.trainer.done
         if self.ranks.is_rank0:
             remove_checkpoints_after(self.folder, done)
-            rewind(self.folder, done)
+            for warning in rewind(self.folder, done):
+                self._warn(warning)
         ended = f", where it had ended: {self.trainer.ended}" if self.trainer.ended else ""
         self.console.say(f"resumed {self.folder} after step {done}{ended}")
 
@@ -548,8 +550,11 @@ class Run:
             mark.get("control", ""),
         )
         self.console.part(said, details, style)
+        paths = [self.folder / name for name in ("metrics.jsonl", "rollouts", "checkpoints")]
+        sizes = [f"  {path}  {size_on_disk(path)}" for path in paths]
+        self.console.part("files", sizes, is_whole=True)
         commands = dict.fromkeys([command, *next_commands(ended)])
-        self.console.part("next", [f"  {each}" for each in commands])
+        self.console.part("next", [f"  {each}" for each in commands], is_whole=True)
         self.files.finish()
         return verdict.exit_status
 

@@ -6,6 +6,7 @@ run's settings are shown, because programs that only read a run use these lines 
 """
 
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,6 +32,10 @@ EVERY = 30.0
 
 # The weight of a step's time in the moving average that predicts the time left.
 PACE_WEIGHT = 0.2
+
+# The columns of a log. Longer lines are broken at spaces, and go on indented.
+WIDTH = 100
+INDENT = " " * 10
 
 # The metrics in the line of a step, and their formats. Widths are fixed, so that the lines of a run
 # form columns; metrics.jsonl has the rest. "{name}" is the name of the score.
@@ -91,7 +96,7 @@ class Console:
     """The screen of a run: ``Console(300).step(report)``; `metric` is the name of the score.
 
     A terminal also shows what is being done, in a line that vanishes. Any other `file` (default:
-    standard output) gets lines without escape codes.
+    standard output) gets lines without escape codes, of at most WIDTH columns.
     """
 
     def __init__(self, total_steps: int, metric: str = "score", *, file: TextIO | None = None):
@@ -131,12 +136,14 @@ class Console:
             rows = [{**row, names[-1]: _ending(row["wording"])} for row in rows]
         show_table(self._rich, rows, names)
 
-    def part(self, title: str, lines: Sequence[str], style: str = "bold") -> None:
-        """Print lines below a title."""
+    def part(
+        self, title: str, lines: Sequence[str], style: str = "bold", *, is_whole: bool = False
+    ) -> None:
+        """Print lines below a title; whole ones may be wider than a log."""
         self._write("")
         self._write(title, style)
         for line in lines:
-            self._write(line)
+            self._write(line, is_whole=is_whole)
 
     def step(self, report: StepReport) -> None:
         """Print a finished step (1, 2, ...) as a line of aligned figures, and its events."""
@@ -163,9 +170,20 @@ class Console:
         occasion = OCCASIONS.get(line["purpose"], "")
         self.say(f"{control_mark(line)}{occasion}held-out {evaluation_in_words(line)}")
 
-    def _write(self, line: str, style: str = "") -> None:
-        """Print a line, whole: a terminal breaks a long one itself."""
-        self._rich.print(Text(escape_control(line), style), soft_wrap=True)
+    def _write(self, line: str, style: str = "", *, is_whole: bool = False) -> None:
+        """Print a line. A terminal breaks a long one itself; in a log, one that need not stay whole
+        is broken at spaces.
+        """
+        text = escape_control(line)
+        if not (self.terminal or is_whole):
+            text = textwrap.fill(
+                text,
+                WIDTH,
+                subsequent_indent=INDENT,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        self._rich.print(Text(text, style), soft_wrap=True)
 
     # --- what is being done -------------------------------------------------------------------
 

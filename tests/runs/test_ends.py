@@ -2,6 +2,7 @@
 
 import pytest
 import yaml
+from screens import unbroken
 from small_runs import BY_PLACE
 from small_train import SMALL
 
@@ -51,7 +52,7 @@ def test_a_run_in_which_nothing_teaches_stops_early_with_its_cause(tmp_path, cap
     (tmp_path / "paid.py").write_text(PAID)
     options = [*SMALL, *tiny_flags, *"--words 1 --task paid.py:Paid --name a --steps 9".split()]
     assert train.main([*options, "--config", "{patience: 3}"]) == 3
-    said = capsys.readouterr().out.splitlines()
+    said = unbroken(capsys.readouterr().out).splitlines()
     reason = "no group could be trained on for 3 steps, up to level 1 (100% failed)"
     # Why it stopped, the verdict, its cause and one remedy, which nothing below contradicts.
     at = next(n for n, line in enumerate(said) if line.endswith(f"stopped after step 3: {reason}"))
@@ -75,7 +76,7 @@ def test_a_solved_run_ends_early_after_a_held_out_check(all_end, tmp_path, capsy
     (tmp_path / "paid.py").write_text(PAID)
     options = [*SMALL, *tiny_flags, "--words", "1", "--task", "paid.py:Always", "--steps", "12"]
     assert train.main([*options, "--name", "a"]) == 0
-    said = capsys.readouterr().out
+    said = unbroken(capsys.readouterr().out)
     assert "ended after step 10: at least 95% of the groups of the last 10 steps were" in said
     assert "ALREADY SOLVED: held-out score at level 1 1.000 → 1.000" in said
     folder = tmp_path / "runs/a"

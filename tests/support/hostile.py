@@ -198,7 +198,7 @@ READERS = {
     "config.yaml": "resume continue eval steps report audit export",
     "metrics.jsonl": "resume steps report",
     "eval.jsonl": "resume report",
-    "groups.jsonl": "resume report",
+    "groups.jsonl": "resume degenerate report",
     "seen.jsonl": "resume continue eval audit",
     "curriculum.jsonl": "resume report",
     "samples.log": "resume",

@@ -50,6 +50,11 @@ def evaluation(level=25, mean=0.4123, temperature=1.0, **changes):
     }
 
 
+def unbroken(text):
+    """Return what a run printed, with the lines joined that were broken for a log."""
+    return re.sub(r"\n {10}", " ", text)
+
+
 class Terminal(io.StringIO):
     encoding = "utf-8"
 

@@ -152,7 +152,7 @@ def test_without_an_easier_level_the_remedy_is_another(kind, name):
     lowest = replace(PAIRS, levels=(25,), easier=())
     stuck = verdict(kind, untaught=1.0, degenerate=name)
     said, command = advice(lowest, stuck)
-    assert said == f"try {NOTHING_EASIER[name]}" and command == LOOK
+    assert said == f"try {NOTHING_EASIER[name]}" and command.endswith(" degenerate")
     said, command = advice(lowest, replace(stuck, truncated=0.9))
     assert said == "try twice the token budget, --max-new-tokens 198" and said[-20:] in command
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from compare_runs import assert_same_run
+from screens import unbroken
 
 from grpo import inspect, report
 from grpo.config import Config
@@ -273,7 +274,7 @@ class Killed(BaseException):
 
 def test_a_killed_run_keeps_its_levels_without_another_pre_flight(start, monkeypatch, capsys):
     assert start("whole", "--level", "10") == 0
-    said = capsys.readouterr().out
+    said = unbroken(capsys.readouterr().out)
     assert "the run trains on levels 3, 5, 10, open to 10: 100% of its groups vary" in said
     assert {line["level"] for line in read_metrics(Path("runs/whole/metrics.jsonl"))} == {10}
 
@@ -296,7 +297,7 @@ def test_a_killed_run_keeps_its_levels_without_another_pre_flight(start, monkeyp
 
 def test_only_the_pre_flight(start, capsys):
     assert start("a", "--level", "10", "--preflight", "only") == 0
-    said = capsys.readouterr().out
+    said = unbroken(capsys.readouterr().out)
     assert "nothing was trained" in said and "step" not in said.split("clock")[1]
     assert "  varied  " in said and "distinct" in said  # heads of the table
     run = load_run("runs/a")
@@ -315,7 +316,7 @@ def test_only_the_pre_flight(start, capsys):
 def test_no_level_within_reach_is_warned_of_and_the_run_goes_on(start, capsys):
     flags = ["--level", "3", "--control", "shuffled-rewards", "--steps", "1"]
     assert start("a", *flags, "--reward-alone", task="Hard") == 3
-    said = capsys.readouterr().out
+    said = unbroken(capsys.readouterr().out)
     assert f"warning: {NO_LEVEL}: the run trains on 3, and may learn nothing" in said
     assert "CONTROL shuffled-rewards  pre-flight" in said
     assert NO_LEVEL in Path("runs/a/warnings.log").read_text()
@@ -326,7 +327,7 @@ def test_no_level_within_reach_is_warned_of_and_the_run_goes_on(start, capsys):
 
 def test_rewards_that_vary_without_a_right_answer_are_no_reason_to_warn(start, capsys):
     start("a", "--level", "3", "--steps", "1", "--reward-alone", task="Partial")
-    said = capsys.readouterr().out
+    said = unbroken(capsys.readouterr().out)
     assert "the run trains on 3: 100% of its groups vary and 0% hold a right answer" in said
     assert "may learn nothing" not in said
 

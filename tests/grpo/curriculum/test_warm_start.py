@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from screens import unbroken
 from transformers import AutoModelForCausalLM
 
 from grpo import load_run
@@ -172,7 +173,7 @@ def test_a_run_states_what_imitation_came_to_and_survives_a_kill(
     flags += [*tiny_flags, "--save-every", "1", "--device", "cpu"]
     flags += ["--config", "{eval_problems: 4, demonstrate: false}"]
     assert train.main([*flags, "--name", "whole"]) == 3  # no group varies
-    said = [line.split("  ", 1)[-1] for line in capsys.readouterr().out.splitlines()]
+    said = [line.split("  ", 1)[-1] for line in unbroken(capsys.readouterr().out).splitlines()]
     occasions = [line.split("held-out similarity")[0] for line in said if "(n = " in line]
     assert occasions[:5] == ["", "imitating: ", "imitating: ", "after imitation: ", ""]
     # Reports warn once, and so does the score after imitation, but none in its course.

@@ -12,6 +12,7 @@ import small_rewards
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from screens import unbroken
 from small_evaluations import CLIMB, evaluated
 
 from grpo.config import load_config
@@ -47,7 +48,7 @@ def test_few_problems_are_evaluated_once_each(run, capsys):
         keys = [group.problem.key for group in groups]
         assert len(set(keys)) == len(keys) == line["n"] < line["asked"] == 200
     n = line["n"]
-    assert f"n = {n} distinct problems, 200 asked for" in capsys.readouterr().out
+    assert f"n = {n} distinct problems, 200 asked for" in unbroken(capsys.readouterr().out)
     assert audit(Path("runs/a"))[0] == []
 
     (line,) = evaluated("--model", "runs/a")
@@ -68,7 +69,7 @@ def test_duplicate_lines_of_a_dataset_count_once(tiny_model, capsys):
 
 def test_an_evaluation_without_problems_is_skipped_and_the_run_goes_on(run, capsys):
     assert run("--task", "few.py:Few", "--steps", "4", *CLIMB) == 0
-    said = capsys.readouterr().out
+    said = unbroken(capsys.readouterr().out)
     assert "n = 2 distinct problems, 3 asked for" in said
     nothing_left = "at level 1: no problem is left: all 2 that were found were trained on"
     assert said.count(f"warning: no report evaluation {nothing_left}") == 1
@@ -116,8 +117,8 @@ def test_an_evaluation_is_sampled_as_the_run_was(run, capsys):
     options = ["--task", "arithmetic", "--family", "product", "--level", "12"]
     assert run(*options, *flags) == 0
     said = capsys.readouterr().out
-    assert "temperature 0.7" in said and "top_p 0.9" in said
-    assert "max_new_tokens 9" in said
+    assert "temperature 0.7" in unbroken(said) and "top_p 0.9" in unbroken(said)
+    assert "max_new_tokens 9" in unbroken(said)
 
     (command,) = [line for line in said.splitlines() if "eval.py --model" in line]
     (printed,) = evaluated(*shlex.split(command)[2:], "--problems", "5")

@@ -73,7 +73,11 @@ def test_a_run_goes_back_to_a_step_in_all_its_files(tmp_path):
     for path in (*half, report):
         path.touch()
 
-    rewind(tmp_path, 10)
+    said = rewind(tmp_path, 10)
+    assert [line.partition(": ")[2] for line in said] == [
+        "lacks steps or has them twice, 2 lines of 10 steps; figures of the run are computed from "
+        "them"
+    ] * 2
     run = load_run(tmp_path)
     assert [line["step"] for line in run.metrics] == run.steps() == [1, 10]
     assert {record["step"] for record in run.group_index} == {1, 10}
@@ -99,7 +103,7 @@ def test_samples_go_on_wherever_the_writer_was_stopped(tmp_path):
     whole = path.read_bytes()
     for end in range(len(first), len(whole) + 1, 3):
         path.write_bytes(whole[:end])
-        rewind(tmp_path, 1)
+        assert rewind(tmp_path, 1) == []
         assert path.read_bytes() == first
 
 

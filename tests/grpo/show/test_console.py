@@ -4,7 +4,7 @@ import io
 
 import pytest
 import rich.console
-from screens import ESCAPE_CODE, Terminal, evaluation, plain, report, written
+from screens import ESCAPE_CODE, Terminal, evaluation, plain, report, unbroken, written
 
 from grpo.show.console import Console, show_table
 
@@ -39,7 +39,7 @@ def everything(console):
     console.evaluation(evaluation())
     console.step(report(texts=[HOSTILE], rewards=[0.5], events=["promoted " + HOSTILE]))
     console.warn("a long warning " * 10 + HOSTILE)
-    console.part("next", [f"  {COMMAND}"])
+    console.part("next", [f"  {COMMAND}"], is_whole=True)
 
 
 # --- lines ------------------------------------------------------------------------------------
@@ -48,12 +48,19 @@ def everything(console):
 def test_plain_lines_are_whole_and_hold_no_control_character():
     lines = plain(everything, metric="similarity")
     assert all(line.isprintable() for line in lines)
-    text = "\n".join(lines)
+    text = unbroken("\n".join(lines))
     assert f"promoted {HARMLESS}" in text
     assert f"warning: {'a long warning ' * 10}{HARMLESS}" in text
     assert f"loading builtin {HARMLESS}\n" in text
     assert lines[0] == "task    interleave, 25 words, levels 10, 25"
     assert "held-out score" in text and "similarity 0.531" in text
+
+
+def test_the_lines_of_a_log_have_at_most_100_columns_but_for_commands():
+    lines = written(everything, metric="similarity").splitlines()
+    assert lines[1].startswith("reward  clipped and") and lines[2].startswith(" " * 10 + "long")
+    lines += plain(lambda console: console.part("next", [COMMAND + " -a" * 9], is_whole=True))
+    assert [line[:9] for line in lines if len(line) > 100] == ["python ev"]
 
 
 def test_terminal_shows_hostile_text_harmlessly(monkeypatch):
@@ -141,7 +148,7 @@ def test_the_line_of_a_step_shows_every_figure():
 )
 def test_the_line_of_an_evaluation_says_what_was_measured(changes, words):
     lines = plain(lambda console: console.evaluation(evaluation(**changes)))
-    assert words in "\n".join(lines)
+    assert words in unbroken("\n".join(lines))
 
 
 def test_a_table_is_cut_at_the_edge_of_the_screen():

@@ -113,8 +113,6 @@ def test_step(made, run, capsys):
     text = said(capsys, made, "step", 1).out
     for words in ("0.750", "-1.00 to +0.50", "varied  kept", "solved  skipped"):
         assert words in text
-    again = said(capsys, made, "step", 2).out
-    assert "skipped (try 2)" in again and "stops half way" in again
     # Only groups of training have a class.
     assert "kept" not in said(capsys, run, "step", 0, "--kind", "eval").out
 
@@ -150,6 +148,18 @@ def test_credits_of_tokens_are_shown(made, capsys):
     assert [line.split()[-1] for line in lines] == ["+0.100", "+0.200", "+0.300"]
     assert "advantage +0.100 to +0.300 by token" in said(capsys, made, "group", 3, 0).out
     assert "+0.05 to +0.30" in said(capsys, made, "step", 3).out
+
+
+def test_degenerate(made, capsys):
+    text = said(capsys, made, "degenerate").out
+    for words in (
+        "all right",
+        "different texts, equal rewards",
+        "skipped (try 2)",
+        "stops half way",
+    ):
+        assert words in text
+    assert "varied" not in text and text.count("\n") == 3
 
 
 @pytest.mark.parametrize("step", [1, 3])  # from the first model; from a checkpoint two steps before
