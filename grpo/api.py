@@ -42,7 +42,7 @@ def make_trainer(
     """Return a trainer for a loop of your own, which takes the arguments of `train`.
 
     ``trainer.step()`` makes one step. A trainer has no run directory, and makes no pre-flight,
-    imitation, evaluations or checkpoints. A step warns of problems that are left out of training.
+    imitation, evaluations or checkpoints. The events of a step name what is left out of training.
     Raises UserError as `train` does.
     """
     if SIZE > 1:
@@ -60,17 +60,11 @@ def make_trainer(
 
         config, warned = start_from(config, given)
     config, supply = load_supply(config, values.pop("task", None))
-    for text in (*warned, *getattr(supply.task, "notes", ())):
-        warnings.warn(text, stacklevel=2)
     policy = load_policy(config.model, device=config.device, **config.loading)
     trainer = Trainer(config, supply, policy, **values)
     trainer.check_fit()
-
-    def warn_of_problems(report: StepReport) -> None:
-        for text in trainer.stream.take_warnings():
-            warnings.warn(text, stacklevel=4)  # of the line that calls trainer.step()
-
-    trainer.callbacks.insert(0, warn_of_problems)
+    for text in (*warned, *getattr(supply.task, "notes", ()), *policy.notes):
+        warnings.warn(text, stacklevel=2)
     return trainer
 
 

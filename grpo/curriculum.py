@@ -214,7 +214,6 @@ class ProblemStream(Resumable):
         self.next_index = 0
         self.seen: set[str] = set()  # keys of all that the policy was trained on, in any run
         self.has_left_out = False  # a problem that does not fit
-        self.warnings: list[str] = []  # not shown yet
 
     def at(self, index: int, level: int) -> Indexed:
         """Return the first problem of a level from `index` on that fits, or a window of it."""
@@ -224,7 +223,7 @@ class ProblemStream(Resumable):
 
         if passed and not self.has_left_out:
             self.has_left_out = True
-            self.warnings.append(
+            self.policy.events.append(
                 f"{passed[0].title} is left out of training, as is every problem whose prompt and "
                 f"right answer do not fit the model's {self.policy.context:,} tokens or "
                 "--max-new-tokens"
@@ -235,11 +234,6 @@ class ProblemStream(Resumable):
     def window(self, index: int, problem: Problem) -> Problem:
         """Return the window of a problem that the setting `window` asks for, see `window_of`."""
         return window_of(self.task, self.config.window, self.config.seed, index, problem)
-
-    def take_warnings(self) -> list[str]:
-        """Return what to say of the first problem that was left out, once."""
-        taken, self.warnings = self.warnings, []
-        return taken
 
     def check(self, levels: Sequence[int]) -> None:
         """Raise UserError if problems do not suit a run at these levels.
@@ -263,7 +257,7 @@ class ProblemStream(Resumable):
                 )
             score = target_score(self, once) if level < levels[-1] else None
             if score and not score.exact and score.value < OPEN_AT:
-                self.warnings.append(
+                self.policy.notes.append(
                     f"the target of {once.title} scores {score.value:.3f}, and the next level "
                     f"opens at a mean of {OPEN_AT}: unless other answers score more, the run never "
                     "climbs; give the range whose highest reward a right answer earns"

@@ -198,8 +198,7 @@ class Run:
             self.console.settings(settings_of(self.folder, self.config, self.trainer))
             self._show_prompt()
             notes = getattr(self.trainer.task, "notes", ())
-            found = self.trainer.stream.take_warnings()
-            for warning in (*self.opened.warnings, *self.trainer.policy.notes, *notes, *found):
+            for warning in (*self.opened.warnings, *self.trainer.policy.notes, *notes):
                 self._warn_once(warning, warning)
 
             if self.opened.checkpoint:
@@ -381,8 +380,6 @@ class Run:
         trainer = self.trainer
         self.files.write_step(report)
         self.console.step(report)
-        for warning in trainer.stream.take_warnings():
-            self._warn_once(warning, warning)
 
         # The run ends if its last level is solved in training and on held-out problems.
         level = trainer.curriculum.level

@@ -37,19 +37,20 @@ def test_problems_that_do_not_fit_are_passed_over(tiny_policy):
         [4, 6],
     ] and trainer.stream.next_index == 7
 
-    (warning,) = trainer.stream.take_warnings()  # of the first alone, and never again
-    assert warning.startswith("problem 1 is left out of training, as is every problem whose ")
-    trainer.stream.at(5, 1)
-    assert trainer.stream.take_warnings() == []
+    (event,) = [event for report in reports for event in report.events]  # of the first alone
+    assert event.startswith("problem 1 is left out of training, as is every problem whose ")
 
 
 @pytest.mark.parametrize("levels, value, count", [([1, 2], 0.89, 1), ([1, 2], 0.9, 0), ([1], 0, 0)])
-def test_a_ladder_that_right_answers_cannot_climb_is_warned_of(tiny_policy, levels, value, count):
+def test_a_ladder_that_right_answers_cannot_climb_is_warned_of(
+    tiny_policy, monkeypatch, levels, value, count
+):
+    monkeypatch.setattr(tiny_policy, "notes", [])
     task = load_task("arithmetic")
     task.score = lambda problem, texts: [Score(value) for _ in texts]
     stream = ProblemStream(Config(), tiny_policy, Supply(task, seed=0))
     stream.check(levels)
-    assert sum("opens at a mean of 0.9: unless" in line for line in stream.warnings) == count
+    assert sum("opens at a mean of 0.9: unless" in line for line in tiny_policy.notes) == count
 
 
 def test_repeated_problems_are_counted(tiny_policy):
