@@ -278,7 +278,7 @@ class ProblemStream(Resumable):
     def mark_seen(self, problems: Sequence[Indexed]) -> float:
         """Record that the policy was trained on these; return the share it had seen before."""
         new = {problem.key for _, problem in problems} - self.seen
-        self.seen |= new
+        self.seen.update(new)
         self.next_index = problems[-1][0] + 1
         return 1 - len(new) / len(problems)
 
