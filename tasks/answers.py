@@ -29,7 +29,7 @@ from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
-from grpo.data.errors import UserError
+from grpo.data.errors import UserError, shortened
 from grpo.data.files import kind_of, read_jsonl
 from grpo.tasks.base import Problem, Score, after_reasoning, key_of
 from grpo.tasks.rows import Rows
@@ -248,6 +248,16 @@ class Gsm8k(Rows):
     def unended(problem: Problem, completion: str, score: Score) -> Score:
         """Return at most the score of a wrong answer, for one that the token budget cut off."""
         return Score(min(score.reward, FORM), score.parts)
+
+    @staticmethod
+    def explain(problem: Problem, completion: str, score: Score, reward: str | None) -> str:
+        """Return how an answer earned its reward (see `grpo.tasks.registry.explain`)."""
+        answer = shortened(final_answer(completion) or "")
+        if score.reward == 0:
+            return f"{score.reward:.3f} = no answer was found"
+        if score.exact:
+            return f"{score.reward:.3f} = the answer {answer} is right"
+        return f"{score.reward:.3f} = there is an answer, {answer}, but it is wrong"
 
 
 def _rows(folder: Path) -> Iterator[dict[str, str]]:

@@ -165,6 +165,27 @@ class Arithmetic:
         """Let a right answer earn what its digits and its error earn (`grpo.tasks.base.Task`)."""
         return replace(score, reward=0.3 + 0.2, value=0.0) if score.exact else score
 
+    @staticmethod
+    def explain(problem: Problem, completion: str, score: Score, reward: str | None) -> str:
+        """Return how an answer earned its reward (see `grpo.tasks.registry.explain`)."""
+        parts = score.parts
+        earned = f"{score.reward:.3f} ="
+        if score.exact:
+            return f"{earned} the answer {problem.target} is right"
+        if parts.get("reason"):
+            return f"{earned} no answer was read: {parts['reason']}"
+
+        # There are as many places as the longer number has digits; a wrong sign makes all wrong.
+        places = max(len(parts["answer"].lstrip("-")), len(problem.target.lstrip("-")))
+        right = parts["digits_right"].count("1") if parts["sign"] else 0
+        error = parts["relative_error"]
+        near = f"0.2 × (1 − relative error {error:.3f})"
+        return (
+            f"{earned} 0.3 × {right} of {places} digits in place + "
+            f"{near if error < 1 else '0 (off by 100 % or more)'}; the answer was "
+            f"{parts['answer']}, not {problem.target}"
+        )
+
 
 def _score(text: str, target: int) -> Score:
     value, reason = integer_in(text)

@@ -148,7 +148,7 @@ class Task(Protocol):
       window is;
     - `unended(problem, completion, score)`: the score of a completion that the token budget cut
       off, from the one that it would have had with an end. Without it the reward stays;
-    - `explain(problem, score, reward)`, a static method of the project's tasks;
+    - `explain(problem, completion, score, reward)`, a static method of the project's tasks;
     - `reads_reasoning`: whether completions begin with the reasoning tag that the prompt ends with
       ("<think>"), so that the task sees that what follows is reasoning until it is closed;
     - `metric`, what reports call the score; `level_unit`, what a level counts ("words");

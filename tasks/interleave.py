@@ -304,25 +304,31 @@ class Interleave:
         return [credits[text] for text in completions]
 
     @staticmethod
-    def explain(problem: Problem, score: Score, reward: str | None) -> str:
+    def explain(problem: Problem, completion: str, score: Score, reward: str | None) -> str:
         """Return how a completion earned its reward, e.g. "0.190 = 4 right before the first error /
-        21 wanted".
+        21 written"; or "20 wanted", if that is longer.
         """
         parts = score.parts
         written, wanted = parts["words"], len(split_words(problem.target))
         longest = max(written, wanted)
+        divisor = f"{written} written" if written > wanted else f"{wanted} wanted"
         if score.exact:
             why = f"all {written} words right"
         elif reward == "prefix":
             right = parts["first_divergence"]
             extra = "" if right < wanted else " and one too many"
-            why = f"{right} right before the first error / {wanted + bool(extra)} wanted{extra}"
+            divisor = f"{wanted + bool(extra)} wanted{extra}"
+            why = f"{right} right before the first error / {divisor}"
         elif reward == "pairs" and longest > 1:
-            pairs = longest - 1
-            why = f"({parts['pairs']} + {pairs}) / (2 × {pairs}), of pairs of neighbouring words"
+            why = (
+                f"({parts['pairs']} + {longest - 1}) / (2 × {longest - 1}); the similarity of the "
+                "pairs of neighbouring words"
+            )
         else:
-            best = parts["matches"] - parts["substitutions"] - parts["gaps"]
-            why = f"({best} + {longest}) / (2 × {longest}), of words"
+            why = (
+                f"({parts['matches']} right − {parts['substitutions']} replaced − {parts['gaps']} "
+                f"missing or too many + {divisor}) / (2 × {longest})"
+            )
         return f"{score.reward:.3f} = {why}"
 
 

@@ -19,7 +19,9 @@ from typing import Any
 from grpo.data.errors import UserError, shortened, shown
 from grpo.data.files import kind_of
 from grpo.tasks.base import (
+    ABSTAINED,
     COMPONENT,
+    CUT_OFF,
     Problem,
     Score,
     Task,
@@ -189,19 +191,21 @@ def _place_of(program: str) -> tuple[Path, str]:
 # ---- how a score is explained
 
 
-def explain(spec: str, problem: Problem, score: Score, reward: str | None = None) -> str:
-    """Return in words how a completion earned its reward, e.g. "0.867 = 0.667 place + 0.200 all".
+def explain(
+    spec: str, problem: Problem, completion: str, score: Score, reward: str | None = None
+) -> str:
+    """Return in words how a completion earned its reward, e.g. "1.000 = the answer 42 is right".
 
     `spec` and `reward` are as in a run's config.yaml. The task is not made, because its texts may
     be gone. A task of the user's is a program that is not loaded either: the stored parts of the
-    score explain it. They may quote a completion, so escape the result before it is shown.
+    score explain it. The result may quote the completion, so escape it before it is shown.
     """
-    if reason := score.parts.get("reason"):
-        return f"{score.reward:.3f} = {reason}"
+    if score.parts.get("reason") in (CUT_OFF, ABSTAINED):
+        return f"{score.reward:.3f} = {score.parts['reason']}"
     explain_score = getattr(_load_class(spec), "explain", None) if is_of_project(spec) else None
     if explain_score is not None:
         with suppress(LookupError, TypeError, ValueError, AttributeError):
-            return str(explain_score(problem, score, reward))
+            return str(explain_score(problem, completion, score, reward))
 
     components = {
         name.removeprefix(COMPONENT): number

@@ -102,7 +102,7 @@ def reward_in_words(
 ) -> str:
     """Return how a completion earned its reward.
 
-    E.g. "0.190 = 4 right before the first error / 21 wanted". A control experiment changes only
+    E.g. "0.190 = 4 right before the first error / 21 written". A control experiment changes only
     the rewards of steps (`is_of_step`).
     """
     control = config.get("control") or "none"
@@ -111,4 +111,4 @@ def reward_in_words(
         return f"{score.reward:.3f}, set by the control experiment {control}; not earned"
 
     task = config.get("task", group.problem.task)
-    return explain(task, group.problem, score, config.get("reward"))
+    return explain(task, group.problem, group.texts[sample], score, config.get("reward"))

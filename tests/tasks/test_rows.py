@@ -487,7 +487,7 @@ def test_a_component_that_abstains_is_not_in_its_mean():
     assert component_means([found]) == {"reward/partly": [2.5], "reward/length": [0.5]}
     (alone,) = rows(reward=partly).score_groups([(problem(), ["ab", "?"])])
     assert component_means([alone]) == {} and alone[1].parts == {"reason": ABSTAINED}
-    assert explain("data", problem(), alone[1]) == f"1.000 = {ABSTAINED}"
+    assert explain("data", problem(), "?", alone[1]) == f"1.000 = {ABSTAINED}"
 
 
 @pytest.mark.parametrize("given", [None, "unknown"])

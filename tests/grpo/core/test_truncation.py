@@ -50,7 +50,7 @@ def test_the_last_word_of_interleave_counts_once_the_answer_has_ended(a, b, othe
     assert cut[0].parts["reason"] == CUT_OFF and cut[0].parts["trap"] is None
     if reward in ("prefix", "similarity"):
         assert cut[0].reward == pytest.approx((len(right) - 1) / len(right))
-    assert explain("interleave", problem, cut[0], reward).endswith(CUT_OFF)
+    assert explain("interleave", problem, texts[0], cut[0], reward).endswith(CUT_OFF)
 
 
 @given(st.lists(st.floats(0, 1) | st.just(1.0), min_size=1, max_size=6))
