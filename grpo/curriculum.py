@@ -15,7 +15,7 @@ for users.
 
 import hashlib
 import random
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -203,7 +203,7 @@ def load_supply(config: Config, task: Task | None = None) -> tuple[Config, Suppl
 class ProblemStream(Resumable):
     """The problems of `supply` that fit the policy's context, in order; no index is used twice."""
 
-    STATE = ("next_index", "seen")
+    STATE = ("next_index", "seen", "trained")
 
     def __init__(self, config: Config, policy: Policy, supply: Supply):
         self.config = config
@@ -213,6 +213,7 @@ class ProblemStream(Resumable):
 
         self.next_index = 0
         self.seen: set[str] = set()  # keys of all that the policy was trained on, in any run
+        self.trained: Counter[int] = Counter()  # of these in this run, by level
         self.has_left_out = False  # a problem that does not fit
 
     def at(self, index: int, level: int) -> Indexed:
@@ -277,10 +278,20 @@ class ProblemStream(Resumable):
 
     def mark_seen(self, problems: Sequence[Indexed]) -> float:
         """Record that the policy was trained on these; return the share it had seen before."""
-        new = {problem.key for _, problem in problems} - self.seen
+        new = {
+            problem.key: problem.level for _, problem in problems if problem.key not in self.seen
+        }
+        self.trained.update(new.values())
         self.seen.update(new)
         self.next_index = problems[-1][0] + 1
         return 1 - len(new) / len(problems)
+
+    def metrics(self, level: int) -> dict[str, Any]:
+        """Return how many problems were seen, and the share of a finite family at `level`."""
+        metrics: dict[str, Any] = {"problems/seen": len(self.seen)}
+        if size := self.supply.family_size(level):
+            metrics["problems/family_share"] = self.trained[level] / size
+        return metrics
 
     def begin_after(self, state: dict[str, Any]) -> None:
         """Begin with the policy of an earlier run, whose trainer had this `state`.

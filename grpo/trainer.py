@@ -421,7 +421,7 @@ class Trainer:
             **self.monitor.metrics(groups),
             **learned,
             **self.drafting.metrics(),
-            "problems/seen": len(self.stream.seen),
+            **self.stream.metrics(self.curriculum.level),
             "learning_rate": self.optimizer.inner.param_groups[0]["lr"],
             "completions/mean_length": fmean(lengths),
             "completions/clipped_ratio": truncated_share(first),

@@ -1,5 +1,7 @@
 """The stream of training problems."""
 
+import json
+
 import pytest
 from forced import trainer_for
 
@@ -51,6 +53,21 @@ def test_a_ladder_that_right_answers_cannot_climb_is_warned_of(
     stream = ProblemStream(Config(), tiny_policy, Supply(task, seed=0))
     stream.check(levels)
     assert sum("opens at a mean of 0.9: unless" in line for line in tiny_policy.notes) == count
+
+
+def test_the_share_of_a_family_is_that_of_its_level(tiny_policy):
+    """Three problems of level 1, one of them twice, and then one of two that exist at level 2."""
+    trainer = trainer_for(tiny_policy)
+    stream = trainer.stream
+    stream.supply.family_size = {1: 10, 2: 2}.get
+    easy = [Problem("forced", 1, "p", "x", key) for key in ("a", "b", "c", "b")]
+    stream.mark_seen(list(enumerate(easy)))
+    other = trainer_for(tiny_policy)
+    other.restore(json.loads(json.dumps(trainer.state())))
+    assert other.stream.trained == {1: 3}
+
+    assert stream.mark_seen([(4, Problem("forced", 2, "p", "x", "d"))]) == 0.0
+    assert stream.metrics(2) == {"problems/seen": 4, "problems/family_share": 1 / 2}
 
 
 def test_repeated_problems_are_counted(tiny_policy):
