@@ -304,13 +304,11 @@ class Trainer:
         # Each of several ranks does some of the groups.
         credits = [self.credits(group.problem, group.texts) for group in self.ranks.share(kept)]
         for group, earned in zip(kept, self.ranks.gather(credits), strict=True):
-            group.scores = [
+            for n, (score, credit) in enumerate(zip(group.scores, earned, strict=True)):
                 # The penalty for not ending is charged to the last position.
-                replace(score, credits=(*credit, (len(text), score.parts["unended"])))
-                if score.parts.get("unended")
-                else replace(score, credits=credit)
-                for score, credit, text in zip(group.scores, earned, group.texts, strict=True)
-            ]
+                if penalty := score.parts.get("unended"):
+                    credit = (*credit, (len(group.texts[n]), penalty))
+                group.scores[n] = replace(score, credits=credit)
         return token_advantages(kept, self.policy.decode, scale=self.config.scale)
 
     def learning_rate(self, step: int, share: float = 1.0) -> float:

@@ -468,11 +468,11 @@ class _Function:
                 ]
             return [_Call(self, lists, f"{whose}, {len(rows)} completions")]
 
-        calls = []
-        for number, (row, completion) in enumerate(zip(rows, completions), start=1):
-            columns = row | {"prompt": problem.prompt, "completion": completion}
-            calls.append(_Call(self, columns, f"{whose}, completion {number}"))
-        return calls
+        columns = [
+            row | {"prompt": problem.prompt, "completion": completion}
+            for row, completion in zip(rows, completions)
+        ]
+        return [_Call(self, each, f"{whose}, completion {n}") for n, each in enumerate(columns, 1)]
 
 
 class _Call:
