@@ -246,22 +246,9 @@ class Verdict:
         `metric` names the score, `unit` what a level counts, `control` marks a control experiment.
         """
         mark = f"CONTROL {control}  " if control else ""
-        spent = (
-            f"{self.updated} of {self.steps} steps updated the weights; {self.untaught:.0%} of the "
-            f"sampled tokens were in groups that taught nothing; {self.truncated:.0%} of the "
-            "completions were truncated"
-        )
-        if self.demonstrated:
-            spent += f"; {self.demonstrated:.0%} of the groups trained on showed the right answer"
-        if self.windows:
-            spent += f"; {self.windows:.0%} of the groups began within the right answer"
         lines = [f"{mark}{self.kind.upper()}: {self._comparison(metric, unit)}; {self.tier}"]
-        lines += [line for line in (self.cause, self.remedy, spent) if line]
-        if self.solved_step is not None:
-            lines.append(f"solved in every held-out evaluation from step {self.solved_step} on")
-        if self.mistake:
-            lines.append(f"most common mistake: {self.mistake}")
-        return lines
+        lines += [line for line in (self.cause, self.remedy) if line]
+        return lines + [f"{name}: {text}" for name, text in figures_in_words(vars(self)).items()]
 
     def _comparison(self, metric: str, unit: str) -> str:
         """Return the scores before and after, and their difference, in words."""
@@ -535,6 +522,26 @@ def figures_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "windows": _total(metrics, "groups/windows") / sum(groups) if groups else 0.0,
         "degenerate": most_common if classes[most_common] else "",
     }
+
+
+def figures_in_words(values: Mapping[str, Any]) -> dict[str, str]:
+    """Return the figures of a verdict as console and report show them; `values` is its record, or
+    what `figures_of` a run in progress are.
+    """
+    shares = {
+        "sampled tokens that taught nothing": values["untaught"],
+        "completions truncated": values["truncated"],
+        "groups trained on that showed the right answer": values["demonstrated"] or None,
+        "groups that began within the right answer": values["windows"] or None,
+    }
+    solved = values.get("solved_step")
+    found = {
+        "steps that updated the weights": f"{values['updated']} of {values['steps']}",
+        **{name: f"{share:.0%}" for name, share in shares.items() if share is not None},
+        "solved for good": "" if solved is None else f"step {solved}",
+        "most common mistake": values.get("mistake", ""),
+    }
+    return {name: text for name, text in found.items() if text}
 
 
 def most_common_mistake(groups: Sequence[Group]) -> str:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from grpo.config import Config
 from grpo.data.errors import UserError
 from grpo.model.policy import Policy
 from grpo.records import Group, truncated_share
@@ -48,8 +47,8 @@ class EvaluationSettings:
     samples: int = 1  # of each problem
 
     @classmethod
-    def of(cls, config: Config, seed: int, samples: int) -> "EvaluationSettings":
-        """Return the settings of an evaluation that samples as the run does."""
+    def of(cls, config: Any, seed: int, samples: int) -> "EvaluationSettings":
+        """Return the settings of an evaluation that samples as `config` says."""
         names = ("temperature", "top_p", "max_new_tokens")
         own = {name: getattr(config, name) for name in names}
         return cls(**own, seed=seed, samples=samples)

@@ -326,8 +326,6 @@ def advantage_in_words(config: Record, groups: Sequence[Group], group: Group, sa
     mean = fmean(rewards)
     if not group.advantages:
         done = DONE_TO.get(group.action, "not trained on")
-        if group.action in ("resample", "demonstrate"):
-            done += ", see its next try"
         return (
             f"none: the group was {done} ({group.class_name}: "
             f"{WHY.get(group.class_name, 'its rewards vary')}); the mean of its {len(rewards)} "
@@ -350,9 +348,7 @@ def advantage_in_words(config: Record, groups: Sequence[Group], group: Group, sa
     of_group = f"the reward less the mean of the group's {len(rewards)} rewards"
     if scale == "none":
         return f"{advantage} = {difference}: {of_group}"
-
-    count = sum(len(each.rewards) for each in trained)
-    whose = "their" if scale == "group" else f"the step's {count} trained rewards'"
+    whose = "their" if scale == "group" else "all trained rewards'"
     return (
         f"{advantage} = {difference} / {divisor:.{digits + 1}f}: {of_group}, over {whose} standard "
         f"deviation + {EPS:g}"

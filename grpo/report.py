@@ -30,7 +30,7 @@ from typing import Any
 from grpo.config import Config
 from grpo.data.errors import Parser, UserError, command_of, escape_control, exit_status, printable
 from grpo.data.files import check_output, write_whole
-from grpo.ending import FAILED, figures_of
+from grpo.ending import FAILED, figures_in_words, figures_of
 from grpo.records import WHY, level_name
 from grpo.run.logs import RunData, checkpoint_folders, load_run, step_of
 from grpo.show.console import counted, interval, sampling_name
@@ -315,28 +315,19 @@ def outcome(run: RunData) -> dict[str, Any]:
     if line.get("imitated") is not None:
         text += f", of which imitation does not count: it had reached {line['imitated']:.3f}"
 
-    spent = figures_of(run.metrics)
-    shown = f"{spent['demonstrated']:.0%} of the groups trained on"
-    windows = f"{spent['windows']:.0%}"
+    figures = figures_in_words({**line, **figures_of(run.metrics)})
     began = learning_began(run.metrics) if kind == "learned" else None
-    solved = line.get("solved_step")
-    figures = [
-        ("steps that updated the weights", f"{spent['updated']} of {spent['steps']}", None),
-        ("sampled tokens that taught nothing", f"{spent['untaught']:.0%}", None),
-        ("completions truncated", f"{spent['truncated']:.0%}", None),
-        ("right answers shown", shown if spent["demonstrated"] else "", None),
-        ("groups that began within the answer", windows if spent["windows"] else "", None),
-        ("learning began", "" if began is None else f"step {began}", began),
-        ("solved for good", "" if solved is None else f"step {solved}", solved),
-        ("most common mistake", line.get("mistake"), None),
-        ("stopped", line.get("stopped"), None),
-    ]
+    if began is not None:
+        figures["learning began"] = f"step {began}"
+    if line.get("stopped"):
+        figures["stopped"] = line["stopped"]
+    steps = {"learning began": began, "solved for good": line.get("solved_step")}
     return {
         "title": kind.capitalize(),
         "tone": "bad" if has_failed else "good" if is_good else "open",
         "text": text,
         "why": [line[name] for name in ("cause", "remedy") if line.get(name)],
-        "figures": [figure for figure in figures if figure[1]],
+        "figures": [(name, text, steps.get(name)) for name, text in figures.items()],
         "next": line.get("next_command") or "",
     }
 

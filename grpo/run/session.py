@@ -63,7 +63,7 @@ from grpo.run.logs import (
 )
 from grpo.run.resume import OpenedRun, facts, open_run, sources_of_run
 from grpo.run.trackers import check_installed
-from grpo.show.console import Console, settings_of
+from grpo.show.console import Console, control_mark, settings_of
 from grpo.tasks.base import Task, compares
 from grpo.tasks.supply import Supply
 from grpo.trainer import Trainer
@@ -269,9 +269,8 @@ class Run:
         """Sample a few problems of each level, and choose the level where the run starts."""
         config, trainer = self.config, self.trainer
         levels = list(trainer.curriculum.levels)
-        mark = "".join(f"CONTROL {control}  " for control in config.mark.values())
         self.console.say(
-            f"{mark}pre-flight: {SURVEY_PROBLEMS} problems per level, "
+            f"{control_mark(config.mark)}pre-flight: {SURVEY_PROBLEMS} problems per level, "
             f"{config.group_size} completions each"
         )
         with self.console.working("pre-flight"):

@@ -131,8 +131,7 @@ class Evaluation:
                 "--samples 1: the reward may compare the completions of a group; leave it out"
             )
         samples = flags.samples or (config.group_size if compares(self.task) else 1)
-        sampling = {name: getattr(settings, name) for name in SAMPLING}
-        self.answering = EvaluationSettings(**sampling, seed=flags.seed, samples=samples)
+        self.answering = EvaluationSettings.of(settings, flags.seed, samples)
         prompt = {name: getattr(settings, name) for name in PROMPT if name != "wording"}
         self.format = format_of(self.task, **prompt, seed=flags.seed)
 
@@ -390,26 +389,24 @@ def _say(text: str) -> None:
 
 
 def figures_of(groups: Sequence[Group]) -> Result:
-    """Return the figures of a result, among them how many answers are empty."""
-    empty = sum(not text.strip() for group in groups for text in group.texts)
-    return {**summarise(groups), "empty": empty, **repeated_figures(groups)}
-
-
-def repeated_figures(groups: Sequence[Group]) -> Result:
-    """Return pass@k for k = 1, 2, 4, ... and the number of samples; {} if there is one sample each.
+    """Return the figures of a result, among them how many answers are empty, and with several
+    samples pass@k for k = 1, 2, 4, ... and their number.
 
     The estimator of Chen et al. 2021 (arXiv:2107.03374) has no bias: of n samples of a problem, k
     are all wrong in comb(wrong, k) of comb(n, k) choices. Intervals are over problems, because the
     samples of one problem are not independent.
     """
+    empty = sum(not text.strip() for group in groups for text in group.texts)
+    figures = {**summarise(groups), "empty": empty}
     n = min(len(group.scores) for group in groups)
     if n == 1:
-        return {}
+        return figures
 
     wrongs = [sum(not score.exact for score in group.scores) for group in groups]
     powers = [2**i for i in range(n.bit_length()) if 2**i < n]
     rates = {k: [1 - comb(wrong, k) / comb(n, k) for wrong in wrongs] for k in (*powers, n)}
-    return {"pass_at": [{"k": k, **mean_of(values)} for k, values in rates.items()]}
+    figures["pass_at"] = [{"k": k, **mean_of(values)} for k, values in rates.items()]
+    return figures
 
 
 def add_differences(results: Sequence[Result]) -> None:

@@ -274,19 +274,21 @@ def test_the_figures_of_a_verdict_and_how_they_read():
     said = verdict.lines("similarity", "words")
     assert said[0].startswith("LEARNED: held-out similarity at 25 words 0.000 → 0.900, difference")
     assert "(n = 100, paired)" in said[0]
-    assert "41 of 60 steps updated the weights; 80% of the sampled tokens" in said[1]
-    assert "25% of the completions were truncated" in said[1]
-
-    assert "right answer" not in said[1]
+    assert said[1:] == [
+        "steps that updated the weights: 41 of 60",
+        "sampled tokens that taught nothing: 80%",
+        "completions truncated: 25%",
+    ]
     begun = replace(verdict, demonstrated=0.0, windows=0.5)
     assert begun.tier == "right answers shown"
-    assert "50% of the groups began within" in begun.lines("similarity", "words")[1]
-    shown = replace(verdict, demonstrated=0.25).lines("similarity", "words")[1]
-    assert shown.endswith("; 25% of the groups trained on showed the right answer")
+    said = begun.lines("similarity", "words")
+    assert said[4:] == ["groups that began within the right answer: 50%"]
+    shown = replace(verdict, demonstrated=0.25).lines("similarity", "words")
+    assert shown[4:] == ["groups trained on that showed the right answer: 25%"]
 
     more = replace(verdict, solved_step=40, mistake="a wrong word (2 of 3 wrong answers)")
-    assert more.lines("similarity", "words")[2:] == [
-        "solved in every held-out evaluation from step 40 on",
+    assert more.lines("similarity", "words")[4:] == [
+        "solved for good: step 40",
         "most common mistake: a wrong word (2 of 3 wrong answers)",
     ]
     line = json.loads(json.dumps(more.to_json()))

@@ -15,7 +15,7 @@ from grpo.tasks.interleave import Interleave, interleaved
 from grpo.tasks.registry import explain
 from grpo.tasks.rows import Rows
 from grpo.tasks.supply import Supply
-from grpo.tools.evaluate import repeated_figures
+from grpo.tools.evaluate import figures_of
 from grpo.trainer import Trainer
 
 
@@ -110,7 +110,7 @@ def test_a_policy_that_writes_newlines_to_the_budget_solves_nothing(tiny_policy,
     (*_, row), groups = survey(tiny_policy, Supply(task, seed=0), config, [3])
     assert row["exact"] == row["any_exact"] == 0 and not is_within_reach(row)
     assert summarise(groups)["exact"] == 0
-    assert repeated_figures(groups)["pass_at"][-1]["mean"] == 0
+    assert figures_of(groups)["pass_at"][-1]["mean"] == 0
     line = {"mean": 0.98, "ci_low": 0.97, "n": 200, "truncated": 1.0}
     assert not solves_level(line) and solves_level(line | {"truncated": 0.0})
 

@@ -35,7 +35,7 @@ from grpo.tasks.base import Problem, Score
 from grpo.tasks.registry import load_task
 from grpo.tasks.supply import problem_at, write_problems
 from grpo.tools import evaluation
-from grpo.tools.evaluate import as_json, repeated_figures
+from grpo.tools.evaluate import as_json, figures_of
 
 # --- which problems are used ------------------------------------------------------------------
 
@@ -201,25 +201,25 @@ def group(*texts, answer="7"):
 
 @given(st.lists(st.booleans(), min_size=2, max_size=9))
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_sample(right):
-    for entry in repeated_figures([group(*("7" if each else "8" for each in right))])["pass_at"]:
+    for entry in figures_of([group(*("7" if each else "8" for each in right))])["pass_at"]:
         subsets = list(combinations(right, entry["k"]))
         share = sum(any(subset) for subset in subsets) / len(subsets)
         assert entry["mean"] == pytest.approx(share)
 
 
 def test_figures_are_means_over_problems():
-    figures = repeated_figures([group("7", "8", "8", "8"), group("7", "7", "7", "7")])
+    figures = figures_of([group("7", "8", "8", "8"), group("7", "7", "7", "7")])
     means = [(entry["k"], entry["mean"]) for entry in figures["pass_at"]]
     assert means == [(1, 0.625), (2, 0.75), (4, 1.0)]
     for entry in figures["pass_at"]:
         assert 0 <= entry["ci_low"] <= entry["mean"] <= entry["ci_high"] <= 1
-    assert [entry["k"] for entry in repeated_figures([group(*"1234567")])["pass_at"]] == [
+    assert [entry["k"] for entry in figures_of([group(*"1234567")])["pass_at"]] == [
         1,
         2,
         4,
         7,
     ]
-    assert repeated_figures([group("7")]) == {}
+    assert "pass_at" not in figures_of([group("7")])
 
 
 def test_components_have_means_and_intervals():
