@@ -10,6 +10,7 @@ signal to learn from. Nothing here imports torch, because the report reads verdi
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from itertools import takewhile
 from statistics import fmean
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -475,12 +476,11 @@ def _since(metrics: Sequence[Mapping[str, Any]], shares: Sequence[float]) -> str
     """Return in words from which step on the shares stayed at COLLAPSED_SHARE or above; "" if the
     last one is below.
     """
-    rest = len(metrics)
-    while rest and shares[rest - 1] >= COLLAPSED_SHARE:
-        rest -= 1
-    if rest == len(metrics):
+    lasting = list(takewhile(lambda share: share >= COLLAPSED_SHARE, reversed(shares)))
+    if not lasting:
         return ""
-    return f", since step {metrics[rest]['step']}" if rest else ", from the first step on"
+    first = len(metrics) - len(lasting)
+    return f", since step {metrics[first]['step']}" if first else ", from the first step on"
 
 
 def _no_signal(metrics: Sequence[Mapping[str, Any]], figures: Mapping[str, Any]) -> str:

@@ -379,18 +379,14 @@ def kept_samples(run: RunData, budget: int) -> dict[int, str]:
 
 
 def evenly_spaced(numbers: Sequence[int]) -> list[int]:
-    """Return numbers in an order in which those so far are always evenly spaced.
+    """Return numbers in an order in which those so far are always about evenly spaced: by the bits
+    of their places, the lowest first (van der Corput).
 
     >>> evenly_spaced(range(5))
     [0, 4, 2, 1, 3]
     """
-    order: dict[int, None] = {}
-    parts = 1
-    while len(order) < len(numbers):
-        last = len(numbers) - 1
-        order |= dict.fromkeys(numbers[part * last // parts] for part in range(parts + 1))
-        parts *= 2
-    return list(order)
+    places = sorted(range(len(numbers)), key=lambda place: f"{place:032b}"[::-1])
+    return [numbers[place] for place in places]
 
 
 if __name__ == "__main__":

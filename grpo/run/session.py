@@ -354,13 +354,11 @@ class Run:
         # The collector would search all that exists now every few steps, for a quarter of a second.
         gc.collect()
         gc.freeze()
-        # Shown beside the first step of the process, which takes longer than the others.
-        note = " (the first also allocates memory and compiles kernels)"
         while not self.is_over and not self.ranks.max(interrupt.wanted or 0):
             interrupt.renew()
             step = trainer.done + 1
             try:
-                with self.console.working(f"step {step}{note}"):
+                with self.console.working(f"step {step}"):
                     report = trainer.step()
             except FloatingPointError as error:
                 self.files.write_rollouts("failed", step, trainer.current)
@@ -371,7 +369,6 @@ class Run:
                 raise UserError(
                     f"{error}; step {trainer.done} is saved, {resume_hint(self.folder)}"
                 ) from error
-            note = ""
             self.after_step(report)
 
     def after_step(self, report: StepReport) -> None:
