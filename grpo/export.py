@@ -32,7 +32,9 @@ from grpo.run.resume import check_base, checkpoint_of
 from grpo.show.console import evaluation_in_words
 
 # The settings and facts that the model card names.
-SETTINGS = "loss scale credit beta learning_rate prompts group_size temperature lora_rank seed"
+SETTINGS = (
+    "reward curriculum loss scale credit beta learning_rate prompts group_size lora_rank seed"
+)
 FACTS = "torch transformers device commit started"
 
 
@@ -130,8 +132,6 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
         path = Path(model)  # of a checkpoint, the name of its run
         model = path.parent.parent.name if path.name.startswith("step-") else path.name
     task = ":".join(Path(part).name for part in config["task"].split(":"))
-    climb = f" (curriculum {config['curriculum']})" if config.get("curriculum") else ""
-    reward = f"the reward `{config['reward']}`" if config.get("reward") else "the task's reward"
     settings = ", ".join(f"{name} {config[name]}" for name in SETTINGS.split())
     made_with = ", ".join(f"{name} {facts.get(name)}" for name in FACTS.split())
     return f"""---
@@ -142,8 +142,7 @@ tags: [grpo, reinforcement-learning]
 
 # {run.path.name}
 
-`{model}` trained by GRPO for {step} steps on the task `{task}`, level {config["level"]}{climb}, \
-with {reward}.
+`{model}` trained by GRPO for {step} steps on the task `{task}`, level {config["level"]}.
 
 {_results(run, step, config.get("control", "none"))}Settings: {settings}.
 

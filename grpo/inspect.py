@@ -43,9 +43,9 @@ PIPE_WIDTH = 160
 # The columns of `steps`, of which a narrow screen cuts the last ones off, and of groups.
 STEP_FIGURES = (
     "step level reward group_std value exact groups/count groups/kept completions/mean_length "
-    "distinct_completions temperature entropy grad_norm kl step_time"
+    "distinct_completions entropy grad_norm kl step_time"
 ).split()
-GROUP_FIGURES = "group level temperature reward reward_std value exact distinct".split()
+GROUP_FIGURES = "group level reward reward_std value exact distinct".split()
 
 # What was done with a group, by its action.
 DONE_TO = {

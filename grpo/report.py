@@ -245,15 +245,11 @@ def headline(run: RunData) -> list[tuple[str, str]]:
 
 
 def heldout(run: RunData) -> list[dict[str, Any]]:
-    """Return the first and the last score by level and temperature, first of the run's level."""
-    series: dict[tuple, list[Record]] = {}
-    for line in run.reports:
-        series.setdefault((line["level"], line["temperature"]), []).append(line)
-
-    own_level = run.config.get("level")
+    """Return the first and the last score by level, first of the run's level."""
+    own_level, levels = run.config.get("level"), {line["level"] for line in run.reports}
     found = []
-    for level, temperature in sorted(series, key=lambda key: (key[0] != own_level, key)):
-        lines = series[level, temperature]
+    for level in sorted(levels, key=lambda level: (level != own_level, level)):
+        lines = [line for line in run.reports if line["level"] == level]
         last = lines[-1]
         ends = [lines[0], last] if len(lines) > 1 else [last]
         metric = last.get("metric", "score")

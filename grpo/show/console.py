@@ -62,7 +62,6 @@ COLUMNS = {
     "group": ("group", "d"),
     "level": ("level", "d"),
     "shots": ("examples", "d"),
-    "temperature": ("T", ".2f"),
     "reward": ("reward", ".3f"),
     "group_std": ("std", ".3f"),
     "reward_std": ("std", ".3f"),

@@ -85,7 +85,6 @@ const SECTIONS = {
         note: "mean number of tokens",
         lines: { "completions/mean_length": "mean" },
       },
-      { title: "Temperature", note: "sampling temperature", lines: { temperature: "temperature" } },
     ],
   },
   Optimisation: {

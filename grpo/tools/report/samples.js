@@ -192,7 +192,7 @@ function showStep() {
     const value = run.metrics[name]?.[at];
     return value == null ? [] : `${head} ${value.toFixed(digits)}`;
   };
-  const said = [say("reward", "reward", 3), say("level", "level", 0), say("temperature", "T", 2)];
+  const said = [say("reward", "reward", 3), say("level", "level", 0)];
   $("step").replaceChildren(
     el("b", {}, step == null ? "no step" : `Step ${step}`),
     ` of ${run.made}`,
