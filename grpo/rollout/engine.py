@@ -43,7 +43,7 @@ AT_A_TIME = 64  # requests to a server
 # completions at a time, all of whose keys each of them reads, masked (8 x 8 completions of the
 # embedded model, 25 words, on a CPU: 64 take 8.8 s, 16 take 4.1 s, 8 take 4.8 s). By default it
 # would take most of a GPU's free memory for each call.
-SIZES = {"cpu": (32, 1024, 16), "cuda": (256, 4096, 128)}
+SIZES = {"cpu": (32, 1024, 16), "cuda": (256, 2048, 128)}
 
 
 @dataclass(frozen=True)
@@ -180,6 +180,13 @@ class TransformersEngine:
     def generate(self, requests: Sequence[EngineRequest]) -> list[list[Completion]]:
         """Return the completions; UserError if the architecture cannot be run in this way."""
         model, (first, *_) = self.policy.causal, requests
+        block, most_tokens, rows = SIZES[model.device.type]
+        longest = max(len(one.prompt) + one.max_tokens for one in requests)
+        blocks = first.n * (longest // block + 1)  # of the completions of a prompt
+        most = self.policy.prompts_at_once(1, 0, 2 * blocks * block)
+        if len(requests) > most:
+            return self.generate(requests[:most]) + self.generate(requests[most:])
+
         logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
         generation = GenerationConfig(
             do_sample=first.temperature > 0,
@@ -190,13 +197,10 @@ class TransformersEngine:
             pad_token_id=first.stop_token_ids[0],
         )
         generation.num_return_sequences = first.n  # its check refuses several greedy ones
-        block, most_tokens, most_rows = SIZES[model.device.type]
-        longest = max(len(one.prompt) + one.max_tokens for one in requests)
-        blocks = 2 * (longest // block + 1)  # of a completion, with room for those that wait
-        rows = min(most_rows, self.policy.prompts_at_once(1, 0, blocks * block))
         batching = ContinuousBatchingConfig(
             block_size=block,
-            num_blocks=rows * blocks,
+            # With less than a fifth of them to spare, it writes one completion at a time.
+            num_blocks=3 * len(requests) * blocks // 2 + 2,
             max_batch_tokens=most_tokens,
             max_requests_per_batch=rows,
             return_logprobs=True,
@@ -205,14 +209,12 @@ class TransformersEngine:
         before = attention = model.config._attn_implementation
         if self.policy.path in ("fast", "shared"):  # it has the attention of our own rollouts
             attention = "sdpa"
-        if (
-            model.dtype == torch.float32
-        ):  # else it takes flash attention, which needs half precision
+        if model.dtype == torch.float32:
+            # Otherwise it may choose flash attention, which needs half precision.
             attention = f"paged|{attention}"
+        fault = f"its continuous batching cannot run {type(model).__name__}; leave it out"
         try:
-            with blaming(
-                f"its continuous batching cannot run {type(model).__name__}; leave it out"
-            ):
+            with blaming(fault):
                 model.set_attn_implementation(attention)
                 # It seeds torch, whose numbers belong to the user's reward.
                 with (

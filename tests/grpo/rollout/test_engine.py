@@ -135,6 +135,15 @@ def test_what_an_engine_gets_wrong_is_one_line_and_the_run_goes_on(
         assert len([body for body in log.bodies if "prompt" in body]) == 4
 
 
+def test_transformers_writes_many_completions_at_a_time(tiny_model, monkeypatch):
+    monkeypatch.setitem(engine.SIZES, "cpu", (32, 64, 8))
+    policy, passes = load_policy(str(tiny_model), device="cpu"), []
+    policy.causal.register_forward_pre_hook(lambda *_: passes.append(1))
+    (decoder := EngineDecoder(None, "transformers", policy, 1.0)).update()
+    request = RolloutRequest([(p, 8, 13) for p in range(5, 9)], [range(8)] * 4, [1.0] * 4, [9] * 4)
+    assert len(decoder.decode(request)) == 32 and len(passes) < 50
+
+
 def test_an_architecture_that_transformers_cannot_batch_is_one_line(tmp_path, capsys):
     write(next(each for each in ARCHITECTURES if each.kind == "lfm2"), tmp_path / "lfm2")
     flags = [*SMALL, *BY_PLACE, "--model", str(tmp_path / "lfm2"), "--max-new-tokens", "8"]
