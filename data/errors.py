@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 # What torch says if the memory of the host or of a GPU is not enough.
-_MEMORY = re.compile("allocate memory|out of memory")
+_MEMORY = re.compile("allocate memory|out of memory|ALLOC_FAILED")
 
 # The longest line for the user, in characters.
 LONGEST = 1_000
@@ -138,6 +138,14 @@ def needs(package: str, extra: str, where: str = "") -> Iterator[None]:
         raise UserError(f"{where and where + ': '}{missing}; pip install {what}") from error
 
 
+def lacks_memory(error: Exception) -> bool:
+    """Return whether the error says that the memory of the host or of a GPU is not enough.
+
+    Torch raises OutOfMemoryError, and other kinds of RuntimeError where it asks cuBLAS or the host.
+    """
+    return isinstance(error, MemoryError) or bool(_MEMORY.search(str(error)))
+
+
 def exit_status(program: str, action: Callable[[], int]) -> int:
     """Return the exit status of a `program`: that of `action`, unless it fails.
 
@@ -163,8 +171,7 @@ def exit_status(program: str, action: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         line, status = "interrupted", 128 + signal.SIGINT
     except (MemoryError, RuntimeError) as error:
-        # Torch reports a lack of memory by a RuntimeError.
-        if not isinstance(error, MemoryError) and not _MEMORY.search(str(error)):
+        if not lacks_memory(error):
             raise
         said = shortened(" ".join(str(error).split()), 200)
         line = f"this machine's memory is not enough{f' ({said})' if said else ''}"

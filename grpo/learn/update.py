@@ -12,13 +12,12 @@ Shapes: R rows (completions), T tokens of a row.
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from grpo.data.errors import EngineError, UserError
+from grpo.data.errors import EngineError, UserError, lacks_memory
 from grpo.learn.batch import MicroBatch, Truncate, completion_logprobs, micro_batches
 from grpo.learn.loss import LossInputs, LossSettings, kl_k3, step_loss, zero_padding
 from grpo.learn.optimizer import Optimizer
@@ -129,8 +128,11 @@ def update(
         # The sums stay on the device, so that the host can queue every micro-batch before it waits
         # for the first.
         passes = None
-        with suppress(torch.OutOfMemoryError):
+        try:
             passes = [_backward(policy, optimizer, each, settings, first_pass) for each in batches]
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
 
         if passes is None:
             # Not while the error is handled: it keeps the tensors of the failed pass.

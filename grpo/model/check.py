@@ -344,10 +344,10 @@ def is_rounding(policy: Any, difference: float, probe: Probe) -> bool:
         return difference <= FLOAT32_TOLERANCE
     if difference <= LOW_PRECISION_TOLERANCE:
         return True
-    return difference < MISSING and difference <= OWN_ROUNDINGS * _own_rounding(policy, probe)
+    return difference < MISSING and difference <= OWN_ROUNDINGS * own_rounding(policy, probe)
 
 
-def _own_rounding(policy: Any, probe: Probe) -> float:
+def own_rounding(policy: Any, probe: Probe) -> float:
     """Return how much another attention implementation of the model differs; 0 if it has none."""
     model = policy.causal
     before = model.config._attn_implementation

@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
+from grpo.data.errors import lacks_memory
 from grpo.model.check import (
     Model,
     Probe,
@@ -23,6 +24,7 @@ from grpo.model.check import (
     has_low_precision,
     is_rounding,
     logprobs_of,
+    own_rounding,
     probe_adapters,
     text_config,
 )
@@ -158,23 +160,27 @@ def _rows_of(state: Any, rows: Tensor) -> Any:
     return state
 
 
-# Padding may make the distance from the model's log-probabilities this many times as large.
-# Otherwise it is not rounding alone, even if it is small because the weights are.
+# Padding may make the distance from the model's log-probabilities this many times as large as
+# rounding does. Otherwise it is not rounding alone, even if it is small because the weights are.
 MORE_ROUNDING = 10
 
 
 @torch.no_grad()
 def use_own_cache(policy: Any, probe: Probe) -> None:
     """Let rollouts of the `policy` use its model's cache, if they then agree with the model."""
-    alone = rows_distance(policy, CachedRowsOfOneLength, probe)
-    if not is_rounding(policy, alone, probe):
-        return
-    policy.rows, policy.path = CachedRowsOfOneLength, "cached"
+    with probe_adapters(policy.causal):
+        alone = rows_distance(policy, CachedRowsOfOneLength, probe)
+        if not is_rounding(policy, alone, probe):
+            return
+        policy.rows, policy.path = CachedRowsOfOneLength, "cached"
+        padded = rows_distance(policy, CachedRows, probe)
+
+        # Rows of one length may round as the model itself does, which then says nothing of padding.
+        rounding = max(alone, own_rounding(policy, probe))
+        is_as_good = is_rounding(policy, padded, probe) and padded <= MORE_ROUNDING * rounding
 
     # Blocks of tokens that are counted from the padding on may be longer than the probe.
     kinds = getattr(text_config(policy.causal.config), "layer_types", None) or ()
-    padded = rows_distance(policy, CachedRows, probe)
-    is_as_good = is_rounding(policy, padded, probe) and padded <= MORE_ROUNDING * alone
     if is_as_good and not any("compressed" in kind for kind in kinds):
         policy.rows = CachedRows
 
@@ -184,11 +190,10 @@ def rows_distance(policy: Any, kind: type[CachedRows], probe: Probe) -> float:
     rows of a rollout grow; NaN if the model cannot be run this way.
     """
     try:
-        with probe_adapters(policy.causal):
-            found = _found(policy, kind, probe)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # an architecture may raise anything, or have no cache
+        found = _found(policy, kind, probe)
+    except Exception as error:  # an architecture may raise anything, or have no cache
+        if lacks_memory(error):
+            raise
         return math.nan
 
     # Each prompt by itself: a distance in low precision is that of the median token.

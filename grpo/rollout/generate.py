@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from grpo.data.errors import UserError
+from grpo.data.errors import UserError, lacks_memory
 from grpo.distributed import Ranks
 from grpo.model.policy import Policy
 from grpo.records import Completion, Group, Resumable
@@ -261,7 +261,9 @@ def generate(
         batch = request.of(range(start, min(start + at_once, len(request.prompts))))
         try:
             written = decoder.decode(batch, drafting)
-        except torch.OutOfMemoryError as error:
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
             if len(batch.prompts) == 1:
                 raise UserError(
                     f"out of memory in the rollout of {G} completions of up to "

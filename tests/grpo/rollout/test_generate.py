@@ -256,7 +256,7 @@ def short_of_memory(policy, monkeypatch, most):
         tried.append(len(request.prompts))
         assert len(tried) < 20, "it is tried for ever"
         if len(request.prompts) > most:
-            raise torch.OutOfMemoryError("no room")
+            raise torch.OutOfMemoryError("CUDA out of memory")
         return plain(request, drafting)
 
     monkeypatch.setattr(policy.decoder, "decode", hungry)
