@@ -33,7 +33,8 @@ from grpo.show.console import evaluation_in_words
 
 # The settings and facts that the model card names.
 SETTINGS = (
-    "reward curriculum loss scale credit beta learning_rate prompts group_size lora_rank seed"
+    "reward curriculum loss scale credit beta learning_rate prompts group_size temperature "
+    "lora_rank seed"
 )
 FACTS = "torch transformers device commit started"
 
