@@ -172,6 +172,7 @@ class VarianceMonitor(Resumable):
         actions = Counter(group.action for group in groups)
         classes = Counter(group.class_name for group in first)
         return {
+            "temperature": self.config.temperature,
             "frac_reward_zero_std": fmean(
                 max(group.rewards) == min(group.rewards) for group in first
             ),
