@@ -98,7 +98,7 @@ class Optimizer:
         self.sums: dict[int, Tensor] = {}
         for number, weight in enumerate(self.weights):
             if weight.dtype != _wide(weight):
-                weight.register_post_accumulate_grad_hook(partial(self._sum, number))
+                weight.register_post_accumulate_grad_hook(partial(_add_up, self.sums, number))
 
     def clear(self) -> None:
         """Discard all gradients, before the first backward pass of an update."""
@@ -109,15 +109,6 @@ class Optimizer:
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of `loss`, times the loss scale, to those of the update."""
         (loss * self.loss_scale).backward()
-
-    def _sum(self, number: int, weight: Tensor) -> None:
-        """Add the gradient of a backward pass to the sum, and free its memory at once."""
-        assert weight.grad is not None
-        if number in self.sums:
-            self.sums[number].add_(weight.grad)
-        else:
-            self.sums[number] = weight.grad.to(_wide(weight))
-        weight.grad = None
 
     def collect(self, max_norm: float) -> float:
         """Give the masters the gradients of all backward passes and ranks, clipped to `max_norm`
@@ -202,6 +193,19 @@ class Optimizer:
         self.loss_scale = saved["loss_scale"]["factor"]
         self.steps_at_scale = saved["loss_scale"]["steps"]
         self._publish()
+
+
+def _add_up(sums: dict[int, Tensor], number: int, weight: Tensor) -> None:
+    """Add the gradient of a backward pass to the sum, and free its memory at once.
+
+    No method: a weight whose hook knew the optimizer would keep its memory for good.
+    """
+    assert weight.grad is not None
+    if number in sums:
+        sums[number].add_(weight.grad)
+    else:
+        sums[number] = weight.grad.to(_wide(weight))
+    weight.grad = None
 
 
 def _wide(weight: Tensor) -> torch.dtype:

@@ -73,7 +73,7 @@ ranks keep their own gradients | Optimizer.collect | self.ranks.all_reduce(_a) |
 LEARN/test_optimizer.py
 gradients are not clipped | Optimizer.collect | \
 torch.nn.utils.clip_grads_with_norm_(_a, _b, _c) | None | LEARN/update/test_update.py
-the last micro-batch alone | Optimizer._sum | _a.add_(_b) | None | LEARN/test_optimizer.py
+the last micro-batch alone | _add_up | _a.add_(_b) | None | LEARN/test_optimizer.py
 no warm-up | lr_factor | step / _a | 1.0 | LEARN/test_optimizer.py
 one epoch whatever was asked | Trainer.update_policy | range(_a) | range(1) | CORE/test_trainer.py
 

@@ -1,8 +1,10 @@
 """Masters, sums of gradients, the saved state and the loss scale: against plain AdamW."""
 
 import copy
+import gc
 import math
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -87,6 +89,14 @@ def test_gradients_of_bfloat16_weights_are_added_up_in_float32():
     optimizer.collect(1.0)
     clipped = torch.full((5,), 1 / math.sqrt(5))
     torch.testing.assert_close(optimizer.masters[3].grad, clipped, atol=1e-5, rtol=0)
+
+
+def test_an_optimizer_is_freed_while_its_weights_remain():
+    layers, optimizer = made(torch.bfloat16)
+    master = weakref.ref(optimizer.masters[0])
+    del optimizer
+    gc.collect()
+    assert layers[0].weight.dtype == torch.bfloat16 and master() is None
 
 
 @pytest.mark.parametrize("steps", [0, 3])  # before the first step there are no moments
