@@ -71,6 +71,7 @@ ON_RESUME = (
     "patience",
     "track",
     "engine",
+    "shard",
 )
 
 LIKE = 0.75  # how much an unknown name is like the one that it means (`difflib`)
@@ -283,6 +284,11 @@ class Config:
         below=1,
         heading="Optimizer",
     )
+    shard: bool = setting(
+        False,
+        "divide masters, gradients and moments among the ranks of torchrun, and gather each layer "
+        "as it runs, for models that no GPU can train alone",
+    )
     schedule: str | None = setting(
         None,
         "learning rate after the warm-up (default: constant for builtin; for other models cosine: "
@@ -401,6 +407,9 @@ class Config:
         require("credit", is_one_source, "the advantages are those of a function; leave it out")
         is_trainable = self.quantise == "none" or self.lora_rank != 0
         require("quantise", is_trainable, "give --lora-rank 16: quantised weights are not trained")
+
+        is_plain = self.quantise == "none" or not self.shard
+        require("shard", is_plain, "quantised weights are not divided; leave one out")
 
         fix = "the beginnings of answers are not shown with --reward-alone; leave one out"
         require("window", not (self.window and self.reward_alone), fix)

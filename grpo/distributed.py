@@ -64,8 +64,7 @@ class Ranks:
         import torch.distributed as dist
 
         by_rank: list[list[Any]] = [[]] * self.size
-        with _peer_errors():
-            dist.all_gather_object(by_rank, local)
+        dist.all_gather_object(by_rank, local)
 
         total = sum(map(len, by_rank))
         return [by_rank[i % self.size][i // self.size] for i in range(total)]
@@ -87,20 +86,22 @@ class Ranks:
             return
         import torch.distributed as dist
 
-        with _peer_errors():
-            for tensor in tensors:
-                dist.all_reduce(tensor)
+        for tensor in tensors:
+            dist.all_reduce(tensor)
 
 
 SINGLE = Ranks()
 
 
 @contextmanager
-def _peer_errors() -> Iterator[None]:
-    """Report in one line that another rank has ended."""
+def peer_errors() -> Iterator[None]:
+    """Report in one line that another rank has ended, wherever this one exchanged data with it."""
     try:
         yield
     except RuntimeError as error:
+        # NCCL has an exception of its own; gloo names its file.
+        if type(error).__name__ != "DistBackendError" and "gloo/" not in str(error):
+            raise
         raise UserError(
             "another rank has ended, and its own line says why; continue with --resume"
         ) from error

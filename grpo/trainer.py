@@ -41,6 +41,7 @@ from grpo.evaluate import budgets, score_groups
 from grpo.learn.advantages import advantages, own_advantages, token_advantages
 from grpo.learn.loss import OwnLoss, load_loss
 from grpo.learn.optimizer import Optimizer, default_rate, lr_factor, optimizer_bytes
+from grpo.learn.shard import Sharding
 from grpo.learn.update import PARITY, FirstPass, UpdateMemory, UpdateSettings, update
 from grpo.model.check import MEASURED_SIZE, text_config
 from grpo.model.policy import Policy
@@ -134,9 +135,12 @@ class Trainer:
         # How the policy learns from them.
         self.own_loss = own_loss or load_loss(config.loss)
         self.rate = config.learning_rate
-        self.optimizer = Optimizer(policy.parameters, self.rate, dtype=policy.dtype, ranks=ranks)
         policy.reserved_bytes = policy.weight_bytes + optimizer_bytes(
             sum(p.numel() for p in policy.parameters), policy.parameters[0].element_size()
+        )
+        sharding = Sharding(policy, ranks) if config.shard else None
+        self.optimizer = Optimizer(
+            policy.parameters, self.rate, dtype=policy.dtype, ranks=ranks, sharding=sharding
         )
         self.update_memory = UpdateMemory(policy)
 

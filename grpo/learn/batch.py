@@ -111,6 +111,12 @@ def micro_batches(
         yield _micro_batch(bundle, device)
 
 
+def idle_batch(groups: Sequence[Group], device: torch.device) -> MicroBatch:
+    """Return a micro-batch without weight, for a rank that has none left while others have."""
+    group = groups[0]
+    return _micro_batch([[_Row(group, 0, group.completions[0], 0.0)]], device)
+
+
 def _tokens(part: list[_Row]) -> int:
     """Return the number of tokens that are run, those of the prompt once."""
     return len(part[0].group.prompt) + sum(len(row.completion.tokens) for row in part)

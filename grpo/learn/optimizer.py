@@ -3,7 +3,8 @@
 bfloat16 has 8 significant bits, so a step that changes a weight by less than 1/512 of it would be
 rounded away. Therefore each trained weight in half precision has a float32 master, on which the
 steps are taken, and its gradients are summed over the micro-batches in float32 (mixed precision
-training, arXiv:1710.03740). A float32 weight is its own master. Every rank holds all of this.
+training, arXiv:1710.03740). A float32 weight is its own master. Every rank holds all of this, or a
+part of it (`grpo.learn.shard`).
 
 float16 rounds eight times as finely, so sampler and trainer differ less (arXiv:2510.26788). But its
 numbers end at 65,504 and at 6e-8, and the gradient of a token in a step of 100,000 is around 1e-5.
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from grpo.distributed import SINGLE, Ranks
+from grpo.learn.shard import Sharding, divided, local, whole
 from grpo.model.check import MEASURED_SIZE
 
 LARGEST = 2.0**16  # the loss scale at first, in float16
@@ -76,15 +78,12 @@ class Optimizer:
         *,
         dtype: torch.dtype = torch.float32,
         ranks: Ranks = SINGLE,
+        sharding: Sharding | None = None,
     ):
         self.weights = list(weights)
         self.ranks = ranks
-        self.masters = [
-            weight
-            if weight.dtype == _wide(weight)
-            else nn.Parameter(weight.detach().to(_wide(weight), copy=True))
-            for weight in self.weights
-        ]
+        self.sharding = sharding
+        self.masters = sharding.masters if sharding else list(map(_master, self.weights))
         self.inner = torch.optim.AdamW(
             self.masters, lr=rate, betas=BETAS, weight_decay=0.0, fused=True
         )
@@ -97,7 +96,7 @@ class Optimizer:
         # During an update: the summed gradients of weights in half precision, by their number.
         self.sums: dict[int, Tensor] = {}
         for number, weight in enumerate(self.weights):
-            if weight.dtype != _wide(weight):
+            if weight.dtype != _wide(weight) and not sharding:
                 weight.register_post_accumulate_grad_hook(partial(_add_up, self.sums, number))
 
     def clear(self) -> None:
@@ -114,7 +113,9 @@ class Optimizer:
         """Give the masters the gradients of all backward passes and ranks, clipped to `max_norm`
         unless it is 0; return their norm before.
         """
-        for number, (weight, master) in enumerate(zip(self.weights, self.masters)):
+        # FSDP has given them to divided masters already.
+        owners = [] if self.sharding else zip(self.weights, self.masters)
+        for number, (weight, master) in enumerate(owners):
             total = self.sums.pop(number, weight.grad)
             if total is None and self.ranks.size > 1:
                 total = torch.zeros_like(weight, dtype=master.dtype)  # a rank without completions
@@ -124,9 +125,10 @@ class Optimizer:
         gradients = [master.grad for master in self.masters if master.grad is not None]
         if self.loss_scale != 1:
             torch._foreach_div_(gradients, self.loss_scale)
-        self.ranks.all_reduce(gradients)
+        if not self.sharding:
+            self.ranks.all_reduce(gradients)
 
-        norm = torch.nn.utils.get_total_norm(gradients)
+        norm = whole(torch.nn.utils.get_total_norm(gradients))
         if max_norm:
             torch.nn.utils.clip_grads_with_norm_(self.masters, max_norm, norm)
         return float(norm)
@@ -151,6 +153,10 @@ class Optimizer:
     @torch.no_grad()
     def _publish(self) -> None:
         """Round the masters to the weights."""
+        if self.sharding:
+            self.inner.zero_grad()
+            self.sharding.publish()
+            return
         for weight, master in zip(self.weights, self.masters):
             if master is not weight:
                 master.grad = None
@@ -165,19 +171,28 @@ class Optimizer:
             found[name] = weight
             for kind, value in self.inner.state.get(master, {}).items():
                 if isinstance(value, Tensor):
-                    found[f"{name} ({kind})"] = value
+                    found[f"{name} ({kind})"] = local(value)
         return found
 
     def state_dict(self) -> dict[str, Any]:
         """Return "loss_scale", and "state" by number of the weight, "master" included if it is
-        another tensor. The tensors are the optimizer's own, which the next step changes.
+        another tensor. The tensors are the optimizer's own, which the next step changes; or, if
+        they are divided among the ranks, whole copies in the host's memory, on rank 0 alone.
         """
         state = {number: dict(each) for number, each in self.inner.state_dict()["state"].items()}
         for number, (weight, master) in enumerate(zip(self.weights, self.masters)):
-            if weight is not master:
+            if weight.dtype != master.dtype:
                 state.setdefault(number, {})["master"] = master.detach()
+        if self.sharding:
+            for entry in state.values():
+                for kind, value in entry.items():
+                    entry[kind] = self._on_rank0(value)
         scale = {"factor": self.loss_scale, "steps": self.steps_at_scale}
         return {"state": state, "loss_scale": scale}
+
+    def _on_rank0(self, value: Tensor) -> Tensor:
+        gathered = whole(value)
+        return gathered.cpu() if self.ranks.is_rank0 else value
 
     @torch.no_grad()
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -185,14 +200,25 @@ class Optimizer:
         state = {number: dict(entry) for number, entry in saved["state"].items()}
         for number, master in enumerate(self.masters):
             if number in state and "master" in state[number]:
-                master.copy_(state[number].pop("master"))
+                master.copy_(divided(state[number].pop("master"), like=master))
 
         moments = {number: entry for number, entry in state.items() if entry}
+        for number, entry in moments.items():
+            for kind, value in entry.items():
+                if value.ndim:  # no count of steps
+                    entry[kind] = divided(value, like=self.masters[number])
         groups = self.inner.state_dict()["param_groups"]
         self.inner.load_state_dict({"state": moments, "param_groups": groups})
         self.loss_scale = saved["loss_scale"]["factor"]
         self.steps_at_scale = saved["loss_scale"]["steps"]
         self._publish()
+
+
+def _master(weight: nn.Parameter) -> nn.Parameter:
+    """Return the master of a whole weight."""
+    if weight.dtype == _wide(weight):
+        return weight
+    return nn.Parameter(weight.detach().to(_wide(weight), copy=True))
 
 
 def _add_up(sums: dict[int, Tensor], number: int, weight: Tensor) -> None:

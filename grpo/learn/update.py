@@ -11,14 +11,20 @@ Shapes: R rows (completions), T tokens of a row.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from grpo.data.errors import EngineError, UserError, lacks_memory
-from grpo.learn.batch import MicroBatch, Truncate, completion_logprobs, micro_batches
+from grpo.learn.batch import (
+    MicroBatch,
+    Truncate,
+    completion_logprobs,
+    idle_batch,
+    micro_batches,
+)
 from grpo.learn.loss import LossInputs, LossSettings, kl_k3, step_loss, zero_padding
 from grpo.learn.optimizer import Optimizer
 from grpo.model.check import check_step
@@ -68,6 +74,11 @@ class UpdateMemory:
             for completion in group.completions
         )
         change = ""
+        if self.policy.learner is not self.policy:
+            raise UserError(  # the other ranks are within a pass and wait for this one
+                f"out of memory in an update of micro-batches of {self.micro_tokens:,} tokens; "
+                "give more ranks, a lower level, or a smaller model"
+            )
         if self.micro_tokens > longest:
             self.micro_tokens = max(longest, self.micro_tokens // 2)
         elif not self.policy.gradient_checkpointing:
@@ -115,7 +126,7 @@ def update(
         if policy.gradient_checkpointing:  # memory is short
             policy.free_decoder()
         optimizer.clear()
-        batches = micro_batches(
+        batches: Iterable[MicroBatch] = micro_batches(
             groups,
             settings.own_loss.weights if settings.own_loss else settings.kind,
             max_length=settings.max_length,
@@ -124,6 +135,15 @@ def update(
             rank=ranks.rank,
             ranks=ranks.size,
         )
+
+        own = None  # how many of them are this rank's; None: all
+        if optimizer.sharding:
+            optimizer.sharding.give_up()
+            # A layer is gathered by all ranks together, so they make equally many passes.
+            batches = list(batches)
+            own = len(batches)
+            idle = ranks.max(own) - own
+            batches += [idle_batch(groups, policy.device)] * idle
 
         # The sums stay on the device, so that the host can queue every micro-batch before it waits
         # for the first.
@@ -146,7 +166,8 @@ def update(
             break
 
     # Here the host waits for the device.
-    local = _total([{name: value.item() for name, value in each.items()} for each in passes])
+    found = [{name: value.item() for name, value in each.items()} for each in passes[:own]]
+    local = _total(found)
     sums = _total(ranks.gather([local]))
 
     is_float16 = policy.dtype == torch.float16
@@ -179,17 +200,18 @@ def _backward(
     Returns the sums of `step_loss`, the "loss", and how far sampler and trainer differ: "parity_kl"
     is the sum of KL(sampler || trainer), "difference" the largest one of log-probabilities (nats).
     """
-    packing = policy.forward.pack(batch.prompts, batch.completions)
+    learner = policy.learner
+    packing = learner.forward.pack(batch.prompts, batch.completions)
 
     reference_RT = None
     if settings.beta:
         with policy.reference() as reference:
-            reference_RT, _ = completion_logprobs(reference, batch, packing=packing)
+            reference_RT, _ = reference.run(completion_logprobs, reference, batch, packing=packing)
 
     # Only a loss of the user's own may depend on the entropies.
     has_entropy_gradient = settings.own_loss is not None
-    logp_RT, entropy_RT = completion_logprobs(
-        policy, batch, settings.truncate, packing, has_entropy_gradient
+    logp_RT, entropy_RT = learner.run(
+        completion_logprobs, learner, batch, settings.truncate, packing, has_entropy_gradient
     )
 
     old_RT, importance_RT = batch.old_RT, None

@@ -5,6 +5,7 @@ until `grpo.model.load` puts those of `grpo.fast` in their place.
 """
 
 import math
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -98,6 +99,10 @@ class Policy:
         self.kernels: Any = None  # `grpo.fast.update_kernels` on a GPU
         # A context in which the products of matrices in a backward pass may round.
         self.gradient_products: Callable[[], AbstractContextManager[None]] = nullcontext
+        # What an update runs: this policy, or one that is divided among the ranks, whose weights
+        # are gathered while `run` calls a function of them (`grpo.learn.shard`).
+        self.learner = self
+        self.run: Callable[..., Any] = operator.call
         self.probe: Any = check_model(self)  # until `grpo.fast` has compared its paths with it
 
     def limit_context(self, context: int, reason: str) -> None:
@@ -225,7 +230,7 @@ class Policy:
     def enable_gradient_checkpointing(self) -> None:
         """Take more time for the backward pass, and a fraction of the memory."""
         if not self.gradient_checkpointing:
-            self.forward.checkpoint_gradients()
+            self.learner.forward.checkpoint_gradients()
         self.gradient_checkpointing = True
 
     def free_decoder(self) -> None:
@@ -240,8 +245,9 @@ class Policy:
         if self.device.type != "cuda":
             return CPU_TOKENS_AT_ONCE
         shape, (total, left) = self._shape, self._memory
-        token_bytes = shape.activations(self.path == "fast", self.gradient_checkpointing)
-        return update_tokens(shape, total, left, token_bytes)
+        token_bytes = shape.activations(self.learner.path == "fast", self.gradient_checkpointing)
+        work = BUSY_WORK * (1 if self.learner is self else GATHERING)
+        return update_tokens(shape, total, left, token_bytes, work)
 
     def prompts_at_once(self, completions: int, prompt: int, room: int) -> int:
         """Return for how many prompts of `prompt` tokens, with `completions` of `room` tokens each,
@@ -252,6 +258,12 @@ class Policy:
         prompt_bytes = self._shape.cache * (prompt + completions * room)
         _, left = self._memory
         return max(1, int(CACHE_SHARE * left / prompt_bytes))
+
+    @property
+    def free_share(self) -> float:
+        """The share of the GPU's memory that is left beside what is reserved."""
+        total, left = self._memory
+        return left / total
 
     @property
     def _shape(self) -> "Shape":
@@ -270,8 +282,9 @@ class Policy:
     def reference(self) -> Iterator["Policy"]:
         """Yield the reference: the frozen model, or this one with the adapter switched off."""
         assert self.frozen or self.is_lora, "there is no reference when beta is 0"
-        with torch.no_grad(), nullcontext() if self.frozen else self.forward.without_adapter():
-            yield self.frozen or self
+        learner = self.learner
+        with torch.no_grad(), nullcontext() if self.frozen else learner.forward.without_adapter():
+            yield self.frozen or learner
 
     def saved_tensors(self) -> dict[str, Tensor]:
         """Return the tensors that `save` writes, by name: the adapter's, or all."""
@@ -327,18 +340,27 @@ class PlainForward:
     def checkpoint_gradients(self) -> None:
         """From now on, compute activations again in the backward pass (arXiv:1604.06174).
 
-        `transformers` does it in training mode alone. The layers are the longest module list.
+        `transformers` does it in training mode alone.
         """
-        modules = self.policy.model.modules()
-        for layer in max((each for each in modules if isinstance(each, nn.ModuleList)), key=len):
+        for layer in decoder_layers(self.policy.model):
             # Assigning a callable to a module's `forward` replaces it for this one module.
             layer.forward = partial(_recomputed, layer.forward)
 
     @contextmanager
     def without_adapter(self) -> Iterator[None]:
-        """Within this context, the model runs without its adapter."""
-        with self.policy.model.disable_adapter():
+        """Within this context, the model runs without its adapter.
+
+        Not by `disable_adapter`, which freezes its weights meanwhile: FSDP would keep them so.
+        """
+        modules = self.policy.model.modules()
+        adapted = [module for module in modules if hasattr(module, "_disable_adapters")]
+        for module in adapted:
+            module._disable_adapters = True
+        try:
             yield
+        finally:
+            for module in adapted:
+                module._disable_adapters = False
 
 
 class PaddedBatch:
@@ -374,6 +396,11 @@ class PaddedBatch:
     def of_tokens(self, values_U: Tensor) -> Tensor:
         """Return the values of all tokens, from those of the distinct tokens."""
         return values_U
+
+
+def decoder_layers(model: Model) -> nn.ModuleList:
+    """Return the layers of a model: the longest module list."""
+    return max((each for each in model.modules() if isinstance(each, nn.ModuleList)), key=len)
 
 
 def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -435,6 +462,7 @@ CACHE_SHARE = 0.45
 # Tokens times parameters that keep a GPU busy for as long as the host takes to start a micro-batch
 # (0.1 to 0.2 s): 4,000 tokens of Llama-3.2-3B, or 100,000 of SmolLM2-135M.
 BUSY_WORK = 1.15e13
+GATHERING = 4  # times as many where each micro-batch gathers all layers from other GPUs
 
 
 @dataclass(frozen=True)
@@ -493,13 +521,15 @@ def shape_of(config: Any, number: int) -> Shape:
     )
 
 
-def update_tokens(shape: Shape, total: float, left: float, token_bytes: int) -> int:
+def update_tokens(
+    shape: Shape, total: float, left: float, token_bytes: int, work: float = BUSY_WORK
+) -> int:
     """Return how many tokens a micro-batch may have on a GPU, of `token_bytes` each.
 
     Their activations may take a sixth of its `total` memory, or a third of what is `left` of it; to
-    keep the GPU busy (BUSY_WORK), as much as keys and values.
+    keep the GPU busy (with `work`), as much as keys and values.
     """
     usual = min(total / 6, left / 3)
-    for_busy_gpu = min(CACHE_SHARE * left, BUSY_WORK / shape.parameters * token_bytes)
+    for_busy_gpu = min(CACHE_SHARE * left, work / shape.parameters * token_bytes)
     tokens = int(max(usual, for_busy_gpu) / token_bytes)
     return max(256, min(65_536, tokens))

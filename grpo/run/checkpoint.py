@@ -77,16 +77,18 @@ class Saver:
         if report:
             name = f"step-{self.saved:06d}"
             self.best = max(self.best, (report.metrics["level"], report.metrics["reward"], name))
+        optimizer = trainer.optimizer.state_dict()  # gathered if it is divided among the ranks
         if not trainer.ranks.is_rank0:
             return
 
-        optimizer = trainer.optimizer.state_dict()
         weights, moments = trainer.policy.saved_tensors(), moments_of(optimizer)
         size = sum(tensor.nbytes for tensor in (*weights.values(), *moments.values()))
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         is_copied = size <= COPIED_SHARE * memory
         if is_copied:
-            weights, moments = copied(weights, self.memory), copied(moments, self.memory)
+            weights = copied(weights, self.memory)
+            if not trainer.optimizer.sharding:  # else they are copies already
+                moments = copied(moments, self.memory)
         texts = {
             "rng.json": rng_state(),
             "trainer.json": json.dumps({"trainer": trainer.state(), "best": self.best}),

@@ -32,7 +32,7 @@ from grpo.curriculum import (
 )
 from grpo.data.errors import EngineError, UserError
 from grpo.data.files import read_json
-from grpo.distributed import Interrupt, Ranks
+from grpo.distributed import Interrupt, Ranks, peer_errors
 from grpo.ending import CHECK_PROBLEMS, HeldOut, Verdict, conclude
 from grpo.evaluate import (
     EvaluationSettings,
@@ -100,7 +100,7 @@ def start_run(
     `given` are those settings in `config` that the user gave. The `values` are the own loss and the
     callbacks of a `Trainer`.
     """
-    with ExitStack() as locks:
+    with ExitStack() as locks, peer_errors():
         opened, config = open_run(config, given, locks, ranks)
         config, supply = load_supply(config, task)
         if "own_loss" not in values:

@@ -36,6 +36,7 @@ FLAGS = [
     *"--eval-every 2 --save-every 1 --beta 0.1 --device cpu --dtype float32 --config".split(),
     "{eval_problems: 5, schedule: constant, on_degenerate: resample, top_p: 0.95}",
 ]
+DIVIDED, WHOLE = (["--config", f"{{shard: {is_divided}}}"] for is_divided in ("true", "false"))
 
 
 def launched(ranks: int, *flags: str) -> list[str]:
@@ -93,9 +94,10 @@ def weights(run: Path) -> dict[str, torch.Tensor]:
     return load_file(checkpoint_folders(run)[-1] / "model.safetensors")
 
 
-def test_ranks_make_the_run_of_one(alone, flags, tmp_path, monkeypatch):
+@pytest.mark.parametrize("more", [[], pytest.param(DIVIDED, marks=pytest.mark.slow)])
+def test_ranks_make_the_run_of_one(alone, flags, tmp_path, monkeypatch, more):
     monkeypatch.chdir(tmp_path)
-    done = with_ranks(2, *flags, "--name", "ranks")
+    done = with_ranks(2, *flags, *more, "--name", "ranks")
     run = Path("runs/ranks")
     assert_alike(alone, run)
     assert (
@@ -115,13 +117,14 @@ def test_ranks_make_the_run_of_one(alone, flags, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_another_number_of_ranks(alone, tmp_path, monkeypatch):
+@pytest.mark.parametrize("two", [WHOLE, DIVIDED])
+def test_a_run_goes_on_with_another_number_of_ranks(alone, tmp_path, monkeypatch, two):
     monkeypatch.chdir(tmp_path)
     resume = ["--resume", shutil.copytree(alone, "runs/run"), *BY_PLACE]
     for step in (3, 4):
         shutil.rmtree(f"runs/run/checkpoints/step-00000{step}")
-    with_ranks(2, *resume, "--steps", "3")
-    assert train.main([*resume, "--steps", "4"]) == 0
+    with_ranks(2, *resume, *two, "--steps", "3")
+    assert train.main([*resume, *WHOLE, "--steps", "4"]) == 0
     assert_alike(alone, Path("runs/run"))
 
 
@@ -143,22 +146,23 @@ def test_two_ranks_go_on_to_the_bit(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sent", ["SIGKILL to one rank", "SIGTERM to all"])
+@pytest.mark.parametrize(
+    ("sent", "more"),
+    [("SIGKILL to one rank", []), ("SIGKILL to one rank", DIVIDED), ("SIGTERM to all", DIVIDED)],
+)
 def test_a_rank_that_dies_ends_the_job_and_the_run_goes_on(
-    alone, flags, tmp_path, monkeypatch, sent
+    alone, flags, tmp_path, monkeypatch, sent, more
 ):
     monkeypatch.chdir(tmp_path)
     with open("said", "w") as said:
         job = subprocess.Popen(
-            launched(2, *flags, "--name", "run"),
+            launched(2, *flags, *more, "--name", "run"),
             stdout=subprocess.DEVNULL,
             stderr=said,
             start_new_session=True,
             env=ENVIRONMENT,
         )
-    while not (
-        Path("runs/run/metrics.jsonl").exists() and read_metrics(Path("runs/run/metrics.jsonl"))
-    ):
+    while not checkpoint_folders(Path("runs/run")):
         assert job.poll() is None
         time.sleep(0.05)
     ranks = [
@@ -190,8 +194,10 @@ def test_gpus_make_the_run_of_one_and_go_on_with_another_number(tmp_path, monkey
     flags = [*FLAGS, "--device", "cuda"]
     with_ranks(1, *flags, "--name", "one")
     for ranks in COUNTS:
-        with_ranks(ranks, *flags, "--name", f"on-{ranks}")
-        assert_alike(Path("runs/one"), Path(f"runs/on-{ranks}"))
+        for more in (WHOLE, DIVIDED):
+            name = f"on-{ranks}-{more[1]}"
+            with_ranks(ranks, *flags, *more, "--name", name)
+            assert_alike(Path("runs/one"), Path("runs", name))
     with_ranks(COUNTS[-1], *flags, "--steps", "2", "--name", "moved")
     with_ranks(1, "--resume", "runs/moved", "--steps", "3")
     with_ranks(2, "--resume", "runs/moved", "--steps", "4")

@@ -61,8 +61,8 @@ long completions count for more | token_weights | len(_a) * _b | len(_a) | LEARN
 a ratio without a bound | _log_ratio | _a.clamp(max=_b) | _a | LEARN/test_loss.py
 
 # update
-the policy as its own reference | _backward | completion_logprobs(reference, _a, packing=_b) | \
-completion_logprobs(policy, _a, packing=_b) | LEARN/update/test_update.py
+the policy as its own reference | _backward | reference.run(_a, reference, _b, packing=_c) | \
+policy.run(_a, policy, _b, packing=_c) | LEARN/update/test_update.py
 the temperature left out of the update | completion_logprobs | _a.temperatures_R[_b] | \
 torch.ones_like(_a.temperatures_R[_b]) | LEARN/update/test_exact.py
 the reference cut as the policy | Policy.reference | self.frozen or self.is_lora | False | \
@@ -70,7 +70,7 @@ LEARN/update/test_update.py
 predicted by the next token | PaddedBatch.__init__ | len(prompt) - 1 | len(prompt) | \
 tests/grpo/rollout/test_generate.py
 ranks keep their own gradients | Optimizer.collect | self.ranks.all_reduce(_a) | None | \
-LEARN/test_optimizer.py
+LEARN/test_shard.py
 gradients are not clipped | Optimizer.collect | \
 torch.nn.utils.clip_grads_with_norm_(_a, _b, _c) | None | LEARN/update/test_update.py
 the last micro-batch alone | _add_up | _a.add_(_b) | None | LEARN/test_optimizer.py
@@ -138,7 +138,7 @@ random numbers start again | load_rng | random.setstate(_a) | None | \
 tests/grpo/run/test_checkpoint.py
 the curriculum starts again | Trainer.restore | getattr(self, name).load_state_dict(_a) | None | \
 CORE/test_trainer.py
-masters are rounded | Optimizer.state_dict | weight is not master | False | \
+masters are rounded | Optimizer.state_dict | weight.dtype != master.dtype | False | \
 LEARN/test_optimizer.py
 """
 

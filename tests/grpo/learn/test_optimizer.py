@@ -3,24 +3,21 @@
 import copy
 import gc
 import math
-import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
-from grpo.distributed import Ranks
 from grpo.learn.optimizer import BACKOFF, LARGEST, STEPS_TO_DOUBLE, Optimizer, lr_factor
 from grpo.run.checkpoint import load_optimizer, moments_of, save_optimizer
 
 RATE = 1e-4
 
 
-def made(dtype, seed=0, **ranks):
+def made(dtype, seed=0):
     torch.manual_seed(seed)
     layers = torch.nn.Sequential(torch.nn.Linear(70, 90), torch.nn.Linear(90, 5)).to(dtype)
-    return layers, Optimizer(layers.parameters(), RATE, **ranks)
+    return layers, Optimizer(layers.parameters(), RATE)
 
 
 def inputs_of(seed, dtype=torch.float32):
@@ -113,43 +110,6 @@ def test_what_is_saved_goes_on_bit_for_bit(tmp_path, dtype, steps):
     for seed in range(3, 5):
         assert take(*one, seed) == take(*two, seed)
     assert all(map(torch.equal, one[1].masters, two[1].masters))
-
-
-class Meeting:
-    """Stands for gloo where the ranks are threads: it adds up their tensors."""
-
-    def __init__(self, size):
-        self.barrier, self.parts = threading.Barrier(size, timeout=60), {}
-
-    def all_reduce(self, tensor):
-        self.parts[threading.get_ident()] = tensor.clone()
-        self.barrier.wait()
-        total = sum(self.parts.values())
-        self.barrier.wait()
-        tensor.copy_(total)
-
-
-def steps_of_rank(rank, layers, optimizer):
-    norms = []
-    for seed in range(3):
-        optimizer.clear()
-        if rank < 2:  # the last one has nothing
-            part = inputs_of(seed, torch.bfloat16).chunk(2)[rank]
-            layers(part).float().square().sum().backward()
-        norms.append(optimizer.collect(0.5))
-        optimizer.step()
-    return norms
-
-
-def test_three_ranks_step_as_one(monkeypatch):
-    layers, optimizer = made(torch.bfloat16)
-    norms = [take(layers, optimizer, seed, parts=2, max_norm=0.5) for seed in range(3)]
-    monkeypatch.setattr("torch.distributed.all_reduce", Meeting(3).all_reduce)
-    ranks = [made(torch.bfloat16, ranks=Ranks(rank, 3)) for rank in range(3)]
-    with ThreadPoolExecutor(3) as threads:
-        found = list(threads.map(steps_of_rank, range(3), *zip(*ranks)))
-    for theirs, (other, _) in zip(found, ranks):
-        assert theirs == pytest.approx(norms, rel=1e-5) and equal_weights(layers, other)
 
 
 # The loss scale.

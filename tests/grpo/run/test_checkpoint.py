@@ -265,7 +265,8 @@ def test_a_run_that_fails_finishes_the_checkpoint_under_way(
 
 
 def test_the_best_checkpoint_is_of_the_hardest_level(tmp_path):
-    trainer = SimpleNamespace(ranks=SimpleNamespace(is_rank0=False))
+    idle, optimizer = SimpleNamespace(is_rank0=False), SimpleNamespace(state_dict=dict)
+    trainer = SimpleNamespace(ranks=idle, optimizer=optimizer)
     saver = Saver(tmp_path, trainer, {})
     for step, level, reward in ((10, 10, 0.9), (20, 25, 0.2), (30, 25, 0.1)):
         trainer.done = step

@@ -1,0 +1,92 @@
+"""Two processes update a policy, whole or divided, as one process does."""
+
+import pytest
+import torch
+from tiny_models import OTHERS, make_tiny_model
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from updates import one_batch, update
+
+from grpo.data.errors import UserError
+from grpo.distributed import Ranks
+from grpo.learn.batch import completion_logprobs
+from grpo.learn.optimizer import Optimizer
+from grpo.learn.shard import Sharding
+from grpo.model.load import BUILTIN, load_policy
+from grpo.records import Completion, Group
+from grpo.tasks.base import Problem
+
+LEARN = dict(kind="cispo", clip_low=1.0, clip_high=1.0, max_length=24, max_grad_norm=0.2, beta=0.1)
+CASES = {  # how the policy is loaded, and by how much rounding may change what is learned
+    "whole": ({}, 2e-5),
+    "adapter": ({"lora_rank": 4, "dtype": "bfloat16"}, 2e-2),
+    "other": ({}, 2e-5),
+}
+
+
+def group_of(policy, size):
+    """Of three completions the second rank has one, and so fewer micro-batches, of one none."""
+    completions = [
+        Completion(tuple(range(20 + i, 30 + 3 * i)), (-5.0,) * (10 + 2 * i), "", "length")
+        for i in range(size)
+    ]
+    problem, prompt = Problem("t", 1, "A", "x", "0"), policy.encode("A: the owl")
+    return Group(0, problem, prompt, 1.0, completions, advantages=[1.0, -1.5, 0.5][:size])
+
+
+def updated(folder, options, ranks, micro_tokens=1000, is_divided=False):
+    """Two updates of a model: their metrics, the policy, its optimizer and log-probabilities."""
+    policy = load_policy(str(folder), device="cpu", keep_reference=True, **options)
+    sharding = Sharding(policy, ranks) if is_divided else None
+    if sharding:
+        sharding.is_short = True
+        policy.enable_gradient_checkpointing()
+    optimizer = Optimizer(policy.parameters, 1e-3, ranks=ranks, sharding=sharding)
+    # Else rounding alone decides steps of gradients that are 0, such as those of a key's bias.
+    optimizer.inner.param_groups[0]["eps"] = 1e-4
+    steps, learn = (
+        [[group_of(policy, size)] for size in (3, 1)],
+        LEARN | {"micro_tokens": micro_tokens},
+    )
+    metrics = [update(policy, optimizer, groups, **learn) for groups in steps]
+    return metrics, policy, optimizer, completion_logprobs(policy, one_batch(steps[0]))[0]
+
+
+def child(rank, folder):
+    where = f"file://{folder}/meeting"
+    torch.distributed.init_process_group("gloo", init_method=where, rank=rank, world_size=2)
+    ranks = Ranks(rank, 2)
+    for name, (options, rounding) in CASES.items():
+        close = {"atol": rounding, "rtol": 10 * rounding}
+        metrics, policy, optimizer, logprobs = updated(folder / name, options, Ranks())
+        assert metrics[0]["grad_norm"] > LEARN["max_grad_norm"] and metrics[1]["kl"] > 1e-4
+
+        whole = updated(folder / name, options, ranks)
+        divided = updated(folder / name, options, ranks, 20, is_divided=True)
+        for found in (whole, divided):
+            for mine, other in zip(found[0], metrics, strict=True):
+                assert mine == pytest.approx(other, rel=5 * rounding, abs=rounding), (mine, other)
+            for mine, other in zip(found[1].model.parameters(), policy.model.parameters()):
+                torch.testing.assert_close(mine, other, atol=rounding / 10, rtol=0)
+            torch.testing.assert_close(found[3], logprobs, **close)
+            state = found[2].state_dict()["state"]
+            if rank == 0:
+                torch.testing.assert_close(state, optimizer.state_dict()["state"], **close)
+
+        pairs = divided[2].sharding.pairs
+        assert (
+            sum(part.to_local().numel() for _, part in pairs) < 0.6 * policy.model.num_parameters()
+        )
+
+
+def test_two_ranks_update_a_policy_as_one_does(tmp_path):
+    make_tiny_model(tmp_path / "whole")
+    make_tiny_model(tmp_path / "adapter")
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(OTHERS["bloom"]()).save_pretrained(tmp_path / "other")
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path / "other")
+    torch.multiprocessing.spawn(child, (tmp_path,), nprocs=2)
+
+
+def test_one_rank_is_told_to_bring_others(tiny_policy):
+    with pytest.raises(UserError, match="several ranks; start with torchrun"):
+        Sharding(tiny_policy, Ranks())
