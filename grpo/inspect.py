@@ -367,9 +367,7 @@ def _enough_digits(advantage: str, reward: float, mean: float, divisor: float) -
 def training_in_words(group: Group, sample: int) -> str:
     """Return whether the step trained on a completion, and which way."""
     if group.action == "demonstrate":
-        if sample == len(group.completions) - 1:
-            return "no: the right answer took its place in the group's next try"
-        return "in the group's next try, in which the right answer takes the last one's place"
+        return "in the group's next try, where the right answer replaces the last completion"
     if not group.advantages:
         return "no: the group taught nothing"
 

@@ -15,9 +15,6 @@ from typing import Any, NamedTuple
 
 from grpo.config import Config, names_in
 from grpo.curriculum import (
-    PROMPT_PROBLEMS,
-    PROMPT_SAMPLES,
-    SURVEY_PROBLEMS,
     VARIED,
     Curriculum,
     Start,
@@ -139,10 +136,7 @@ def choose_prompt(
     if len(configs) == 1:
         return configs[0], []
 
-    console.say(
-        f"pre-flight: {len(configs)} prompts, {PROMPT_PROBLEMS} problems per level, "
-        f"{PROMPT_SAMPLES} completions each"
-    )
+    console.say(f"pre-flight: {len(configs)} prompts")
     with console.working("pre-flight"):
         best, rows = survey_prompts(policy, supply, configs, level, ranks)
 
@@ -269,10 +263,7 @@ class Run:
         """Sample a few problems of each level, and choose the level where the run starts."""
         config, trainer = self.config, self.trainer
         levels = list(trainer.curriculum.levels)
-        self.console.say(
-            f"{control_mark(config.mark)}pre-flight: {SURVEY_PROBLEMS} problems per level, "
-            f"{config.group_size} completions each"
-        )
+        self.console.say(f"{control_mark(config.mark)}pre-flight: levels")
         with self.console.working("pre-flight"):
             rows, groups = survey(trainer.policy, trainer.stream.supply, config, levels, self.ranks)
 
