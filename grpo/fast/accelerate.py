@@ -594,7 +594,7 @@ def rollout_distance(policy: Policy, forward: FastForward, probe: Probe) -> floa
     found = [hidden_PE]
     wanted = [expected[0][0], expected[2][0]]
 
-    with decoding(policy.causal):
+    with decoding(policy.causal, len(probe.completions)):
         for rows, sources, filled, length, accepted in ROLLOUT:
             cache.reorder(torch.tensor(sources, device=device), torch.tensor(filled, device=device))
             tokens_RT = torch.zeros(len(rows), length, dtype=torch.long)

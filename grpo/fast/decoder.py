@@ -79,7 +79,9 @@ class FastDecoder:
         """
         room = self.room(request, drafting)
         rows = self.rows(request, room)
-        with decoding(self.policy.causal) if request.guesses is None else nullcontext():
+        completions = len(request.prompts) * request.group_size
+        is_drafted = request.guesses is not None  # then a row reads many tokens
+        with nullcontext() if is_drafted else decoding(self.policy.causal, completions):
             written = self._decode(rows, request, drafting, room)
         if self.step and not all(math.isfinite(sum(values)) for _, values in written):
             self.policy.events.append(

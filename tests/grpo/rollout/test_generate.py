@@ -195,6 +195,12 @@ def test_experts_multiply_by_token_only_while_decoding(tmp_path, monkeypatch, ki
         generate(policy, replace(request, is_enough=[lambda tokens: len(tokens) == 5 and 1 / 0]))
     assert policy.causal.get_experts_implementation() == {"": "grouped_mm"}
 
+    # More rows stay grouped, also when some have ended.
+    ways.clear()
+    policy.stops = tuple(range(0, 4096, 12))
+    generate(policy, replace(request, keys=[range(rows.FEW_ROWS + 1)]))
+    assert set(ways) == {"grouped_mm"}
+
     # The check of a model runs it in the same way.
     monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS, "batched_mm", lambda _, hidden, *__: hidden)
     assert load_policy(str(tmp_path), device="cpu").path == "plain"
