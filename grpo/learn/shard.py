@@ -1,15 +1,12 @@
-"""A policy that is trained in parts: masters, gradients and moments are divided among the ranks.
+"""Training with masters, gradients and moments divided among the ranks, by PyTorch's FSDP2.
 
-A copy of the model, the learner, makes the updates by PyTorch's FSDP2 (`fully_shard`,
-arXiv:2304.11277). Each rank holds a part of every weight, in float32 if it is trained. A layer is
-gathered while it runs, in the model's precision, and its gradients are added up over the ranks.
+Updates are made by a copy of the model, the learner (`fully_shard`, arXiv:2304.11277). Each rank
+holds a part of every weight, in float32 if it is trained. A layer is gathered while it runs, in the
+model's precision, and its gradients are added up over the ranks.
 
-The policy itself stays whole on every rank, so rollouts and evaluations are those of a run without
-sharding, and no rank waits there for another. After each update the weights are gathered into it.
-Where memory is short, an update begins by giving up its weights.
-
-So a GPU of N holds for each trained 16-bit weight 2 + 12 / N bytes in a rollout, and in an update
-16 / N, plus 2 unless they are given up.
+The policy itself stays whole on every rank, so no rank waits for another in rollouts and
+evaluations. After each update the weights are gathered into it. Where memory is short, an update
+begins by giving them up: docs/models.md has the bytes.
 """
 
 import copy
@@ -44,10 +41,7 @@ class Root(nn.Module):
 
 
 class Sharding:
-    """Gives `policy` a learner that is divided among the `ranks`, and its weights to the policy.
-
-    All ranks must call `publish` together.
-    """
+    """Gives `policy` a learner that is divided among the `ranks`, and the learner's weights."""
 
     def __init__(self, policy: Policy, ranks: Ranks):
         if ranks.size == 1:
@@ -77,11 +71,11 @@ class Sharding:
         if len({*owned}) < len(owned):
             raise ValueError("its layers share weights")
 
-        # Layer by layer, so that no second whole model is in memory.
+        # Layer by layer, so that no second whole model is in memory: a memo keeps what was copied.
         memo = {id(layers): parts}
         model = _copied(policy.model, memo)
         for layer in layers:
-            parts.append(fully_shard(_copied(layer, memo), **options))
+            parts.append(fully_shard(_copied(layer, dict(memo)), **options))
         root: Any = fully_shard(Root(model), **options)
         for module in (root, *parts):  # the loss has one denominator over all ranks
             module.set_gradient_divide_factor(1.0)
@@ -122,7 +116,7 @@ class Sharding:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Give the policy the weights of the learner."""
+        """Give the policy the weights of the learner. All ranks must call it together."""
         for storage, size in self.given_up:
             storage.resize_(size)
             # A merged layer has rows of zeros below its weights.
@@ -155,7 +149,7 @@ def local(tensor: Tensor) -> Tensor:
 
 
 def divided(tensor: Tensor, like: Tensor) -> Tensor:
-    """Return a whole tensor as `like` is: divided, if that is."""
+    """Return a whole tensor; divided as `like`, if that is."""
     if not isinstance(like, DTensor):
         return tensor
     tensor = tensor.to(like.device)
