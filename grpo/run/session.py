@@ -304,6 +304,8 @@ class Run:
                 f"{start.why}: the run trains on {listed}, and may learn nothing; give a "
                 "--model that solves some of these problems, or an easier task"
             )
+        for note in trainer.policy.notes:  # those of levels that were added are new
+            self._warn_once(note, note)
         return start
 
     def wants_imitation(self, start: Start) -> bool:

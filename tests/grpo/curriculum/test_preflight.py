@@ -331,6 +331,11 @@ def test_rewards_that_vary_without_a_right_answer_are_no_reason_to_warn(start, c
     assert "the run trains on 3: 100% of its groups vary and 0% hold a right answer" in said
     assert "may learn nothing" not in said
 
+    # Levels that were added are checked, too.
+    start("b", "--level", "10", "--steps", "1", "--reward-alone", task="Partial")
+    said = unbroken(capsys.readouterr().out)
+    assert "the run trains on levels 3, 5, 10" in said and said.count("the run never climbs") == 2
+
 
 def test_without_a_pre_flight_the_levels_are_those_asked_for(start):
     start("a", "--level", "10", "--preflight", "off", "--steps", "1")
