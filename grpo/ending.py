@@ -19,7 +19,6 @@ from grpo.records import WHY, Decision, Group, Resumable, first_tries, level_nam
 from grpo.statistics import (
     MARGIN,
     TAIL,
-    mark_of_parts,
     mean_interval,
     problems_needed,
     reaches_mark,
@@ -129,11 +128,10 @@ class EndWatch(Resumable):
         hardest = [group for group in first if level in (None, group.problem.level)]
         if not hardest:
             return
-        if is_last:
+        if is_last and all(group.problem.share == 1 for group in hardest):
             self.recent.append([sum(g.class_name == "solved" for g in hardest), len(hardest)])
             solved, count = map(sum, zip(*self.recent, strict=True))
-            needed = mark_of_parts(SOLVED_SHARE, [group.problem.share for group in hardest])
-            is_solved = len(self.recent) == SOLVED_STEPS and solved >= needed * count
+            is_solved = len(self.recent) == SOLVED_STEPS and solved >= SOLVED_SHARE * count
             self.solved_steps = self.solved_steps + 1 if is_solved else 0
 
         trap = _trap_of(hardest)

@@ -16,7 +16,6 @@ been seen yet:
 
 import math
 from collections.abc import Sequence
-from statistics import fmean
 
 import numpy as np
 
@@ -81,13 +80,6 @@ def mean_bounds(values_Sn: np.ndarray, tail: float = TAIL) -> tuple[np.ndarray, 
 def reaches_mark(mean: float, low: float, mark: float) -> bool:
     """Return whether a mean whose 95 % interval begins at `low` is evidence that `mark` is met."""
     return mean >= mark and low >= mark - MARGIN
-
-
-def mark_of_parts(mark: float, shares: Sequence[float]) -> float:
-    """Return the mark for parts of answers, of these `shares` of the whole, that stands for `mark`
-    of whole answers, if parts are right independently of each other.
-    """
-    return mark ** fmean(shares)
 
 
 def problems_needed(mark: float) -> int:

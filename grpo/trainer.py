@@ -120,7 +120,7 @@ class Trainer:
         self.engine = None
         if config.engine:
             self.engine = EngineDecoder(engine, config.engine, policy, config.top_p, ranks)
-        self.curriculum = Curriculum(config.levels_for(task))
+        self.curriculum = Curriculum(config.levels_for(task), window=config.window or 0)
 
         # How rewards become advantages.
         self.monitor = VarianceMonitor(config, range_of(task))
@@ -232,7 +232,7 @@ class Trainer:
         problems: list[Indexed] = []
         index = earlier[-1][0] + 1 if earlier else self.stream.next_index
         for level in self.curriculum.levels_for(self.config.seed, step, count, len(earlier)):
-            index, problem = self.stream.at(index, level)
+            index, problem = self.stream.at(index, level, self.curriculum.window)
             problems.append((index, problem))
             index += 1
         return problems

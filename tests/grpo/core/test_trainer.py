@@ -381,6 +381,8 @@ def test_groups_begin_within_long_answers(tiny_policy):
     shown = [len(problem.begun.split()) for _, problem in problems]
     assert min(shown) == 0 and max(shown) == 16 and len(set(shown)) > 6
     assert {len(problem.target.split()) for _, problem in problems} == {4}
+    (longer := trainer()).curriculum.window = 8
+    assert {len(problem.target.split()) for _, problem in longer.problems(1)} == {8}
 
     metrics = (one := trainer()).step().metrics
     assert metrics["groups/windows"] == sum(n > 0 for n in shown)

@@ -7,7 +7,16 @@ from dataclasses import replace
 
 import pytest
 
-from grpo.curriculum import ANNEAL_AT, FLOOR, MEMORY, OPEN_AT, WINDOW, Curriculum, easier_levels
+from grpo.curriculum import (
+    ANNEAL_AT,
+    FLOOR,
+    GROW_AT,
+    MEMORY,
+    OPEN_AT,
+    WINDOW,
+    Curriculum,
+    easier_levels,
+)
 from grpo.records import Group
 from grpo.statistics import problems_needed
 from grpo.tasks.base import Problem, Score
@@ -111,18 +120,25 @@ def test_a_level_opens_at_the_mark_with_evidence():
     assert through(curriculum, [groups(25, MANY, OPEN_AT - 0.01)] * 5) == []
 
 
-def test_windows_of_the_goal_count_as_the_whole_answers_that_they_are_parts_of():
+def test_windows_of_the_goal_double_and_only_whole_answers_lower_the_rate():
     def windows(value):
-        parts = groups(10, MANY, value)
-        for part in parts:
-            part.problem = replace(part.problem, data={"share": 0.25})
-        return parts
+        return [
+            replace(each, problem=replace(each.problem, data={"share": 0.25}))
+            for each in groups(10, MANY, value)
+        ]
 
-    # The rate falls by whole answers, whereas harder levels, whose windows are as long, open early.
-    for value, falls in ((ANNEAL_AT + 0.01, False), (ANNEAL_AT**0.25 + 0.005, True)):
-        assert bool(through(Curriculum([10]), [windows(value)] * 5)) == falls
-    (opened,) = through(Curriculum([10, 25]), [windows(OPEN_AT + 0.01)] * 5)
-    assert opened.kind == "open"
+    curriculum = Curriculum([10], window=5)
+    assert through(curriculum, [windows(GROW_AT - 0.1)] * 5) == []
+    grown = through(curriculum, [windows(1.0)] * 3 + [groups(10, MANY, 0.5)] * 2)
+    assert [each.kind for each in grown] == ["window"]
+    grown = through(curriculum, [windows(1.0)] * 5)
+    assert [each.kind for each in grown] == ["window"]
+    assert curriculum.window == 20 and curriculum.anneal_from is None
+    assert [each.kind for each in through(curriculum, [groups(10, MANY, 1.0)] * 5)] == ["anneal"]
+    # A harder level opens at its own mark, and its windows stay as long.
+    curriculum = Curriculum([10, 25], window=5)
+    assert [each.kind for each in through(curriculum, [windows(OPEN_AT + 0.01)] * 3)] == ["open"]
+    assert curriculum.window == 5
 
 
 def test_steps_that_the_interval_does_not_need_leave_the_window():
