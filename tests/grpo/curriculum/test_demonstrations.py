@@ -273,7 +273,7 @@ def test_a_run_says_what_it_was_shown_and_survives_a_kill(
     flags += [*tiny_flags, "--preflight", "off", "--save-every", "1", "--device", "cpu"]
     flags += ["--config", "{eval_problems: 4, demonstrate: true}"]
     assert train.main([*flags, "--name", "whole"]) == 0
-    out = capsys.readouterr().out
+    out = " ".join(capsys.readouterr().out.split())
     assert "; right answers shown" in out
     assert "100% of the groups trained on showed the right answer" in out
     run = load_run("runs/whole")
