@@ -192,7 +192,8 @@ class Optimizer:
 
     def _on_rank0(self, value: Tensor) -> Tensor:
         gathered = whole(value)
-        return gathered.cpu() if self.ranks.is_rank0 else value
+        # On a CPU the counts of steps are whole already, and the next step changes them.
+        return gathered.to("cpu", copy=True) if self.ranks.is_rank0 else value
 
     @torch.no_grad()
     def load_state_dict(self, saved: dict[str, Any]) -> None:
