@@ -509,7 +509,8 @@ def figures_of(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     groups = [line.get("groups/count") or 1 for line in metrics]
     # `on_degenerate: keep` wastes no tokens, although these groups teach nothing either.
     wasted = last.get("wasted_tokens_total", 0) / (last.get("num_tokens") or 1)
-    idle = (sum(classes.values()) - demonstrated) / max(1, sum(groups))
+    # Groups that vary may be shown the right answer, too.
+    idle = max(0.0, sum(classes.values()) - demonstrated) / max(1, sum(groups))
     return {
         "steps": len(metrics),
         # Under `on_degenerate: keep` groups without a gradient are in the loss.

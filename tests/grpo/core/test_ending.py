@@ -259,7 +259,7 @@ def test_figures_weigh_steps_by_their_groups():
     lines[0] |= {"groups/kept": 4, "groups/demonstrated": 3}
     lines[1] |= {"groups/count": 24, "groups/kept": 8}
     verdict = reach_verdict(25, HeldOut(), lines)
-    assert verdict.truncated == verdict.demonstrated == 0.25
+    assert verdict.truncated == verdict.demonstrated == 0.25 and verdict.untaught == 0
 
 
 def test_the_figures_of_a_verdict_and_how_they_read():
