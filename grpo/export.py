@@ -133,7 +133,8 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
         path = Path(model)  # of a checkpoint, the name of its run
         model = path.parent.parent.name if path.name.startswith("step-") else path.name
     task = ":".join(Path(part).name for part in config["task"].split(":"))
-    settings = ", ".join(f"{name} {config[name]}" for name in SETTINGS.split())
+    given = [name for name in SETTINGS.split() if config[name] is not None]
+    settings = ", ".join(f"{name} {config[name]}" for name in given)
     made_with = ", ".join(f"{name} {facts.get(name)}" for name in FACTS.split())
     return f"""---
 library_name: {"peft" if adapter else "transformers"}

@@ -110,7 +110,7 @@ def test_the_card_has_the_verdict(runs):
     run.config["reward"] = "similarity"
     text = card(run, 2, adapter=True)
     assert "\nTOO SHORT TO TELL: held-out score at level 10 " in text
-    assert "steps that updated the weights: " in text and "reward similarity" in text
+    assert "steps that updated the weights: " in text and "reward similarity, loss" in text
 
 
 def test_the_card_of_an_earlier_checkpoint_has_no_later_figures(runs):
