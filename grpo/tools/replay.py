@@ -78,7 +78,7 @@ def stored_step(run: RunData, step: int) -> tuple[list[Group], list[Group], dict
 
 def trainer_before(run: RunData, step: int, allowed: Collection[str | None]) -> tuple[Trainer, int]:
     """Return a trainer as it was before `step`, and the step of its checkpoint (0: none)."""
-    config = replace(load_config(run.path), engine=None)  # none of it sampled
+    config = replace(load_config(run.path), engine=None, shard=False)  # no engine sampled it
     require_trusted(vars(config), allowed, run.path)
 
     # With another number of threads, sums are computed in another order.

@@ -178,15 +178,15 @@ def test_a_run_without_steps_is_one_line(copied, capsys):
 
 
 def test_replay_sees_a_changed_reward_and_a_changed_figure(copied, capsys):
+    config = copied / "config.yaml"  # one process repeats what several ranks made
+    config.write_text(config.read_text().replace("shard: false", "shard: true"))
     path = copied / "rollouts" / "step-000003.jsonl.zst"
     groups = groups_of(path)
     kept = next(group for group in groups if group.action == "keep")
     kept.scores[0] = Score(kept.scores[0].reward + 0.125, kept.scores[0].parts)
     write_rollouts(path, groups, step=3)
-    assert (
-        "advantages from the stored rewards: they differ"
-        in said(capsys, copied, "replay", 3, status=1).out
-    )
+    out = said(capsys, copied, "replay", 3, status=1).out
+    assert "advantages from the stored rewards: they differ" in out
     path = copied / "rollouts" / "step-000001.jsonl.zst"
     groups = groups_of(path)
     score = groups[0].scores[0]
