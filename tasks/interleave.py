@@ -461,21 +461,13 @@ class TrapNames:
 # A word of the texts: 0 for A or 1 for B, and the index of the word.
 Spot = tuple[int, int]
 
-# How a word follows the one before: whether it is in the other text, and how far it is from the
-# place reached in its text. 0 is the next word, -1 repeats the last one.
-Move = tuple[bool, int]
-
-TAKES_TURNS: Move = (True, 0)
-STAYS: Move = (False, 0)
-
 
 class Guess:
     """Guesses the rest of an interleaving of the words `a` and `b`.
 
     It keeps track of the places in A and in B that the completion has reached. After a mistake (a
     word that is skipped, repeated or misspelt, a lost turn, a jump) it assumes that the policy
-    continues from its new places and takes turns again. It assumes that other behaviour, such as
-    staying in one text or writing every word twice, continues only after seeing it twice in a row.
+    continues from its new places and takes turns again.
 
     If no white space follows the last word of the text, the word may be unfinished, and the guess
     begins with its missing letters. If the next text continues the last one, only the new part is
@@ -499,7 +491,6 @@ class Guess:
         self.read = ""  # the text that was followed, up to its last whole word
         self.places = (0, 0)  # the index of the next word of each text
         self.last = 1  # the text of the last word
-        self.moves = (TAKES_TURNS,) * 4  # how the last four words followed each other
         self._follow(self.begun)
 
     def __call__(self, text: str) -> str:
@@ -520,7 +511,7 @@ class Guess:
             self._write(self._find([word]) or self._expected())
 
     def _rest(self, letters: str) -> list[str]:
-        """Write, and return, the words that are expected after the `letters` of a word."""
+        """Return the words that are expected after the `letters` of a word."""
         rest = []
         if letters:
             spot = self._expected()
@@ -530,18 +521,8 @@ class Guess:
             self._write(spot or self._expected())
             rest.append(self._word(spot)[len(letters) :] if spot else "")
 
-        # The limit stops the guess for a policy that repeats words, which never reaches the end.
-        most = sum(map(len, self.texts))
-        while (spot := self._expected()) and len(rest) < most:
-            if self.moves in ((TAKES_TURNS,) * 4, (STAYS,) * 4):
-                a, b = (text[place:] for text, place in zip(self.texts, self.places))
-                in_last, in_other = (b, a) if self.last else (a, b)
-                if self.moves[-1] == STAYS:
-                    return [*rest, *in_last, *in_other][:most]
-                return (rest + interleaved(in_other, in_last))[:most]
-            rest.append(self._word(spot))
-            self._write(spot)
-        return rest
+        a, b = (text[place:] for text, place in zip(self.texts, self.places))
+        return rest + (interleaved(a, b) if self.last else interleaved(b, a))
 
     def _word(self, spot: Spot) -> str:
         return self.texts[spot[0]][spot[1]]
@@ -550,28 +531,15 @@ class Guess:
         """Write the word at `spot`, and continue after it."""
         if spot is None:
             return
-        text, place = spot
-        step = place - self.places[text]
-        self.moves = *self.moves[1:], (text != self.last, step)
-        self.last = text
+        self.last, place = spot
         a, b = self.places
-        self.places = (a, place + 1) if text else (place + 1, b)
+        self.places = (a, place + 1) if self.last else (place + 1, b)
 
     def _expected(self) -> Spot | None:
         """Return the place of the next word; None at the end of both texts."""
-        # A pattern of two moves that was seen twice continues with its first move.
-        first, second, third, fourth = self.moves
-        is_repeated = (first, second) == (third, fourth) or third == fourth == STAYS
-        changes, step = third if is_repeated else TAKES_TURNS
-
-        turn = 1 - self.last if changes else self.last
-        for text, place in (
-            (turn, self.places[turn] + step),
-            (turn, self.places[turn]),
-            (1 - turn, self.places[1 - turn]),
-        ):
-            if 0 <= place < len(self.texts[text]):
-                return text, place
+        for text in (1 - self.last, self.last):
+            if self.places[text] < len(self.texts[text]):
+                return text, self.places[text]
         return None
 
     def _find(self, words: Sequence[str]) -> Spot | None:
