@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 if [ -d runs/ladder/checkpoints ]; then
     python train.py --resume runs/ladder
 else
-    python train.py --task interleave --curriculum --name ladder
+    python train.py --task interleave --curriculum --name ladder --config '{window: 50}'
 fi
 for sampling in "" --greedy; do
     for asked in "10,25,50,100 200" "200,500 64"; do
