@@ -127,14 +127,11 @@ def test_windows_of_the_goal_double_and_only_whole_answers_lower_the_rate():
             for each in groups(10, MANY, value)
         ]
 
-    curriculum = Curriculum([10], window=5)
-    assert through(curriculum, [windows(GROW_AT - 0.1)] * 5) == []
-    grown = through(curriculum, [windows(1.0)] * 3 + [groups(10, MANY, 0.5)] * 2)
-    assert [each.kind for each in grown] == ["window"]
-    grown = through(curriculum, [windows(1.0)] * 5)
-    assert [each.kind for each in grown] == ["window"]
-    assert curriculum.window == 20 and curriculum.anneal_from is None
-    assert [each.kind for each in through(curriculum, [groups(10, MANY, 1.0)] * 5)] == ["anneal"]
+    curriculum, whole = Curriculum([10], window=5), groups(10, MANY, 1.0)
+    steps = [windows(GROW_AT - 0.1)] * 5 + [windows(1.0)] * 3  # the first five do not suffice
+    steps += [windows(0.5)] * 2 + [windows(1.0)] * 3 + [whole] * 5
+    assert [each.kind for each in through(curriculum, steps)] == ["window", "window", "anneal"]
+    assert curriculum.window == 20
     # A harder level opens at its own mark, and its windows stay as long.
     curriculum = Curriculum([10, 25], window=5)
     assert [each.kind for each in through(curriculum, [windows(OPEN_AT + 0.01)] * 3)] == ["open"]
