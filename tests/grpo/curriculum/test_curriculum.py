@@ -127,7 +127,7 @@ def test_windows_of_the_goal_double_and_only_whole_answers_lower_the_rate():
             for each in groups(10, MANY, value)
         ]
 
-    curriculum, whole = Curriculum([10], window=5), groups(10, MANY, 1.0)
+    curriculum, whole = Curriculum([10], window=5), groups(10, MANY, ANNEAL_AT + 0.01)
     steps = [windows(GROW_AT - 0.01)] * 5 + [windows(1.0)] * 3  # the first of these suffices
     steps += [windows(0.5)] * 2 + [windows(1.0)] * 3 + [whole] * 5
     assert [each.kind for each in through(curriculum, steps)] == ["window", "window", "anneal"]
