@@ -275,11 +275,11 @@ def test_a_run_says_what_it_was_shown_and_survives_a_kill(
     assert train.main([*flags, "--name", "whole"]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "; right answers shown" in out
-    assert "100% of the groups trained on showed the right answer" in out
+    assert "groups trained on that showed the right answer: 100%" in out
     run = load_run("runs/whole")
     assert run.verdict["demonstrated"] == 1.0
     figures = outcome(load_run("runs/whole"))["figures"]
-    assert ("right answers shown", "100% of the groups trained on", None) in figures
+    assert ("groups trained on that showed the right answer", "100%", None) in figures
 
     # The last completion of the first copy.
     assert inspect.main(["runs/whole", "tokens", "1", "2", "3"]) == 0
