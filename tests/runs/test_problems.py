@@ -64,12 +64,8 @@ def test_eval_drops_what_was_trained_on(tmp_path, capsys, tiny_flags):
     arguments = ["--model", "runs/a", "--words", "6", "--json", "out.json", "--problems", "4"]
     assert evaluation.main([*arguments, "--seed", "3"]) == 0
     (line,) = json.loads(Path("out.json").read_text())
-    assert (line["dropped"], line["n"], line["split"], line["level"]) == (
-        2,
-        4,
-        "test",
-        6,
-    )  # the next ones of the stream stand in
+    # The next ones of the stream stand in.
+    assert (line["dropped"], line["n"], line["split"], line["level"]) == (2, 4, "test", 6)
     run("--name", "b", "--steps", "2", *trained)  # all four problems
     arguments[1] = "runs/b"
     assert fails(capsys, *arguments, "--dataset", "set.jsonl", main=evaluation.main) == (

@@ -100,14 +100,12 @@ def test_ranks_make_the_run_of_one(alone, flags, tmp_path, monkeypatch, more):
     done = with_ranks(2, *flags, *more, "--name", "ranks")
     run = Path("runs/ranks")
     assert_alike(alone, run)
-    assert (
-        "2 ranks" in done.stdout and done.stdout.count("step 4/4") == 1
-    )  # the first rank speaks for all
+    # The first rank speaks for all.
+    assert "2 ranks" in done.stdout and done.stdout.count("step 4/4") == 1
     before = load_file(checkpoint_folders(alone)[0] / "model.safetensors")
     after = weights(run)
-    assert (
-        max((after[name] - before[name]).abs().max() for name in before) > 1e-4
-    )  # far more than what is let pass above
+    # Far more than what is let pass above.
+    assert max((after[name] - before[name]).abs().max() for name in before) > 1e-4
     mine, other = (without_seconds(load_run(folder).decisions) for folder in (alone, run))
     assert mine == other and mine[0]["kind"] == "preflight"
     mine, other = (load_run(folder).evals for folder in (alone, run))

@@ -125,17 +125,8 @@ def test_what_predicts_each_token():
     row = Packing([(10, 11, 12), (20,)], [(1, 2, 3), (4,), (5, 6), (7, 8, 9)], torch.device("cpu"))
     assert row.tokens_N.tolist() == [10, 11, 12, 20, 1, 2, 5, 7, 8]
     assert row.positions_N.tolist() == [0, 1, 2, 0, 3, 4, 1, 1, 2]
-    assert row.tokens_N[row.predictors_U].tolist() == [
-        12,
-        1,
-        2,
-        12,
-        20,
-        5,
-        20,
-        7,
-        8,
-    ]  # of 1 2 3, of 4, of 5 6, of 7 8 9
+    # Of 1 2 3, of 4, of 5 6, of 7 8 9.
+    assert row.tokens_N[row.predictors_U].tolist() == [12, 1, 2, 12, 20, 5, 20, 7, 8]
 
 
 CPU = torch.device("cpu")
