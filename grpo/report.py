@@ -122,7 +122,7 @@ def write_report(
 
 
 def page(runs: Sequence[RunData], budget: int, *, is_live: bool = False) -> str:
-    """Return the page as HTML, with at most `budget` bytes of completions for each run."""
+    """Return the page as HTML; `budget` is that of `kept_samples` for each run."""
     from plotly.offline import get_plotlyjs  # here, because it takes a while to import
 
     samples = [kept_samples(run, budget) for run in runs]
