@@ -132,9 +132,9 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
     else:
         path = Path(model)  # of a checkpoint, the name of its run
         model = path.parent.parent.name if path.name.startswith("step-") else path.name
-    task = ":".join(Path(part).name for part in config["task"].split(":"))
+    task = _without_folders(config["task"])
     given = [name for name in SETTINGS.split() if config[name] is not None]
-    settings = ", ".join(f"{name} {config[name]}" for name in given)
+    settings = ", ".join(f"{name} {_without_folders(config[name])}" for name in given)
     made_with = ", ".join(f"{name} {facts.get(name)}" for name in FACTS.split())
     return f"""---
 library_name: {"peft" if adapter else "transformers"}
@@ -152,6 +152,11 @@ Made with {made_with}.
 
 The model was trained for this one task. Its other abilities were not evaluated.
 """
+
+
+def _without_folders(value: Any) -> str:
+    """Return a setting as text; of ``path/to/file.py:Name`` without the folders."""
+    return ":".join(Path(part).name for part in str(value).split(":"))
 
 
 def _results(run: RunData, step: int, control: str) -> str:

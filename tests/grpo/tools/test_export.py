@@ -121,10 +121,11 @@ def test_the_card_of_an_earlier_checkpoint_has_no_later_figures(runs):
 
 def test_the_card_names_no_folder_of_this_machine(runs):
     run = load_run(runs / "lora")
+    run.config["loss"] = "/home/me/own.py:loss"
     for task, shown in (("/home/me/own.py:Own", "own.py:Own"), ("gsm8k:/home/me/gsm", "gsm8k:gsm")):
         run.config["task"] = task
         text = card(run, 2, adapter=True)
-        assert f"`{shown}`" in text and "/home/me" not in text
+        assert f"`{shown}`" in text and "loss own.py:loss" in text and "/home/me" not in text
 
 
 def test_what_cannot_be_exported_is_said(runs, tmp_path, capsys):
