@@ -234,9 +234,7 @@ class ProblemStream(Resumable):
         self.has_left_out = False  # a problem that does not fit
 
     def at(self, index: int, level: int, words: int | None = None) -> Indexed:
-        """Return the first problem of a level from `index` on that fits, or a window of it, of so
-        many `words` (None: as the setting `window` has it).
-        """
+        """Return the first problem of a level from `index` on that fits, or its `window`."""
         passed: list[Problem] = []
         problems = (self.supply.at(i, level) for i in count(index))
         problem = next(fitting(self.policy, problems, passed, self.config.max_new_tokens))
@@ -252,7 +250,7 @@ class ProblemStream(Resumable):
         return index, self.window(index, problem, words)
 
     def window(self, index: int, problem: Problem, words: int | None = None) -> Problem:
-        """Return a window of `problem`, see `at` and `window_of`."""
+        """Return a window of so many `words`, see `window_of` (None: as the setting has it)."""
         words = self.config.window if words is None else words
         return window_of(self.task, words, self.config.seed, index, problem)
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from grpo.data.errors import EngineError, UserError, lacks_memory
+from grpo.distributed import Ranks
 from grpo.learn.batch import (
     MicroBatch,
     Truncate,
@@ -139,11 +140,7 @@ def update(
         own = None  # how many of them are this rank's; None: all
         if optimizer.sharding:
             optimizer.sharding.give_up()
-            # A layer is gathered by all ranks together, so they make equally many passes.
-            batches = list(batches)
-            own = len(batches)
-            idle = ranks.max(own) - own
-            batches += [idle_batch(groups, policy.device)] * idle
+            batches, own = _with_idle(list(batches), groups, policy, ranks)
 
         # The sums stay on the device, so that the host can queue every micro-batch before it waits
         # for the first.
@@ -167,8 +164,7 @@ def update(
 
     # Here the host waits for the device.
     found = [{name: value.item() for name, value in each.items()} for each in passes[:own]]
-    local = _total(found)
-    sums = _total(ranks.gather([local]))
+    sums = _total(ranks.gather([_total(found)]))
 
     is_float16 = policy.dtype == torch.float16
     hint = "; numbers may be too large for float16: give --dtype bfloat16" if is_float16 else ""
@@ -186,6 +182,18 @@ def update(
     check_step(optimizer.tensors(policy.model))
     metrics = _metrics(sums, grad_norm)
     return metrics | {"loss_scale": optimizer.loss_scale} if is_float16 else metrics
+
+
+def _with_idle(
+    batches: list[MicroBatch], groups: Sequence[Group], policy: Policy, ranks: Ranks
+) -> tuple[list[MicroBatch], int]:
+    """Return a rank's micro-batches and idle ones behind them, and how many its own are.
+
+    A layer is gathered by all ranks together, so they make equally many passes.
+    """
+    own = len(batches)
+    idle = ranks.max(own) - own
+    return batches + [idle_batch(groups, policy.device)] * idle, own
 
 
 def _backward(
