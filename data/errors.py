@@ -138,7 +138,7 @@ def needs(package: str, extra: str, where: str = "") -> Iterator[None]:
         raise UserError(f"{where and where + ': '}{missing}; pip install {what}") from error
 
 
-def lacks_memory(error: Exception) -> bool:
+def lacks_memory(error: BaseException) -> bool:
     """Return whether the error says that the memory of the host or of a GPU is not enough.
 
     Torch raises OutOfMemoryError, and other kinds of RuntimeError where it asks cuBLAS or the host.

@@ -22,7 +22,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from grpo.data.errors import UserError
+from grpo.data.errors import UserError, lacks_memory
 from grpo.fast.decoder import FastDecoder
 from grpo.fast.llama import FastLlama, build_fast_llama
 from grpo.fast.merged_linear import gradient_products, has_fast_bf16_matmul
@@ -543,9 +543,9 @@ def _forward(policy: Policy, path: str, probe: Probe) -> FastForward | None:
         in_rollout = rollout_distance(policy, forward, probe)
         in_update = update_distance(policy, forward, probe)
         difference = torch.tensor([in_rollout, in_update]).max().item()  # NaN if either is
-    except torch.OutOfMemoryError:
-        raise
     except Exception as error:  # an architecture may raise anything: try the next path
+        if lacks_memory(error):
+            raise
         problem = f"it cannot be run this way ({cause_of(error)})"
     else:
         if is_rounding(policy, difference, probe):

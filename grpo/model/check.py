@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from grpo.data.errors import UserError, shortened
+from grpo.data.errors import UserError, lacks_memory, shortened
 from grpo.data.files import MAX_BYTES
 
 # `transformers` and `peft` resolve most attributes of a model at run time, so a type checker knows
@@ -156,9 +156,9 @@ def fits_float16(model: Model, tokens: list[int]) -> bool:
     ids = torch.tensor([tokens], device=model.device)
     try:
         output = model(input_ids=ids, use_cache=False, output_hidden_states=True)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # `check_model` says later why it cannot run
+    except Exception as error:  # `check_model` says later why it cannot run
+        if lacks_memory(error):
+            raise
         return True
     # What is not a number is not below the limit.
     return all(bool(hidden.abs().amax() <= LIMIT) for hidden in output.hidden_states)
@@ -263,9 +263,11 @@ def check_model(policy: Any) -> Probe:
             probe = probe_of(policy)
             policy.whole_head = whole_head(policy, probe)
             difference = update_distance(policy, policy.forward, probe)
-        except (torch.OutOfMemoryError, UserError):
+        except UserError:
             raise
         except Exception as error:  # an architecture may raise anything
+            if lacks_memory(error):
+                raise
             raise refusal(
                 policy, f"it cannot be run on token ids alone ({cause_of(error)})"
             ) from error
@@ -323,9 +325,9 @@ def whole_head(policy: Any, probe: Probe) -> WholeHead | None:
     hidden_1TE = hidden_1TE * (LARGE_LOGIT / layer(hidden_1TE).abs().max())
     try:
         difference = (whole(hidden_1TE) - layer(hidden_1TE)).abs().max().item()
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # the log-probabilities will tell
+    except Exception as error:  # the log-probabilities will tell
+        if lacks_memory(error):
+            raise
         return None
     return whole if difference > LARGE_LOGIT / 50 else None
 
@@ -354,9 +356,9 @@ def own_rounding(policy: Any, probe: Probe) -> float:
     try:
         model.set_attn_implementation("sdpa" if probe.attention == "eager" else "eager")
         other = probe_of(policy)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception:  # the model may have no other, or one that cannot be run
+    except Exception as error:  # the model may have no other, or one that cannot be run
+        if lacks_memory(error):
+            raise
         return 0.0
     finally:
         model.set_attn_implementation(before)

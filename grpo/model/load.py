@@ -30,7 +30,7 @@ from transformers import (
 from transformers.utils import is_bitsandbytes_available
 from transformers.utils import logging as transformers_logging
 
-from grpo.data.errors import UserError, command_of, needs, shortened, shown
+from grpo.data.errors import UserError, command_of, lacks_memory, needs, shortened, shown
 from grpo.data.files import kind_of, read_json
 from grpo.model.check import (
     MEASURED_SIZE,
@@ -261,9 +261,11 @@ def _loading(source: str, adapters: Sequence[Path] = ()) -> Iterator[None]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
-    except (torch.OutOfMemoryError, MemoryError, UserError):
+    except UserError:
         raise
     except BaseException as error:
+        if lacks_memory(error):
+            raise
         # The Rust code of `tokenizers` and `safetensors` panics with a BaseException.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
@@ -487,9 +489,9 @@ def load_adapter(model: Model, folder: Path) -> PeftModel:
             adapted = PeftModel.from_pretrained(
                 model, folder, is_trainable=True, use_safetensors=True
             )
-    except torch.OutOfMemoryError:
-        raise
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
+        if lacks_memory(error):
+            raise
         reason = shortened(" ".join(str(error).split()), 200)
         raise UserError(
             f"{folder}: its adapter does not fit {type(model).__name__} ({reason}); give its base "
