@@ -74,8 +74,8 @@ OPEN_AT = 0.9
 ANNEAL_AT = 0.95
 WINDOW = 3
 
-# At the last level windows of answers double at this running mean, until they are whole answers. Of
-# 16 completions with one mistake in fifty windows a quarter of the groups varies.
+# At the last level windows double at this running mean, until they are whole answers. If one window
+# in fifty has a mistake, about a quarter of the groups of 16 vary.
 GROW_AT = 0.98
 
 
@@ -88,8 +88,8 @@ class Curriculum(Resumable):
     and all levels up to `open_to` (the first, if None) are open. The next one opens when the mean
     score of the hardest open level reaches OPEN_AT; a solved group counts as 1, whatever its score.
 
-    Problems of more than `window` words (0: none) are to be windows of so many. These double at the
-    last level, and only whole answers decide that the learning rate falls.
+    Of an answer of more words than `window` (unless it is 0) a problem asks for so many. `window`
+    doubles at the last level, and the learning rate falls only by whole answers.
 
     Every method depends on nothing but its arguments and the state, so a resumed run makes the same
     decisions.

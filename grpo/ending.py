@@ -16,13 +16,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from grpo.config import Config
 from grpo.records import WHY, Decision, Group, Resumable, first_tries, level_name, truncated_share
-from grpo.statistics import (
-    MARGIN,
-    TAIL,
-    mean_interval,
-    problems_needed,
-    reaches_mark,
-)
+from grpo.statistics import MARGIN, TAIL, mean_interval, problems_needed, reaches_mark
 from grpo.variance import common_trap
 
 # A level is solved if the mean of a held-out evaluation is at least SOLVED, and nothing more can be
