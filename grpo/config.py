@@ -333,9 +333,9 @@ class Config:
     )
     window: int | None = setting(
         None,
-        "where a right answer is longer, show its beginning up to a random word, and sample and "
-        "score this many words of it, twice as many whenever these are mastered (0: whole answers; "
-        "default: 50 for interleave above 25 words, but 0 with builtin or --reward-alone)",
+        "where a right answer is longer, show its beginning up to where the policy is likely to "
+        "go wrong, and sample and score this many words (0: whole answers; default: 50 for "
+        "interleave above 25 words, but 0 with builtin or --reward-alone)",
         least=0,
     )
     patience: int = setting(

@@ -2,6 +2,7 @@
 
     Curriculum      draws the level of every prompt where groups vary, and opens harder levels
     ProblemStream   the problems of these levels, and which of them the policy has seen
+    doubtful_parts  windows of long answers, where the policy is likely to make a mistake
     survey_prompts  the pre-flight's first table: what the policy earns by each of a few prompts
     survey          the second: what it does at each level, before training
     choose_levels   the levels of training, chosen by the survey
@@ -14,19 +15,23 @@ for users.
 """
 
 import hashlib
+import math
 import random
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain, count, islice, product, starmap, takewhile
+from itertools import accumulate, chain, count, islice, product, starmap, takewhile
 from statistics import fmean
 from typing import Any
+
+import torch
 
 from grpo.config import Config, resolve_config
 from grpo.data.errors import UserError
 from grpo.distributed import SINGLE, Ranks
 from grpo.evaluate import EvaluationSettings, budgets, evaluate, score_groups, select, turns_of
+from grpo.learn.batch import Truncate, completion_logprobs, micro_batches
 from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import UpdateMemory, imitate
 from grpo.model.policy import Policy
@@ -74,10 +79,6 @@ OPEN_AT = 0.9
 ANNEAL_AT = 0.95
 WINDOW = 3
 
-# At the last level windows double at this running mean, until they are whole answers. If one window
-# in fifty has a mistake, about a quarter of the groups of 16 vary.
-GROW_AT = 0.98
-
 
 class Curriculum(Resumable):
     """Chooses the level of every prompt among `levels`, which rise and of which the last is the
@@ -86,26 +87,22 @@ class Curriculum(Resumable):
     Of the open levels each is drawn in proportion to the share of its groups that varied lately,
     because only these have a gradient. At first that share is as in `varied`, by level, or else 1,
     and all levels up to `open_to` (the first, if None) are open. The next one opens when the mean
-    score of the hardest open level reaches OPEN_AT; a solved group counts as 1, whatever its score.
-
-    Of an answer of more words than `window` (unless it is 0) a problem asks for so many. `window`
-    doubles at the last level, and the learning rate falls only by whole answers.
+    score of the hardest open level reaches OPEN_AT; a solved group counts as 1, whatever its score,
+    and a window as what the whole answer is expected to score.
 
     Every method depends on nothing but its arguments and the state, so a resumed run makes the same
     decisions.
     """
 
-    STATE = ("levels", "position", "varied", "recent", "anneal_from", "window")
+    STATE = ("levels", "position", "varied", "recent", "anneal_from")
 
     def __init__(
         self,
         levels: Sequence[int],
         open_to: int | None = None,
         varied: Mapping[int, float] = {},
-        window: int = 0,
     ):
         self.levels = list(levels)
-        self.window = window
         self.position = self.levels.index(open_to) if open_to else 0  # of the hardest open level
         self.varied = {level: varied.get(level, 1.0) for level in self.levels}
 
@@ -145,17 +142,10 @@ class Curriculum(Resumable):
         """Take note of the groups of a training step, every try; return its decisions."""
         self._take_note(groups)
         before = self.level
-        are_parts = any(g.problem.share < 1 for g in groups if g.problem.level == before)
-        goal = GROW_AT if are_parts else ANNEAL_AT
-        why = self._reached(goal if self.is_last else OPEN_AT)
+        why = self._reached(ANNEAL_AT if self.is_last else OPEN_AT)
         if not why or self.anneal_from is not None:
             return []
 
-        if self.is_last and are_parts:
-            self.window *= 2
-            self.recent.clear()
-            why += f": windows have {self.window} words from now on"
-            return [Decision(step, before, before, "window", why)]
         if self.is_last:
             self.anneal_from = step
             why += ": the learning rate falls from now on"
@@ -176,8 +166,7 @@ class Curriculum(Resumable):
                 varies = group.class_name == "varied" or group.index in shown
                 self.varied[level] += MEMORY * (varies - self.varied[level])
             if level == self.level:
-                is_solved = group.class_name == "solved"
-                values.append(1.0 if is_solved else fmean(score.value for score in group.scores))
+                values.append(_value_of(group))
         if values:
             self.recent.append(values)
 
@@ -200,7 +189,18 @@ class Curriculum(Resumable):
         )
 
 
+def _value_of(group: Group) -> float:
+    """Return the mean score of the whole answers of a group; 1 if all are solved."""
+    if group.problem.expected is not None:
+        return group.problem.expected
+    is_solved = group.class_name == "solved"
+    return 1.0 if is_solved else fmean(score.value for score in group.scores)
+
+
 # --- the problems of the prompts ------------------------------------------------------------------
+
+# The least weight of a token in the draw of a window, so that a perfect policy has a draw, too.
+TINY = 1e-9
 
 PROBES = 16  # problems of a level whose prompts and budgets are tried before training
 
@@ -233,8 +233,8 @@ class ProblemStream(Resumable):
         self.trained: Counter[int] = Counter()  # of these in this run, by level
         self.has_left_out = False  # a problem that does not fit
 
-    def at(self, index: int, level: int, words: int | None = None) -> Indexed:
-        """Return the first problem of a level from `index` on that fits, or its `window`."""
+    def at(self, index: int, level: int) -> Indexed:
+        """Return the first problem of a level from `index` on that fits."""
         passed: list[Problem] = []
         problems = (self.supply.at(i, level) for i in count(index))
         problem = next(fitting(self.policy, problems, passed, self.config.max_new_tokens))
@@ -246,13 +246,11 @@ class ProblemStream(Resumable):
                 f"right answer do not fit the model's {self.policy.context:,} tokens or "
                 "--max-new-tokens"
             )
-        index += len(passed)
-        return index, self.window(index, problem, words)
+        return index + len(passed), problem
 
-    def window(self, index: int, problem: Problem, words: int | None = None) -> Problem:
-        """Return a window of so many `words`, see `window_of` (None: as the setting has it)."""
-        words = self.config.window if words is None else words
-        return window_of(self.task, words, self.config.seed, index, problem)
+    def window(self, index: int, problem: Problem) -> Problem:
+        """Return a window of a problem at random, see `window_of`."""
+        return window_of(self.task, self.config.window, self.config.seed, index, problem)
 
     def check(self, levels: Sequence[int]) -> None:
         """Raise UserError if problems do not suit a run at these levels.
@@ -320,6 +318,69 @@ class ProblemStream(Resumable):
         self.seen = set(state["seen"])
         if not self.config.dataset:
             self.next_index = state["next_index"]
+
+
+def doubtful_parts(
+    stream: ProblemStream,
+    problems: Sequence[Indexed],
+    micro_tokens: int,
+    truncate: Truncate | None = None,
+    ranks: Ranks = SINGLE,
+) -> list[Indexed]:
+    """Return the problems; of those whose right answer has more words than a window, a window.
+
+    From a perfect beginning, the policy goes wrong at the k-th token of the right answer with
+    probability 1 - p_k, which one forward pass over the answer tells for all k. A token is drawn in
+    proportion to these, and a window around it. So windows begin where mistakes are, as often as
+    they are made, however rare they have become. `Problem.expected` is what the whole answer is
+    expected to score, see `expected_share`.
+    """
+    words = stream.config.window or 0
+    long = [one for one in problems if len(one[1].target.split()) > words] if words else []
+    own = [
+        right_answer(stream.policy, index, problem, stream.config.temperature)
+        for index, problem in ranks.share(long)
+    ]
+    logprobs = ranks.gather(answer_logprobs(stream.policy, own, micro_tokens, truncate))
+
+    parts: dict[int, Problem] = {}
+    for (index, problem), values in zip(long, logprobs, strict=True):
+        draw = random.Random(f"window/{stream.config.seed}/{index}")
+        tokens = stream.policy.answer_tokens(problem)
+        mistakes = [-math.expm1(value) for value in values]
+        (token,) = draw.choices(range(len(tokens)), [max(each, TINY) for each in mistakes])
+        word = len(stream.policy.decode(tokens[: token + 1]).split())
+        last = len(problem.target.split()) - words
+        start = min(max(0, word - 1 - draw.randrange(words)), last)
+        part = stream.task.window(problem, words, start / last)  # type: ignore[attr-defined]
+        expected = {"expected": expected_share(values)}
+        parts[index] = replace(part, data={**part.data, **expected})
+    return [(index, parts.get(index, problem)) for index, problem in problems]
+
+
+def answer_logprobs(
+    policy: Policy, answers: Sequence[Group], micro_tokens: int, truncate: Truncate | None = None
+) -> list[list[float]]:
+    """Return the log-probabilities of the tokens of each answer (nats); a group is one answer."""
+    found: dict[int, list[float]] = {}
+    batches = micro_batches(
+        answers, "cispo", max_length=0, micro_tokens=micro_tokens, device=policy.device
+    )
+    with torch.no_grad():
+        for batch in batches:
+            logp_RT, _ = completion_logprobs(policy, batch, truncate)
+            for (index, _), row, tokens in zip(batch.row_ids, logp_RT.tolist(), batch.completions):
+                found[index] = row[: len(tokens)]
+    return [found[answer.index] for answer in answers]
+
+
+def expected_share(logprobs: Sequence[float]) -> float:
+    """Return the share of a right answer that is expected before the first mistake.
+
+    It is the mean of P(the first k tokens are right) over k. Of that share nothing is lost in any
+    alignment with the right answer, so the expected similarity is higher.
+    """
+    return fmean(map(math.exp, accumulate(logprobs)))
 
 
 # --- the pre-flight: surveys of prompts and levels ------------------------------------------------
@@ -627,6 +688,21 @@ def demonstration(policy: Policy, problem: Problem) -> Completion:
     return Completion(tokens, zeros, policy.decode(tokens), finish, is_demonstration=True)
 
 
+def right_answer(policy: Policy, index: int, problem: Problem, temperature: float = 1.0) -> Group:
+    """Return a group of the right answer alone, with advantage 1."""
+    return Group(
+        index,
+        problem,
+        policy.encode(problem),
+        temperature,
+        [demonstration(policy, problem)],
+        action="imitate",
+        advantages=[1.0],
+        shots=policy.shots(problem),
+        opened=policy.opened(problem),
+    )
+
+
 def demonstrate(
     policy: Policy, task: Task, groups: Sequence[Group], ranks: Ranks = SINGLE
 ) -> list[Group]:
@@ -681,19 +757,9 @@ def draw_answers(stream: ProblemStream, level: int, size: int) -> list[Group]:
     groups: list[Group] = []
     for _ in range(size):
         index, problem = stream.at(stream.next_index, level)
+        problem = stream.window(index, problem)
         stream.mark_seen([(index, problem)])
-        group = Group(
-            index,
-            problem,
-            policy.encode(problem),
-            1.0,
-            [demonstration(policy, problem)],
-            action="imitate",
-            advantages=[1.0],
-            shots=policy.shots(problem),
-            opened=policy.opened(problem),
-        )
-        groups.append(group)
+        groups.append(right_answer(policy, index, problem))
     score_groups(stream.task, groups)
     return groups
 

@@ -122,8 +122,8 @@ class EndWatch(Resumable):
         hardest = [group for group in first if level in (None, group.problem.level)]
         if not hardest:
             return
-        if is_last and all(group.problem.share == 1 for group in hardest):
-            self.recent.append([sum(g.class_name == "solved" for g in hardest), len(hardest)])
+        if is_last:
+            self.recent.append([sum(map(_is_solved, hardest)), len(hardest)])
             solved, count = map(sum, zip(*self.recent, strict=True))
             is_solved = len(self.recent) == SOLVED_STEPS and solved >= SOLVED_SHARE * count
             self.solved_steps = self.solved_steps + 1 if is_solved else 0
@@ -175,6 +175,12 @@ class EndWatch(Resumable):
         )
         figures = {name: line[name] for name in ("mean", "ci_low", "ci_high", "n")}
         return [Decision(step, line["level"], line["level"], "solved", self.solved, figures)]
+
+
+def _is_solved(group: Group) -> bool:
+    """Return whether the whole answers of a group are solved; of a window they are expected."""
+    expected = group.problem.expected
+    return group.class_name == "solved" if expected is None else expected >= EXHAUSTED
 
 
 def _trap_of(groups: Sequence[Group]) -> str:

@@ -141,7 +141,7 @@ class Decision:
     before: int  # level
     after: int
     # Before the first step "prompt", "preflight", "imitation"; then "open" (the next level),
-    # "window" (windows double), "anneal" (the learning rate falls from now on), "solved".
+    # "anneal" (the learning rate falls from now on), "solved".
     kind: str
     why: str  # a sentence
     figures: dict[str, Any] = field(default_factory=dict)  # its numbers

@@ -30,6 +30,7 @@ from grpo.curriculum import (
     Indexed,
     ProblemStream,
     demonstrate,
+    doubtful_parts,
     has_right_targets,
     most_updates,
     warm_start,
@@ -120,7 +121,7 @@ class Trainer:
         self.engine = None
         if config.engine:
             self.engine = EngineDecoder(engine, config.engine, policy, config.top_p, ranks)
-        self.curriculum = Curriculum(config.levels_for(task), window=config.window or 0)
+        self.curriculum = Curriculum(config.levels_for(task))
 
         # How rewards become advantages.
         self.monitor = VarianceMonitor(config, range_of(task))
@@ -226,16 +227,17 @@ class Trainer:
     ) -> list[Indexed]:
         """Return `batches` times --prompts problems, which a step takes after its `earlier` ones.
 
-        They depend on nothing but the seed, the step and the trainer's state.
+        They depend on nothing but the seed, the step, and the state of trainer and policy.
         """
         count = batches * self.prompts
         problems: list[Indexed] = []
         index = earlier[-1][0] + 1 if earlier else self.stream.next_index
         for level in self.curriculum.levels_for(self.config.seed, step, count, len(earlier)):
-            index, problem = self.stream.at(index, level, self.curriculum.window)
+            index, problem = self.stream.at(index, level)
             problems.append((index, problem))
             index += 1
-        return problems
+        at_once = self.update_memory.micro_tokens
+        return doubtful_parts(self.stream, problems, at_once, self.truncate, self.ranks)
 
     def rollout(self, step: int, problems: Sequence[Indexed]) -> list[Group]:
         """Sample, score and classify these problems; return a group for each attempt at one.

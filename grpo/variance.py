@@ -171,6 +171,7 @@ class VarianceMonitor(Resumable):
         completions = sum(len(group.scores) for group in first)
         actions = Counter(group.action for group in groups)
         classes = Counter(group.class_name for group in first)
+        expected = [x for group in first if (x := group.problem.expected) is not None]
         return {
             "temperature": self.config.temperature,
             "frac_reward_zero_std": fmean(
@@ -185,6 +186,7 @@ class VarianceMonitor(Resumable):
             "groups/skipped": actions["skip"],
             "groups/demonstrated": actions["demonstrate"],
             "groups/windows": sum(bool(group.problem.begun) for group in first),
+            **({"windows/expected": fmean(expected)} if expected else {}),
             **{f"groups/class/{name}": classes[name] for name in CLASSES},
             "groups/trapped": sum(group.trap is not None for group in first),
             **{f"traps/{name}": n / completions for name, n in _traps(first).most_common()},

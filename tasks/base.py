@@ -80,9 +80,9 @@ class Problem:
         return bool(self.data.get("goes_on"))
 
     @property
-    def share(self) -> float:
-        """The share of the right answer that the problem asks for: less than 1 in a window."""
-        return float(self.data.get("share", 1.0))
+    def expected(self) -> float | None:
+        """In a window of training: what the whole answer is expected to score; else None."""
+        return self.data.get("expected")
 
     @property
     def title(self) -> str:
@@ -143,9 +143,8 @@ class Task(Protocol):
     - `is_enough(problem, text)`: whether nothing after this text is scored; it may end in the
       middle of a word. In training, sampling ends there. It is False for the right answer itself;
     - `window(problem, words, place)`: the problem of writing `words` words of its right answer,
-      from a `place` in [0, 1] on: `target` has them, `data["begun"]` the text before them,
-      `data["goes_on"]` says whether the answer continues, and `data["share"]` which share of it the
-      window is;
+      from a `place` in [0, 1] on: `target` has them, `data["begun"]` the text before them, and
+      `data["goes_on"]` says whether the answer continues;
     - `unended(problem, completion, score)`: the score of a completion that the token budget cut
       off, from the one that it would have had with an end. Without it the reward stays;
     - `explain(problem, completion, score, reward)`, a static method of the project's tasks;

@@ -156,11 +156,7 @@ class Interleave:
             return problem
         start = round(place * (len(whole) - words))
         end = start + words
-        part = {
-            "begun": " ".join(whole[:start]),
-            "goes_on": end < len(whole),
-            "share": words / len(whole),
-        }
+        part = {"begun": " ".join(whole[:start]), "goes_on": end < len(whole)}
         target = " ".join(whole[start:end])
         return replace(problem, target=target, data={**problem.data, **part})
 

@@ -272,9 +272,7 @@ class Run:
         eligible = [row for row in rows if may_ease or row["level"] in levels]
         start = choose_levels(eligible, levels, mixed=trainer.stream.supply.mixed)
         varied = {row["level"]: row["varied"] for row in eligible}
-        trainer.curriculum = Curriculum(
-            start.levels, start.open_to, varied, trainer.curriculum.window
-        )
+        trainer.curriculum = Curriculum(start.levels, start.open_to, varied)
         if start.levels != levels:
             trainer.check_fit()
 

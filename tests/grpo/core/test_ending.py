@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from grpo.config import Config
 from grpo.ending import (
+    EXHAUSTED,
     MIN_STEPS,
     EndWatch,
     HeldOut,
@@ -101,10 +102,13 @@ def test_a_check_is_due_once_19_of_20_groups_of_ten_steps_are_solved():
         assert not observe(each, [group()] * 10).wants_check(1)
 
 
-def test_windows_do_not_show_that_whole_answers_are_solved():
-    parts = [replace(each, problem=replace(each.problem, data={"share": 0.1})) for each in SOLVED]
-    assert watch(50, *[SOLVED] * 10).wants_check(1)
-    assert not watch(50, *[parts] * 10).wants_check(1)
+def test_windows_are_solved_where_whole_answers_are_expected_to_be():
+    def wants_check(expected):
+        data = {"expected": expected}
+        parts = [replace(each, problem=replace(each.problem, data=data)) for each in SOLVED]
+        return watch(50, *[parts] * 10).wants_check(1)
+
+    assert wants_check(EXHAUSTED) and not wants_check(EXHAUSTED - 0.001)
 
 
 def test_solved_steps_of_one_level_say_nothing_about_the_next():

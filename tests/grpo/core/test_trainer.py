@@ -5,6 +5,7 @@ import json
 import math
 from collections import Counter
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 import torch
@@ -381,8 +382,6 @@ def test_groups_begin_within_long_answers(tiny_policy):
     shown = [len(problem.begun.split()) for _, problem in problems]
     assert min(shown) == 0 and max(shown) == 16 and len(set(shown)) > 6
     assert {len(problem.target.split()) for _, problem in problems} == {4}
-    (longer := trainer()).curriculum.window = 8
-    assert {len(problem.target.split()) for _, problem in longer.problems(1)} == {8}
 
     metrics = (one := trainer()).step().metrics
     assert metrics["groups/windows"] == sum(n > 0 for n in shown)
@@ -394,8 +393,11 @@ def test_groups_begin_within_long_answers(tiny_policy):
     assert {len(answer.completions[0].text.split()) for answer in answers} == {4}
     assert all(answer.scores[0].exact for answer in answers)
     _, surveyed = survey(tiny_policy, one.stream.supply, one.config, [10])
-    shares = {group.problem.level: group.problem.share for group in surveyed}
-    assert (shares[2], shares[3], shares[10]) == (1, 4 / 6, 4 / 20)
+    lengths = {group.problem.level: len(group.problem.target.split()) for group in surveyed}
+    assert (lengths[1], lengths[2], lengths[3], lengths[10]) == (2, 4, 4, 4)
+
+    expected = [group.problem.expected for group in one.current]
+    assert metrics["windows/expected"] == pytest.approx(fmean(expected)) and 0 < min(expected)
 
     trainer(level=2).check_fit()  # answers that are no longer than a window are whole
     assert all(not problem.begun for _, problem in trainer(level=2).problems(1))

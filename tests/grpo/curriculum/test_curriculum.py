@@ -10,7 +10,6 @@ import pytest
 from grpo.curriculum import (
     ANNEAL_AT,
     FLOOR,
-    GROW_AT,
     MEMORY,
     OPEN_AT,
     WINDOW,
@@ -120,22 +119,17 @@ def test_a_level_opens_at_the_mark_with_evidence():
     assert through(curriculum, [groups(25, MANY, OPEN_AT - 0.01)] * 5) == []
 
 
-def test_windows_of_the_goal_double_and_only_whole_answers_lower_the_rate():
-    def windows(value):
+def test_a_window_counts_as_what_the_whole_answer_is_expected_to_score():
+    def windows(level, value):
         return [
-            replace(each, problem=replace(each.problem, data={"share": 0.25}))
-            for each in groups(10, MANY, value)
+            replace(each, problem=replace(each.problem, data={"expected": value}))
+            for each in groups(level, MANY, 1.0, class_name="solved")
         ]
 
-    curriculum, whole = Curriculum([10], window=5), groups(10, MANY, ANNEAL_AT + 0.01)
-    steps = [windows(GROW_AT - 0.01)] * 5 + [windows(1.0)] * 3  # the first of these suffices
-    steps += [windows(0.5)] * 2 + [windows(1.0)] * 3 + [whole] * 5
-    assert [each.kind for each in through(curriculum, steps)] == ["window", "window", "anneal"]
-    assert curriculum.window == 20
-    # A harder level opens at its own mark, and its windows stay as long.
-    curriculum = Curriculum([10, 25], window=5)
-    assert [each.kind for each in through(curriculum, [windows(OPEN_AT + 0.01)] * 3)] == ["open"]
-    assert curriculum.window == 5
+    curriculum = Curriculum([10, 25])
+    steps = [windows(10, OPEN_AT - 0.01)] * 5 + [windows(10, OPEN_AT + 0.02)] * 3
+    steps += [windows(25, ANNEAL_AT - 0.01)] * 5 + [windows(25, ANNEAL_AT + 0.02)] * 3
+    assert [each.kind for each in through(curriculum, steps)] == ["open", "anneal"]
 
 
 def test_steps_that_the_interval_does_not_need_leave_the_window():
