@@ -335,43 +335,66 @@ def doubtful_parts(
     they are made, however rare they have become. `Problem.expected` is what the whole answer is
     expected to score, see `expected_share`.
     """
-    words = stream.config.window or 0
+    policy, words = stream.policy, stream.config.window or 0
     long = [one for one in problems if len(one[1].target.split()) > words] if words else []
     own = [
-        right_answer(stream.policy, index, problem, stream.config.temperature)
+        two_spellings(right_answer(policy, index, problem, stream.config.temperature), policy)
         for index, problem in ranks.share(long)
     ]
-    logprobs = ranks.gather(answer_logprobs(stream.policy, own, micro_tokens, truncate))
+    logprobs = ranks.gather(answer_logprobs(policy, own, micro_tokens, truncate))
 
     parts: dict[int, Problem] = {}
     for (index, problem), values in zip(long, logprobs, strict=True):
         draw = random.Random(f"window/{stream.config.seed}/{index}")
-        tokens = stream.policy.answer_tokens(problem)
-        mistakes = [-math.expm1(value) for value in values]
-        (token,) = draw.choices(range(len(tokens)), [max(each, TINY) for each in mistakes])
-        word = len(stream.policy.decode(tokens[: token + 1]).split())
+        mistakes = [max(TINY, -math.expm1(value)) for value in values]
+        (token,) = draw.choices(range(len(values)), mistakes)
+        written = policy.decode(policy.answer_tokens(problem)[: token + 1])
         last = len(problem.target.split()) - words
-        start = min(max(0, word - 1 - draw.randrange(words)), last)
+        start = min(max(0, len(written.split()) - 1 - draw.randrange(words)), last)
         part = stream.task.window(problem, words, start / last)  # type: ignore[attr-defined]
-        expected = {"expected": expected_share(values)}
-        parts[index] = replace(part, data={**part.data, **expected})
+        data = {**part.data, "expected": expected_share(values)}
+        parts[index] = replace(part, data=data)
     return [(index, parts.get(index, problem)) for index, problem in problems]
+
+
+def two_spellings(answer: Group, policy: Policy) -> Group:
+    """Return a group of the right answer, and of its first word with a space before it.
+
+    Both begin a right answer, but most tokenizers have other tokens for the second.
+    """
+    first = policy.target_tokens(answer.problem.target.split()[0])
+    if answer.completions[0].tokens[: len(first)] != first:
+        return answer
+    spaced = policy.target_tokens(" " + answer.problem.target.split()[0])
+    zeros = (0.0,) * len(spaced)
+    other = Completion(spaced, zeros, policy.decode(spaced), "enough", is_demonstration=True)
+    return replace(answer, completions=[*answer.completions, other], advantages=[1.0, 1.0])
 
 
 def answer_logprobs(
     policy: Policy, answers: Sequence[Group], micro_tokens: int, truncate: Truncate | None = None
 ) -> list[list[float]]:
-    """Return the log-probabilities of the tokens of each answer (nats); a group is one answer."""
-    found: dict[int, list[float]] = {}
+    """Return the log-probabilities of the tokens of each right answer (nats).
+
+    Of an answer with `two_spellings` of the first word, all of that word's is at its first token.
+    """
+    found: dict[tuple[int, int], list[float]] = {}
     batches = micro_batches(
         answers, "cispo", max_length=0, micro_tokens=micro_tokens, device=policy.device
     )
     with torch.no_grad():
         for batch in batches:
             logp_RT, _ = completion_logprobs(policy, batch, truncate)
-            for (index, _), row, tokens in zip(batch.row_ids, logp_RT.tolist(), batch.completions):
-                found[index] = row[: len(tokens)]
-    return [found[answer.index] for answer in answers]
+            for name, row, tokens in zip(batch.row_ids, logp_RT.tolist(), batch.completions):
+                found[name] = row[: len(tokens)]
+
+    for answer in answers:
+        if spaced := found.get((answer.index, 1)):
+            values = found[answer.index, 0]
+            size = len(policy.target_tokens(answer.problem.target.split()[0]))
+            either = torch.tensor([sum(values[:size]), sum(spaced)]).logsumexp(0).item()
+            values[:size] = [min(either, 0.0), *[0.0] * (size - 1)]
+    return [found[answer.index, 0] for answer in answers]
 
 
 def expected_share(logprobs: Sequence[float]) -> float:

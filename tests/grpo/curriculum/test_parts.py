@@ -3,6 +3,7 @@
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import torch
@@ -60,6 +61,22 @@ def test_the_log_probabilities_of_answers_are_the_unmodified_models(tiny_policy,
     for answer, logprobs in zip(answers, found, strict=True):
         (alone,) = answer_logprobs(tiny_policy, [answer], 1)
         assert alone == pytest.approx(logprobs, abs=1e-5)
+
+
+def test_the_first_word_may_have_a_space_before_it(tiny_policy):
+    """Tokenizers have other tokens for it, and both score alike."""
+    stream = trainer_for(tiny_policy).stream
+    answers = [right_answer(tiny_policy, i, stream.at(i, 10)[1]) for i in range(3)]
+    both = [curriculum.two_spellings(answer, tiny_policy) for answer in answers]
+    spaced = [replace(each, completions=each.completions[1:], advantages=[1.0]) for each in both]
+    rows = (answer_logprobs(tiny_policy, each, 1 << 30) for each in (answers, spaced, both))
+    for answer, old, other, new in zip(answers, *rows, strict=True):
+        word = answer.problem.target.split()[0]
+        tokens, size = tiny_policy.target_tokens(f" {word}"), len(tiny_policy.target_tokens(word))
+        assert len(other) == len(tokens) > size, "this tokenizer has a token for a second space"
+        either = torch.tensor([sum(old[:size]), sum(other)]).logsumexp(0).item()
+        assert new[:size] == pytest.approx([either, *[0.0] * (size - 1)], abs=1e-3)
+        assert new[size:] == pytest.approx(old[size:], abs=1e-4)
 
 
 def test_the_expected_share_is_the_mean_before_the_first_mistake():
