@@ -181,8 +181,10 @@ def use_own_cache(policy: Any, probe: Probe) -> None:
         policy.rows, policy.path = CachedRowsOfOneLength, "cached"
         padded = rows_distance(policy, CachedRows, probe)
 
-        # Rows of one length may round as the model itself does, which then says nothing of padding.
-        rounding = max(alone, own_rounding(policy, probe))
+        # Rows of one length may round as the model itself does, which then says nothing of padding,
+        # and no log-probability is more precise than float32 numbers as large as log V.
+        spacing = torch.finfo(torch.float32).eps * math.log(policy.vocabulary)
+        rounding = max(alone, own_rounding(policy, probe), spacing)
         is_as_good = is_rounding(policy, padded, probe) and padded <= MORE_ROUNDING * rounding
 
     # Blocks of tokens that are counted from the padding on may be longer than the probe.

@@ -218,6 +218,10 @@ def test_half_precision_has_the_gradient_of_float32_to_its_rounding(
     assert torch.cosine_similarity(*gradients, dim=0) > bound
 
 
+# Operations that multiply matrices; the last one on AMD's CPUs.
+PRODUCTS = ("aten::mm", "aten::addmm", "mkldnn::_linear_pointwise")
+
+
 @pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="a PyTorch without oneDNN")
 @pytest.mark.parametrize("dtype", ["float32", "auto"])
 def test_gradients_may_come_from_bfloat16_products(tiny_model, groups, dtype, monkeypatch):
@@ -229,7 +233,7 @@ def test_gradients_may_come_from_bfloat16_products(tiny_model, groups, dtype, mo
 
     class Spy(TorchDispatchMode):
         def __torch_dispatch__(self, operation, types, arguments=(), keywords=None):
-            if operation.name().startswith(("aten::mm", "aten::addmm")):
+            if operation.name().startswith(PRODUCTS):
                 is_backward = torch._C._current_graph_task_id() >= 0
                 seen["backward" if is_backward else "forward"].add(settings.fp32_precision)
             return operation(*arguments, **(keywords or {}))
