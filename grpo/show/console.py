@@ -38,12 +38,14 @@ WIDTH = 100
 INDENT = " " * 10
 
 # The metrics in the line of a step, and their formats. Widths are fixed, so that the lines of a run
-# form columns; metrics.jsonl has the rest. "{name}" is the name of the score.
+# form columns; metrics.jsonl has the rest. "{name}" is the name of the score. In a run by windows,
+# which are laid where the policy is weak, what whole answers are expected to score stands for it.
 FIGURES = {
     "level": "  level {:>3g}",
     "reward": "  reward {:.3f}",
     "group_std": " ± {:.3f}",
     "value": "  {name} {:.3f}",
+    "windows/expected": "  expected {:.3f}",
     "groups/kept": "  kept {:>2g}",
     "groups/count": "/{:<2g}",
 }
@@ -155,10 +157,11 @@ class Console:
 
         width = len(str(self.total_steps))
         head = f"{control_mark(metrics)}step {report.step:>{width}}/{self.total_steps}"
+        values = metrics | ({"value": None} if "windows/expected" in metrics else {})
         figures = "".join(
-            style.format(metrics[key], name=self.metric)
+            style.format(values[key], name=self.metric)
             for key, style in FIGURES.items()
-            if metrics.get(key) is not None
+            if values.get(key) is not None
         )
         self.say("  ".join(filter(None, (head, figures.lstrip(), left))))
         for event in report.events:

@@ -34,7 +34,11 @@ const SECTIONS = {
       {
         title: "Score and exact answers",
         note: "mean over the completions of a step",
-        lines: { value: "score", exact: "share exact" },
+        lines: {
+          value: "score",
+          exact: "share exact",
+          "windows/expected": "score of whole answers, expected",
+        },
       },
       {
         title: "Components of the reward",

@@ -4,7 +4,7 @@ import io
 
 import pytest
 import rich.console
-from screens import ESCAPE_CODE, Terminal, evaluation, plain, report, unbroken, written
+from screens import ESCAPE_CODE, METRICS, Terminal, evaluation, plain, report, unbroken, written
 
 from grpo.show.console import Console, show_table
 
@@ -127,6 +127,9 @@ def test_the_line_of_a_step_shows_every_figure():
     assert line == (
         "step  12/300  level  25  reward 0.412 ± 0.083  similarity 0.531  kept  6/8   ETA 0:09:36"
     )
+    windows = report(12, METRICS | {"windows/expected": 0.25})
+    (line,) = plain(lambda console: console.step(windows), metric="similarity")
+    assert "± 0.083  expected 0.250  kept" in line and "similarity" not in line
 
 
 @pytest.mark.parametrize(
