@@ -333,8 +333,8 @@ class Config:
     )
     window: int | None = setting(
         None,
-        "where a right answer is longer, show its beginning up to where the policy is likely to "
-        "go wrong, and sample and score this many words (0: whole answers; default: 50 for "
+        "where a right answer is longer, show its beginning, and sample and score this many words "
+        "around one where the policy is likely to go wrong (0: whole answers; default: 50 for "
         "interleave above 25 words, but 0 with builtin or --reward-alone)",
         least=0,
     )

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 from grpo.config import Config, resolve_config
-from grpo.data.errors import UserError
+from grpo.data.errors import UserError, lacks_memory
 from grpo.distributed import SINGLE, Ranks
 from grpo.evaluate import EvaluationSettings, budgets, evaluate, score_groups, select, turns_of
 from grpo.learn.batch import Truncate, completion_logprobs, micro_batches
@@ -40,6 +40,7 @@ from grpo.records import Completion, Decision, Group, Resumable, first_tries, tr
 from grpo.rollout.generate import fitting
 from grpo.statistics import mean_interval, problems_needed, reaches_mark
 from grpo.tasks.base import (
+    EXPECTED,
     Problem,
     Score,
     Task,
@@ -323,7 +324,7 @@ class ProblemStream(Resumable):
 def doubtful_parts(
     stream: ProblemStream,
     problems: Sequence[Indexed],
-    micro_tokens: int,
+    memory: UpdateMemory,
     truncate: Truncate | None = None,
     ranks: Ranks = SINGLE,
 ) -> list[Indexed]:
@@ -331,9 +332,9 @@ def doubtful_parts(
 
     From a perfect beginning, the policy goes wrong at the k-th token of the right answer with
     probability 1 - p_k, which one forward pass over the answer tells for all k. A token is drawn in
-    proportion to these, and a window around it. So windows begin where mistakes are, as often as
-    they are made, however rare they have become. `Problem.expected` is what the whole answer is
-    expected to score, see `expected_share`.
+    proportion to these, and a window around it. So windows contain mistakes as often as these are
+    made, however rare they have become. `Problem.expected` is what the whole answer is expected to
+    score, see `expected_share`. `truncate` is the sampler's.
     """
     policy, words = stream.policy, stream.config.window or 0
     long = [one for one in problems if len(one[1].target.split()) > words] if words else []
@@ -341,7 +342,7 @@ def doubtful_parts(
         two_spellings(right_answer(policy, index, problem, stream.config.temperature), policy)
         for index, problem in ranks.share(long)
     ]
-    logprobs = ranks.gather(answer_logprobs(policy, own, micro_tokens, truncate))
+    logprobs = ranks.gather(answer_logprobs(policy, own, memory, truncate))
 
     parts: dict[int, Problem] = {}
     for (index, problem), values in zip(long, logprobs, strict=True):
@@ -351,59 +352,85 @@ def doubtful_parts(
         written = policy.decode(policy.answer_tokens(problem)[: token + 1])
         last = len(problem.target.split()) - words
         start = min(max(0, len(written.split()) - 1 - draw.randrange(words)), last)
-        part = stream.task.window(problem, words, start / last)  # type: ignore[attr-defined]
-        data = {**part.data, "expected": expected_share(values)}
-        parts[index] = replace(part, data=data)
+        part = stream.task.window(problem, words, start)  # type: ignore[attr-defined]
+        parts[index] = replace(part, data={**part.data, EXPECTED: expected_share(values)})
     return [(index, parts.get(index, problem)) for index, problem in problems]
 
 
-def two_spellings(answer: Group, policy: Policy) -> Group:
-    """Return a group of the right answer, and of its first word with a space before it.
+def first_word(policy: Policy, problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the tokens of the first word of the right answer, without and with a space before it.
 
-    Both begin a right answer, but most tokenizers have other tokens for the second.
+    Both begin a right answer, and many tokenizers have other tokens for the second.
     """
-    first = policy.target_tokens(answer.problem.target.split()[0])
-    if answer.completions[0].tokens[: len(first)] != first:
+    word = problem.target.split()[0]
+    return policy.target_tokens(word), policy.target_tokens(f" {word}")
+
+
+def two_spellings(answer: Group, policy: Policy) -> Group:
+    """Return a group of the right answer, and if it differs of the second spelling of its first
+    word.
+    """
+    plain, spaced = first_word(policy, answer.problem)
+    if spaced == plain or answer.completions[0].tokens[: len(plain)] != plain:
         return answer
-    spaced = policy.target_tokens(" " + answer.problem.target.split()[0])
     zeros = (0.0,) * len(spaced)
     other = Completion(spaced, zeros, policy.decode(spaced), "enough", is_demonstration=True)
     return replace(answer, completions=[*answer.completions, other], advantages=[1.0, 1.0])
 
 
 def answer_logprobs(
-    policy: Policy, answers: Sequence[Group], micro_tokens: int, truncate: Truncate | None = None
+    policy: Policy, answers: Sequence[Group], memory: UpdateMemory, truncate: Truncate | None = None
 ) -> list[list[float]]:
-    """Return the log-probabilities of the tokens of each right answer (nats).
+    """Return the log-probabilities of the tokens of each right answer (nats), -inf of those that
+    `truncate` excludes.
 
     Of an answer with `two_spellings` of the first word, all of that word's is at its first token.
     """
-    found: dict[tuple[int, int], list[float]] = {}
-    batches = micro_batches(
-        answers, "cispo", max_length=0, micro_tokens=micro_tokens, device=policy.device
-    )
-    with torch.no_grad():
-        for batch in batches:
-            logp_RT, _ = completion_logprobs(policy, batch, truncate)
-            for name, row, tokens in zip(batch.row_ids, logp_RT.tolist(), batch.completions):
-                found[name] = row[: len(tokens)]
+    found = None
+    while found is None:
+        try:
+            found = _answer_logprobs(policy, answers, memory.micro_tokens, truncate)
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
+        if found is None:  # not while the error is handled: it keeps the tensors of the failed pass
+            policy.free_decoder()
+            memory.save_more(answers)
 
     for answer in answers:
         if spaced := found.get((answer.index, 1)):
-            values = found[answer.index, 0]
-            size = len(policy.target_tokens(answer.problem.target.split()[0]))
+            values, size = found[answer.index, 0], len(first_word(policy, answer.problem)[0])
             either = torch.tensor([sum(values[:size]), sum(spaced)]).logsumexp(0).item()
             values[:size] = [min(either, 0.0), *[0.0] * (size - 1)]
     return [found[answer.index, 0] for answer in answers]
 
 
-def expected_share(logprobs: Sequence[float]) -> float:
-    """Return the share of a right answer that is expected before the first mistake.
+@torch.no_grad()
+def _answer_logprobs(
+    policy: Policy, answers: Sequence[Group], micro_tokens: int, truncate: Truncate | None
+) -> dict[tuple[int, int], list[float]]:
+    """Return the log-probabilities of all completions, by the indices of group and sample."""
+    exclude = truncate and (lambda logits_NV, _: truncate(logits_NV, None))
+    batches = micro_batches(
+        answers, "cispo", max_length=0, micro_tokens=micro_tokens, device=policy.device
+    )
+    found = {}
+    for batch in batches:
+        logp_RT, _ = completion_logprobs(policy, batch, exclude)
+        for name, row, tokens in zip(batch.row_ids, logp_RT.tolist(), batch.completions):
+            found[name] = row[: len(tokens)]
+    return found
 
-    It is the mean of P(the first k tokens are right) over k. Of that share nothing is lost in any
-    alignment with the right answer, so the expected similarity is higher.
+
+def expected_share(logprobs: Sequence[float]) -> float:
+    """Return the share of a right answer that is expected before the first mistake, in answers that
+    end.
+
+    It is P(end) times the mean of P(the first k tokens are right) over k. The expected similarity
+    is higher, because right words behind a mistake count, too.
     """
-    return fmean(map(math.exp, accumulate(logprobs)))
+    *_, end = logprobs
+    return math.exp(end) * fmean(map(math.exp, accumulate(logprobs)))
 
 
 # --- the pre-flight: surveys of prompts and levels ------------------------------------------------
@@ -501,7 +528,7 @@ def easier_levels(
     """
     rows = [row for line in decisions for row in line["figures"].get("levels", ())]
     solved = {line["from"] for line in decisions if line["kind"] == "open"}
-    solved |= {row["level"] for row in rows if is_solved(row)}
+    solved |= {row["level"] for row in rows if is_done(row)}
 
     below = [each for each in offered if each < level]
     easier = [each for each in below if each not in solved]
@@ -594,6 +621,7 @@ def summarise_survey(groups: Sequence[Group]) -> dict[str, Any]:
         "truncated": truncated_share(groups),
         "distinct": fmean(len(set(group.texts)) for group in groups),  # texts in a group
         "tokens": sum(group.tokens for group in groups),
+        "windows": fmean(group.problem.is_part for group in groups),
     }
 
 
@@ -604,6 +632,11 @@ Row = Mapping[str, Any]
 def is_solved(row: Row) -> bool:
     """Return whether nearly all answers at a level are right."""
     return row["exact"] >= NEARLY_SOLVED
+
+
+def is_done(row: Row) -> bool:
+    """Return whether a level is solved by whole answers: of windows more are right."""
+    return is_solved(row) and not row.get("windows")
 
 
 def is_within_reach(row: Row) -> bool:
@@ -634,8 +667,8 @@ def choose_levels(rows: Sequence[Row], asked: Sequence[int], *, mixed: bool = Fa
 
     GRPO learns from the differences within a group. So where the first asked level is out of reach,
     easier ones are trained on beside it, from the hardest within reach on, or all if none is.
-    Asked levels that are solved are left out. On all levels of a dataset as they come (`mixed`)
-    nothing is left out or added.
+    Asked levels that are solved by whole answers are left out. On all levels of a dataset as they
+    come (`mixed`) nothing is left out or added.
     """
     found = {row["level"]: row for row in rows}
     within = [level for level, row in found.items() if is_within_reach(row)]
@@ -644,7 +677,7 @@ def choose_levels(rows: Sequence[Row], asked: Sequence[int], *, mixed: bool = Fa
         why = f"all levels of the dataset are trained on; within reach: {listed or 'none'}"
         return Start(list(asked), asked[-1], why, bool(within), bool(within))
 
-    solved = len(list(takewhile(lambda level: level in found and is_solved(found[level]), asked)))
+    solved = len(list(takewhile(lambda level: level in found and is_done(found[level]), asked)))
     levels = list(asked[min(solved, len(asked) - 1) :])
     first = levels[0]
     if first in within:

@@ -236,8 +236,8 @@ class Trainer:
             index, problem = self.stream.at(index, level)
             problems.append((index, problem))
             index += 1
-        at_once = self.update_memory.micro_tokens
-        return doubtful_parts(self.stream, problems, at_once, self.truncate, self.ranks)
+        memory = self.update_memory
+        return doubtful_parts(self.stream, problems, memory, self.truncate, self.ranks)
 
     def rollout(self, step: int, problems: Sequence[Indexed]) -> list[Group]:
         """Sample, score and classify these problems; return a group for each attempt at one.

@@ -33,6 +33,9 @@ CUT_OFF = "right, but cut off by the token budget"
 # The part `reason` of a score if no reward judges the completion.
 ABSTAINED = "the reward abstained, so it counts like the mean of its group"
 
+# Where a window's `Problem.data` has what the whole answer is expected to score.
+EXPECTED = "window_expected"
+
 # Rounding, even in float32, moves a reward out of its range by at most this share of the range.
 ROUNDING = 1e-6
 
@@ -82,7 +85,12 @@ class Problem:
     @property
     def expected(self) -> float | None:
         """In a window of training: what the whole answer is expected to score; else None."""
-        return self.data.get("expected")
+        return self.data.get(EXPECTED)
+
+    @property
+    def is_part(self) -> bool:
+        """Whether it is a window of the right answer."""
+        return bool(self.begun) or self.goes_on
 
     @property
     def title(self) -> str:
@@ -142,9 +150,9 @@ class Task(Protocol):
       completion has its own copy (`copy.copy`) of the guesser, which may remember earlier calls;
     - `is_enough(problem, text)`: whether nothing after this text is scored; it may end in the
       middle of a word. In training, sampling ends there. It is False for the right answer itself;
-    - `window(problem, words, place)`: the problem of writing `words` words of its right answer,
-      from a `place` in [0, 1] on: `target` has them, `data["begun"]` the text before them, and
-      `data["goes_on"]` says whether the answer continues;
+    - `window(problem, words, start)`: the problem of writing `words` words of its one right answer,
+      whose words are ``target.split()``, from number `start` (0, 1, ...) on: its `target` has them,
+      `data["begun"]` the text before them, and `data["goes_on"]` says whether the answer continues;
     - `unended(problem, completion, score)`: the score of a completion that the token budget cut
       off, from the one that it would have had with an end. Without it the reward stays;
     - `explain(problem, completion, score, reward)`, a static method of the project's tasks;

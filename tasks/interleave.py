@@ -147,14 +147,11 @@ class Interleave:
             data={"a": a, "b": b},
         )
 
-    def window(self, problem: Problem, words: int, place: float) -> Problem:
-        """Return the problem of writing `words` words of the answer, from the place in [0, 1] on;
-        the problem itself if its answer has no more (see `grpo.tasks.base.Task`).
+    def window(self, problem: Problem, words: int, start: int) -> Problem:
+        """Return the problem of writing `words` words of the answer, from number `start` on (see
+        `grpo.tasks.base.Task`).
         """
         whole = interleaved(problem.data["a"], problem.data["b"])
-        if len(whole) <= words:
-            return problem
-        start = round(place * (len(whole) - words))
         end = start + words
         part = {"begun": " ".join(whole[:start]), "goes_on": end < len(whole)}
         target = " ".join(whole[start:end])

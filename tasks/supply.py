@@ -123,11 +123,12 @@ AT_ENDS = 1 / 4  # the share of windows that begin with the answer, or end with 
 
 def window_of(task: Task, words: int | None, seed: int, index: int, problem: Problem) -> Problem:
     """Return a window of so many `words` if the answer is longer, else the problem itself."""
-    if not words:
+    last = len(problem.target.split()) - words if words else 0
+    if last <= 0:
         return problem
     draw = random.Random(f"window/{seed}/{index}")
-    place = draw.choice([0.0, 1.0]) if draw.random() < AT_ENDS else draw.random()
-    return task.window(problem, words, place)  # type: ignore[attr-defined]
+    start = draw.choice([0, last]) if draw.random() < AT_ENDS else draw.randint(0, last)
+    return task.window(problem, words, start)  # type: ignore[attr-defined]
 
 
 @lru_cache(64)

@@ -29,8 +29,8 @@ from grpo.learn.loss import token_weights
 from grpo.model.policy import Batch, Policy, flat_indices, linear_no_grad, to_device
 from grpo.records import Completion, Group
 
-# Logits (n, V), targets (n,) -> logits (n, V), excluded entries -inf.
-Truncate = Callable[[Tensor, Tensor], Tensor]
+# Logits (n, V), targets (n,) -> logits (n, V), excluded entries -inf; targets never are, if given.
+Truncate = Callable[[Tensor, Tensor | None], Tensor]
 
 GPU_CHUNK = 1024  # tokens of a chunk on a GPU
 CPU_CHUNK_LOGITS = 1 << 20  # logits of a chunk on a CPU: 4 MB in float32, which stay in its cache

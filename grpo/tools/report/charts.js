@@ -33,7 +33,7 @@ const SECTIONS = {
       },
       {
         title: "Score and exact answers",
-        note: "mean over the completions of a step",
+        note: "mean over the completions of a step; of windows, and what whole answers would score",
         lines: {
           value: "score",
           exact: "share exact",

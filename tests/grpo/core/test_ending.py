@@ -22,7 +22,7 @@ from grpo.ending import (
     solves_level,
 )
 from grpo.records import Completion, Group
-from grpo.tasks.base import Problem, Score
+from grpo.tasks.base import EXPECTED, Problem, Score
 
 
 def group(class_name="varied", action="keep", attempt=0, value=0.5):
@@ -104,7 +104,7 @@ def test_a_check_is_due_once_19_of_20_groups_of_ten_steps_are_solved():
 
 def test_windows_are_solved_where_whole_answers_are_expected_to_be():
     def wants_check(expected):
-        data = {"expected": expected}
+        data = {EXPECTED: expected}
         parts = [replace(each, problem=replace(each.problem, data=data)) for each in SOLVED]
         return watch(50, *[parts] * 10).wants_check(1)
 

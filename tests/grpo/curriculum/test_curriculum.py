@@ -18,7 +18,7 @@ from grpo.curriculum import (
 )
 from grpo.records import Group
 from grpo.statistics import problems_needed
-from grpo.tasks.base import Problem, Score
+from grpo.tasks.base import EXPECTED, Problem, Score
 
 MANY = 2 * problems_needed(OPEN_AT)  # groups that the running mean needs
 
@@ -122,7 +122,7 @@ def test_a_level_opens_at_the_mark_with_evidence():
 def test_a_window_counts_as_what_the_whole_answer_is_expected_to_score():
     def windows(level, value):
         return [
-            replace(each, problem=replace(each.problem, data={"expected": value}))
+            replace(each, problem=replace(each.problem, data={EXPECTED: value}))
             for each in groups(level, MANY, 1.0, class_name="solved")
         ]
 

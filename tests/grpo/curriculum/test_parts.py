@@ -13,6 +13,8 @@ from transformers import AutoModelForCausalLM
 from grpo import curriculum
 from grpo.config import Config
 from grpo.curriculum import answer_logprobs, expected_share, right_answer
+from grpo.learn.update import UpdateMemory
+from grpo.rollout.sampling import truncation
 from grpo.tasks.interleave import Interleave
 from grpo.tasks.supply import Supply
 from grpo.trainer import Trainer
@@ -43,14 +45,14 @@ def test_windows_are_where_the_policy_goes_wrong(tiny_policy, monkeypatch):
     assert len(problems) == 64 and min(places.values()) > 5, "anywhere in it"
 
     short = [(0, trainer.stream.at(0, 2)[1])]
-    assert curriculum.doubtful_parts(trainer.stream, short, 1 << 30) == short
+    assert curriculum.doubtful_parts(trainer.stream, short, trainer.update_memory) == short
 
 
 def test_the_log_probabilities_of_answers_are_the_unmodified_models(tiny_policy, tiny_model):
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
     stream = trainer_for(tiny_policy).stream
     answers = [right_answer(tiny_policy, i, stream.at(i, 1)[1], 0.7) for i in range(3)]
-    found = answer_logprobs(tiny_policy, answers, 1 << 30)
+    found = answer_logprobs(tiny_policy, answers, UpdateMemory(tiny_policy))
     for answer, logprobs in zip(answers, found, strict=True):
         tokens = answer.completions[0].tokens
         with torch.no_grad():
@@ -58,8 +60,10 @@ def test_the_log_probabilities_of_answers_are_the_unmodified_models(tiny_policy,
         logp_TV = logits_TV.div(0.7).log_softmax(-1)
         right = [logp_TV[len(answer.prompt) + at - 1, x].item() for at, x in enumerate(tokens)]
         assert logprobs == pytest.approx(right, abs=1e-4)
+    memory = UpdateMemory(tiny_policy)
+    memory.micro_tokens = 1
     for answer, logprobs in zip(answers, found, strict=True):
-        (alone,) = answer_logprobs(tiny_policy, [answer], 1)
+        (alone,) = answer_logprobs(tiny_policy, [answer], memory)
         assert alone == pytest.approx(logprobs, abs=1e-5)
 
 
@@ -69,7 +73,10 @@ def test_the_first_word_may_have_a_space_before_it(tiny_policy):
     answers = [right_answer(tiny_policy, i, stream.at(i, 10)[1]) for i in range(3)]
     both = [curriculum.two_spellings(answer, tiny_policy) for answer in answers]
     spaced = [replace(each, completions=each.completions[1:], advantages=[1.0]) for each in both]
-    rows = (answer_logprobs(tiny_policy, each, 1 << 30) for each in (answers, spaced, both))
+    rows = (
+        answer_logprobs(tiny_policy, each, UpdateMemory(tiny_policy))
+        for each in (answers, spaced, both)
+    )
     for answer, old, other, new in zip(answers, *rows, strict=True):
         word = answer.problem.target.split()[0]
         tokens, size = tiny_policy.target_tokens(f" {word}"), len(tiny_policy.target_tokens(word))
@@ -79,12 +86,44 @@ def test_the_first_word_may_have_a_space_before_it(tiny_policy):
         assert new[size:] == pytest.approx(old[size:], abs=1e-4)
 
 
+def test_a_spelling_that_is_the_same_counts_once(tiny_policy, monkeypatch):
+    answer = right_answer(tiny_policy, 0, trainer_for(tiny_policy).stream.at(0, 10)[1])
+    tokens = tiny_policy.target_tokens
+    monkeypatch.setattr(tiny_policy, "target_tokens", lambda text: tokens(text.strip()))
+    assert curriculum.two_spellings(answer, tiny_policy) == answer
+
+
+def test_tokens_that_the_sampler_excludes_are_wrong(tiny_policy):
+    answers = [right_answer(tiny_policy, 0, trainer_for(tiny_policy).stream.at(0, 10)[1])]
+    (values,) = answer_logprobs(tiny_policy, answers, UpdateMemory(tiny_policy), truncation(1e-6))
+    assert set(values) <= {0.0, -math.inf} and -math.inf in values
+    assert expected_share(values) < 1
+
+
+def test_memory_that_runs_out_is_saved(tiny_policy, monkeypatch):
+    answers = [
+        right_answer(tiny_policy, i, trainer_for(tiny_policy).stream.at(i, 10)[1]) for i in range(4)
+    ]
+    memory = UpdateMemory(tiny_policy)
+    found, run = answer_logprobs(tiny_policy, answers, memory), curriculum.completion_logprobs
+
+    def full(policy, batch, *options):
+        if len(batch.prompts) > 1:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return run(policy, batch, *options)
+
+    monkeypatch.setattr(curriculum, "completion_logprobs", full)
+    again = answer_logprobs(tiny_policy, answers, memory)
+    assert sum(again, []) == pytest.approx(sum(found, []), abs=1e-5)
+    assert "out of memory" in tiny_policy.take_events()[0]
+
+
 def test_the_expected_share_is_the_mean_before_the_first_mistake():
     rng = random.Random(0)
-    chances = [0.9, 0.5, 1.0, 0.8, 0.3]
+    chances = [0.9, 0.5, 1.0, 0.8, 0.6]  # the last token ends the answer
     before = []
     for _ in range(20_000):
         wrong = (at for at, chance in enumerate(chances) if rng.random() >= chance)
-        before.append(next(wrong, len(chances)) / len(chances))
+        before.append(next(wrong, len(chances)) / len(chances) * (rng.random() < chances[-1]))
     expected = expected_share([math.log(chance) for chance in chances])
     assert expected == pytest.approx(sum(before) / len(before), abs=0.01)

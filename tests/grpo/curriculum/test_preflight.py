@@ -41,6 +41,7 @@ def rows(**kinds):
     """Return rows by level: rows(l1="solved", l2="reach", l3="varied", l5="none")."""
     figures = {
         "solved": {"exact": 1.0, "any_exact": 1.0},
+        "windows": {"exact": 1.0, "any_exact": 1.0, "windows": 1.0},
         "reach": {"varied": 0.5, "any_exact": 0.25, "exact": 0.1},
         "varied": {"varied": 1.0},
         "lucky": {"varied": 0.25, "any_exact": 0.25},
@@ -67,6 +68,7 @@ def rows(**kinds):
         (rows(l10="solved", l25="reach"), [10, 25, 50], [25, 50], 25, True, True),
         (rows(l5="reach", l10="solved", l25="none"), [10, 25], [25], 25, True, True),
         (rows(l10="solved", l25="solved"), [10, 25], [25], 25, True, True),
+        (rows(l10="windows", l25="solved"), [10, 25], [10, 25], 10, True, True),
     ],
 )  # fmt: skip
 def test_levels_of_training(found, asked, levels, open_to, is_near, is_reachable):
@@ -203,6 +205,7 @@ def test_figures_of_a_level():
         "truncated": 0.25,
         "distinct": 1.5,
         "tokens": 16,
+        "windows": 0.0,
     }
 
 

@@ -86,7 +86,7 @@ def test_sampling_ends_where_nothing_counts(tiny_model, is_fast, reward, monkeyp
         monkeypatch.setattr(load, "accelerate", lambda *_, **__: None)
     policy, task = load_policy(str(tiny_model), device="cpu"), Interleave(reward)
     whole = task.problem("the owl saw a boat".split(), "it rains on my hat".split())
-    problems = [whole, task.window(whole, 3, 0.4)]
+    problems = [whole, task.window(whole, 3, 2)]
     drawn = {}
     for stops in (False, True):
         drawn[stops] = sample_groups(
@@ -119,8 +119,8 @@ def test_sampling_ends_where_nothing_counts(tiny_model, is_fast, reward, monkeyp
 def test_a_demonstration_fills_the_window(tiny_policy):
     task = Interleave()
     whole = task.problem("the owl saw a boat".split(), "it rains on my hat".split())
-    for place, end in ((0.0, False), (0.5, False), (1.0, True)):
-        window = task.window(whole, 4, place)
+    for start, end in ((0, False), (3, False), (6, True)):
+        window = task.window(whole, 4, start)
         shown = demonstration(tiny_policy, window)
         tokens = tiny_policy.encode(window) + shown.tokens
         assert tiny_policy.decode(tokens).endswith(f"{window.begun} {window.target}".strip())
