@@ -38,7 +38,7 @@ from grpo.tasks.registry import (
     require_trusted,
     split_options,
 )
-from grpo.tasks.supply import LADDER, parse_levels, ramp_to
+from grpo.tasks.supply import LADDER, parse_levels
 
 # Each loss, and what the weight of a token is 1 over (see `learn.loss.token_weights`).
 WEIGHTED_BY = {
@@ -365,10 +365,6 @@ class Config:
     def __post_init__(self) -> None:
         for name, spec in SETTINGS.items():
             self._check_limits(name, spec.metadata)
-        self._check_texts()
-        self._check_combinations()
-
-    def _check_texts(self) -> None:
         if self.curriculum:
             parse_levels(self.curriculum, "--curriculum")
         template_arguments(self.chat_template_kwargs)
@@ -398,6 +394,7 @@ class Config:
         bounds = self.clip or (1, 1)
         is_clip = len(bounds) == 2 and all(type(b) in (int, float) and b > 0 for b in bounds)
         require("clip", is_clip, "give how far below and above 1, both above 0, e.g. [0.2, 0.28]")
+        self._check_combinations()
 
     def _check_combinations(self) -> None:
         require = self._require
@@ -473,7 +470,7 @@ class Config:
         assert self.level is not None, "the configuration is resolved"
         # With windows, answers of every length take equally long.
         climbs = getattr(task, "climbs", False) and not self.dataset and not self.window
-        return ramp_to(self.level) if climbs else [self.level]
+        return [*(each for each in LADDER if climbs and each < self.level), self.level]
 
     def save(self, path: Path, **facts: Any) -> None:
         """Write the configuration and `facts` (versions, device, commit) as YAML."""

@@ -167,7 +167,10 @@ class Curriculum(Resumable):
                 varies = group.class_name == "varied" or group.index in shown
                 self.varied[level] += MEMORY * (varies - self.varied[level])
             if level == self.level:
-                values.append(_value_of(group))
+                is_solved = group.class_name == "solved"
+                value = 1.0 if is_solved else fmean(score.value for score in group.scores)
+                expected = group.problem.expected
+                values.append(value if expected is None else expected)
         if values:
             self.recent.append(values)
 
@@ -188,14 +191,6 @@ class Curriculum(Resumable):
             f"running mean {mean:.3f} [{low:.3f}, {high:.3f}] of {len(values)} groups in "
             f"{len(self.recent)} steps"
         )
-
-
-def _value_of(group: Group) -> float:
-    """Return the mean score of the whole answers of a group; 1 if all are solved."""
-    if group.problem.expected is not None:
-        return group.problem.expected
-    is_solved = group.class_name == "solved"
-    return 1.0 if is_solved else fmean(score.value for score in group.scores)
 
 
 # --- the problems of the prompts ------------------------------------------------------------------

@@ -46,11 +46,6 @@ def parse_levels(text: str, flag: str) -> list[int]:
     return levels
 
 
-def ramp_to(level: int) -> list[int]:
-    """Return the levels of LADDER below `level`, and `level` itself: [10, 25, 40] for 40."""
-    return [easier for easier in LADDER if easier < level] + [level]
-
-
 def problem_at(task: Task, *, seed: int, split: str, level: int, index: int) -> Problem:
     """Return problem `index` of a stream: a pure function of the task's name and the arguments."""
     assert split in SPLITS, split

@@ -96,7 +96,14 @@ class EngineDecoder:
             raise UserError("--engine: trains on one rank; leave it out, or start without torchrun")
         self.where, self.policy, self.top_p = f"--engine {name}", policy, top_p
         with self._calling():
-            self.engine = engine or load_engine(name)
+            if engine:
+                self.engine = engine
+            elif name.startswith(FROM_PYTHON):
+                raise UserError("give the object again, as grpo.train(engine=OBJECT)")
+            elif name.startswith(VLLM):
+                self.engine = VllmEngine(name.removeprefix(VLLM))
+            else:
+                self.engine = TransformersEngine()
 
     @contextmanager
     def _calling(self) -> Iterator[None]:
@@ -156,15 +163,6 @@ def fault_of(completion: Completion, asked: EngineRequest, vocabulary: int) -> s
         why = f"finish reason {completion.finish}"
         return f"ends after {count} of {most} tokens without an end token ({why}); go on until one"
     return ""
-
-
-def load_engine(name: str) -> Engine:
-    """Return the engine that a setting names; UserError if it cannot be reached."""
-    if name.startswith(FROM_PYTHON):
-        raise UserError("give the object again, as grpo.train(engine=OBJECT)")
-    if name.startswith(VLLM):
-        return VllmEngine(name.removeprefix(VLLM))
-    return TransformersEngine()
 
 
 class TransformersEngine:
@@ -306,22 +304,17 @@ class VllmEngine:
         """Return the completions of each request, several of which are under way at once."""
         first = requests[0]
         if (first.temperature, first.top_p) != (1, 1):
-            self._check_logprobs(first)
+            # The only token that is allowed has the log-probability 0, unless it is the model's
+            # own, which leaves temperature and top_p out, as by default.
+            only = {"n": 1, "max_tokens": 1, "allowed_token_ids": [first.stop_token_ids[0]]}
+            (answer,) = self._ask(first, **only)
+            if answer.logprobs[0] < -0.001:
+                raise UserError(
+                    f"{self.server.where}: its log-probabilities leave out temperature and top_p; "
+                    "start the server with --logprobs-mode processed_logprobs"
+                )
         with ThreadPool(min(AT_A_TIME, len(requests))) as pool:
             return list(pool.imap(self._ask, requests))
-
-    def _check_logprobs(self, request: EngineRequest) -> None:
-        """Raise UserError if log-probabilities leave temperature and top_p out, as by default.
-
-        The only token that is allowed has the log-probability 0, unless it is the model's own.
-        """
-        only = {"n": 1, "max_tokens": 1, "allowed_token_ids": [request.stop_token_ids[0]]}
-        (answer,) = self._ask(request, **only)
-        if answer.logprobs[0] < -0.001:
-            raise UserError(
-                f"{self.server.where}: its log-probabilities leave out temperature and top_p; "
-                "start the server with --logprobs-mode processed_logprobs"
-            )
 
     def _ask(self, request: EngineRequest, **changes: Any) -> list[Completion]:
         # Else these come from the model's generation_config.json.

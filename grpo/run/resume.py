@@ -100,7 +100,14 @@ def open_run(
 def _open_resumed(
     resume: str, given: dict[str, Any], locks: ExitStack, ranks: Ranks
 ) -> tuple[OpenedRun, Config]:
-    path = _resumed_path(resume)
+    path = Path(resume)
+    if resume == "latest":
+        configs = [each for each in HOME.glob("*/config.yaml") if checkpoint_folders(each.parent)]
+        if not configs:
+            raise UserError(f"--resume: no run in {HOME}{os.sep} has a checkpoint; start a new one")
+        # config.yaml is written when a run is started or resumed.
+        path = max(configs, key=lambda each: each.stat().st_mtime_ns).parent
+
     folder = run_of(path)
     # Before the latest checkpoint is looked for: another process may be about to write one.
     ranks.on_rank0(lambda: locks.enter_context(locked(folder)))
@@ -119,17 +126,6 @@ def _open_resumed(
                 f"{', '.join([*ON_RESUME, *FREE_OPTIONS])} can be changed"
             )
     return OpenedRun(folder, checkpoint, warnings), Config(**merged)
-
-
-def _resumed_path(resume: str) -> Path:
-    """Return the path `resume`, or the run that was written last ("latest")."""
-    if resume != "latest":
-        return Path(resume)
-    configs = [path for path in HOME.glob("*/config.yaml") if checkpoint_folders(path.parent)]
-    if not configs:
-        raise UserError(f"--resume: no run in {HOME}{os.sep} has a checkpoint; start a new one")
-    # config.yaml is written when a run is started or resumed.
-    return max(configs, key=lambda path: path.stat().st_mtime_ns).parent
 
 
 # --- the folder of a run ----------------------------------------------------------------------

@@ -134,7 +134,10 @@ class Console:
         names = [name for name in COLUMNS if name in rows[0]]
         if "wording" in rows[0]:
             names.append("the wording ends")
-            rows = [{**row, names[-1]: _ending(row["wording"])} for row in rows]
+            # The last words of the instruction, before the texts.
+            ends = [row["wording"].partition("\n")[0][-50:] for row in rows]
+            texts = [f"… {end}" if end else "as the task's own" for end in ends]
+            rows = [{**row, names[-1]: text} for row, text in zip(rows, texts)]
         show_table(self._rich, rows, names)
 
     def part(
@@ -213,12 +216,6 @@ class Console:
 
 def _dim(line: str) -> Text:
     return Text(escape_control(line), "dim")
-
-
-def _ending(wording: str) -> str:
-    """Return the last words of the instruction, before the texts."""
-    instruction = wording.partition("\n")[0]
-    return f"… {instruction[-50:]}" if instruction else "as the task's own"
 
 
 # --- the settings of a run --------------------------------------------------------------------
