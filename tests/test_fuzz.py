@@ -9,6 +9,7 @@ from pathlib import Path
 
 import yaml
 import zstandard
+from hostile import PROBLEM
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -32,14 +33,6 @@ JSON = st.recursive(
 
 # Valid records, to be damaged.
 CONFIG = vars(Config())
-PROBLEM = {
-    "task": "interleave",
-    "level": 1,
-    "prompt": "A: a\nB: b",
-    "target": "a b",
-    "key": "k",
-    "data": {"a": ["a"], "b": ["b"]},
-}
 GROUP = {
     "step": 1,
     "index": 0,

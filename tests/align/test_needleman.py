@@ -230,9 +230,8 @@ def test_words_survive_joining(text):
 
 
 @given(TEXTS)
-@example(
-    "\u2000e\u0301 \u0301x"
-)  # an en quad, which normalises to another space; a mark on a space
+# An en quad, which normalises to another space; a mark on a space.
+@example("\u2000e\u0301 \u0301x")
 def test_ends_are_in_the_text_as_it_is(text):
     ends, words = word_ends(text), split_words(text)
     assert [

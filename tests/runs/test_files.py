@@ -24,12 +24,10 @@ def test_what_a_run_writes(tmp_path, capsys):
     run("--name", "a")
     folder = tmp_path / "runs" / "a"
     config = yaml.safe_load((folder / "config.yaml").read_text())
-    assert (
-        config["level"] == 6
-        and config["reward"] == "pairs"
-        and config["facts"]["torch"]
-        and config["facts"]["device"]
-    )
+    assert config["level"] == 6
+    assert config["reward"] == "pairs"
+    assert config["facts"]["torch"]
+    assert config["facts"]["device"]
     metrics = read_metrics(folder / "metrics.jsonl")
     assert [line["step"] for line in metrics] == [1, 2, 3, 4]
     assert set(metrics[0]) >= METRICS
@@ -70,10 +68,8 @@ def test_a_control_run_is_marked_wherever_it_is_seen(control, status, capsys):
     flags = ["--task", "arithmetic", "--words", "1", "--steps", "2"]
     run("--control", control, *flags, status=status)
     (folder,) = Path("runs").iterdir()
-    assert (
-        folder.name == f"arithmetic-1-{control}-seed0"
-        and yaml.safe_load((folder / "config.yaml").read_text())["control"] == control
-    )
+    assert folder.name == f"arithmetic-1-{control}-seed0"
+    assert yaml.safe_load((folder / "config.yaml").read_text())["control"] == control
     for log in ("metrics.jsonl", "eval.jsonl"):
         assert {line["control"] for line in read_metrics(folder / log)} == {control}
     said = capsys.readouterr().out.splitlines()
@@ -82,7 +78,5 @@ def test_a_control_run_is_marked_wherever_it_is_seen(control, status, capsys):
     assert len(about) == 5 and all(f"CONTROL {control}" in line for line in about)
     about = ["--model", str(folder), *flags[:2], "--problems", "2", "--words", "1"]
     assert evaluation.main([*about, "--json", "o.json"]) == 0
-    assert (
-        f"CONTROL {control}" in capsys.readouterr().out
-        and json.loads(Path("o.json").read_text())[0]["control"] == control
-    )
+    assert f"CONTROL {control}" in capsys.readouterr().out
+    assert json.loads(Path("o.json").read_text())[0]["control"] == control

@@ -37,11 +37,9 @@ def test_chains_are_worth_what_they_say(seed, steps):
 def test_products_have_the_digits_asked_for(seed, first, second):
     text, (value,) = product((first, second), random.Random(seed))
     x, y = text.split(" * ")
-    assert (
-        (len(x), len(y)) == (first, second)
-        and int(x) * int(y) == value
-        and min(int(x), int(y)) >= 2
-    )
+    assert (len(x), len(y)) == (first, second)
+    assert int(x) * int(y) == value
+    assert min(int(x), int(y)) >= 2
     assert canonical(text) == " * ".join(sorted((x, y), key=int))
 
 
@@ -79,11 +77,9 @@ def test_splits_never_meet_and_neighbouring_seeds_share_no_more_than_chance():
         }
         for split in SPLITS
     }
-    assert (
-        not keys["train"] & keys["validation"]
-        and not keys["train"] & keys["test"]
-        and not keys["validation"] & keys["test"]
-    )
+    assert not keys["train"] & keys["validation"]
+    assert not keys["train"] & keys["test"]
+    assert not keys["validation"] & keys["test"]
     one, two = (
         {problem_at(PRODUCT, seed=seed, split="train", level=32, index=i).key for i in range(400)}
         for seed in (3, 4)
@@ -124,11 +120,9 @@ def score(target, text):
 def test_rewards_by_hand(text, reward):
     """The table of the module."""
     one = score(52, text)
-    assert (
-        one.reward == pytest.approx(reward)
-        and one.exact == (reward == 1)
-        and one.value == float(one.exact)
-    )
+    assert one.reward == pytest.approx(reward)
+    assert one.exact == (reward == 1)
+    assert one.value == float(one.exact)
 
 
 @given(st.integers(-(10**6), 10**6), st.integers(-(10**6), 10**6))

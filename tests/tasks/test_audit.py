@@ -52,9 +52,8 @@ def the_first_problem(run):
 
 def test_a_real_run_is_clean(clean, capsys):
     found, summary = audit(clean)
-    assert found == [] and summary.startswith(
-        "3 steps, 9 different problems trained on, 5 evaluated"
-    )
+    assert found == []
+    assert summary.startswith("3 steps, 9 different problems trained on, 5 evaluated")
     assert main([str(clean)]) == 0 and capsys.readouterr().out.endswith("nothing found\n")
 
 
@@ -62,9 +61,8 @@ def test_a_trained_problem_in_the_evaluation(run, capsys):
     line = read_jsonl_zst(run / ROLLOUTS.format("step-000002"))[1]
     rewrite(run / ROLLOUTS.format("eval-000003"), lambda lines: lines.append(line))
     (found,) = audit(run)[0]
-    assert found.startswith("eval-000003.jsonl.zst:") and found.endswith(
-        "was trained on, in step-000002.jsonl.zst"
-    )
+    assert found.startswith("eval-000003.jsonl.zst:")
+    assert found.endswith("was trained on, in step-000002.jsonl.zst")
     assert main([str(run)]) == 1 and "1 findings" in capsys.readouterr().out
 
 

@@ -220,10 +220,8 @@ def test_a_users_task_may_have_flags(tmp_path):
     )
     spec = f"{file}:Own"
     assert split_options(spec, ["--colour", "blue"]) == ({"colour": "blue"}, [])
-    assert (
-        load_task(spec, options={"colour": "blue"}).colour == "blue"
-        and load_task(spec).colour == "red"
-    )
+    assert load_task(spec, options={"colour": "blue"}).colour == "blue"
+    assert load_task(spec).colour == "red"
 
 
 WORDINGS = {

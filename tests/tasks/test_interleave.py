@@ -46,10 +46,8 @@ def test_interleaved_by_hand():
 
 def test_the_problem_holds_texts_and_target():
     problem = Interleave().problem(["Owls", "see."], ["It", "rains,"])
-    assert (
-        problem.prompt.endswith("\nA: Owls see.\nB: It rains,")
-        and problem.target == "Owls It see. rains,"
-    )
+    assert problem.prompt.endswith("\nA: Owls see.\nB: It rains,")
+    assert problem.target == "Owls It see. rains,"
     assert problem.level == 2 and problem.data == {"a": ["Owls", "see."], "b": ["It", "rains,"]}
 
 

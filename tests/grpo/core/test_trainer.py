@@ -158,13 +158,11 @@ def test_solved_groups_are_not_drawn_again(all_end, tiny_policy):
 
 @pytest.mark.parametrize("wanted, drawn, kept", [(0, 2, 1), (1, 2, 1), (3, 6, 3), (9, 8, 4)])
 def test_dynamic_sampling_draws_on_until_enough_groups_vary(tiny_policy, wanted, drawn, kept):
-    trainer = trainer_for(
-        tiny_policy, prompts=2, dynamic_sampling=wanted
-    )  # one of each two prompts varies; four times two are the most
+    # One of each two prompts varies; four times two are the most.
+    trainer = trainer_for(tiny_policy, prompts=2, dynamic_sampling=wanted)
     report = trainer.step()
-    assert [group.index for group in report.groups] == list(
-        range(drawn)
-    ) and trainer.stream.next_index == drawn
+    assert [group.index for group in report.groups] == list(range(drawn))
+    assert trainer.stream.next_index == drawn
     assert report.metrics["groups/kept"] == kept and report.metrics["groups/count"] == drawn
     assert all(bool(group.advantages) == (group.index % 2 == 0) for group in report.groups)
     assert trainer.step().groups[0].index == drawn  # no problem comes twice
@@ -207,14 +205,11 @@ def test_dr_grpo_divides_by_the_same_number_in_every_step(tiny_policy):
 
 def test_a_constant_reward_teaches_nothing(tiny_policy):
     before = weights(tiny_policy)
-    metrics = (
-        trainer_for(tiny_policy, control="constant-reward", on_degenerate="keep").step().metrics
-    )
-    assert (
-        metrics["reward"] == 0.5
-        and metrics["reward_std"] == 0
-        and metrics["control"] == "constant-reward"
-    )
+    trainer = trainer_for(tiny_policy, control="constant-reward", on_degenerate="keep")
+    metrics = trainer.step().metrics
+    assert metrics["reward"] == 0.5
+    assert metrics["reward_std"] == 0
+    assert metrics["control"] == "constant-reward"
     assert all(torch.equal(x, y) for x, y in zip(before, weights(tiny_policy), strict=True))
 
 

@@ -45,6 +45,15 @@ def saved(kind, folder):
     return str(folder)
 
 
+def distances(monkeypatch):
+    """Return a list to which each distance of a rollout that is measured is added."""
+    measure, seen = fast.rollout_distance, []
+    monkeypatch.setattr(
+        fast, "rollout_distance", lambda *given: seen.append(measure(*given)) or seen[-1]
+    )
+    return seen
+
+
 def adapters_of(policy):
     return [weight for name, weight in policy.model.named_parameters() if "lora_B" in name]
 
@@ -64,10 +73,7 @@ def test_a_new_adapter_hides_no_mistake_in_how_it_is_merged(monkeypatch, dtype):
 
 def test_the_path_does_not_depend_on_how_far_an_adapter_was_trained(monkeypatch):
     policy = load_policy("builtin", device="cpu", dtype="bfloat16", lora_rank=8)
-    measure, seen = fast.rollout_distance, []
-    monkeypatch.setattr(
-        fast, "rollout_distance", lambda *given: seen.append(measure(*given)) or seen[-1]
-    )
+    seen = distances(monkeypatch)
     for size in (0.0, 30.0):
         for weight in adapters_of(policy):
             torch.nn.init.constant_(weight, size)
@@ -199,10 +205,7 @@ def test_rounding_of_a_large_logit_in_bfloat16_passes(monkeypatch):
     model = AutoModelForCausalLM.from_config(LlamaConfig(**(SHAPE | changes))).bfloat16()
     with torch.no_grad():
         model.get_output_embeddings().weight[:20] *= 10
-    measure, seen = fast.rollout_distance, []
-    monkeypatch.setattr(
-        fast, "rollout_distance", lambda *given: seen.append(measure(*given)) or seen[-1]
-    )
+    seen = distances(monkeypatch)
     assert accelerated(model).path == "fast" and seen[0] < LOW_PRECISION_TOLERANCE / 2
 
 
@@ -210,10 +213,7 @@ def test_rounding_of_a_deep_random_model_in_bfloat16_passes(monkeypatch):
     """It is larger than in any trained model, and so it is between the model's two attentions."""
     shape = {"hidden_size": 256, "intermediate_size": 640, "num_hidden_layers": 40}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "initializer_range": 0.3}
-    measure, seen = fast.rollout_distance, []
-    monkeypatch.setattr(
-        fast, "rollout_distance", lambda *given: seen.append(measure(*given)) or seen[-1]
-    )
+    seen = distances(monkeypatch)
     policy = policy_of(LlamaConfig(**(SHAPE | shape | heads)), torch.bfloat16)
     assert policy.path == "fast" and LOW_PRECISION_TOLERANCE < seen[0] < MISSING
     assert policy.causal.config._attn_implementation == fast.ATTENTION_NAME

@@ -78,10 +78,8 @@ def test_float32_products_by_onednn(monkeypatch, shape, has_bias):
     found = policies.linear_no_grad(x, weight, bias)
     assert found.dtype == torch.float32 and found.shape == wide.shape
     torch.testing.assert_close(found.double(), wide, rtol=0, atol=1e-6 * (10 + shape[-2]))
-    assert torch.equal(
-        policies.linear_no_grad(x.double(), weight.double()),
-        functional.linear(x.double(), weight.double()),
-    )  # float64 is left alone
+    given = x.double(), weight.double()  # float64 is left alone
+    assert torch.equal(policies.linear_no_grad(*given), functional.linear(*given))
 
 
 @pytest.mark.parametrize("device", ["cpu", gpu])
@@ -118,10 +116,8 @@ def test_modules_and_merged_weights_are_one(tmp_path, lora):
     changed = predict(policy)
     fast, policy.forward = policy.forward, FastForward(policy, None)
     torch.testing.assert_close(predict(policy), changed, atol=1e-4, rtol=0)
-    assert (
-        not torch.allclose(changed, before, atol=1e-2)
-        and {name for name, _ in policy.model.named_parameters()} == names
-    )
+    assert not torch.allclose(changed, before, atol=1e-2)
+    assert {name for name, _ in policy.model.named_parameters()} == names
     policy.forward = fast
     policy.save(tmp_path / "b")
     again = load_policy(

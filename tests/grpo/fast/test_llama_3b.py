@@ -48,11 +48,9 @@ def test_llama_trains_with_lora(tmp_path, monkeypatch, layers, device):
     adapter = json.loads(
         (tmp_path / "runs/llama/checkpoints/step-000002/adapter_config.json").read_text()
     )
+    assert adapter["r"] == 16
     assert (
-        adapter["r"] == 16
-        and len(
-            load_file(tmp_path / "runs/llama/checkpoints/step-000002/adapter_model.safetensors")
-        )
+        len(load_file(tmp_path / "runs/llama/checkpoints/step-000002/adapter_model.safetensors"))
         == 2 * 7 * layers
     )
     assert {name.split(".")[-1] for name in adapter["target_modules"]} == {
@@ -101,9 +99,8 @@ def test_llama_is_fine_tuned_in_full_in_the_memory_of_an_80_gb_card(tmp_path, mo
             ]
     master = next(each for each in masters if torch.equal(each.to(torch.float16), after[name]))
     moved = (master - before[name].float()).abs()
-    assert (
-        moved.gt(0).float().mean() > 0.9 and moved.max() < 1e-4
-    )  # most of which float16 does not show yet
+    # Most of which float16 does not show yet.
+    assert moved.gt(0).float().mean() > 0.9 and moved.max() < 1e-4
     assert after[name].ne(before[name]).float().mean() < 0.9
 
 

@@ -145,9 +145,8 @@ def test_half_precision_heads_give_float32():
         hidden_NH, nn.Identity(), torch.tensor([0]), temperature_N
     )
     assert logprobs_N.dtype == entropy_N.dtype == torch.float32
-    assert logprobs_N.item() == pytest.approx(
-        -3.3540637e-4, rel=1e-3
-    )  # -log(1 + e^-8) = -e^-8 + e^-16 / 2
+    # -log(1 + e^-8) = -e^-8 + e^-16 / 2
+    assert logprobs_N.item() == pytest.approx(-3.3540637e-4, rel=1e-3)
 
 
 @pytest.mark.gpu

@@ -27,40 +27,18 @@ def hidden(policy):
 def disturb(policy):
     with torch.no_grad():
         for parameter in policy.parameters:
-            parameter += 0.01 * torch.randn(
-                parameter.shape, generator=torch.Generator().manual_seed(0)
-            )
-
-
-def no_directory(folder):
-    shutil.rmtree(folder)
-
-
-def no_config(folder):
-    (folder / "config.json").unlink()
-
-
-def damaged_config(folder):
-    (folder / "config.json").write_text("{")
-
-
-def no_weights(folder):
-    (folder / "model.safetensors").unlink()
-
-
-def no_tokenizer(folder):
-    for path in folder.glob("*token*"):
-        path.unlink()
+            generator = torch.Generator().manual_seed(0)
+            parameter += 0.01 * torch.randn(parameter.shape, generator=generator)
 
 
 @pytest.mark.parametrize(
     "damage, message",
     [
-        (no_directory, "no such directory"),
-        (no_config, r"no model there \(no config.json\)"),
-        (damaged_config, "cannot be loaded"),
-        (no_weights, "cannot be loaded"),
-        (no_tokenizer, "cannot be loaded"),
+        (shutil.rmtree, "no such directory"),
+        (lambda folder: (folder / "config.json").unlink(), r"no model there \(no config.json\)"),
+        (lambda folder: (folder / "config.json").write_text("{"), "cannot be loaded"),
+        (lambda folder: (folder / "model.safetensors").unlink(), "cannot be loaded"),
+        (lambda folder: [path.unlink() for path in folder.glob("*token*")], "cannot be loaded"),
     ],
 )
 def test_a_model_that_cannot_be_loaded_is_one_line(tiny_model, tmp_path, damage, message):
@@ -101,17 +79,13 @@ def test_end_tokens_are_those_of_the_generation_config_and_the_tokenizer(tiny_mo
 def test_prompt_and_target_in_tokens(tiny_policy):
     tokenizer = tiny_policy.tokenizer
     turns = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three four"}]
-    whole = tuple(
-        tokenizer(
-            tokenizer.apply_chat_template(turns, tokenize=False), add_special_tokens=False
-        ).input_ids
-    )
+    text = tokenizer.apply_chat_template(turns, tokenize=False)
+    whole = tuple(tokenizer(text, add_special_tokens=False).input_ids)
     prompt = tiny_policy.encode("one two")
     answer = whole[len(prompt) :]  # begins where the prompt ends, its end token included
     assert whole[: len(prompt)] == prompt and answer[-1] == tokenizer.eos_token_id
-    assert tiny_policy.decode(answer).strip() == "three four" and tiny_policy.target_length(
-        "three four"
-    ) == len(answer)
+    assert tiny_policy.decode(answer).strip() == "three four"
+    assert tiny_policy.target_length("three four") == len(answer)
     tokenizer.chat_template = None
     assert tokenizer.decode(tiny_policy.encode("one two")).lstrip() == "one two\n"
 
@@ -124,9 +98,8 @@ def test_the_reference_of_full_fine_tuning_is_the_model_at_the_start(tiny_model)
     with pytest.raises(KeyError), policy.reference() as reference:
         assert torch.equal(hidden(reference), start)
         raise KeyError
-    assert torch.equal(hidden(policy), changed) and not torch.equal(
-        changed, start
-    )  # itself again, after an error too
+    assert torch.equal(hidden(policy), changed)  # itself again, after an error too
+    assert not torch.equal(changed, start)
 
 
 def test_a_resumed_policy_keeps_the_reference_it_started_with(tiny_model, tmp_path):
@@ -154,9 +127,8 @@ def test_a_resumed_adapter_is_trained_on(tiny_model, tmp_path):
     with pytest.raises(KeyError), resumed.reference() as reference:
         assert torch.equal(hidden(reference), start)
         raise KeyError
-    assert torch.equal(
-        hidden(resumed), hidden(policy)
-    )  # the adapter is on again, after an error too
+    # The adapter is on again, after an error too.
+    assert torch.equal(hidden(resumed), hidden(policy))
 
 
 @pytest.mark.parametrize("options", [dict(), dict(lora_rank=4, keep_reference=True)])
@@ -187,9 +159,7 @@ def test_a_missing_bitsandbytes_is_one_line(tiny_model, monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings(
-    "ignore:inner dimension"
-)  # this model is smaller than bitsandbytes likes
+@pytest.mark.filterwarnings("ignore:inner dimension")  # smaller than bitsandbytes likes
 @pytest.mark.parametrize("quantise", ["nf4", "int8"])
 def test_a_quantised_base_is_sampled_and_learned_on(tiny_model, quantise):
     pytest.importorskip("bitsandbytes")
@@ -206,10 +176,9 @@ def test_a_quantised_base_is_sampled_and_learned_on(tiny_model, quantise):
     packing = policy.forward.pack([PROMPT], [(8, 9, 10), (11, 12)])
     policy.forward.predict(packing).float().square().sum().backward()
     gradients = [p.grad for p in policy.parameters if p.grad is not None]
-    assert (
-        len(gradients) == len(policy.parameters)
-        and sum(g.abs().sum() > 0 for g in gradients) >= len(gradients) / 2
-    )  # B is zero at first: A has none
+    assert len(gradients) == len(policy.parameters)
+    # B is zero at first: A has none.
+    assert sum(g.abs().sum() > 0 for g in gradients) >= len(gradients) / 2
 
 
 # Memory
@@ -268,10 +237,8 @@ def test_gradient_checkpointing_keeps_one_tensor_for_each_layer(tiny_policy):
 def test_caches_are_what_the_shared_prompt_holds(tiny_policy):
     shape = shape_of(tiny_policy.model.config, 4)
     _, cache = tiny_policy.forward.prefill([tuple(range(5, 25))])
-    assert (
-        sum(tensor.numel() * 4 for pair in cache.prompt.values() for tensor in pair)
-        == 20 * shape.cache
-    )
+    held = sum(tensor.numel() * 4 for pair in cache.prompt.values() for tensor in pair)
+    assert held == 20 * shape.cache
 
 
 def tokens_of(shape, total, held, gradient_checkpointing=False):

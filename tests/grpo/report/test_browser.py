@@ -45,24 +45,16 @@ def test_page_shows_the_runs(opened):
     assert "CONTROL shuffled-rewards" in head[1] and "CONTROL" not in head[0]
     assert rows[0].count("0.100 [0.050, 0.150] → 0.900 [0.850, 0.950]") == 2
     titles = [title.removesuffix("one") for title in texts(opened, "figcaption h3")]
-    assert {
-        "Reward",
-        "Held-out score",
-        "Timeline",
-        "Outcomes of groups",
-        "Step time (s)",
-        "Level",
-    } < set(titles) and "KL to the reference" not in titles
+    some = {"Reward", "Held-out score", "Timeline", "Outcomes of groups", "Step time (s)", "Level"}
+    assert some < set(titles) and "KL to the reference" not in titles
     lines = opened.execute_script(
         "return [...document.querySelectorAll('figure')].map((f) => "
         "f.querySelectorAll('.scatterlayer .trace').length)"
     )
-    assert (
-        len(lines) == len(titles) and lines[titles.index("Reward")] == 6 and min(lines) > 0
-    )  # a line and the two edges of its band, each run
-    assert "completions of all 6 steps" in texts(opened, "#kept")[0] and f"name{EVIL}" in texts(
-        opened, "#tables dl div"
-    )
+    assert len(lines) == len(titles) and min(lines) > 0
+    assert lines[titles.index("Reward")] == 6  # a line and the two edges of its band, each run
+    assert "completions of all 6 steps" in texts(opened, "#kept")[0]
+    assert f"name{EVIL}" in texts(opened, "#tables dl div")
     opened.execute_script("document.querySelector('#runs button:nth-child(2)').click()")
     assert "completions of all 3 steps" in texts(opened, "#kept")[0]
 
@@ -75,20 +67,15 @@ def test_slider_cards_and_the_rows_of_a_group(opened):
     )
     assert texts(opened, "#step b") == ["Step 5"]
     rows = texts(opened, ".row")
-    assert (
-        [row[:5] for row in rows] == ["0.750", "0.250", "0.000"]
-        and "+1.000 advantage" in rows[0]
-        and "−0.250 advantage" in rows[1]
-    )
-    assert (
-        "word 4: wrote 'd5' for 'd'" in rows[0]
-        and texts(opened, ".row:nth-of-type(2) .words del") == ["b", "d"]
-        and texts(opened, ".row:nth-of-type(2) .words ins") == ["x"]
-    )
+    assert [row[:5] for row in rows] == ["0.750", "0.250", "0.000"]
+    assert "+1.000 advantage" in rows[0]
+    assert "−0.250 advantage" in rows[1]
+    assert "word 4: wrote 'd5' for 'd'" in rows[0]
+    assert texts(opened, ".row:nth-of-type(2) .words del") == ["b", "d"]
+    assert texts(opened, ".row:nth-of-type(2) .words ins") == ["x"]
     opened.execute_script("document.querySelectorAll('.card')[1].click()")
-    assert "skipped" in texts(opened, "#group h3")[0] and texts(
-        opened, ".row:nth-of-type(2) .fold"
-    ) == ["same text as completion 0"]
+    assert "skipped" in texts(opened, "#group h3")[0]
+    assert texts(opened, ".row:nth-of-type(2) .fold") == ["same text as completion 0"]
     assert "trap: copies A" in texts(opened, ".card")[1]
 
 
@@ -109,9 +96,8 @@ def test_keyboard(opened):
     assert texts(opened, "#group h3")[0].startswith("Group 1")
     opened.execute_script("document.getElementById('samples').scrollIntoView()")
     press(opened, Keys.ARROW_UP, "j", "j", "k")
-    assert texts(opened, "#group h3")[0].startswith("Group 0") and texts(
-        opened, ".row.here .pay b"
-    ) == ["0.250"]
+    assert texts(opened, "#group h3")[0].startswith("Group 0")
+    assert texts(opened, ".row.here .pay b") == ["0.250"]
 
 
 @pytest.mark.slow
@@ -122,38 +108,26 @@ def test_tints(opened):
         "return [1, 2].map((n) => document.querySelector(`.row:nth-of-type(${n}) .words "
         "bdi`).style.background)"
     )
-    assert (
-        "var(--c0) 55%" in colours[0] and "var(--c1) 14%" in colours[1]
-    )  # advantages 1.0 and -0.25 of at most 1.0
+    # Advantages 1.0 and -0.25 of at most 1.0.
+    assert "var(--c0) 55%" in colours[0] and "var(--c1) 14%" in colours[1]
     press(opened, "2")
     assert "no checkpoint with a tokenizer" in texts(opened, ".key")[0]
 
 
 def test_evil_and_endless_texts_are_shown_harmlessly(opened):
     opened.execute_script("window.alert = () => { window.alerted = true; }")
-    assert (
-        EVIL in texts(opened, ".row:nth-of-type(3) .words")[0]
-        and opened.execute_script(
-            "return document.querySelectorAll('main script, main b b').length"
-        )
-        == 0
-    )
+    assert EVIL in texts(opened, ".row:nth-of-type(3) .words")[0]
+    made = "return document.querySelectorAll('main script, main b b').length"
+    assert opened.execute_script(made) == 0
     assert "Do <b>it</b>" in texts(opened, "#group pre")[0]
     press(opened, "\ue014")  # to step 2, whose second completion has 10,000 words
-    shown = opened.execute_script(
-        "return document.querySelectorAll('.row:nth-of-type(2) .words .w').length"
-    )
+    words = "return document.querySelectorAll('.row:nth-of-type(2) .words .w').length"
+    shown = opened.execute_script(words)
     assert 0 < shown <= 600
     opened.execute_script(
         "[...document.querySelectorAll('.row:nth-of-type(2) .fold')].at(-1).click()"
     )
-    assert (
-        shown
-        < opened.execute_script(
-            "return document.querySelectorAll('.row:nth-of-type(2) .words .w').length"
-        )
-        <= 1200
-    )
+    assert shown < opened.execute_script(words) <= 1200
     assert opened.execute_script("return document.documentElement.scrollWidth <= innerWidth")
 
 

@@ -75,15 +75,11 @@ def test_what_is_said_of_a_run(made):
             "exact": "0.10 → 0.90",
         }
     ]
-    assert (
-        run["metrics"]["reward"] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
-        and "levels" not in run["metrics"]
-    )
-    assert (
-        run["decisions"][0]["step"] == 3
-        and run["facts"][0] == ["torch", "2.13.0"]
-        and ["name", EVIL] in run["config"]
-    )
+    assert run["metrics"]["reward"] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    assert "levels" not in run["metrics"]
+    assert run["decisions"][0]["step"] == 3
+    assert run["facts"][0] == ["torch", "2.13.0"]
+    assert ["name", EVIL] in run["config"]
 
 
 def test_every_text_is_harmless_in_the_page(made):
@@ -93,13 +89,11 @@ def test_every_text_is_harmless_in_the_page(made):
         step=1,
     )
     page = page_of(made)
-    assert (
-        EVIL not in page
-        and "<!--" not in page
-        and "\u2028" not in page
-        and "\x1b" not in page
-        and "\x00" not in page
-    )
+    assert EVIL not in page
+    assert "<!--" not in page
+    assert "\u2028" not in page
+    assert "\x1b" not in page
+    assert "\x00" not in page
     texts = data_of(page)["samples-0"]["1"][0]["texts"]
     assert [text["words"] for text in texts] == [r"x </script>\x00\x1b[31m", r"\u202e<!--<script>"]
     assert data_of(page)["samples-0"]["1"][0]["prompt"] == "Do <b>it</b>\n\\x1b[31mnow"

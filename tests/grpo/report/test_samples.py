@@ -29,11 +29,9 @@ def test_a_group_packed():
         ("a x c d", "1=1x2=", "word 2: wrote 'x' for 'b'"),
         ("a b c d", "4=", ""),
     ]
-    assert (
-        found["rows"]["text"] == [0, 1, 0]
-        and found["rows"]["advantage"] == [-0.5, 1.0, -0.5]
-        and found["texts"][0]["parts"] == {"matches": 4}
-    )
+    assert found["rows"]["text"] == [0, 1, 0]
+    assert found["rows"]["advantage"] == [-0.5, 1.0, -0.5]
+    assert found["texts"][0]["parts"] == {"matches": 4}
     assert packed(group(("a", 0.5)))["rows"]["advantage"] == [None]
 
 
@@ -61,13 +59,10 @@ def test_log_probabilities_and_credits_by_word():
         advantages=[[0.5, 0.25, 9.0]],
     )
     found = packed(one, pieces=pieces)
-    assert found["texts"][0]["logprobs"] == [-75] and found["rows"]["credits"] == [
-        [0.375]
-    ]  # -0.5 - 0.25; (0.5 + 0.25) / 2
-    assert samples.by_word([1.0, 2.0], [0, 1], "a b") == [
-        [1.0],
-        [2.0],
-    ]  # cut by the budget: no end token
+    assert found["texts"][0]["logprobs"] == [-75]  # -0.5 - 0.25
+    assert found["rows"]["credits"] == [[0.375]]  # (0.5 + 0.25) / 2
+    by_words = samples.by_word([1.0, 2.0], [0, 1], "a b")
+    assert by_words == [[1.0], [2.0]]  # cut by the budget: no end token
 
 
 def test_pieces_by_the_tokenizer_of_a_checkpoint(tmp_path):
