@@ -223,20 +223,15 @@ def read_bytes(path: str | Path) -> bytes:
 
     suffix = Path(path).suffix
     with blaming(f"{path}: not a whole {suffix} file of at most {MAX_EXPANDED >> 20} MiB"):
-        return _expanded(content, suffix)
-
-
-def _expanded(content: bytes, suffix: str) -> bytes:
-    """Return what a compressed file holds. Any exception means that it is damaged or too large."""
-    if suffix == ".zst":
-        if zstandard.frame_content_size(content) > MAX_EXPANDED:
-            raise ValueError("it expands to more")
-        decompressor = zstandard.ZstdDecompressor()
-        return decompressor.decompress(content, MAX_EXPANDED, allow_extra_data=False)
-    if suffix == ".gz":
-        content = gzip.GzipFile(fileobj=BytesIO(content)).read(MAX_EXPANDED + 1)
-        if len(content) > MAX_EXPANDED:
-            raise ValueError("it expands to more")
+        if suffix == ".zst":
+            if zstandard.frame_content_size(content) > MAX_EXPANDED:
+                raise ValueError("it expands to more")
+            decompressor = zstandard.ZstdDecompressor()
+            content = decompressor.decompress(content, MAX_EXPANDED, allow_extra_data=False)
+        elif suffix == ".gz":
+            content = gzip.GzipFile(fileobj=BytesIO(content)).read(MAX_EXPANDED + 1)
+            if len(content) > MAX_EXPANDED:
+                raise ValueError("it expands to more")
     return content
 
 

@@ -20,7 +20,7 @@ from grpo.config import (
 from grpo.curriculum import load_supply
 from grpo.data.errors import UserError
 from grpo.distributed import SIZE
-from grpo.learn.loss import from_python
+from grpo.learn.loss import OwnLoss
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.records import StepReport
@@ -83,7 +83,7 @@ def arguments(
 
     values: dict[str, Any] = {"callbacks": _followers(where, callbacks, options)}
     if callable(settings.get("loss")):
-        values["own_loss"] = from_python(settings["loss"])
+        values["own_loss"] = OwnLoss(settings["loss"])
         settings["loss"] = values["own_loss"].spec
     if "engine" in settings and not isinstance(settings["engine"], str | None):
         values["engine"] = settings["engine"]

@@ -711,19 +711,10 @@ ENOUGH = 0.8
 MAX_SHARE = 0.05
 
 
-def has_right_targets(stream: ProblemStream, level: int) -> bool:
-    """Return whether the next problem has a target, and it is scored as right.
-
-    Targets of continuous rewards may be no better than other texts, and rows of the user's own may
-    have none. A task that compares completions does not say what a target alone earns.
-    """
-    _, problem = stream.at(stream.next_index, level)
-    score = target_score(stream, problem)
-    return score is not None and score.exact
-
-
 def target_score(stream: ProblemStream, problem: Problem) -> Score | None:
-    """Return the score of a target; None if it is empty, or the task compares completions."""
+    """Return the score of a target; None if it is empty, as that of a row of the user's own may be,
+    or if the task compares completions, and so does not say what a target alone earns.
+    """
     if not problem.target.strip() or compares(stream.task):
         return None
     turns = turns_of(stream.task, stream.policy.opened(problem), [problem.target])

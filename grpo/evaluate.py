@@ -160,14 +160,8 @@ def budgets(
 ) -> list[int]:
     """Return the most new tokens that a completion of each problem may take."""
     return [
-        budget_for(
-            policy,
-            policy.encode(problem),
-            problem.target,
-            asked,
-            declared_budget(task, problem.level),
-        )
-        for problem in problems
+        budget_for(policy, policy.encode(one), one.target, asked, declared_budget(task, one.level))
+        for one in problems
     ]
 
 

@@ -31,8 +31,8 @@ from grpo.curriculum import (
     ProblemStream,
     demonstrate,
     doubtful_parts,
-    has_right_targets,
     most_updates,
+    target_score,
     warm_start,
 )
 from grpo.data.errors import UserError, shown
@@ -479,8 +479,12 @@ class Trainer:
 
     @property
     def knows_answers(self) -> bool:
-        """Whether the targets of the problems are right answers, which can be imitated."""
-        return has_right_targets(self.stream, self.curriculum.level)
+        """Whether the target of the next problem is scored as right, so that targets can be
+        imitated: those of continuous rewards may be no better than other texts.
+        """
+        _, problem = self.stream.at(self.stream.next_index, self.curriculum.level)
+        score = target_score(self.stream, problem)
+        return score is not None and score.exact
 
     def imitate(self, validate: Callable[[], float]) -> list[Group]:
         """Imitate right answers until `validate` returns enough; return them (`warm_start`)."""

@@ -117,26 +117,16 @@ class Arithmetic:
             raise UserError(f"--level {level}: products need digits of both factors, e.g. 32")
 
         for _ in range(1000):
-            problem = self._draw(level, rng)
-            if split_of_key(problem.key) == split:
-                return problem
+            if self.family == "product":
+                text, values = product(divmod(level, 10), rng)
+            else:
+                text, values = chain(level, rng)
+            key = key_of(self.name, canonical(text))
+            if split_of_key(key) == split:
+                data = {"expression": text, "values": values}
+                return Problem(self.name, level, PROMPT.format(text), str(values[-1]), key, data)
         raise UserError(
             f"--level {level}: no {self.family} of the {split} split was found; raise --level"
-        )
-
-    def _draw(self, level: int, rng: random.Random) -> Problem:
-        if self.family == "product":
-            text, values = product(divmod(level, 10), rng)
-        else:
-            text, values = chain(level, rng)
-
-        return Problem(
-            self.name,
-            level,
-            PROMPT.format(text),
-            target=str(values[-1]),
-            key=key_of(self.name, canonical(text)),
-            data={"expression": text, "values": values},
         )
 
     def key(self, problem: Problem) -> str:

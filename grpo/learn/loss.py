@@ -204,15 +204,17 @@ def zero_padding(x_RT: Tensor, mask_RT: Tensor) -> Tensor:
 
 
 class OwnLoss:
-    """A user's loss function, called and checked. `spec` is how the user wrote it."""
+    """A user's loss function, called and checked. `spec` is how the user wrote it, None if it was
+    given in Python.
+    """
 
-    def __init__(self, function: Callable, spec: str):
+    def __init__(self, function: Callable, spec: str | None = None):
         self.function = function
-        self.spec = spec
+        self.spec = spec or python_name(function)
         self.weights = getattr(function, "token_weights", "dapo")
         if self.weights not in LOSSES:
             raise UserError(
-                f"--loss {spec}: its token_weights is {self.weights!r}; give one of "
+                f"--loss {self.spec}: its token_weights is {self.weights!r}; give one of "
                 f"{', '.join(LOSSES)}"
             )
 
@@ -250,8 +252,3 @@ def load_loss(spec: str) -> OwnLoss | None:
     if spec.startswith(FROM_PYTHON):
         raise UserError(f"--loss {spec}: give the function again, as grpo.train(loss=FUNCTION)")
     return OwnLoss(load_function(spec, "loss"), spec)
-
-
-def from_python(function: Callable) -> OwnLoss:
-    """Return the loss of a function that was given in Python."""
-    return OwnLoss(function, python_name(function))

@@ -72,15 +72,10 @@ class RolloutRequest:
 
     def of(self, prompts: Sequence[int]) -> "RolloutRequest":
         """Return the request for some of the prompts."""
-        return replace(
-            self,
-            prompts=[self.prompts[p] for p in prompts],
-            keys=[self.keys[p] for p in prompts],
-            temperatures=[self.temperatures[p] for p in prompts],
-            budgets=[self.budgets[p] for p in prompts],
-            guesses=[self.guesses[p] for p in prompts] if self.guesses else None,
-            is_enough=[self.is_enough[p] for p in prompts] if self.is_enough else None,
-        )
+        names = ("prompts", "keys", "temperatures", "budgets", "guesses", "is_enough")
+        of_all = {name: getattr(self, name) for name in names}
+        some: Any = {name: x and [x[p] for p in prompts] for name, x in of_all.items()}
+        return replace(self, **some)
 
 
 class Drafting(Resumable):

@@ -223,6 +223,8 @@ def _dim(line: str) -> Text:
 
 def settings_of(folder: Path, config: Config, trainer: "Trainer") -> dict[str, str]:
     """Return a line for each aspect of the run in `folder`."""
+    import torch
+
     control = {
         name: f"{control}: a control experiment, whose rewards carry no information"
         for name, control in config.mark.items()
@@ -238,29 +240,23 @@ def settings_of(folder: Path, config: Config, trainer: "Trainer") -> dict[str, s
         for name, value in vars(config).items()
         if value != defaults[name] or name in MAIN
     ]
-    return {
-        "run": str(folder),
-        **control,
-        "model": _model(config, trainer),
-        "problems": problems,
-        "settings": ", ".join(chosen),
-    }
-
-
-def _model(config: Config, trainer: "Trainer") -> str:
-    import torch
-
     policy, ranks = trainer.policy, trainer.ranks.size
     sizes = policy.model.parameters(), policy.parameters
     size, trained = (sum(each.numel() for each in part) / 1e6 for part in sizes)
-    optimizer = trainer.optimizer
-    has_masters = optimizer.masters[0] is not optimizer.weights[0]
-    dtype = str(policy.dtype).removeprefix("torch.")
-    return (
-        f"{config.model}, {size:.1f} M parameters, {trained:.2f} M trained, {dtype}"
+    has_masters = trainer.optimizer.masters[0] is not trainer.optimizer.weights[0]
+    model = (
+        f"{config.model}, {size:.1f} M parameters, {trained:.2f} M trained, "
+        f"{str(policy.dtype).removeprefix('torch.')}"
         f"{' with float32 masters' if has_masters else ''} on {policy.device}, "
         f"{torch.get_num_threads()} threads" + (f", {ranks} ranks" if ranks > 1 else "")
     )
+    return {
+        "run": str(folder),
+        **control,
+        "model": model,
+        "problems": problems,
+        "settings": ", ".join(chosen),
+    }
 
 
 # --- evaluations and tables -------------------------------------------------------------------

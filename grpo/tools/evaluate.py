@@ -52,13 +52,7 @@ from grpo.tasks.base import (
     problems_of,
     worded,
 )
-from grpo.tasks.registry import (
-    REWARD_FILE,
-    implied_task,
-    load_task,
-    require_trusted,
-    split_options,
-)
+from grpo.tasks.registry import REWARD_FILE, implied_task, load_task, require_trusted, split_options
 from grpo.tasks.supply import DistinctProblems, first_distinct, parse_levels, read_problems
 
 Result = dict[str, Any]

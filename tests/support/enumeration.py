@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from grpo.learn.loss import LossInputs, LossSettings, from_python, step_loss, token_weights
+from grpo.learn.loss import LossInputs, LossSettings, OwnLoss, step_loss, token_weights
 
 Table = Sequence[Sequence[float]]
 
@@ -61,7 +61,7 @@ def check_loss(
     if isinstance(loss, str):
         settings, weights = LossSettings(loss, clip_low, clip_high), loss
     else:
-        own = from_python(loss)
+        own = OwnLoss(loss)
         settings, weights = LossSettings(own.spec, clip_low, clip_high, own_loss=own), own.weights
 
     if is_policy_gradient:

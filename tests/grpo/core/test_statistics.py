@@ -5,13 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from grpo.statistics import (
-    DRAWS,
-    MARGIN,
-    mean_bounds,
-    mean_interval,
-    problems_needed,
-)
+from grpo.statistics import DRAWS, MARGIN, mean_bounds, mean_interval, problems_needed
 
 
 def slips(rng, shape, mean):

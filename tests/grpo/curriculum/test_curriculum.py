@@ -7,15 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from grpo.curriculum import (
-    ANNEAL_AT,
-    FLOOR,
-    MEMORY,
-    OPEN_AT,
-    WINDOW,
-    Curriculum,
-    easier_levels,
-)
+from grpo.curriculum import ANNEAL_AT, FLOOR, MEMORY, OPEN_AT, WINDOW, Curriculum, easier_levels
 from grpo.records import Group
 from grpo.statistics import problems_needed
 from grpo.tasks.base import EXPECTED, Problem, Score

@@ -12,7 +12,7 @@ from updates import SETTINGS, sgd, update
 
 from grpo import inspect, load_run
 from grpo.config import Config
-from grpo.curriculum import demonstrate, demonstration, has_right_targets
+from grpo.curriculum import demonstrate, demonstration
 from grpo.data.errors import UserError
 from grpo.learn.advantages import token_advantages
 from grpo.learn.batch import completion_logprobs, micro_batches
@@ -110,7 +110,8 @@ def test_a_problem_without_a_target_has_nothing_to_show(tiny_policy):
     wrong = group(tiny_policy, ["one", "two"], problem=problem, task=task)
     assert demonstrate(tiny_policy, task, [wrong]) == [] and wrong.action == "skip"
     stream = SimpleNamespace(next_index=0, task=task, at=lambda index, level: (index, problem))
-    assert not has_right_targets(stream, 2)
+    trainer = SimpleNamespace(stream=stream, curriculum=SimpleNamespace(level=2))
+    assert not Trainer.knows_answers.fget(trainer)
 
 
 def test_the_copy_has_a_trap_of_its_own(tiny_policy):

@@ -8,7 +8,7 @@ from enumeration import check_loss
 from losses import inputs_and_settings
 
 from grpo.data.errors import UserError
-from grpo.learn.loss import from_python, load_loss, policy_loss, step_loss
+from grpo.learn.loss import OwnLoss, load_loss, policy_loss, step_loss
 
 MASK_RT = torch.tensor([[True, True, True], [True, False, False]])
 
@@ -49,7 +49,7 @@ def inputs(entropy=None, **changes):
 def of(function, **changes):
     """Return loss, sums and the inputs, with gradients, of a user's function."""
     given, settings = inputs(**changes)
-    own = from_python(function)
+    own = OwnLoss(function)
     loss, sums = step_loss(given, dataclasses.replace(settings, kind=own.spec, own_loss=own))
     loss.backward()
     return loss.detach(), sums, given
@@ -130,7 +130,7 @@ def test_loading(tmp_path):
     path.write_text("def loss(inputs, settings):\n    return inputs.logp_RT\nnumber = 3\n")
     assert load_loss("dapo") is None
     own = load_loss(f"{path}:loss")
-    assert own.weights == "dapo" and from_python(same_as_grpo).weights == "grpo"
+    assert own.weights == "dapo" and OwnLoss(same_as_grpo).weights == "grpo"
     for spec, message in (
         (f"{path}:other", "defines no function other"),
         (f"{path}:number", "defines no function number"),

@@ -11,7 +11,7 @@ from updates import HEATS, WHOLE, loss_and_gradients, one_batch
 
 from grpo.fast.packing import Packing
 from grpo.learn.batch import completion_logprobs, micro_batches
-from grpo.learn.loss import LOSSES, from_python, token_weights
+from grpo.learn.loss import LOSSES, OwnLoss, token_weights
 from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, truncation
 
@@ -87,7 +87,7 @@ def test_an_entropy_bonus_has_the_gradient_of_a_plain_forward(tiny_policy, group
             loss_T = -ratio_T * torch.tensor([advantage]) - 0.3 * entropy_T
             (loss_T.sum() / total).backward()
 
-    own = dict(micro_tokens=60, own_loss=from_python(with_bonus))
+    own = dict(micro_tokens=60, own_loss=OwnLoss(with_bonus))
     close(loss_and_gradients(tiny_policy, groups, **own)[1], [p.grad for p in plain.parameters()])
 
 
