@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from grpo.data.errors import UserError
+from grpo.data.errors import UserError, escape_control
 from grpo.model.check import (
     NO_CONTEXT_LIMIT,
     Model,
@@ -33,7 +33,6 @@ from grpo.model.check import (
 from grpo.model.prompts import (
     PromptFormat,
     Tokenizer,
-    check_arguments,
     end_of_turn,
     plain_tokens,
     prompt_tokens,
@@ -159,7 +158,14 @@ class Policy:
 
     def use(self, format: PromptFormat) -> None:
         """Use this `format` from now on. Raises UserError if the template cannot express it."""
-        check_arguments(self.tokenizer.chat_template, format.arguments)
+        for name in format.arguments:
+            # A variable, so no attribute (after a dot) and no text (after a quote).
+            variable = rf"(?<![\w.'\"]){re.escape(name)}(?!\w)"
+            if not re.search(variable, self.tokenizer.chat_template or ""):
+                raise UserError(
+                    f"--chat-template-kwargs: {escape_control(name)}: the model's chat template "
+                    "has no such variable; leave it out"
+                )
         self.format = format
         self._prompt_tokens = lru_cache(CACHED_ENCODINGS)(
             partial(prompt_tokens, self.tokenizer, arguments=format.arguments)
@@ -192,10 +198,6 @@ class Policy:
     def shots(self, problem: Problem) -> tuple[str, ...]:
         """Return the keys of the examples that the prompt of `problem` shows."""
         return tuple(example.key for example in self.format.shots(problem))
-
-    def target_length(self, target: str) -> int:
-        """Return how many tokens the answer `target` takes, its end token included."""
-        return len(self.target_tokens(target)) + 1
 
     def target_tokens(self, target: str) -> tuple[int, ...]:
         """Return the token ids of the answer `target`, without the end token."""

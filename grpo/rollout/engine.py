@@ -26,7 +26,7 @@ from transformers import GenerationConfig
 from transformers.generation import ContinuousBatchingConfig
 
 from grpo.config import FROM_PYTHON
-from grpo.data.errors import EngineError, UserError, blaming, shortened
+from grpo.data.errors import EngineError, UserError, blaming
 from grpo.distributed import SINGLE, Ranks
 from grpo.model.policy import Policy, save_model
 from grpo.records import Completion
@@ -258,7 +258,7 @@ class VllmEngine:
     def __init__(self, address: str):
         self.server = Server(f"--engine {VLLM}", address, key=KEY, timeout=LIMIT)
         response = self._call("/models")
-        with self._reading(response):
+        with self.server.reading(response, "vLLM"):
             # The base model has no parent; adapters do.
             models = response.json()["data"]
             self.base = next(one["id"] for one in models if not one.get("parent"))
@@ -272,13 +272,6 @@ class VllmEngine:
             return response
         fix = f"; start the server with {needs}" if needs else ""
         raise UserError(f"{self.server.where}: {path}: {reason_of(response)}{fix}")
-
-    @contextmanager
-    def _reading(self, response: httpx.Response) -> Iterator[None]:
-        """Blame the server for what goes wrong while its `response` is read."""
-        text = shortened(" ".join(response.text.split()), 120) or "it is empty"
-        with blaming(f"{self.server.where}: the response is not that of vLLM: {text}"):
-            yield
 
     def update(self, policy: Policy) -> None:
         """Write the weights to a folder of their own, and let the server load them."""
@@ -322,7 +315,7 @@ class VllmEngine:
         returned = {"logprobs": 1, "return_token_ids": True}
         body = {"model": self.model, **vars(request), **neutral, **returned, **changes}
         response = self._call("/completions", body)
-        with self._reading(response):
+        with self.server.reading(response, "vLLM"):
             return [
                 Completion(
                     tuple(choice["token_ids"]),

@@ -4,11 +4,13 @@ rest.
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import httpx
 
-from grpo.data.errors import UserError, shortened
+from grpo.data.errors import UserError, blaming, shortened
 
 # Seconds before each try and to connect.
 PAUSES = (0, 1, 2, 4, 8, 16)
@@ -70,6 +72,13 @@ class Server:
                 reason = reason_of(response)
             self.doing = f"asking again ({reason})"
         raise UserError(f"{self.where}: {len(PAUSES)} tries failed; the last: {reason}")
+
+    @contextmanager
+    def reading(self, response: httpx.Response, whose: str) -> Iterator[None]:
+        """Within this block a `response` is read that should be that of `whose`, e.g. "vLLM"."""
+        text = shortened(" ".join(response.text.split()), 120) or "it is empty"
+        with blaming(f"{self.where}: the response is not that of {whose}: {text}"):
+            yield
 
 
 def reason_of(response: httpx.Response) -> str:

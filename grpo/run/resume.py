@@ -81,19 +81,13 @@ def open_run(
 
     `given` are the settings on the command line. The run is locked until `locks` is closed.
     """
-    if config.resume is not None:
-        return _open_resumed(config.resume, given, locks, ranks)
+    if config.resume is None:
+        config, warnings = start_from(config, given)
+        folder = ranks.on_rank0(lambda: locks.enter_context(new_run(config)))
+        return OpenedRun(folder, warnings=warnings), config
 
-    config, warnings = start_from(config, given)
-    folder = ranks.on_rank0(lambda: locks.enter_context(new_run(config)))
-    return OpenedRun(folder, warnings=warnings), config
-
-
-def _open_resumed(
-    resume: str, given: dict[str, Any], locks: ExitStack, ranks: Ranks
-) -> tuple[OpenedRun, Config]:
-    path = Path(resume)
-    if resume == "latest":
+    path = Path(config.resume)
+    if config.resume == "latest":
         configs = [each for each in HOME.glob("*/config.yaml") if checkpoint_folders(each.parent)]
         if not configs:
             raise UserError(f"--resume: no run in {HOME}{os.sep} has a checkpoint; start a new one")

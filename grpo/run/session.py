@@ -220,7 +220,12 @@ class Run:
                     f"is saved; {resume_hint(self.folder)}"
                 )
                 return 128 + number
-            return self._finish()
+
+            reports = self.ranks.on_rank0(lambda: load_run(self.folder).reports)
+            if all(line["step"] < self.trainer.done for line in reports):
+                self.evaluate("report", self.reported_levels)
+            self.saver.collect(wait=True)
+            return self.ranks.on_rank0(self._conclude)
         finally:
             gc.unfreeze()
             self.saver.writer.shutdown()  # waits for a checkpoint that is being written
@@ -488,14 +493,6 @@ class Run:
         return line, groups
 
     # --- after the last step ------------------------------------------------------------------
-
-    def _finish(self) -> int:
-        """Evaluate the trained policy, show the verdict, and return its exit status."""
-        reports = self.ranks.on_rank0(lambda: load_run(self.folder).reports)
-        if all(line["step"] < self.trainer.done for line in reports):
-            self.evaluate("report", self.reported_levels)
-        self.saver.collect(wait=True)
-        return self.ranks.on_rank0(self._conclude)
 
     def _conclude(self) -> int:
         """Write and show the verdict; return the exit status. Called on rank 0 only."""

@@ -20,7 +20,7 @@ from rich.console import Console as RichConsole
 from rich.table import Table
 
 from grpo.config import Config
-from grpo.data.errors import UserError, blaming, escape_control, shortened
+from grpo.data.errors import UserError, escape_control
 from grpo.data.files import check_output, write_whole
 from grpo.evaluate import (
     EvaluationSettings,
@@ -363,9 +363,7 @@ class RemoteEvaluation(Evaluation):
             self.refused.add(name)
 
     def _read(self, response: httpx.Response) -> Completion:
-        text = shortened(" ".join(response.text.split()), 120) or "it is empty"
-        what = f"the response is not that of an OpenAI-compatible server: {text}"
-        with blaming(f"{self.server.where}: {what}"):
+        with self.server.reading(response, "an OpenAI-compatible server"):
             choice = response.json()["choices"][0]
             # JSON can write half of a surrogate pair, which no file can hold.
             answer = (choice["message"]["content"] or "").encode("utf-8", "replace").decode()

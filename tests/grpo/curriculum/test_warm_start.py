@@ -65,7 +65,7 @@ def test_the_right_answer_is_a_completion_that_ends(one_policy):
     assert one_policy.decode(shown.tokens) == shown.text
     assert shown.text.split() == answer.problem.target.split() and answer.scores[0].exact
     assert shown.tokens[-1] in one_policy.stops and shown.is_demonstration and answer.tokens == 0
-    assert len(shown.tokens) == one_policy.target_length(answer.problem.target)
+    assert len(shown.tokens) == len(one_policy.target_tokens(answer.problem.target)) + 1
     assert stream.seen == {answer.problem.key} and stream.next_index == answer.index + 1
 
 
