@@ -16,38 +16,24 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from grpo.tasks.base import Problem, Score, key_of
 from grpo.tasks.supply import problem_at
 
+SIZES = (
+    "num_hidden_layers hidden_size intermediate_size num_attention_heads num_key_value_heads "
+    "head_dim vocab_size max_position_embeddings"
+).split()
 
-def shape(
-    layers: int,
-    width: int,
-    inner: int,
-    heads: tuple[int, int, int],
-    vocabulary: int,
-    context: int = 131072,
-) -> dict[str, int]:
-    """Return the sizes of a Llama; `heads` are its query heads, key heads, and their size."""
-    return dict(
-        vocab_size=vocabulary,
-        hidden_size=width,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-        num_attention_heads=heads[0],
-        num_key_value_heads=heads[1],
-        head_dim=heads[2],
-        max_position_embeddings=context,
-    )
-
-
-# After the tiny one: the shapes of SmolLM2-135M, Qwen2.5-0.5B and -1.5B, and Llama 3 of 1, 3 and 8
-# billion parameters.
+# The sizes of Llamas. After the tiny one: the shapes of SmolLM2-135M, Qwen2.5-0.5B and -1.5B, and
+# Llama 3 of 1, 3 and 8 billion parameters.
 SHAPES = {
-    "tiny": shape(6, 256, 768, (8, 4, 32), 4096, context=2048),
-    "135m": shape(30, 576, 1536, (9, 3, 64), 49152),
-    "0.5b": shape(24, 896, 4864, (14, 2, 64), 151936),
-    "1.5b": shape(28, 1536, 8960, (12, 2, 128), 151936),
-    "1b": shape(16, 2048, 8192, (32, 8, 64), 128256),
-    "3b": shape(28, 3072, 8192, (24, 8, 128), 128256),
-    "8b": shape(32, 4096, 14336, (32, 8, 128), 128256),
+    name: dict(zip(SIZES, sizes, strict=True))
+    for name, *sizes in (
+        ("tiny", 6, 256, 768, 8, 4, 32, 4096, 2048),
+        ("135m", 30, 576, 1536, 9, 3, 64, 49152, 131072),
+        ("0.5b", 24, 896, 4864, 14, 2, 64, 151936, 131072),
+        ("1.5b", 28, 1536, 8960, 12, 2, 128, 151936, 131072),
+        ("1b", 16, 2048, 8192, 32, 8, 64, 128256, 131072),
+        ("3b", 28, 3072, 8192, 24, 8, 128, 128256, 131072),
+        ("8b", 32, 4096, 14336, 32, 8, 128, 128256, 131072),
+    )
 }
 
 
