@@ -525,7 +525,7 @@ def accelerate(policy: Policy, may_round: bool = False) -> None:
         policy.kernels = update_kernels
         return
 
-    # With these, oneDNN beats MKL once it may round; with AVX512_BF16 oneDNN 3.12 does not round.
+    # oneDNN then beats MKL with AMX, and with AVX512_BF16, too, although 3.12 does not round there.
     is_faster = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
     if may_round and policy.dtype == torch.float32 and is_faster:
         policy.gradient_products = gradient_products

@@ -75,7 +75,7 @@ class Server:
 
     @contextmanager
     def reading(self, response: httpx.Response, whose: str) -> Iterator[None]:
-        """Within this block a `response` is read that should be that of `whose`, e.g. "vLLM"."""
+        """Raise UserError if this block cannot read a `response`: it is not that of `whose`."""
         text = shortened(" ".join(response.text.split()), 120) or "it is empty"
         with blaming(f"{self.where}: the response is not that of {whose}: {text}"):
             yield
