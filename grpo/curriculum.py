@@ -141,27 +141,7 @@ class Curriculum(Resumable):
 
     def observe(self, step: int, groups: Sequence[Group]) -> list[Decision]:
         """Take note of the groups of a training step, every try; return its decisions."""
-        # The shares of varied groups. Of several tries only the last is marked as shown.
-        shown = {group.index for group in groups if group.action == "demonstrate"}
-        values = []
-        for group in first_tries(groups):
-            level = group.problem.level
-            if level in self.varied:  # a dataset as it comes has more levels
-                varies = group.class_name == "varied" or group.index in shown
-                self.varied[level] += MEMORY * (varies - self.varied[level])
-            if level == self.level:
-                is_solved = group.class_name == "solved"
-                value = 1.0 if is_solved else fmean(score.value for score in group.scores)
-                expected = group.problem.expected
-                values.append(value if expected is None else expected)
-
-        # The window of the running mean. The oldest steps leave that its interval does not need.
-        if values:
-            self.recent.append(values)
-        needed = 2 * problems_needed(OPEN_AT)  # of a perfect policy half as many would do
-        while len(self.recent) > WINDOW and sum(map(len, list(self.recent)[1:])) >= needed:
-            self.recent.popleft()
-
+        self._take_note(groups)
         before = self.level
         why = self._reached(ANNEAL_AT if self.is_last else OPEN_AT)
         if not why or self.anneal_from is not None:
@@ -175,6 +155,29 @@ class Curriculum(Resumable):
         self.position += 1
         self.recent.clear()
         return [Decision(step, before, self.level, "open", why)]
+
+    def _take_note(self, groups: Sequence[Group]) -> None:
+        """Move the shares of varied groups, and add the step to the window of the running mean."""
+        # Of several tries only the last is marked as shown.
+        shown = {group.index for group in groups if group.action == "demonstrate"}
+        values = []
+        for group in first_tries(groups):
+            level = group.problem.level
+            if level in self.varied:  # a dataset as it comes has more levels
+                varies = group.class_name == "varied" or group.index in shown
+                self.varied[level] += MEMORY * (varies - self.varied[level])
+            if level == self.level:
+                is_solved = group.class_name == "solved"
+                value = 1.0 if is_solved else fmean(score.value for score in group.scores)
+                expected = group.problem.expected
+                values.append(value if expected is None else expected)
+        if values:
+            self.recent.append(values)
+
+        # The oldest steps leave that the interval does not need.
+        needed = 2 * problems_needed(OPEN_AT)  # of a perfect policy half as many would do
+        while len(self.recent) > WINDOW and sum(map(len, list(self.recent)[1:])) >= needed:
+            self.recent.popleft()
 
     def _reached(self, mark: float) -> str:
         """Return in words that the running mean has reached `mark`; "" if it has not."""
@@ -613,7 +616,7 @@ def summarise_survey(groups: Sequence[Group]) -> dict[str, Any]:
         "truncated": truncated_share(groups),
         "distinct": fmean(len(set(group.texts)) for group in groups),  # texts in a group
         "tokens": sum(group.tokens for group in groups),
-        "windows": fmean(group.problem.is_part for group in groups),
+        "windows": fmean(bool(group.problem.begun) or group.problem.goes_on for group in groups),
     }
 
 

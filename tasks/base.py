@@ -88,11 +88,6 @@ class Problem:
         return self.data.get(EXPECTED)
 
     @property
-    def is_part(self) -> bool:
-        """Whether it is a window of the right answer."""
-        return bool(self.begun) or self.goes_on
-
-    @property
     def title(self) -> str:
         """What messages call the problem: where its row stands, or its key."""
         return str(self.data.get("where") or f"problem {self.key}")

@@ -17,6 +17,9 @@ from grpo.model.load import load_policy
 from grpo.records import CLASSES
 from grpo.run import trackers
 from grpo.show.console import FIGURES
+from grpo.tasks.interleave import Interleave
+from grpo.tasks.supply import Supply
+from grpo.trainer import Trainer
 from grpo.variance import RETRIES, VarianceMonitor
 
 WEIGHTS = {
@@ -47,7 +50,9 @@ def test_a_way_to_sample_again_decides_something_of_its_own():
 
 def test_a_metric_that_the_console_shows_is_measured(tiny_model):
     policy = load_policy(str(tiny_model), device="cpu", keep_reference=True)
-    measured = trainer_for(policy, beta=0.1).step().metrics
+    config = Config(task="interleave", level=4, window=4, steps=2, prompts=2, group_size=2)
+    by_windows = Trainer(config, Supply(Interleave(), seed=0), policy)
+    measured = trainer_for(policy, beta=0.1).step().metrics | by_windows.step().metrics
     missing = FIGURES.keys() - measured.keys()
     assert not missing, f"grpo/show/console.py has the format of what no step measures: {missing}"
 

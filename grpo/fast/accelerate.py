@@ -25,7 +25,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from grpo.data.errors import UserError, lacks_memory
 from grpo.fast.decoder import FastDecoder
 from grpo.fast.llama import FastLlama, build_fast_llama
-from grpo.fast.merged_linear import gradient_products
+from grpo.fast.merged_linear import gradient_products, has_fast_bf16_matmul
 from grpo.fast.packing import Packing, common_length
 from grpo.model.check import (
     Model,
@@ -523,11 +523,7 @@ def accelerate(policy: Policy, may_round: bool = False) -> None:
         from grpo.fast import update_kernels  # they need Triton, which only comes with CUDA
 
         policy.kernels = update_kernels
-        return
-
-    # oneDNN then beats MKL with AMX, and with AVX512_BF16, too, although 3.12 does not round there.
-    is_faster = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
-    if may_round and policy.dtype == torch.float32 and is_faster:
+    elif may_round and policy.dtype == torch.float32 and has_fast_bf16_matmul():
         policy.gradient_products = gradient_products
         for layer in forward.llama.linears if forward.llama else ():
             layer.gradient_products = gradient_products

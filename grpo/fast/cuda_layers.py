@@ -34,8 +34,10 @@ MAX_TOKENS = 8192  # of a pass with drafts: their logits over a vocabulary of 12
 
 def bucket(rows: int) -> int:
     """Return how many rows a captured step has that is used for `rows` rows."""
-    most = BUCKETS[-1]
-    return next((size for size in BUCKETS if size >= rows), -(-rows // most) * most)
+    for size in BUCKETS:
+        if size >= rows:
+            return size
+    return -(-rows // BUCKETS[-1]) * BUCKETS[-1]
 
 
 class Capacity(NamedTuple):

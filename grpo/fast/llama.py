@@ -127,14 +127,7 @@ class FastLlama:
         x_NE, normed_NE = add_norm(block.input_norm, x_NE, y_NE)
         heads_NO = linear(normed_NE, block.qkv, self.use_lora)
         if block.has_qk_norm:
-            # Queries and keys are normed head by head.
-            q, k, v = heads_NO.unflatten(1, (-1, self.D)).split([self.H, self.K, self.K], 1)
-            norms = block.attention.q_norm, block.attention.k_norm
-            q, k = (
-                functional.rms_norm(x, (self.D,), norm.weight, norm.variance_epsilon)
-                for x, norm in zip((q, k), norms)
-            )
-            heads_NO = torch.cat([q, k, v], 1).flatten(1)
+            heads_NO = self._norm_heads(block, heads_NO)
         q, k, v = (
             x.view(B, -1, x.shape[1], self.D).transpose(1, 2)
             for x in _apply(_Rotary, heads_NO, cos_Nd, sin_Nd, self.H, self.K)
@@ -151,6 +144,16 @@ class FastLlama:
         """Return the output (N, E) of the layer: one tensor to be kept, not two parts of a sum."""
         x_NE, y_NE = self._block(i, x_NE, None, inputs)
         return x_NE + y_NE
+
+    def _norm_heads(self, block: Block, heads_NO: Tensor) -> Tensor:
+        """Return queries, keys and values side by side, the former two normed head by head."""
+        q, k, v = heads_NO.unflatten(1, (-1, self.D)).split([self.H, self.K, self.K], 1)
+        norms = block.attention.q_norm, block.attention.k_norm
+        q, k = (
+            functional.rms_norm(x, (self.D,), norm.weight, norm.variance_epsilon)
+            for x, norm in zip((q, k), norms)
+        )
+        return torch.cat([q, k, v], 1).flatten(1)
 
 
 def build_fast_llama(causal: Model) -> FastLlama | None:

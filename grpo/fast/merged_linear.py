@@ -25,6 +25,14 @@ ROW_MULTIPLE = 128  # some products are faster if the number of rows is a multip
 MIN_RANK = 16  # the least number of rows that the kernels' products take
 
 
+def has_fast_bf16_matmul() -> bool:
+    """Return whether oneDNN beats MKL once it may round float32 to bfloat16.
+
+    It does with AMX, and with AVX512_BF16, too, although oneDNN 3.12 does not round there.
+    """
+    return torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+
+
 @contextmanager
 def gradient_products() -> Iterator[None]:
     """Within this context, float32 products on a CPU may round to bfloat16."""

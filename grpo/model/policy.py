@@ -21,7 +21,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
-from grpo.data.errors import UserError, escape_control
+from grpo.data.errors import UserError
 from grpo.model.check import (
     NO_CONTEXT_LIMIT,
     Model,
@@ -33,6 +33,7 @@ from grpo.model.check import (
 from grpo.model.prompts import (
     PromptFormat,
     Tokenizer,
+    check_arguments,
     end_of_turn,
     plain_tokens,
     prompt_tokens,
@@ -158,14 +159,7 @@ class Policy:
 
     def use(self, format: PromptFormat) -> None:
         """Use this `format` from now on. Raises UserError if the template cannot express it."""
-        for name in format.arguments:
-            # A variable, so no attribute (after a dot) and no text (after a quote).
-            variable = rf"(?<![\w.'\"]){re.escape(name)}(?!\w)"
-            if not re.search(variable, self.tokenizer.chat_template or ""):
-                raise UserError(
-                    f"--chat-template-kwargs: {escape_control(name)}: the model's chat template "
-                    "has no such variable; leave it out"
-                )
+        check_arguments(self.tokenizer.chat_template, format.arguments)
         self.format = format
         self._prompt_tokens = lru_cache(CACHED_ENCODINGS)(
             partial(prompt_tokens, self.tokenizer, arguments=format.arguments)

@@ -208,6 +208,17 @@ def wording_text(path: str) -> str:
     return read_text(Path(path)).removesuffix("\n").removesuffix("\r") if path else ""
 
 
+def check_arguments(template: str | None, names: Iterable[str]) -> None:
+    """Raise UserError unless the chat template has all variables of these names."""
+    for name in names:
+        # A variable, so no attribute (after a dot) and no text (after a quote).
+        if not re.search(rf"(?<![\w.'\"]){re.escape(name)}(?!\w)", template or ""):
+            raise UserError(
+                f"--chat-template-kwargs: {escape_control(name)}: the model's chat template has no "
+                "such variable; leave it out"
+            )
+
+
 def check_conversations(policy: Any, problems: Iterable[Problem]) -> None:
     """Raise UserError unless the chat template passes on the turns of all `problems`.
 
