@@ -121,7 +121,9 @@ def test_a_window_counts_as_what_the_whole_answer_is_expected_to_score():
     curriculum = Curriculum([10, 25])
     steps = [windows(10, OPEN_AT - 0.01)] * 5 + [windows(10, OPEN_AT + 0.02)] * 3
     steps += [windows(25, ANNEAL_AT - 0.01)] * 5 + [windows(25, ANNEAL_AT + 0.02)] * 3
-    assert [each.kind for each in through(curriculum, steps)] == ["open", "anneal"]
+    opened, fallen = through(curriculum, steps)
+    assert (opened.kind, fallen.kind) == ("open", "anneal")
+    assert 5 < opened.step <= 8 and 13 < fallen.step
 
 
 def test_steps_that_the_interval_does_not_need_leave_the_window():
