@@ -226,14 +226,7 @@ class BitColumns:
         self.deletes: list[int] = []
 
         ones = sum((1 << len(first)) - 1 << start for first, start in zip(firsts, self.starts))
-
-        # For each symbol of `second`, the integer that marks where `firsts` have it.
-        rows = {symbol: bytearray(self.starts[-1] // 8 + 1) for symbol in set(second)}
-        for first, start in zip(firsts, self.starts):
-            for bit, symbol in enumerate(first, start):
-                if symbol in rows:
-                    rows[symbol][bit >> 3] |= 1 << (bit & 7)
-        masks = {symbol: int.from_bytes(row, "little") for symbol, row in rows.items()}
+        masks = self._masks()
 
         # All differences are 0 at the border, so v <= 0, v <= 1 and v <= 2 hold in every row.
         v0 = v1 = v2 = ones
@@ -256,6 +249,15 @@ class BitColumns:
                 self.pairs.append(either ^ h2)  # v <= 1 and h <= 1, so d = 1
                 self.deletes.append(v0)
         self.last = v0, v1, v2
+
+    def _masks(self) -> dict[Hashable, int]:
+        """Return, for each symbol of `second`, the integer that marks where `firsts` have it."""
+        rows = {symbol: bytearray(self.starts[-1] // 8 + 1) for symbol in set(self.second)}
+        for first, start in zip(self.firsts, self.starts):
+            for bit, symbol in enumerate(first, start):
+                if symbol in rows:
+                    rows[symbol][bit >> 3] |= 1 << (bit & 7)
+        return {symbol: int.from_bytes(row, "little") for symbol, row in rows.items()}
 
     def score(self, k: int) -> int:
         """Return the score of the best alignment of `firsts[k]` and `second`."""

@@ -37,26 +37,33 @@ def read_rows(source: Any) -> list[Row]:
     (NaN) become None.
     """
     if isinstance(source, str | Path):
-        name, path = str(source), Path(source)
-        if path.suffix == ".parquet":
-            rows = _read_parquet(path)
-        elif path.suffix in (".jsonl", ".json", ".ndjson") or kind_of(path):
-            if read_bytes(path).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
-                rows = _numbered(name, read_json(path))
-            else:
-                rows = [(where, _columns(row, where)) for where, row in read_jsonl(path)]
-        elif path.suffix or path.is_absolute() or not ON_THE_HUB.fullmatch(name):
-            raise UserError(
-                f"{shortened(name)}: no such file; give a .jsonl or .parquet file, or a hub dataset"
-            )
-        else:
-            rows = _read_hub(name)
+        name = str(source)
+        rows = _read_named(name)
     else:
         name = f"data ({type(source).__name__})"
         rows = _given_rows(source, name)
     if not rows:
         raise UserError(f"{name}: holds no row")
     return rows
+
+
+def _read_named(name: str) -> list[Row]:
+    path = Path(name)
+    if path.suffix == ".parquet":
+        return _read_parquet(path)
+    if path.suffix in (".jsonl", ".json", ".ndjson") or kind_of(path):
+        return _read_json(path)
+    if path.suffix or path.is_absolute() or not ON_THE_HUB.fullmatch(name):
+        raise UserError(
+            f"{shortened(name)}: no such file; give a .jsonl or .parquet file, or a hub dataset"
+        )
+    return _read_hub(name)
+
+
+def _read_json(path: Path) -> list[Row]:
+    if read_bytes(path).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+        return _numbered(str(path), read_json(path))
+    return [(where, _columns(row, where)) for where, row in read_jsonl(path)]
 
 
 def _read_parquet(path: Path) -> list[Row]:

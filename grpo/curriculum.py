@@ -167,10 +167,11 @@ class Curriculum(Resumable):
                 varies = group.class_name == "varied" or group.index in shown
                 self.varied[level] += MEMORY * (varies - self.varied[level])
             if level == self.level:
-                is_solved = group.class_name == "solved"
-                value = 1.0 if is_solved else fmean(score.value for score in group.scores)
-                expected = group.problem.expected
-                values.append(value if expected is None else expected)
+                value = group.problem.expected
+                if value is None:
+                    is_solved = group.class_name == "solved"
+                    value = 1.0 if is_solved else fmean(score.value for score in group.scores)
+                values.append(value)
         if values:
             self.recent.append(values)
 

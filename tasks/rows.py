@@ -258,13 +258,7 @@ class Rows:
 
 def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
     where, given = row
-    for name, column in names.items():
-        if column not in given:
-            there = ", ".join(given)
-            raise UserError(f"--columns {name}={column}: {where} has no column {column!r}: {there}")
-    columns = {name: value for name, value in given.items() if name not in names.values()}
-    columns |= {name: given[column] for name, column in names.items()}
-
+    columns = _renamed(given, names, where)
     prompt, messages = _prompt_of(columns, where)
     if taken := [name for name in GIVEN if name in columns]:
         raise UserError(
@@ -296,6 +290,16 @@ def _problem(row: Row, names: Mapping[str, str], task: str) -> Problem:
     problem = Problem(task, int(level), prompt, target, "unchecked", data)
     check_problem(problem, where)
     return replace(problem, key=_key(prompt, messages))
+
+
+def _renamed(given: Mapping[str, Any], names: Mapping[str, str], where: str) -> dict[str, Any]:
+    for name, column in names.items():
+        if column not in given:
+            there = ", ".join(given)
+            raise UserError(f"--columns {name}={column}: {where} has no column {column!r}: {there}")
+
+    others = {name: value for name, value in given.items() if name not in names.values()}
+    return others | {name: given[column] for name, column in names.items()}
 
 
 def _prompt_of(columns: dict[str, Any], where: str) -> tuple[str, list[dict[str, str]]]:

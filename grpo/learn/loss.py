@@ -204,8 +204,9 @@ def zero_padding(x_RT: Tensor, mask_RT: Tensor) -> Tensor:
 
 
 class OwnLoss:
-    """A user's loss function, called and checked. `spec` is how the user wrote it, None if it was
-    given in Python.
+    """A user's loss function, called and checked.
+
+    `spec` is how the user wrote it; without one the function was given in Python.
     """
 
     def __init__(self, function: Callable, spec: str | None = None):

@@ -186,12 +186,14 @@ class Optimizer:
         if self.sharding:
             for entry in state.values():
                 for kind, value in entry.items():
-                    gathered = whole(value)
-                    # On a CPU counts of steps are whole already, and the next step changes them.
-                    if self.ranks.is_rank0:
-                        entry[kind] = gathered.to("cpu", copy=True)
+                    entry[kind] = self._on_rank0(value)
         scale = {"factor": self.loss_scale, "steps": self.steps_at_scale}
         return {"state": state, "loss_scale": scale}
+
+    def _on_rank0(self, value: Tensor) -> Tensor:
+        gathered = whole(value)
+        # On a CPU the counts of steps are whole already, and the next step changes them.
+        return gathered.to("cpu", copy=True) if self.ranks.is_rank0 else value
 
     @torch.no_grad()
     def load_state_dict(self, saved: dict[str, Any]) -> None:

@@ -18,7 +18,14 @@ import torch
 from torch import Tensor
 
 from grpo.data.errors import EngineError, UserError, lacks_memory
-from grpo.learn.batch import MicroBatch, Truncate, completion_logprobs, idle_batch, micro_batches
+from grpo.distributed import Ranks
+from grpo.learn.batch import (
+    MicroBatch,
+    Truncate,
+    completion_logprobs,
+    idle_batch,
+    micro_batches,
+)
 from grpo.learn.loss import LossInputs, LossSettings, kl_k3, step_loss, zero_padding
 from grpo.learn.optimizer import Optimizer
 from grpo.model.check import check_step
@@ -133,10 +140,7 @@ def update(
         own = None  # how many of them are this rank's; None: all
         if optimizer.sharding:
             optimizer.sharding.give_up()
-            # A layer is gathered by all ranks together, so they make equally many passes.
-            mine = list(batches)
-            own = len(mine)
-            batches = mine + [idle_batch(groups, policy.device)] * (ranks.max(own) - own)
+            batches, own = _with_idle(list(batches), groups, policy, ranks)
 
         # The sums stay on the device, so that the host can queue every micro-batch before it waits
         # for the first.
@@ -178,6 +182,18 @@ def update(
     check_step(optimizer.tensors(policy.model))
     metrics = _metrics(sums, grad_norm)
     return metrics | {"loss_scale": optimizer.loss_scale} if is_float16 else metrics
+
+
+def _with_idle(
+    batches: list[MicroBatch], groups: Sequence[Group], policy: Policy, ranks: Ranks
+) -> tuple[list[MicroBatch], int]:
+    """Return a rank's micro-batches and idle ones behind them, and how many its own are.
+
+    A layer is gathered by all ranks together, so they make equally many passes.
+    """
+    own = len(batches)
+    idle = ranks.max(own) - own
+    return batches + [idle_batch(groups, policy.device)] * idle, own
 
 
 def _backward(

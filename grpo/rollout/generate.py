@@ -72,10 +72,15 @@ class RolloutRequest:
 
     def of(self, prompts: Sequence[int]) -> "RolloutRequest":
         """Return the request for some of the prompts."""
-        names = ("prompts", "keys", "temperatures", "budgets", "guesses", "is_enough")
-        of_all = {name: getattr(self, name) for name in names}
-        some: Any = {name: x and [x[p] for p in prompts] for name, x in of_all.items()}
-        return replace(self, **some)
+        return replace(
+            self,
+            prompts=[self.prompts[p] for p in prompts],
+            keys=[self.keys[p] for p in prompts],
+            temperatures=[self.temperatures[p] for p in prompts],
+            budgets=[self.budgets[p] for p in prompts],
+            guesses=[self.guesses[p] for p in prompts] if self.guesses else None,
+            is_enough=[self.is_enough[p] for p in prompts] if self.is_enough else None,
+        )
 
 
 class Drafting(Resumable):
@@ -283,26 +288,29 @@ def generate(
 
 def _completions(policy: Policy, request: RolloutRequest, written: Written) -> Completions:
     """Return the completions of each prompt, from what a decoder has written."""
-    completions = []
-    for c, (tokens, logprobs) in enumerate(written):
-        for place, logprob in enumerate(logprobs, 1):
-            if not math.isfinite(logprob):
-                raise FloatingPointError(
-                    f"token {place} of a completion was drawn with a log-probability of {logprob}: "
-                    "the model's logits are not finite"
-                )
-
-        finish = "stop" if tokens[-1] in policy.stops else "length"
-        if request.ends_at(c, tokens):
-            # A decoder may have drawn more tokens than are scored. Each token depends only on those
-            # before it, so cutting the rest off changes nothing else.
-            counts = range(1, len(tokens))
-            enough = 1 + bisect_left(counts, True, key=lambda n: request.ends_at(c, tokens[:n]))
-            tokens, logprobs, finish = tokens[:enough], logprobs[:enough], "enough"
-        text = policy.decode(tokens)
-        completions.append(Completion(tuple(tokens), tuple(logprobs), text, finish))
+    completions = [_completion(policy, request, c, *drawn) for c, drawn in enumerate(written)]
     G = request.group_size
     return [completions[i : i + G] for i in range(0, len(completions), G)]
+
+
+def _completion(
+    policy: Policy, request: RolloutRequest, c: int, tokens: list[int], logprobs: list[float]
+) -> Completion:
+    for place, logprob in enumerate(logprobs, 1):
+        if not math.isfinite(logprob):
+            raise FloatingPointError(
+                f"token {place} of a completion was drawn with a log-probability of {logprob}: "
+                "the model's logits are not finite"
+            )
+
+    finish = "stop" if tokens[-1] in policy.stops else "length"
+    if request.ends_at(c, tokens):
+        # A decoder may have drawn more tokens than are scored. Each token depends only on those
+        # before it, so cutting the rest off changes nothing else.
+        counts = range(1, len(tokens))
+        enough = bisect_left(counts, True, key=lambda count: request.ends_at(c, tokens[:count])) + 1
+        tokens, logprobs, finish = tokens[:enough], logprobs[:enough], "enough"
+    return Completion(tuple(tokens), tuple(logprobs), policy.decode(tokens), finish)
 
 
 def tests_of_enough(
@@ -345,7 +353,7 @@ def budget_for(
     takes, or what the task has `declared` if that is larger; at most what the context has room for.
     Raises UserError if the right answer does not fit.
     """
-    needed = len(policy.target_tokens(target)) + 1  # its end token included
+    needed = policy.target_length(target)
     if asked and asked < needed:
         raise UserError(
             f"--max-new-tokens {asked}: the right answer takes {needed} tokens; give at least "

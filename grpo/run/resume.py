@@ -31,7 +31,15 @@ import torch
 import transformers
 from huggingface_hub import snapshot_download
 
-from grpo.config import FROM_PYTHON, ON_RESUME, Config, is_run, load_config, read_config, spelled
+from grpo.config import (
+    FROM_PYTHON,
+    ON_RESUME,
+    Config,
+    is_run,
+    load_config,
+    read_config,
+    spelled,
+)
 from grpo.data.errors import UserError, blaming, command_of, quoted, shortened
 from grpo.data.files import kind_of, open_own, read_json
 from grpo.distributed import Ranks
@@ -81,19 +89,18 @@ def open_run(
 
     `given` are the settings on the command line. The run is locked until `locks` is closed.
     """
-    if config.resume is None:
-        config, warnings = start_from(config, given)
-        folder = ranks.on_rank0(lambda: locks.enter_context(new_run(config)))
-        return OpenedRun(folder, warnings=warnings), config
+    if config.resume is not None:
+        return _open_resumed(config.resume, given, locks, ranks)
 
-    path = Path(config.resume)
-    if config.resume == "latest":
-        configs = [each for each in HOME.glob("*/config.yaml") if checkpoint_folders(each.parent)]
-        if not configs:
-            raise UserError(f"--resume: no run in {HOME}{os.sep} has a checkpoint; start a new one")
-        # config.yaml is written when a run is started or resumed.
-        path = max(configs, key=lambda each: each.stat().st_mtime_ns).parent
+    config, warnings = start_from(config, given)
+    folder = ranks.on_rank0(lambda: locks.enter_context(new_run(config)))
+    return OpenedRun(folder, warnings=warnings), config
 
+
+def _open_resumed(
+    resume: str, given: dict[str, Any], locks: ExitStack, ranks: Ranks
+) -> tuple[OpenedRun, Config]:
+    path = _resumed_path(resume)
     folder = run_of(path)
     # Before the latest checkpoint is looked for: another process may be about to write one.
     ranks.on_rank0(lambda: locks.enter_context(locked(folder)))
@@ -112,6 +119,17 @@ def open_run(
                 f"{', '.join([*ON_RESUME, *FREE_OPTIONS])} can be changed"
             )
     return OpenedRun(folder, checkpoint, warnings), Config(**merged)
+
+
+def _resumed_path(resume: str) -> Path:
+    """Return the path `resume`, or the run that was written last ("latest")."""
+    if resume != "latest":
+        return Path(resume)
+    configs = [path for path in HOME.glob("*/config.yaml") if checkpoint_folders(path.parent)]
+    if not configs:
+        raise UserError(f"--resume: no run in {HOME}{os.sep} has a checkpoint; start a new one")
+    # config.yaml is written when a run is started or resumed.
+    return max(configs, key=lambda path: path.stat().st_mtime_ns).parent
 
 
 # --- the folder of a run ----------------------------------------------------------------------

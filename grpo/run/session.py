@@ -214,18 +214,9 @@ class Run:
 
             self.take_steps(interrupt)
             if number := self.ranks.max(interrupt.wanted or 0):
-                self.save_now()
-                self.console.say(
-                    f"{signal.Signals(number).name}: stopped after step {self.trainer.done}, which "
-                    f"is saved; {resume_hint(self.folder)}"
-                )
+                self._save_and_exit(signal.Signals(number).name)
                 return 128 + number
-
-            reports = self.ranks.on_rank0(lambda: load_run(self.folder).reports)
-            if all(line["step"] < self.trainer.done for line in reports):
-                self.evaluate("report", self.reported_levels)
-            self.saver.collect(wait=True)
-            return self.ranks.on_rank0(self._conclude)
+            return self._finish()
         finally:
             gc.unfreeze()
             self.saver.writer.shutdown()  # waits for a checkpoint that is being written
@@ -493,6 +484,22 @@ class Run:
         return line, groups
 
     # --- after the last step ------------------------------------------------------------------
+
+    def _save_and_exit(self, signal: str) -> None:
+        """Save the last step, because a signal ends the run."""
+        self.save_now()
+        self.console.say(
+            f"{signal}: stopped after step {self.trainer.done}, which is saved; "
+            f"{resume_hint(self.folder)}"
+        )
+
+    def _finish(self) -> int:
+        """Evaluate the trained policy, show the verdict, and return its exit status."""
+        reports = self.ranks.on_rank0(lambda: load_run(self.folder).reports)
+        if all(line["step"] < self.trainer.done for line in reports):
+            self.evaluate("report", self.reported_levels)
+        self.saver.collect(wait=True)
+        return self.ranks.on_rank0(self._conclude)
 
     def _conclude(self) -> int:
         """Write and show the verdict; return the exit status. Called on rank 0 only."""

@@ -169,7 +169,8 @@ def test_a_list_of_objects_in_a_file_is_read(tmp_path):
         path = tmp_path / name
         path.write_text("\ufeff\n" + json.dumps(ROWS, indent=indent), "utf-8")
         assert [row for _, row in read_rows(path)] == ROWS
-        assert read_rows(path)[1][0] == f"{path}, row 2"
+        for spelled in (path, f"{tmp_path}//{name}"):  # a resumed run has the rows of the same name
+            assert read_rows(spelled)[1][0] == f"{path}, row 2"
     for name, compress in ((".gz", gzip.compress), (".zst", zstandard.compress)):
         compressed = Path(f"{path}{name}")
         compressed.write_bytes(compress(b"".join(json.dumps(r).encode() + b"\n" for r in ROWS)))

@@ -92,7 +92,7 @@ a drawn token cut off | truncation | _a.scatter(-1, _b, False) | _a | \
 tests/grpo/rollout/test_sampling.py
 stop token ignored | PlainDecoder._decode | token not in _a | True | \
 tests/grpo/rollout/test_generate.py
-every completion counts as ended | _completions | 'stop' if _a else 'length' | 'stop' | \
+every completion counts as ended | _completion | 'stop' if _a else 'length' | 'stop' | \
 tests/grpo/rollout/test_generate.py
 one token beyond the budget | PlainDecoder._decode | place + 1 | place | \
 tests/grpo/rollout/test_generate.py
