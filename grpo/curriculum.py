@@ -98,10 +98,7 @@ class Curriculum(Resumable):
     STATE = ("levels", "position", "varied", "recent", "anneal_from")
 
     def __init__(
-        self,
-        levels: Sequence[int],
-        open_to: int | None = None,
-        varied: Mapping[int, float] = {},
+        self, levels: Sequence[int], open_to: int | None = None, varied: Mapping[int, float] = {}
     ):
         self.levels = list(levels)
         self.position = self.levels.index(open_to) if open_to else 0  # of the hardest open level

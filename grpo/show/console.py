@@ -134,10 +134,7 @@ class Console:
         names = [name for name in COLUMNS if name in rows[0]]
         if "wording" in rows[0]:
             names.append("the wording ends")
-            # The last words of the instruction, before the texts.
-            ends = [row["wording"].partition("\n")[0][-50:] for row in rows]
-            texts = [f"… {end}" if end else "as the task's own" for end in ends]
-            rows = [{**row, names[-1]: text} for row, text in zip(rows, texts)]
+            rows = [{**row, names[-1]: _ending(row["wording"])} for row in rows]
         show_table(self._rich, rows, names)
 
     def part(
@@ -218,13 +215,17 @@ def _dim(line: str) -> Text:
     return Text(escape_control(line), "dim")
 
 
+def _ending(wording: str) -> str:
+    """Return the last words of the instruction, before the texts."""
+    instruction = wording.partition("\n")[0]
+    return f"… {instruction[-50:]}" if instruction else "as the task's own"
+
+
 # --- the settings of a run --------------------------------------------------------------------
 
 
 def settings_of(folder: Path, config: Config, trainer: "Trainer") -> dict[str, str]:
     """Return a line for each aspect of the run in `folder`."""
-    import torch
-
     control = {
         name: f"{control}: a control experiment, whose rewards carry no information"
         for name, control in config.mark.items()
@@ -240,23 +241,29 @@ def settings_of(folder: Path, config: Config, trainer: "Trainer") -> dict[str, s
         for name, value in vars(config).items()
         if value != defaults[name] or name in MAIN
     ]
-    policy, ranks = trainer.policy, trainer.ranks.size
-    sizes = policy.model.parameters(), policy.parameters
-    size, trained = (sum(each.numel() for each in part) / 1e6 for part in sizes)
-    has_masters = trainer.optimizer.masters[0] is not trainer.optimizer.weights[0]
-    model = (
-        f"{config.model}, {size:.1f} M parameters, {trained:.2f} M trained, "
-        f"{str(policy.dtype).removeprefix('torch.')}"
-        f"{' with float32 masters' if has_masters else ''} on {policy.device}, "
-        f"{torch.get_num_threads()} threads" + (f", {ranks} ranks" if ranks > 1 else "")
-    )
     return {
         "run": str(folder),
         **control,
-        "model": model,
+        "model": _model(config, trainer),
         "problems": problems,
         "settings": ", ".join(chosen),
     }
+
+
+def _model(config: Config, trainer: "Trainer") -> str:
+    import torch
+
+    policy, ranks = trainer.policy, trainer.ranks.size
+    sizes = policy.model.parameters(), policy.parameters
+    size, trained = (sum(each.numel() for each in part) / 1e6 for part in sizes)
+    optimizer = trainer.optimizer
+    has_masters = optimizer.masters[0] is not optimizer.weights[0]
+    dtype = str(policy.dtype).removeprefix("torch.")
+    return (
+        f"{config.model}, {size:.1f} M parameters, {trained:.2f} M trained, {dtype}"
+        f"{' with float32 masters' if has_masters else ''} on {policy.device}, "
+        f"{torch.get_num_threads()} threads" + (f", {ranks} ranks" if ranks > 1 else "")
+    )
 
 
 # --- evaluations and tables -------------------------------------------------------------------
