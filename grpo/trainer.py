@@ -237,7 +237,9 @@ class Trainer:
             problems.append((index, problem))
             index += 1
         memory = self.update_memory
-        return doubtful_parts(self.stream, problems, memory, self.truncate, self.ranks)
+        problems = doubtful_parts(self.stream, problems, memory, self.truncate, self.ranks)
+        self.timer.lap("problems")
+        return problems
 
     def rollout(self, step: int, problems: Sequence[Indexed]) -> list[Group]:
         """Sample, score and classify these problems; return a group for each attempt at one.

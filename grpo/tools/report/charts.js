@@ -127,6 +127,7 @@ const SECTIONS = {
         title: "Step time (s)",
         note: "by phase",
         stack: {
+          "time/problems": "problems",
           "time/rollout": "rollout",
           "time/score": "score",
           "time/update": "update",
