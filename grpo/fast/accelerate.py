@@ -445,7 +445,31 @@ class FastForward(PlainForward):
         return self.hidden_states(tokens_RT, positions_RT.clamp(max=self.policy.context - 1), cache)
 
     def _whole(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, PrefixCache]:
-        """Run each prompt from its first token to its last; return the same as `prefill`."""
+        """Run each prompt from its first token to its last; return the same as `prefill`.
+
+        A prompt is padded to the longest of those that run with it, to at most twice its length.
+        """
+        parts = _of_like_length(prompts)
+        if len(parts) == 1:
+            return self._together(prompts)
+
+        lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=self.policy.device)
+        cache = PrefixCache(lengths_P, int(lengths_P.max()))
+        hidden: dict[int, Tensor] = {}  # of the last token, by prompt
+        for part in parts:
+            hidden_PE, own = self._together([prompts[p] for p in part])
+            hidden |= zip(part, hidden_PE)
+            for layer, tensors in own.prompt.items():
+                if layer not in cache.prompt:
+                    _, K, _, D = tensors[0].shape
+                    shape = len(prompts), K, cache.longest, D
+                    cache.prompt[layer] = tensors[0].new_zeros(shape), tensors[1].new_zeros(shape)
+                for whole, of_part in zip(cache.prompt[layer], tensors):
+                    whole[part, :, : of_part.shape[2]] = of_part
+        return torch.stack([hidden[p] for p in range(len(prompts))]), cache
+
+    def _together(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, PrefixCache]:
+        """Do the same in one pass, padded to the longest of the prompts."""
         device = self.policy.device
         tokens_PL, lengths_P = (each.to(device) for each in _padded(prompts))
         cache = PrefixCache(lengths_P, tokens_PL.shape[1])
@@ -477,6 +501,16 @@ def common_beginning(prompts: Sequence[tuple[int, ...]]) -> int:
     """Return how many tokens all prompts begin with, the last token of each left out."""
     # In lexical order, the first and the last one have the least in common.
     return common_length(min(prompts)[:-1], max(prompts)[:-1])
+
+
+def _of_like_length(prompts: Sequence[tuple[int, ...]]) -> list[list[int]]:
+    """Return which prompts run together, the longest first: no one twice as long as another."""
+    parts: list[list[int]] = []
+    for p in sorted(range(len(prompts)), key=lambda p: -len(prompts[p])):
+        if not parts or 2 * len(prompts[p]) < len(prompts[parts[-1][0]]):
+            parts.append([])
+        parts[-1].append(p)
+    return parts
 
 
 def _padded(prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:

@@ -294,12 +294,10 @@ BEGINNING = tuple(range(5, 45))
 RESTS = [(50, 51, 52, 53), (50, 51), (60,), tuple(range(70, 90)), (50, 51, 52, 54, 55)]
 
 
-def test_a_common_beginning_is_run_once_and_changes_nothing(tiny_policy, monkeypatch):
-    """Hidden states, keys and values, and what follows them, with rests of several lengths."""
-    monkeypatch.setattr(fast, "MIN_SAVED", 1)
-    prompts = [BEGINNING + rest for rest in RESTS]
-    run = []
-    passes = tiny_policy.forward
+@pytest.fixture
+def shapes(tiny_policy, monkeypatch):
+    """The shapes (B, T) of the passes that are run."""
+    passes, run = tiny_policy.forward, []
     monkeypatch.setattr(
         passes,
         "hidden_states",
@@ -307,13 +305,14 @@ def test_a_common_beginning_is_run_once_and_changes_nothing(tiny_policy, monkeyp
             run.append(tuple(tokens.shape)) or run_model(tokens, *others)
         ),
     )
+    return run
 
-    expected, plain = passes._whole(prompts)
-    shared, cache = passes.prefill(prompts)
-    assert run == [(5, 60), (1, 40), (5, 20)]
-    torch.testing.assert_close(shared, expected, atol=1e-5, rtol=0)
-    for layer, pair in plain.prompt.items():
-        for expected, found in zip(pair, cache.prompt[layer], strict=True):
+
+def assert_same_prefill(passes, prompts, one, other):
+    """Compare hidden states, keys and values, and the hidden states of what follows them."""
+    torch.testing.assert_close(one[0], other[0], atol=1e-5, rtol=0)
+    for layer, pair in other[1].prompt.items():
+        for expected, found in zip(pair, one[1].prompt[layer], strict=True):
             assert found.shape == expected.shape
             for row, prompt in enumerate(prompts):
                 ends = slice(len(prompt))
@@ -321,12 +320,31 @@ def test_a_common_beginning_is_run_once_and_changes_nothing(tiny_policy, monkeyp
                     found[row, :, ends], expected[row, :, ends], atol=1e-5, rtol=0
                 )
 
-    tokens = torch.arange(20).view(10, 2)
+    rows = 2 * len(prompts)
+    tokens = torch.arange(2 * rows).view(rows, 2)
     after = []
-    for each in (plain, cache):
-        each.allocate(10, 4)
+    for _, each in (one, other):
+        each.allocate(rows, 4)
         after.append(passes.extend(tokens, each))
     torch.testing.assert_close(*after, atol=1e-5, rtol=0)
+
+
+def test_a_common_beginning_is_run_once_and_changes_nothing(tiny_policy, monkeypatch, shapes):
+    monkeypatch.setattr(fast, "MIN_SAVED", 1)
+    prompts = [BEGINNING + rest for rest in RESTS]
+    passes = tiny_policy.forward
+    plain, shared = passes._whole(prompts), passes.prefill(prompts)
+    assert shapes == [(5, 60), (1, 40), (5, 20)]
+    assert_same_prefill(passes, prompts, shared, plain)
+
+
+def test_prompts_of_like_length_are_run_together(tiny_policy, shapes):
+    """Short prompts are not padded to the length of long ones."""
+    passes = tiny_policy.forward
+    prompts = [tuple(range(5, 5 + length)) for length in (3, 60, 7, 25, 50, 12)]
+    parts, together = passes._whole(prompts), passes._together(prompts)
+    assert shapes == [(2, 60), (1, 25), (2, 12), (1, 3), (6, 60)]
+    assert_same_prefill(passes, prompts, parts, together)
 
 
 @pytest.mark.parametrize(
