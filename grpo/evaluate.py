@@ -123,7 +123,9 @@ TORCH = ("default_dtype", "default_device", "float32_matmul_precision")
 
 
 def score_groups(task: Task, groups: Sequence[Group]) -> None:
-    """Fill in the scores of `groups`. Only completions that ended by themselves are exact."""
+    """Fill in the scores of `groups`. Only completions that ended by themselves are exact, and of
+    windows behind which the answer goes on those that did not.
+    """
     turns = [(group.problem, turns_of(task, group.opened, group.texts)) for group in groups]
     before = {name: getattr(torch, f"get_{name}")() for name in TORCH}
     found = scores_of_groups(task, turns)
@@ -135,7 +137,7 @@ def score_groups(task: Task, groups: Sequence[Group]) -> None:
     for group, scores in zip(groups, found, strict=True):
         group.scores = [
             without_end(task, group.problem, completion.text, score)
-            if completion.is_truncated
+            if completion.is_truncated or (group.problem.goes_on and completion.finish == "stop")
             else score
             for completion, score in zip(group.completions, scores, strict=True)
         ]

@@ -26,7 +26,8 @@ DEGENERATE: tuple[GroupClass, ...] = CLASSES[1:]
 # Degenerate because all rewards are equal, and not because the answers are right.
 COLLAPSED: tuple[GroupClass, ...] = ("identical", "failed", "tied")
 
-# Rewards that differ by no more than this are equal: they differ by rounding.
+# Rewards that differ by no more than this share of their range are equal: they differ by rounding.
+# The share is of the largest reward if the range is unknown.
 EQUAL = 1e-6
 
 # The most times that a group is sampled again.
@@ -62,20 +63,22 @@ def classify(group: Group, reward_range: tuple[float, float] | None) -> GroupCla
 
     Rewards at the top of the `reward_range` are solved, unless the budget cut a completion off, and
     those at the bottom failed; an unknown range (None) has no ends. Identical right answers are
-    solved, not collapsed.
+    solved, not collapsed. Identical completions have no gradient, whatever they were paid.
     """
     rewards = group.rewards
-    if max(rewards) - min(rewards) > EQUAL:
+    lowest, highest = reward_range or (-math.inf, math.inf)
+    equal = EQUAL * (highest - lowest if reward_range else max(map(abs, rewards)))
+    is_one = len({each.tokens for each in group.completions}) == 1
+    if max(rewards) - min(rewards) > equal and not is_one:
         return "varied"
 
-    lowest, highest = reward_range or (-math.inf, math.inf)
     has_ended = not any(completion.is_truncated for completion in group.completions)
-    is_highest = has_ended and min(rewards) >= highest - EQUAL
+    is_highest = has_ended and min(rewards) >= highest - equal
     if is_highest or all(score.exact for score in group.scores):
         return "solved"
-    if len(set(group.texts)) == 1:
+    if is_one or len(set(group.texts)) == 1:
         return "identical"
-    return "failed" if max(rewards) <= lowest + EQUAL else "tied"
+    return "failed" if max(rewards) <= lowest + equal else "tied"
 
 
 def common_trap(scores: Sequence[Score]) -> str | None:

@@ -28,7 +28,7 @@ COMPONENT = "reward/"
 
 # The part `reason` of a right answer that is not exact, because it did not end. Its part `unended`
 # is what that adds to its reward, e.g. -0.02.
-CUT_OFF = "right, but cut off by the token budget"
+CUT_OFF = "right, but it does not end where the answer does"
 
 # The part `reason` of a score if no reward judges the completion.
 ABSTAINED = "the reward abstained, so it counts like the mean of its group"

@@ -116,7 +116,7 @@ seen keys not recorded | ProblemStream.mark_seen | self.seen.update(_a) | None |
 tests/grpo/curriculum/test_stream.py
 
 # groups and levels
-groups always vary | classify | max(_a) - min(_a) > _b | True | CORE/test_variance.py
+groups always vary | classify | max(_a) - min(_a) > _b and not _c | True | CORE/test_variance.py
 a try too many | VarianceMonitor.decide | _a < _b | _a <= _b | CORE/test_variance.py
 later tries count | Trainer.metrics | first_tries(_a) | _a | CORE/test_trainer.py
 rewards are not shuffled | VarianceMonitor.apply_control | random.Random(_a).shuffle(_b) | None | \

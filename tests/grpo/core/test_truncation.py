@@ -53,6 +53,17 @@ def test_the_last_word_of_interleave_counts_once_the_answer_has_ended(a, b, othe
     assert explain("interleave", problem, texts[0], cut[0], reward).endswith(CUT_OFF)
 
 
+def test_an_answer_that_ends_where_a_window_does_is_not_right():
+    """What comes behind a window belongs to the answer, too."""
+    task = Interleave()
+    whole = task.problem(list("abcd"), list("efgh"))
+    for start, is_right in (0, False), (2, False), (4, True):
+        part = task.window(whole, 4, start)
+        (ended, _), (cut, _) = ended_and_cut(task, part, [part.target, "x"])
+        assert ended.exact is is_right and not cut.exact
+        assert (ended.reward == 1) is is_right
+
+
 @given(st.lists(st.floats(0, 1) | st.just(1.0), min_size=1, max_size=6))
 def test_the_reward_of_a_users_function_stays_and_only_an_end_makes_it_exact(rewards):
     task = Rows([{"prompt": "p"}], reward_functions=[lambda completion: float(completion)])

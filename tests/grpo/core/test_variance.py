@@ -33,7 +33,10 @@ def group(class_name, action="keep", attempt=0, tokens=3, distinct=None):
 
 
 def class_of(rewards, texts, limits=(0, 1), finishes=("stop", "stop")):
-    completions = [Completion((1,), (0.0,), *each) for each in zip(texts, finishes, strict=True)]
+    completions = [
+        Completion((ord(text),), (0.0,), text, finish)
+        for text, finish in zip(texts, finishes, strict=True)
+    ]
     scores = [Score(reward, value=0.5) for reward in rewards]
     problem = Problem("t", 1, "p", "x", "k")
     return classify(Group(0, problem, (1,), 1.0, completions, scores=scores), limits)
@@ -58,6 +61,7 @@ def step(level=1, **counts):
         ([0.0, 0.0], ["a", "a"], "identical"),  # one wrong text is the collapse, whatever it earns
         ([0.0, 0.0], ["a", "b"], "failed"),
         ([0.5, 0.5], ["a", "b"], "tied"),
+        ([0.1, 0.2], ["a", "a"], "identical"),  # a judge's noise has no gradient
     ],
 )
 def test_classes_by_hand(rewards, texts, class_name):
@@ -65,8 +69,10 @@ def test_classes_by_hand(rewards, texts, class_name):
 
 
 @pytest.mark.parametrize("apart, class_name", [(1e-9, "tied"), (1e-5, "varied")])
-def test_only_rounding_is_no_variance(apart, class_name):
-    assert class_of([0.5, 0.5 + apart], ["a", "b"]) == class_name
+@pytest.mark.parametrize("limits", [(0, 1), None, (0, 1e-3)])
+def test_only_rounding_is_no_variance(apart, class_name, limits):
+    scale = limits[1] if limits else 1e5
+    assert class_of([0.5 * scale, (0.5 + apart) * scale], ["a", "b"], limits) == class_name
 
 
 @pytest.mark.parametrize("limits, middle", [((-1, 0), -0.5), ((0, 100), 50)])

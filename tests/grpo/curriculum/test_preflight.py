@@ -178,7 +178,7 @@ def group(*answers, level=3):
     """Return a group of (text, reward, exact) answers, classified."""
     problem = Problem("toy", level, "p", "t", key="k")
     completions = [
-        Completion((1, 2), (0.0, 0.0), text, "length" if text == "long" else "stop")
+        Completion((1, len(text)), (0.0, 0.0), text, "length" if text == "long" else "stop")
         for text, _, _ in answers
     ]
     scores = [Score(reward, exact=exact) for _, reward, exact in answers]
