@@ -109,7 +109,6 @@ def evaluate(
             budgets=budgets(policy, task, part, settings.max_new_tokens),
             truncate=truncation(settings.top_p),
             drafting=drafting,
-            stops_early=any(problem.goes_on for problem in part),
         )
         progress("scoring", start, len(problems))
         score_groups(task, found)

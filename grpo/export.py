@@ -80,7 +80,7 @@ def export(run: Path, folder: Path, *, adapter: bool = False, dtype: str | None 
         )
     check_base(checkpoint, config.model)
 
-    options = config.loading | {"keep_reference": False}
+    options = config.loading | {"keep_reference": False, "quantise": "none"}
     if config.dtype == "auto":
         options["dtype"] = "float32"
     policy = load_policy(config.model, device="cpu", weights=checkpoint, **options)

@@ -24,9 +24,7 @@ DRAWS = 10_000  # of weights; their noise moves an end by about 1 % of the inter
 BLOCKS = 10  # of draws, made one after the other to limit memory
 
 # How far below the mark the mean's 95 % interval may begin. With any distribution of scores, a
-# policy whose true mean is below the mark by more than this passes at most one test in 40. It is
-# also how close to the mark the training mean must be before a validation check is made, because
-# that mean is noisy and lags.
+# policy whose true mean is below the mark by more than this passes at most one test in 40.
 MARGIN = 0.05
 
 

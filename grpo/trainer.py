@@ -9,9 +9,10 @@ is far from the task may imitate right answers (`imitate`), and in groups withou
 one may be shown (`demonstrate`); `--reward-alone` forbids both.
 
 A group whose completions all earn the same has no gradient from its rewards; any other is varied.
-The variance monitor (`grpo.variance`) decides what happens to it: by `on_degenerate` it is skipped
-(the default), kept, or sampled again, at most twice, and then skipped. `Trainer.collect` draws
-further problems until `dynamic_sampling` groups teach, that is, vary and are trained on.
+The variance monitor (`grpo.variance`) decides what happens to a group without one: by
+`on_degenerate` it is skipped (the default), kept, or sampled again, at most twice, and then
+skipped. `Trainer.collect` draws further problems until `dynamic_sampling` groups teach, that is,
+vary and are trained on.
 """
 
 import math
@@ -481,10 +482,10 @@ class Trainer:
 
     @property
     def knows_answers(self) -> bool:
-        """Whether the target of the next problem is scored as right, so that targets can be
+        """Whether the target of the first problem is scored as right, so that targets can be
         imitated: those of continuous rewards may be no better than other texts.
         """
-        _, problem = self.stream.at(self.stream.next_index, self.curriculum.level)
+        _, problem = self.stream.at(0, self.curriculum.levels[0])
         score = target_score(self.stream, problem)
         return score is not None and score.exact
 

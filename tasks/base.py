@@ -406,7 +406,7 @@ def _checked(score: Any, reward_range: Range | None) -> Score:
             raise ValueError(f"{name!r} {part!r}; give the name of a trap, or None")
         if name.startswith(COMPONENT) and part is not None:
             _within(part, name, None)
-    json.dumps(parts)  # what it cannot hold could not be stored
+    json.dumps(parts, ensure_ascii=False).encode()  # what it cannot hold could not be stored
     is_exact = bool(score.exact) or value >= 1.0
     return replace(score, reward=reward, value=value, exact=is_exact, parts=parts)
 

@@ -548,7 +548,7 @@ def accept(
     row_room, T,
     WIDTH: tl.constexpr, STOPS: tl.constexpr,
 ):  # fmt: skip
-    """Write the tokens that count (see `eager_decoder.accepted`); end the row if it is finished.
+    """Write the tokens that count (see `decoder.accepted`); end the row if it is finished.
 
     A token counts if all drafted tokens before it were chosen. The last one that counts is fed
     next. One program handles one row.

@@ -291,7 +291,7 @@ def _metrics(sums: dict[str, float], grad_norm: float) -> dict[str, float]:
         "kl": "kl",
         "importance": "sampling/importance_sampling_ratio/mean",
     }
-    if sums["tokens"]:  # under ``truncated: mask`` none may have been sampled
+    if sums["tokens"]:  # imitation has none
         metrics |= {means[name]: sums[name] / sums["tokens"] for name in means if name in sums}
     return metrics
 

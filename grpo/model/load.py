@@ -440,7 +440,7 @@ def new_adapter(model: Model, rank: int, seed: int) -> PeftModel:
         exclude_modules=beside or None,
         task_type="CAUSAL_LM",
     )
-    torch.manual_seed(seed)  # the adapter's A is random
+    torch.manual_seed(seed % 2**63)  # the adapter's A is random
     try:
         return get_peft_model(model, settings)
     except ValueError as error:

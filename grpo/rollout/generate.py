@@ -205,7 +205,8 @@ def sample_groups(
 ) -> list[Group]:
     """Return an unscored group of completions for each problem; see `RolloutRequest`.
 
-    With `stops_early` a completion ends where the task scores nothing that follows.
+    With `stops_early` a completion ends where the task scores nothing that follows, else only
+    behind a window.
     """
     prompts = [policy.encode(problem) for problem in problems]
     draft = getattr(task, "draft", None)
@@ -217,7 +218,7 @@ def sample_groups(
         budgets,
         truncate,
         guesses,
-        is_enough=tests_of_enough(policy, task, problems) if stops_early else None,
+        is_enough=tests_of_enough(policy, task, problems, stops_early),
     )
     answers = generate(policy, request, drafting, engine)
     return [
@@ -314,14 +315,16 @@ def _completion(
 
 
 def tests_of_enough(
-    policy: Policy, task: Any, problems: Sequence[Problem]
+    policy: Policy, task: Any, problems: Sequence[Problem], stops_early: bool
 ) -> list[IsEnough | None] | None:
     """Return a test for the completions of each problem; None where the whole text is scored, which
-    a right answer with words behind it tells.
+    a right answer with words behind it tells, or where only windows are asked for.
     """
     found: list[IsEnough | None] = [
         partial(_is_enough, policy, task, problem, policy.answer_tokens(problem))
-        if hasattr(task, "is_enough") and task.is_enough(problem, f"{problem.target} and more")
+        if (stops_early or problem.goes_on)
+        and hasattr(task, "is_enough")
+        and task.is_enough(problem, f"{problem.target} and more")
         else None
         for problem in problems
     ]

@@ -400,7 +400,6 @@ def facts(opened: OpenedRun, trainer: Trainer) -> dict[str, Any]:
         "ranks": trainer.ranks.size,
         "threads": torch.get_num_threads(),
         "commit": commit(),
-        "replayable": trainer.engine is None,  # from here on
         "is_local_model": bool(kind_of(trainer.config.model)),
         "data": getattr(trainer.task, "description", None),
         "functions": {

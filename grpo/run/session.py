@@ -19,6 +19,7 @@ from grpo.curriculum import (
     Curriculum,
     Start,
     choose_levels,
+    doubtful_parts,
     easier_levels,
     finding,
     levels_to_survey,
@@ -190,7 +191,8 @@ class Run:
         """
         try:
             self.console.settings(settings_of(self.folder, self.config, self.trainer))
-            self._show_prompt()
+            if not self.opened.checkpoint:
+                self._show_prompt()
             notes = getattr(self.trainer.task, "notes", ())
             for warning in (*self.opened.warnings, *self.trainer.policy.notes, *notes):
                 self._warn_once(warning, warning)
@@ -224,8 +226,10 @@ class Run:
     # --- before the first step ----------------------------------------------------------------
 
     def _show_prompt(self) -> None:
-        policy = self.trainer.policy
-        _, problem = self.trainer.problems(1)[0]
+        trainer, policy = self.trainer, self.trainer.policy
+        first = trainer.stream.at(trainer.stream.next_index, trainer.curriculum.level)
+        looking = trainer.update_memory, trainer.truncate, trainer.ranks
+        ((_, problem),) = doubtful_parts(trainer.stream, [first], *looking)
         lines = sent_lines(policy, problem)
         self.files.write_prompt(lines)
 
@@ -354,10 +358,15 @@ class Run:
                 with self.console.working(f"step {step}"):
                     report = trainer.step()
             except FloatingPointError as error:
+                if not trainer.current:
+                    raise
                 self.files.write_rollouts("failed", step, trainer.current)
                 saved = file_of(self.folder, "failed", step)
                 raise FloatingPointError(f"{error}; its batch is saved in {saved}") from error
-            except EngineError as error:
+            except UserError as error:
+                # Only what an engine does wrong is known to all ranks.
+                if self.ranks.size > 1 and not isinstance(error, EngineError):
+                    raise
                 self.save_now()
                 raise UserError(
                     f"{error}; step {trainer.done} is saved, {resume_hint(self.folder)}"

@@ -110,7 +110,7 @@ def test_a_problem_without_a_target_has_nothing_to_show(tiny_policy):
     wrong = group(tiny_policy, ["one", "two"], problem=problem, task=task)
     assert demonstrate(tiny_policy, task, [wrong]) == [] and wrong.action == "skip"
     stream = SimpleNamespace(next_index=0, task=task, at=lambda index, level: (index, problem))
-    trainer = SimpleNamespace(stream=stream, curriculum=SimpleNamespace(level=2))
+    trainer = SimpleNamespace(stream=stream, curriculum=SimpleNamespace(levels=[2]))
     assert not Trainer.knows_answers.fget(trainer)
 
 

@@ -47,6 +47,19 @@ def test_rewards_that_compare_completions_see_whole_groups_in_evaluations(home, 
 
 
 @pytest.mark.slow
+def test_a_reward_that_fails_costs_no_step_that_was_made(home, capsys):
+    Path("late.py").write_text(
+        "calls = []\ndef reward(completion, **row):\n"
+        "    calls.append(1)\n    return len(completion) % 7 / 7 if len(calls) < 60 else 1 / 0\n"
+    )
+    command = ["--data", "rows.jsonl", "--reward-file", "late.py:reward", *FLAGS, "--name", "a"]
+    assert main([*command, "--steps", "40"]) == 2
+    made = load_run("runs/a").metrics[-1]["step"]
+    assert "ZeroDivisionError" in (line := one_line(capsys)) and made < 40
+    assert f"step {made} is saved, continue with --resume runs/a" in line
+
+
+@pytest.mark.slow
 def test_the_reward_file_of_a_run_is_not_executed_unless_it_is_named(home, capsys):
     command = ["--data", "rows.jsonl", "--reward-file", "own.py:reward", "--reward-range", "0,1.2"]
     assert main([*command, *FLAGS, "--steps", "1", "--name", "a"]) in (0, 3)

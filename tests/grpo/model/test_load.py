@@ -110,7 +110,20 @@ def test_a_tied_head_may_be_missing_and_old_buffers_may_be_there(tiny_model, tmp
 LORA = "base_model.model.model.layers.0.mlp.up_proj.lora_B.weight"
 
 
+LORA_A = LORA.replace("lora_B.weight", "lora_A.default.weight")
 RENAMED = LORA.replace("up_proj", "upward")
+
+
+def test_any_number_may_be_the_seed_of_an_adapter(tiny_model):
+    a, b, c = (
+        dict(
+            load_policy(
+                str(tiny_model), device="cpu", lora_rank=4, seed=seed
+            ).model.named_parameters()
+        )
+        for seed in (7, 10**30, -3)
+    )
+    assert not torch.equal(a[LORA_A], b[LORA_A]) and not torch.equal(a[LORA_A], c[LORA_A])
 
 
 @pytest.fixture(scope="module")

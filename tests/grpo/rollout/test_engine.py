@@ -100,7 +100,10 @@ FAULTS = {
     "short": (always([5], [-1.0]), "ends after 1 of 8 tokens without an end token"),
     "on": (always([3] * 8, [-1.0] * 8), "goes on after an end token"),
     "none": (always([], []), "has 0 tokens; give 1 to 8"),
-    "other model": (always([5] * 8, [-0.01] * 8), "nats a token from the policy's (KL); it must"),
+    "other model": (
+        lambda choices: [completion([5 + n % 4] * 8, [-0.01] * 8) for n in range(len(choices))],
+        "nats a token from the policy's (KL); it must",
+    ),
 }
 
 
@@ -166,7 +169,7 @@ def test_an_object_is_an_engine(tiny_model):
     Path("tiny").symlink_to(tiny_model)
     run = train_by_library(ROWS, reward, **QUICK, engine=(mine := Mine()), name="a")
     assert mine.updates == 2 and run.metrics[0]["engine"] == "python:Mine"
-    assert run.config["facts"]["replayable"] is False and run.metrics[0]["parity/kl"] < 1e-8
+    assert run.metrics[0]["parity/kl"] < 1e-8
     (one, two, *_) = mine.requests
     assert (one.n, one.max_tokens, one.temperature, one.top_p) == (4, 8, 1.0, 1.0)
     assert one.seed != two.seed

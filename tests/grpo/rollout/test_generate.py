@@ -86,23 +86,31 @@ def test_sampling_ends_where_nothing_counts(tiny_model, is_fast, reward, monkeyp
         monkeypatch.setattr(load, "accelerate", lambda *_, **__: None)
     policy, task = load_policy(str(tiny_model), device="cpu"), Interleave(reward)
     whole = task.problem("the owl saw a boat".split(), "it rains on my hat".split())
-    problems = [whole, task.window(whole, 3, 2)]
-    drawn = {}
-    for stops in (False, True):
-        drawn[stops] = sample_groups(
-            policy,
-            task,
-            problems,
-            indices=[0, 1],
-            keys=[[sample_key(0, index, n) for n in range(8)] for index in range(2)],
-            temperatures=[1.0] * 2,
-            budgets=[40] * 2,
-            drafting=Drafting(),
-            stops_early=stops,
-        )
+    problems = [whole, part := task.window(whole, 3, 2)]
+    to_the_end = [whole, replace(part, data=part.data | {"goes_on": False})]
+    drawn = []
+    for asked, stops in (to_the_end, False), (problems, True), (problems, False):
+        drawn += [
+            sample_groups(
+                policy,
+                task,
+                asked,
+                indices=[0, 1],
+                keys=[[sample_key(0, index, n) for n in range(8)] for index in range(2)],
+                temperatures=[1.0] * 2,
+                budgets=[40] * 2,
+                drafting=Drafting(),
+                stops_early=stops,
+            )
+        ]
 
+    # An evaluation stops behind windows alone, whatever else is in the batch.
+    assert [each.completions for each in drawn[2]] == [
+        drawn[0][0].completions,
+        drawn[1][1].completions,
+    ]
     finishes = set()
-    for every, group, problem in zip(drawn[False], drawn[True], problems, strict=True):
+    for every, group, problem in zip(drawn[0], drawn[1], problems, strict=True):
         assert policy.decode(group.prompt).endswith(problem.begun)
         for longer, answer in zip(every.completions, group.completions, strict=True):
             assert answer.tokens == longer.tokens[: len(answer.tokens)]

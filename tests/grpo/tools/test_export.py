@@ -2,6 +2,8 @@
 does.
 """
 
+import shutil
+
 import pytest
 import torch
 from peft import PeftModel
@@ -9,6 +11,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo import export
+from grpo.config import load_config
 from grpo.export import card
 from grpo.run.logs import load_run
 from grpo.tools import train
@@ -87,6 +90,15 @@ def test_an_adapter_is_merged_or_written_by_itself(runs, tmp_path, tiny_model):
         logits(PeftModel.from_pretrained(base(), tmp_path / "adapter"), tokenizer), wanted
     )
     assert (wanted - before).abs().max() > 1e-3  # the adapter does something
+
+
+def test_a_run_on_four_bits_is_exported_on_a_machine_without_a_gpu(runs, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(runs / "lora", run)
+    config = run / "config.yaml"
+    config.write_text(config.read_text().replace("quantise: none", "quantise: nf4"))
+    assert load_config(run).quantise == "nf4"
+    assert export.main([str(run), str(tmp_path / "merged")]) == 0
 
 
 def test_the_card_has_the_runs_figures(runs, tmp_path, tiny_model):
