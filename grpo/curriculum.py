@@ -420,7 +420,7 @@ def expected_share(logprobs: Sequence[float]) -> float:
     end.
 
     It is P(end) times the mean of P(the first k tokens are right) over k. The expected similarity
-    is higher, because right words behind a mistake count, too.
+    is mostly higher, because right words behind a mistake count, too.
     """
     *_, end = logprobs
     return math.exp(end) * fmean(map(math.exp, accumulate(logprobs)))

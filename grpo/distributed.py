@@ -200,7 +200,8 @@ class Interrupt:
                 signal.raise_signal(number)
         elif number in STOPPING or not self.wanted:
             self.wanted, self.time = signal.Signals(number), time.monotonic()
-            line = f"\n{self.wanted.name}: finishing and saving the current step\n"
+            way = "finishing and saving what is under way; again to stop at once"
+            line = f"\n{self.wanted.name}: {way}\n"
             with suppress(OSError, ValueError, AttributeError):  # standard error may be gone
                 # Not print: a handler may run in the middle of one.
                 os.write(sys.stderr.fileno(), line.encode())

@@ -47,6 +47,13 @@ STEP_FIGURES = (
 ).split()
 GROUP_FIGURES = "group level reward reward_std value exact distinct".split()
 
+# How a completion ended (`Completion.finish`).
+ENDS = {
+    "stop": "complete",
+    "length": "truncated",
+    "enough": "ended where nothing more is scored",
+}
+
 # What was done with a group, by its action.
 DONE_TO = {
     "keep": "kept",
@@ -261,7 +268,7 @@ def completion_lines(group: Group, samples: Sequence[int], reward_name: str) -> 
 
     title = f"completion{'s' * (len(samples) > 1)} {', '.join(map(str, samples))}"
     reward = f" ({reward_name})" if reward_name else ""
-    end = "truncated" if completion.is_truncated else "complete"
+    end = ENDS.get(completion.finish, completion.finish)
     if completion.is_demonstration:
         end = "the right answer, which was shown"
     yield Text.assemble(

@@ -35,7 +35,7 @@ Shapes: T tokens of a completion.
 """
 
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import accumulate, chain
@@ -81,11 +81,19 @@ def own_advantages(function: Callable, groups: Sequence[Group]) -> list[list[flo
     """
     whose = f"advantages {python_name(function)}"
     with calling(whose):
-        found = [list(map(float, row)) for row in function(groups)]
+        found = function(groups)
     sizes = [len(group.completions) for group in groups]
-    if [len(row) for row in found] != sizes or not all(map(isfinite, chain.from_iterable(found))):
-        raise UserError(f"{whose}: returned {shown(found)}; it must return lists of finite numbers")
-    return found
+    try:
+        numbers = [list(map(float, row)) for row in found]
+    except (TypeError, ValueError):
+        numbers = []
+    if list(map(len, numbers)) != sizes or not all(map(isfinite, chain.from_iterable(numbers))):
+        wanted = ", ".join(f"{count} of {size}" for size, count in Counter(sizes).items())
+        raise UserError(
+            f"{whose}: returned {shown(found)}; it must return a list of finite numbers for each "
+            f"group ({wanted})"
+        )
+    return numbers
 
 
 def divisors(rewards: Sequence[Sequence[float]], *, scale: str) -> list[float]:

@@ -230,7 +230,7 @@ def resolve(spec: str) -> str:
             import gguf  # noqa: F401
         return spec
 
-    if not exists and not HUB_ID.fullmatch(spec):
+    if not exists and (not HUB_ID.fullmatch(spec) or path.parts[0] == "runs"):
         raise UserError(f"--model {spec}: no such directory; {KINDS_OF_MODELS}")
     if exists and not is_adapter(path) and not (path / "config.json").exists():
         raise UserError(f"--model {spec}: no model there (no config.json); {KINDS_OF_MODELS}")

@@ -237,8 +237,8 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
         damaged.append(reason)
 
     why = f" ({'; '.join(damaged)})" if damaged else ""
-    advice = "start a new run under another name"
-    raise UserError(f"{flag} {path}: it has no valid checkpoint{why}; {advice}".lstrip())
+    advice = "; start a new run under another name" if flag == "--resume" else ""
+    raise UserError(f"{flag} {path}: it has no valid checkpoint{why}{advice}".lstrip())
 
 
 def seen_keys(checkpoint: Path) -> list[str]:

@@ -118,6 +118,8 @@ def _open_resumed(
                 f"{shortened(str(saved[name])) or 'none'}; with --resume only "
                 f"{', '.join([*ON_RESUME, *FREE_OPTIONS])} can be changed"
             )
+    if (merged["steps"] or 0) < (step := step_of(checkpoint)):
+        raise UserError(f"--steps {merged['steps']}: {checkpoint} is of step {step}; give more")
     return OpenedRun(folder, checkpoint, warnings), Config(**merged)
 
 

@@ -248,6 +248,8 @@ class Run:
             for warning in rewind(self.folder, done):
                 self._warn(warning)
         ended = f", where it had ended: {self.trainer.ended}" if self.trainer.ended else ""
+        if not ended and done == self.trainer.steps:
+            ended = f", its last; give more --steps than {done} to train on"
         self.console.say(f"resumed {self.folder} after step {done}{ended}")
 
     def _find_start(self) -> Start | None:

@@ -20,7 +20,7 @@ from rich.console import Console as RichConsole
 from rich.table import Table
 
 from grpo.config import Config
-from grpo.data.errors import UserError, escape_control
+from grpo.data.errors import UserError, escape_control, shortened
 from grpo.data.files import check_output, write_whole
 from grpo.evaluate import (
     EvaluationSettings,
@@ -69,6 +69,7 @@ COUNTS = ("asked", "dropped", "too_long")
 HEADINGS = "level,figure,n,mean [95 % interval],exact,truncated,sampling,budget,seen".split(",")
 WIDTH = 100
 WORST = 2
+MOST_SHOWN = 1500  # characters of an answer
 
 # Of requests to a server: the key's variable, how many at a time, and seconds between two looks at
 # what has arrived.
@@ -138,7 +139,10 @@ class Evaluation:
         require_trusted({"task": spec}, (flags.task,), where)  # its options are in the program
         given, unknown = split_options(spec, others)
         if unknown:
-            raise UserError(f"{unknown[0]}: no such flag; python eval.py --help lists the flags")
+            fix = "python eval.py --help lists the flags"
+            if not unknown[0].startswith("-"):
+                fix = f"did you mean --model {unknown[0]}?"
+            raise UserError(f"{unknown[0]}: no such flag; {fix}")
         options = {**(config.task_options if is_runs_task else {}), **given}
         require_trusted({"task_options": options}, (given.get(REWARD_FILE),), where)
 
@@ -512,7 +516,9 @@ def _remarks(name: str, result: Result) -> Iterator[str]:
     if result["empty"]:
         yield (
             f"warning: {name}: {result['empty']} of {result['n'] * result['samples']} answers are "
-            "empty; if reasoning takes the whole budget, give a larger --max-new-tokens"
+            "empty"
+            + "; if reasoning takes the whole budget, give a larger --max-new-tokens"
+            * bool(result["truncated"])
         )
     if warning := truncation_warning(result, name):
         yield f"warning: {warning}"
@@ -529,5 +535,7 @@ def _show_worst(console: RichConsole, name: str, groups: Sequence[Group]) -> Non
         for part, text in question_of(group.problem).items():
             console.print(f"  {part + ':':<8}{text}")
         if group.problem.target.strip():
-            console.print(f"  wanted: {escape_control(group.problem.target)}")
-        console.print(f"  wrote:  {escape_control(completion.text)}")
+            console.print(
+                f"  wanted: {shortened(escape_control(group.problem.target), MOST_SHOWN)}"
+            )
+        console.print(f"  wrote:  {shortened(escape_control(completion.text), MOST_SHOWN)}")

@@ -68,7 +68,7 @@ def test_a_signal_ends_the_run_after_its_step_and_loses_nothing(
     monkeypatch.setattr(Trainer, "step", step)
     said = capfd.readouterr()
     name = signal.Signals(number).name
-    assert f"{name}: finishing and saving the current step" in said.err
+    assert f"{name}: finishing and saving what is under way" in said.err
     assert (
         f"{name}: stopped after step {at + 1}, which is saved; continue with --resume runs/cut"
         in said.out

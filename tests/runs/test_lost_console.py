@@ -81,4 +81,4 @@ def test_signals_after_a_gentle_one(monkeypatch, capfd, gentle):
         assert signal.getsignal(gentle) == signal.SIG_DFL
     finally:
         signal.signal(gentle, was)
-    assert capfd.readouterr().err.count("finishing and saving the current step") == 2
+    assert capfd.readouterr().err.count("finishing and saving what is under way") == 2

@@ -174,7 +174,7 @@ def test_a_rank_that_dies_ends_the_job_and_the_run_goes_on(
     assert (
         "train.py: another rank has ended"
         if "one" in sent
-        else "SIGTERM: finishing and saving the current step"
+        else "SIGTERM: finishing and saving what is under way"
     ) in Path("said").read_text()
     done = checkpoint_folders(Path("runs/run"))
     assert done and json.loads((done[-1] / "trainer.json").read_text())["trainer"]["done"] < 4

@@ -2,7 +2,12 @@
 // The samples: which steps, groups and completions are shown, their filter, and their words.
 
 // What the page says of a completion's end. One that was shown was not sampled.
-const ENDS = { stop: "complete", length: "truncated", shown: "the right answer, which was shown" };
+const ENDS = {
+  stop: "complete",
+  length: "truncated",
+  enough: "ended where nothing more is scored",
+  shown: "the right answer, which was shown",
+};
 const TINTS = { alignment: "Alignment", logprob: "Log-prob", advantage: "Advantage" };
 const CONTEXT = 6; // words shown at each end of a long run of right words
 const MOST_TARGET = 60; // words of a target that is shown in full
