@@ -60,7 +60,7 @@ from grpo.tasks.supply import (
     training_set,
     window_of,
 )
-from grpo.variance import classify, common_trap
+from grpo.variance import MOSTLY_JUDGED, classify, common_trap
 
 # --- the levels of the prompts --------------------------------------------------------------------
 
@@ -89,7 +89,8 @@ class Curriculum(Resumable):
     because only these have a gradient. At first that share is as in `varied`, by level, or else 1,
     and all levels up to `open_to` (the first, if None) are open. The next one opens when the mean
     score of the hardest open level reaches OPEN_AT; a solved group counts as 1, whatever its score,
-    and a window as what the whole answer is expected to score.
+    and a window as what the whole answer is expected to score. A group does not count of which the
+    reward judged less than half.
 
     Every method depends on nothing but its arguments and the state, so a resumed run makes the same
     decisions.
@@ -165,10 +166,11 @@ class Curriculum(Resumable):
                 self.varied[level] += MEMORY * (varies - self.varied[level])
             if level == self.level:
                 value = group.problem.expected
-                if value is None:
+                if value is None and group.judged_share >= MOSTLY_JUDGED:
                     is_solved = group.class_name == "solved"
-                    value = 1.0 if is_solved else fmean(score.value for score in group.scores)
-                values.append(value)
+                    value = 1.0 if is_solved else fmean(score.value for score in group.judged)
+                if value is not None:
+                    values.append(value)
         if values:
             self.recent.append(values)
 
@@ -577,7 +579,8 @@ def sample_levels(
 ) -> list[Group]:
     """Return a scored and classified group for each of `count` distinct problems of each level.
 
-    There may be fewer, and a user's task need not have levels that are not `required`.
+    There may be fewer: a user's task need not have levels that are not `required`, and groups of
+    which the reward judged nothing are left out.
     """
     budget = config.max_new_tokens
     problems: list[Problem] = []
@@ -593,7 +596,8 @@ def sample_levels(
                 raise
 
     settings = EvaluationSettings.of(config, SURVEY_SEED, config.group_size)
-    groups = ranks.gather(evaluate(policy, supply.task, ranks.share(problems), settings))
+    answered = ranks.gather(evaluate(policy, supply.task, ranks.share(problems), settings))
+    groups = [group for group in answered if group.judged]
     for group in groups:
         group.class_name = classify(group, range_of(supply.task))
     return groups
@@ -601,7 +605,7 @@ def sample_levels(
 
 def summarise_survey(groups: Sequence[Group]) -> dict[str, Any]:
     """Return the figures of scored and classified groups: means over completions or groups."""
-    scores = [score for group in groups for score in group.scores]
+    scores = [score for group in groups for score in group.judged]
     return {
         "groups": len(groups),
         "value": fmean(score.value for score in scores),
@@ -711,13 +715,14 @@ MAX_SHARE = 0.05
 
 def target_score(stream: ProblemStream, problem: Problem) -> Score | None:
     """Return the score of a target; None if it is empty, as that of a row of the user's own may be,
-    or if the task compares completions, and so does not say what a target alone earns.
+    if the task compares completions, and so does not say what a target alone earns, or if the
+    reward does not judge it.
     """
     if not problem.target.strip() or compares(stream.task):
         return None
     turns = turns_of(stream.task, stream.policy.opened(problem), [problem.target])
     (score,) = scores_of(stream.task, problem, turns)
-    return score
+    return None if score.abstained else score
 
 
 def demonstration(policy: Policy, problem: Problem) -> Completion:

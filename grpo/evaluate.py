@@ -88,8 +88,7 @@ def evaluate(
     settings: EvaluationSettings = EvaluationSettings(),
     progress: ShowProgress = lambda part, done, total: None,
 ) -> list[Group]:
-    """Return one group of scored completions for each problem, except those of which the reward
-    judged no completion (if it judged any at all).
+    """Return one group of scored completions for each problem.
 
     Each completion is an independent draw. `progress` is called when a batch is about to be sampled
     or scored, with the number of problems that are done.
@@ -113,8 +112,7 @@ def evaluate(
         progress("scoring", start, len(problems))
         score_groups(task, found)
         groups += found
-    judged = [group for group in groups if not all(one.abstained for one in group.scores)]
-    return judged or groups
+    return groups
 
 
 # Global settings that a user's reward must not change: training continues with them.
@@ -179,14 +177,16 @@ def truncation_warning(line: dict[str, Any], where: str) -> str:
 
 def summarise(groups: Sequence[Group]) -> dict[str, Any]:
     """Return n, the mean value, the rate of exact answers and the mean of each component of the
-    reward, each with its 95 % interval, and the share of truncated completions.
+    reward, each with its 95 % interval, the share of truncated completions, and the number of those
+    that the reward did not judge, which are in no mean. It must have judged one.
 
     A problem counts once, by the mean of its samples: n and the intervals are over problems.
     """
-    values = [fmean(score.value for score in group.scores) for group in groups]
-    exact = [fmean(score.exact for score in group.scores) for group in groups]
+    judged = [group.judged for group in groups if group.judged]
+    values = [fmean(score.value for score in scores) for scores in judged]
+    exact = [fmean(score.exact for score in scores) for scores in judged]
     exact_low, exact_high = mean_interval(exact)  # of one sample each: of a binomial count
-    components = component_means([group.scores for group in groups])
+    components = component_means(judged)
     return {
         "n": len(values),
         **mean_of(values),
@@ -194,6 +194,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         "exact_low": exact_low,
         "exact_high": exact_high,
         "truncated": truncated_share(groups),
+        "unjudged": sum(score.abstained for group in groups for score in group.scores),
         "components": {name: mean_of(found) for name, found in components.items()},
     }
 

@@ -87,6 +87,16 @@ class Group:
         return [score.reward for score in self.scores]
 
     @property
+    def judged(self) -> list[Score]:
+        """The scores that a reward gave: one that abstained says nothing of its completion."""
+        return [score for score in self.scores if not score.abstained]
+
+    @property
+    def judged_share(self) -> float:
+        """The share of the completions that a reward judged."""
+        return len(self.judged) / len(self.scores)
+
+    @property
     def reward_std(self) -> float:
         """The standard deviation of the rewards, with divisor n; advantages use n - 1."""
         return pstdev(self.rewards)
@@ -221,8 +231,9 @@ def summaries(groups: Sequence[Group]) -> list[dict[str, Any]]:
             **group_values(group),
             "reward": fmean(group.rewards),
             "reward_std": group.reward_std,
-            "value": fmean(score.value for score in group.scores),
-            "exact": fmean(score.exact for score in group.scores),
+            # None if no completion was judged.
+            "value": fmean(score.value for score in group.judged) if group.judged else None,
+            "exact": fmean(score.exact for score in group.judged) if group.judged else None,
             "distinct": len(set(group.texts)),
             "tokens": group.tokens,
         }

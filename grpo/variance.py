@@ -30,6 +30,9 @@ COLLAPSED: tuple[GroupClass, ...] = ("identical", "failed", "tied")
 # The share is of the largest reward if the range is unknown.
 EQUAL = 1e-6
 
+# A group of which the reward judged a smaller share is not solved, whatever these few earn.
+MOSTLY_JUDGED = 0.5
+
 # The most times that a group is sampled again.
 RETRIES = 2
 
@@ -64,6 +67,7 @@ def classify(group: Group, reward_range: tuple[float, float] | None) -> GroupCla
     Rewards at the top of the `reward_range` are solved, unless the budget cut a completion off, and
     those at the bottom failed; an unknown range (None) has no ends. Identical right answers are
     solved, not collapsed. Identical completions have no gradient, whatever they were paid.
+    Completions that no reward judged have the mean reward of the others.
     """
     rewards = group.rewards
     lowest, highest = reward_range or (-math.inf, math.inf)
@@ -74,7 +78,8 @@ def classify(group: Group, reward_range: tuple[float, float] | None) -> GroupCla
 
     has_ended = not any(completion.is_truncated for completion in group.completions)
     is_highest = has_ended and min(rewards) >= highest - equal
-    if is_highest or all(score.exact for score in group.scores):
+    is_right = is_highest or all(score.exact for score in group.judged)
+    if is_right and group.judged_share >= MOSTLY_JUDGED:
         return "solved"
     if is_one or len(set(group.texts)) == 1:
         return "identical"
@@ -241,19 +246,19 @@ def _wasted(groups: Sequence[Group]) -> int:
     return sum(group.tokens for group in groups if group.action not in ("keep", "demonstrate"))
 
 
-def reward_metrics(first: Sequence[Group]) -> dict[str, float]:
-    """Return means over the completions of first tries that the reward judged (if it judged any),
-    and the rewards' standard deviation.
+def reward_metrics(first: Sequence[Group]) -> dict[str, float | None]:
+    """Return means over the completions of first tries that the reward judged, and the rewards'
+    standard deviation. If it judged none, `value` and `exact` are None.
 
     The parts of a score that are called "reward/..." are components of the reward.
     """
-    every = [score for group in first for score in group.scores]
-    scores = [score for score in every if not score.abstained] or every
+    judged = [score for group in first for score in group.judged]
+    scores = judged or [score for group in first for score in group.scores]
     return {
         "reward": fmean(score.reward for score in scores),
         "reward_std": stdev(score.reward for score in scores) if len(scores) > 1 else 0.0,
-        "value": fmean(score.value for score in scores),
-        "exact": fmean(score.exact for score in scores),
+        "value": fmean(score.value for score in judged) if judged else None,
+        "exact": fmean(score.exact for score in judged) if judged else None,
         **{name: mean for name, (mean,) in component_means([scores]).items()},
     }
 
@@ -278,7 +283,7 @@ def by_level(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
     return {
         str(level): {
             "groups": len(members),
-            "value": fmean(score.value for group in members for score in group.scores),
+            "value": reward_metrics(members)["value"],
             "group_std": fmean(group.reward_std for group in members),
             "class": dict(Counter(group.class_name for group in members)),
             "trap": dict(Counter(group.trap for group in members if group.trap)),

@@ -102,7 +102,8 @@ class Score:
       reward from its range to [0, 1]; a task whose range is unknown must give it. Give it again
       with another reward: ``dataclasses.replace(score, reward=0.9)`` keeps the value;
     - `exact`: whether the answer is completely right; `scores_of` marks one of value 1 as well. An
-      answer that the token budget cut off is never exact (see `without_end`);
+      answer that the token budget cut off is never exact (see `without_end`), nor is one that no
+      reward judged;
     - `parts`: numbers and labels that explain the reward, e.g. ``{"matches": 18, "gaps": 2,
       "trap": "copies A"}``. The label `trap` names the cheap strategy that the completion follows,
       or is None. An alarm is raised if most completions follow one;
@@ -122,6 +123,8 @@ class Score:
         object.__setattr__(self, "gives_value", self.value is not None)
         if self.value is None:
             object.__setattr__(self, "value", self.reward)
+        if self.abstained:
+            object.__setattr__(self, "exact", False)
 
     @property
     def abstained(self) -> bool:

@@ -421,7 +421,8 @@ class Run:
     def evaluate(self, purpose: str, levels: Collection[int]) -> list[dict[str, Any]]:
         """Score the policy for one of PURPOSES, on problems that it was not trained on.
 
-        Writes, shows and returns a line of eval.jsonl for each level that has such problems.
+        Writes, shows and returns a line of eval.jsonl for each level that has such problems, unless
+        the reward judged none of the answers.
         """
         measured = [each for level in sorted(levels) if (each := self._measure(purpose, level))]
         if not measured:
@@ -429,7 +430,7 @@ class Run:
 
         # The lines come last, because a resumed run takes them as a sign that this step has been
         # evaluated: the final evaluation follows the last checkpoint.
-        lines = [line for line, _ in measured]
+        lines = [line for line, _ in measured if line]
         *_, kind = PURPOSES[purpose]
         if kind:
             groups = [group for _, answers in measured for group in answers]
@@ -443,8 +444,12 @@ class Run:
                 self._warn_once(warning, f"truncated/{purpose}/{line['level']}")
         return lines
 
-    def _measure(self, purpose: str, level: int) -> tuple[dict[str, Any], list[Group]] | None:
-        """Return the line of eval.jsonl of a level, and the groups; None without problems."""
+    def _measure(
+        self, purpose: str, level: int
+    ) -> tuple[dict[str, Any] | None, list[Group]] | None:
+        """Return the line of eval.jsonl of a level, and the groups; None without problems. There is
+        no line if the reward judged no answer.
+        """
         trainer, config = self.trainer, self.trainer.config
         policy, task, asked = trainer.policy, trainer.task, config.max_new_tokens
         seed, size, _ = PURPOSES[purpose]
@@ -474,6 +479,11 @@ class Run:
             groups = trainer.ranks.gather(evaluate(policy, task, mine, settings, progress))
         for index, group in enumerate(groups):
             group.index = index
+        if not any(group.judged for group in groups):
+            none = f"the reward judged no answer to its {len(groups)} problems"
+            why = f"no {purpose} evaluation at level {level}: {none}"
+            self._warn_once(why, why)
+            return None, groups
 
         line = {
             "step": trainer.done,

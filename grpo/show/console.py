@@ -287,6 +287,8 @@ def evaluation_in_words(line: Record) -> str:
     )
     if line["truncated"]:
         details += f", truncated {line['truncated']:.3g}"
+    if line["unjudged"]:
+        details += f", {line['unjudged']} completions unjudged"
     if line["dropped"]:
         details += f"; {line['dropped']} dropped: the policy was trained on them"
     if line["too_long"]:
@@ -298,7 +300,8 @@ def evaluation_in_words(line: Record) -> str:
 def counted(line: Record) -> str:
     """Return the number of problems of an evaluation, and the number asked for if higher."""
     if line["n"] < line.get("asked", 0):
-        return f"n = {line['n']} distinct problems, {line['asked']} asked for"
+        kind = "judged" if line["unjudged"] else "distinct"
+        return f"n = {line['n']} {kind} problems, {line['asked']} asked for"
     return f"n = {line['n']}"
 
 

@@ -234,6 +234,8 @@ class Evaluation:
         what = f"{self.model}, level {level}{kind}"
         with Console(0, file=sys.stderr).working(what) as progress:
             groups = self._answer(task, found.problems, progress)
+        if not any(group.judged for group in groups):
+            raise UserError(f"{what}: the reward judged no answer to its {len(groups)} problems")
         return {
             "model": self.model,
             **self.config.mark,
@@ -385,22 +387,29 @@ def _say(text: str) -> None:
 
 
 def figures_of(groups: Sequence[Group]) -> Result:
-    """Return the figures of a result, among them how many answers are empty, and with several
-    samples pass@k for k = 1, 2, 4, ... and their number.
+    """Return the figures of a result, among them how many completions there are and how many of
+    them are empty, and with several samples pass@k for k = 1, 2, 4, ... and their number, over the
+    problems of which k were judged.
 
     The estimator of Chen et al. 2021 (arXiv:2107.03374) has no bias: of n samples of a problem, k
     are all wrong in comb(wrong, k) of comb(n, k) choices. Intervals are over problems, because the
     samples of one problem are not independent.
     """
-    empty = sum(not text.strip() for group in groups for text in group.texts)
-    figures = {**summarise(groups), "empty": empty}
-    n = min(len(group.scores) for group in groups)
-    if n == 1:
+    texts = [text for group in groups for text in group.texts]
+    empty = sum(not text.strip() for text in texts)
+    figures = {**summarise(groups), "completions": len(texts), "empty": empty}
+    counts = [  # of each problem: the judged samples, and the wrong ones among them
+        (len(group.judged), sum(not score.exact for score in group.judged)) for group in groups
+    ]
+    most, _ = max(counts)
+    if most == 1:
         return figures
 
-    wrongs = [sum(not score.exact for score in group.scores) for group in groups]
-    powers = [2**i for i in range(n.bit_length()) if 2**i < n]
-    rates = {k: [1 - comb(wrong, k) / comb(n, k) for wrong in wrongs] for k in (*powers, n)}
+    powers = [2**i for i in range(most.bit_length()) if 2**i < most]
+    rates = {
+        k: [1 - comb(wrong, k) / comb(n, k) for n, wrong in counts if n >= k]
+        for k in (*powers, most)
+    }
     figures["pass_at"] = [{"k": k, **mean_of(values)} for k, values in rates.items()]
     return figures
 
@@ -411,8 +420,8 @@ def add_differences(results: Sequence[Result]) -> None:
     of_first: dict[tuple, dict[str, float]] = {}
     for result in results:
         place = result["level"], result.get("foreign")
-        scores = {group.problem.key: group.scores for group in result["groups"]}
-        values = {key: fmean(score.value for score in each) for key, each in scores.items()}
+        scores = {group.problem.key: group.judged for group in result["groups"]}
+        values = {key: fmean(score.value for score in each) for key, each in scores.items() if each}
         if result["model"] == first:
             of_first[place] = values
         elif shared := sorted(values.keys() & of_first.get(place, {}).keys()):
@@ -431,7 +440,7 @@ def as_json(results: Sequence[Result]) -> bytes:
                 "target": group.problem.target,
                 "row": row_of(group.problem),
                 "completions": group.texts,
-                "scores": [score.value for score in group.scores],
+                "scores": [None if each.abstained else each.value for each in group.scores],
                 "exact": [bool(score.exact) for score in group.scores],
             }
             for group in result["groups"]
@@ -507,7 +516,13 @@ def _mean(entry: Result, sign: str = "") -> str:
 
 def _remarks(name: str, result: Result) -> Iterator[str]:
     if result["n"] < result["asked"]:
-        yield f"{result['n']} distinct problems at {name}; {result['asked']} asked for"
+        kind = "judged" if result["unjudged"] else "distinct"
+        yield f"{result['n']} {kind} problems at {name}; {result['asked']} asked for"
+    if result["unjudged"]:
+        yield (
+            f"warning: {name}: the reward did not judge {result['unjudged']} of "
+            f"{result['completions']} answers, which the figures leave out"
+        )
     if result["too_long"]:
         yield (
             f"{name}: {result['too_long']} problems do not fit the model's context or the budget "
@@ -515,8 +530,7 @@ def _remarks(name: str, result: Result) -> Iterator[str]:
         )
     if result["empty"]:
         yield (
-            f"warning: {name}: {result['empty']} of {result['n'] * result['samples']} answers are "
-            "empty"
+            f"warning: {name}: {result['empty']} of {result['completions']} answers are empty"
             + "; if reasoning takes the whole budget, give a larger --max-new-tokens"
             * bool(result["truncated"])
         )
@@ -525,10 +539,12 @@ def _remarks(name: str, result: Result) -> Iterator[str]:
 
 
 def _show_worst(console: RichConsole, name: str, groups: Sequence[Group]) -> None:
-    by_value = sorted(groups, key=lambda group: min(score.value for score in group.scores))
+    judged = [group for group in groups if group.judged]
+    by_value = sorted(judged, key=lambda group: min(score.value for score in group.judged))
     for group in by_value[:WORST]:
         pairs = zip(group.scores, group.completions)
-        score, completion = min(pairs, key=lambda pair: pair[0].value)
+        judged_pairs = (pair for pair in pairs if not pair[0].abstained)
+        score, completion = min(judged_pairs, key=lambda pair: pair[0].value)
         if score.exact:
             return
         console.print(f"\n{name}, score {score.value:.4f}", style="bold")

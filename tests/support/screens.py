@@ -46,6 +46,7 @@ def evaluation(level=25, mean=0.4123, temperature=1.0, **changes):
         "exact_low": 0.001,
         "exact_high": 0.036,
         "truncated": 0.0,
+        "unjudged": 0,
         **changes,
     }
 

@@ -49,6 +49,21 @@ class NoValidation(Few):
 """
 
 
+# Judges a validation row once, of the test rows the first, and of the harder ones none.
+FADING = """
+seen = set()
+
+def fading(prompt, completion):
+    split, _ = prompt.split()
+    if split == "train":
+        return len(set(completion)) % 2
+    if prompt in seen or split == "harder" or prompt in ("test 1", "test 2"):
+        return None
+    seen.add(prompt)
+    return float(split == "test")
+"""
+
+
 def evaluated(*arguments):
     """Return the lines that eval.py writes to --json."""
     assert evaluation.main([*arguments, "--json", "out.json"]) == 0

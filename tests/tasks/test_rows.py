@@ -7,6 +7,7 @@ import random
 import threading
 import time
 import unicodedata
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from itertools import count
@@ -26,6 +27,7 @@ from grpo.records import row_of
 from grpo.tasks.base import (
     ABSTAINED,
     SPLITS,
+    Score,
     component_means,
     problems_of,
     range_of,
@@ -481,6 +483,13 @@ def test_a_reward_that_abstains_leaves_the_baseline(functions, completions, rewa
     assert [score.abstained for score in found] == abstained
     judged = [reward for reward, is_out in zip(rewards, abstained, strict=True) if not is_out]
     assert fmean(judged) == fmean(rewards)
+
+
+def test_an_answer_that_no_reward_judged_is_never_right():
+    task = rows(reward=partly)
+    for texts, exact in [(["ab", "?"], [True, False]), (["?", "?"], [False, False])]:
+        assert [score.exact for score in scores_of(task, problem(), texts)] == exact
+    assert not replace(Score(1.0, {"reason": ABSTAINED}), exact=True).exact
 
 
 def test_a_component_that_abstains_is_not_in_its_mean():

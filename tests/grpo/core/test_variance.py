@@ -8,9 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from grpo.config import Config
-from grpo.records import CLASSES, Completion, Group
-from grpo.tasks.base import Problem, Score
-from grpo.variance import REMEDIES, TRAP_REMEDY, VarianceMonitor, classify, common_trap, histogram
+from grpo.records import CLASSES, Completion, Group, summaries
+from grpo.tasks.base import ABSTAINED, Problem, Score
+from grpo.variance import (
+    REMEDIES,
+    TRAP_REMEDY,
+    VarianceMonitor,
+    by_level,
+    classify,
+    common_trap,
+    histogram,
+    reward_metrics,
+)
 
 
 def group(class_name, action="keep", attempt=0, tokens=3, distinct=None):
@@ -66,6 +75,40 @@ def step(level=1, **counts):
 )
 def test_classes_by_hand(rewards, texts, class_name):
     assert class_of(rewards, texts) == class_name
+
+
+UNJUDGED = {"reason": ABSTAINED}
+
+
+def partly_judged(judged, unjudged, value):
+    """A group of different texts, of which the reward judged the first ones."""
+    scores = [Score(value, exact=value == 1)] * judged + [Score(value, UNJUDGED)] * unjudged
+    made = group("tied", distinct=8)
+    return replace(made, completions=made.completions[: len(scores)], scores=scores)
+
+
+@pytest.mark.parametrize(
+    "judged, unjudged, value, class_name",
+    [(4, 4, 1.0, "solved"), (1, 7, 1.0, "tied"), (4, 4, 0.0, "failed"), (0, 8, 0.5, "tied")],
+)
+def test_the_judged_completions_decide_the_class(judged, unjudged, value, class_name):
+    made = partly_judged(judged, unjudged, value)
+    assert classify(made, (0, 1)) == class_name
+    if value != 0:
+        assert classify(made, None) == class_name
+
+
+def test_what_the_reward_did_not_judge_is_in_no_figure():
+    made = partly_judged(1, 7, 1.0)
+    made.scores[0] = Score(0.5, exact=False)
+    none = partly_judged(0, 8, 0.5)
+    for groups, found in [([made, none], (0.5, 0)), ([none], (None, None))]:
+        figures = reward_metrics(groups)
+        assert (figures["value"], figures["exact"]) == found
+        assert figures["reward"] == 0.5
+        assert by_level(groups)["1"]["value"] == found[0]
+    lines = [(line["value"], line["exact"]) for line in summaries([made, none])]
+    assert lines == [(0.5, 0), (None, None)]
 
 
 @pytest.mark.parametrize("apart, class_name", [(1e-9, "tied"), (1e-5, "varied")])

@@ -10,7 +10,7 @@ import pytest
 from grpo.curriculum import ANNEAL_AT, FLOOR, MEMORY, OPEN_AT, WINDOW, Curriculum, easier_levels
 from grpo.records import Group
 from grpo.statistics import problems_needed
-from grpo.tasks.base import EXPECTED, Problem, Score
+from grpo.tasks.base import ABSTAINED, EXPECTED, Problem, Score
 
 MANY = 2 * problems_needed(OPEN_AT)  # groups that the running mean needs
 
@@ -130,6 +130,16 @@ def test_steps_that_the_interval_does_not_need_leave_the_window():
     curriculum = Curriculum([10, 25])
     assert through(curriculum, [groups(10, MANY, 0.0)] + [groups(10, MANY, 1.0)] * 2) == []
     assert through(curriculum, [groups(10, MANY, 1.0)])[0].kind == "open"
+
+
+def test_what_the_reward_did_not_judge_opens_no_level():
+    def partly(judged, unjudged, value):
+        scores = [Score(value)] * judged + [Score(1.0, {"reason": ABSTAINED})] * unjudged
+        return [replace(group(10), scores=scores)] * MANY
+
+    assert through(Curriculum([10, 25]), [partly(1, 15, 1.0)] * WINDOW) == []
+    assert through(Curriculum([10, 25]), [partly(8, 8, 0.85)] * WINDOW) == []
+    assert through(Curriculum([10, 25]), [partly(8, 8, 1.0) + partly(0, 16, 0.0)] * WINDOW)
 
 
 def test_few_prompts_do_not_open_a_level_by_luck():

@@ -28,7 +28,7 @@ from grpo.data.errors import UserError
 from grpo.records import Completion, Group
 from grpo.run.logs import load_run, read_metrics
 from grpo.run.session import Run
-from grpo.tasks.base import Problem, Score, split_of_key
+from grpo.tasks.base import ABSTAINED, Problem, Score, split_of_key
 from grpo.tasks.interleave import ONLY, TURNS, Interleave
 from grpo.tasks.registry import load_task
 from grpo.tasks.supply import Supply, problem_at, write_problems
@@ -207,6 +207,10 @@ def test_figures_of_a_level():
         "tokens": 16,
         "windows": 0.0,
     }
+
+    groups[2].scores[1] = Score(1.0, {"reason": ABSTAINED})
+    figures = summarise_survey(groups)
+    assert (figures["value"], figures["exact"]) == (pytest.approx(2.5 / 7), 2 / 7)
 
 
 TOYS = Path(__file__).parents[2] / "examples" / "by_chance.py"

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from screens import unbroken
-from small_evaluations import CLIMB, evaluated
+from small_evaluations import CLIMB, FADING, evaluated
 
 from grpo.config import load_config
 from grpo.data import corpus
@@ -31,11 +31,11 @@ from grpo.evaluate import (
 from grpo.records import Completion, Group
 from grpo.run.logs import groups_of, load_run, read_metrics
 from grpo.tasks.audit import audit
-from grpo.tasks.base import Problem, Score
+from grpo.tasks.base import ABSTAINED, SPLITS, Problem, Score
 from grpo.tasks.registry import load_task
 from grpo.tasks.supply import problem_at, write_problems
 from grpo.tools import evaluation
-from grpo.tools.evaluate import as_json, figures_of
+from grpo.tools.evaluate import add_differences, as_json, figures_of
 
 # --- which problems are used ------------------------------------------------------------------
 
@@ -80,6 +80,30 @@ def test_an_evaluation_without_problems_is_skipped_and_the_run_goes_on(run, caps
 
     assert evaluation.main(["--model", "runs/a", "--task", "few.py:Few", "--words", "1"]) == 2
     assert "no problem is left: all 2 that were found" in capsys.readouterr().err
+
+
+def test_an_evaluation_of_which_the_reward_judged_nothing_has_no_line(run, capsys):
+    Path("own.py").write_text(FADING)
+    rows = [{"prompt": f"{split} {n}", "split": split} for split in SPLITS for n in range(3)]
+    rows += [{"prompt": f"harder {n}", "split": "test", "level": 2} for n in range(3)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    own = ["--data", "rows.jsonl", "--reward-file", "own.py:fading"]
+    assert run(*own, "--max-new-tokens", "4") == 0
+    said = unbroken(capsys.readouterr().out)
+    nothing = "the reward judged no answer to its 3 problems"
+    assert said.count(f"warning: no report evaluation at level 1: {nothing}") == 1
+    assert [(line["step"], line["unjudged"]) for line in load_run("runs/a").evals] == [(0, 0)]
+
+    flags = ["--model", "runs/a", "--reward-file", "own.py:fading"]
+    (result,) = evaluated(*flags)
+    assert (result["n"], result["mean"], result["unjudged"]) == (1, 1, 2)
+    assert [each["scores"] for each in result["answers"]].count([None]) == 2
+    said = capsys.readouterr().out
+    assert "1 judged problems at level 1; 200 asked for" in said
+    assert "level 1: the reward did not judge 2 of 3 answers, which the figures leave out" in said
+
+    assert evaluation.main([*flags, "--levels", "1,2"]) == 2
+    assert f"runs/a, level 2: {nothing}" in capsys.readouterr().err
 
 
 # --- how completions are sampled --------------------------------------------------------------
@@ -212,6 +236,28 @@ def test_figures_are_means_over_problems():
     seven = figures_of([group(*"1234567")])["pass_at"]
     assert [entry["k"] for entry in seven] == [1, 2, 4, 7]
     assert "pass_at" not in figures_of([group("7")])
+
+
+def test_what_the_reward_did_not_judge_is_in_no_figure():
+    groups = [group("7", "7", "8", "8"), group("7", "8", "7", "7"), group("7", "8", "8", "8")]
+    unjudged = Score(1.0, {"reason": ABSTAINED})
+    groups[0].scores[2:] = [unjudged] * 2
+    groups[2].scores = [unjudged] * 4
+    figures = figures_of(groups)
+    assert (figures["n"], figures["unjudged"], figures["completions"]) == (2, 6, 12)
+    assert figures["mean"] == figures["exact"] == (1 + 0.75) / 2
+    means = [(entry["k"], entry["mean"]) for entry in figures["pass_at"]]
+    assert means == [(1, (1 + 0.75) / 2), (2, 1.0), (4, 1.0)]
+
+
+def test_models_are_compared_on_problems_that_were_judged_for_both():
+    unjudged = replace(group("8"), scores=[Score(0.5, {"reason": ABSTAINED})])
+    other = replace(group("8").problem, key="other")
+    pairs = [[group("7"), replace(unjudged, problem=other)], [unjudged, unjudged]]
+    pairs[1][1] = replace(group("8"), problem=other)
+    results = [{"model": name, "level": 1, "groups": each} for name, each in zip("ab", pairs)]
+    add_differences(results)
+    assert "difference" not in results[1]
 
 
 def test_components_have_means_and_intervals():

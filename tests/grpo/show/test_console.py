@@ -147,6 +147,11 @@ def test_the_line_of_a_step_shows_every_figure():
         ({"unit": "digits"}, "held-out score at 25 digits:"),
         ({"unit": ""}, "held-out score at level 25:"),
         ({"exact": 1.0, "exact_low": 0.9441, "exact_high": 1.0}, "exact 1 [0.944, 1.000])"),
+        (
+            {"n": 43, "asked": 60, "unjudged": 17},
+            "(n = 43 judged problems, 60 asked for, temperature 1, exact 0.01 [0.001, 0.036], 17 "
+            "completions unjudged)",
+        ),
     ],
 )
 def test_the_line_of_an_evaluation_says_what_was_measured(changes, words):
