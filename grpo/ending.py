@@ -61,12 +61,13 @@ def solves_level(line: Mapping[str, Any]) -> bool:
     """Return whether a held-out evaluation, a line of eval.jsonl, solves its level.
 
     The interval must begin at most MARGIN below SOLVED, and the budget may cut off one completion
-    of twenty: an answer needs an end. Fewer than NEEDED problems have no such interval; of them
-    nearly all answers must be right.
+    of twenty: an answer needs an end. The reward may leave one for twenty problems unjudged. Fewer
+    than NEEDED problems have no such interval; of them nearly all answers must be right.
     """
     is_high = reaches_mark(line["mean"], line["ci_low"], SOLVED)
     is_high |= line["n"] < NEEDED and line["mean"] >= EXHAUSTED
-    return is_high and line.get("truncated", 0.0) <= MARGIN
+    is_judged = line.get("unjudged", 0) <= MARGIN * line["n"]
+    return is_high and is_judged and line.get("truncated", 0.0) <= MARGIN
 
 
 def solved_step(evaluations: Sequence[Mapping[str, Any]], level: int) -> int | None:
@@ -299,18 +300,34 @@ class HeldOut(NamedTuple):
         return HeldOut(before, after, None if self.imitated is None else imitated)
 
     def paired(self, name: str) -> list[tuple[float, float, float]]:
-        """Return the mean "value" or "exact" of each problem that all answered: before training,
-        when reinforcement began, and after it.
+        """Return the mean "value" or "exact" of each problem that was judged each time: before
+        training, when reinforcement began, and after it.
         """
         before, begun, after = (
             {
-                group.problem.key: fmean(getattr(score, name) for score in group.scores)
+                group.problem.key: fmean(getattr(score, name) for score in group.judged)
                 for group in groups
+                if group.judged
             }
             for groups in (self.before, self.begun, self.after)
         )
         keys = [key for key in before if key in begun and key in after]
         return [(before[key], begun[key], after[key]) for key in keys]
+
+    @property
+    def unjudged(self) -> float:
+        """The share of the problems judged before training that the reward no longer judges."""
+        before = {
+            group.problem.key: group.judged_share
+            for group in (*self.before, *self.begun)
+            if group.judged
+        }
+        lost = [
+            before[key] - group.judged_share
+            for group in self.after
+            if (key := group.problem.key) in before
+        ]
+        return fmean(lost) if lost else 0.0
 
 
 def conclude(
@@ -372,6 +389,8 @@ def reach_verdict(
     figures = figures_of(metrics)
     collapse, trap = _collapse(level, answers, metrics)
     no_signal = "" if was_solved else _no_signal(metrics, figures)
+    # A mean of the problems that are left may rise because the wrong answers are left out.
+    is_unjudged = answers.unjudged > MARGIN
 
     decline = ""
     if high < 0:
@@ -384,14 +403,17 @@ def reach_verdict(
         ("no signal", no_signal and not figures["updated"], no_signal),
         ("collapsed", collapse, collapse),
         ("got worse", decline, decline),
-        ("not measured", not values, ""),
-        ("learned", low > 0 and figures["updated"] and not trap, ""),
+        ("not measured", not values and not is_unjudged, ""),
+        ("learned", low > 0 and figures["updated"] and not trap and not is_unjudged, ""),
         ("already solved", was_solved, ""),
         ("no signal", no_signal, no_signal),
         ("too short to tell", len(metrics) < MIN_STEPS and not stopped, ""),
         ("not learned", True, ""),
     ]
     kind, _, cause = next(row for row in rows if row[1])
+    if is_unjudged:
+        said = f"the reward no longer judges {answers.unjudged:.0%} of the held-out problems"
+        cause = f"{cause}; {said}" if cause else said
     endless = truncated_share(answers.after) if answers.after else 0.0
     if endless >= COLLAPSED_SHARE:
         said = f"{endless:.0%} of the held-out completions did not end within their token budget"
@@ -430,7 +452,7 @@ def _collapse(
     same wrong text is asked of the last steps of training.
     """
     scores, old = (
-        [score for group in groups for score in group.scores]
+        [score for group in groups for score in group.judged]
         for groups in (answers.after, answers.begun)
     )
     is_enough = len(scores) >= MIN_COMPLETIONS
@@ -466,7 +488,7 @@ def _wrong_texts(groups: Sequence[Group]) -> Counter[str]:
         text
         for group in groups
         for text, score in zip(group.texts, group.scores)
-        if not score.exact
+        if not (score.exact or score.abstained)
     )
 
 
@@ -549,7 +571,7 @@ def most_common_mistake(groups: Sequence[Group]) -> str:
         mistake_of(group, number)
         for group in groups
         for number, score in enumerate(group.scores)
-        if not score.exact
+        if not (score.exact or score.abstained)
     )
     wrong = mistakes.total()
     for name, count in mistakes.most_common(1):

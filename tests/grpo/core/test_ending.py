@@ -22,7 +22,9 @@ from grpo.ending import (
     solves_level,
 )
 from grpo.records import Completion, Group
-from grpo.tasks.base import EXPECTED, Problem, Score
+from grpo.tasks.base import ABSTAINED, EXPECTED, Problem, Score
+
+UNJUDGED = Score(0.5, {"reason": ABSTAINED})
 
 
 def group(class_name="varied", action="keep", attempt=0, value=0.5):
@@ -247,6 +249,65 @@ def verdict_on(before, after, steps=MIN_STEPS, was_solved=False, stopped=""):
 def test_verdicts_by_hand(before, after, options, kind, exit_status):
     verdict = verdict_on(before, after, **options)
     assert (verdict.kind, verdict.exit_status) == (kind, exit_status)
+
+
+def judged(**counts):
+    """A group for each of so many problems: "right", "wrong", or not judged ("none")."""
+    scores = {"right": Score(1.0, exact=True), "wrong": Score(0.0), "none": UNJUDGED}
+    names = [name for name, count in counts.items() for _ in range(count)]
+    return [answered(f"{name} {key}", scores[name], key=str(key)) for key, name in enumerate(names)]
+
+
+@pytest.mark.parametrize(
+    "after, n, kind, share",
+    [
+        (dict(none=40), 0, "not learned", "100%"),
+        (dict(right=8, none=32), 8, "not learned", "80%"),
+        (dict(right=37, none=3), 37, "not learned", "8%"),
+        (dict(right=38, none=2), 38, "learned", ""),
+    ],
+)
+def test_what_the_reward_no_longer_judges_is_not_learned(after, n, kind, share):
+    made = HeldOut(judged(wrong=40), judged(**after))
+    verdict = reach_verdict(10, made, metrics(60))
+    assert (verdict.n, verdict.kind) == (n, kind)
+    said = f"the reward no longer judges {share} of the held-out problems" if share else ""
+    assert verdict.cause == said and verdict.exit_status == (3 if share else 0)
+    short = reach_verdict(10, made, metrics(MIN_STEPS - 1))
+    assert short.kind == ("too short to tell" if share else kind) and short.cause == said
+
+
+def test_problems_that_were_never_judged_are_not_compared():
+    before, after = judged(none=20, wrong=40), judged(right=60)
+    verdict = reach_verdict(10, HeldOut(before, after), metrics(60))
+    assert (verdict.kind, verdict.n, verdict.before) == ("learned", 40, 0)
+    assert reach_verdict(10, HeldOut(judged(none=9), after), metrics(60)).kind == "not measured"
+
+
+def test_of_several_samples_as_many_must_be_judged_as_before():
+    def groups(value, judged):
+        scores = [Score(value, exact=value == 1)] * judged + [UNJUDGED] * (8 - judged)
+        texts = [Completion((1,), (0.0,), str(n), "stop") for n in range(8)]
+        one = answered("", UNJUDGED)
+        return [
+            replace(
+                one, problem=replace(one.problem, key=str(key)), completions=texts, scores=scores
+            )
+            for key in range(40)
+        ]
+
+    for counts, kind in [((8, 1), "not learned"), ((4, 4), "learned"), ((4, 8), "learned")]:
+        then, now = counts
+        made = HeldOut(groups(0.0, then), groups(1.0, now))
+        assert reach_verdict(10, made, metrics(60)).kind == kind
+
+
+def test_texts_that_the_reward_did_not_judge_are_neither_wrong_nor_a_collapse():
+    after = [
+        replace(one, completions=answered("same", UNJUDGED).completions) for one in judged(none=40)
+    ]
+    assert most_common_mistake(after) == ""
+    assert reach_verdict(10, HeldOut(judged(wrong=40), after), metrics(60)).kind == "not learned"
 
 
 def test_the_same_problems_are_compared_after_a_warm_start():
@@ -488,8 +549,9 @@ def test_the_verdict_is_on_the_hardest_level_that_was_learned():
 def test_solved_is_a_high_mean_with_evidence_and_an_end():
     line = report(0, 10, 0.97, ci_low=0.92, truncated=0.05)
     assert solves_level(line)
-    for less in ({"mean": 0.969}, {"ci_low": 0.919}, {"truncated": 0.06}):
-        assert not solves_level(line | less)
+    for less in ({"mean": 0.969}, {"ci_low": 0.919}, {"truncated": 0.06}, {"unjudged": 11}):
+        assert not solves_level(line | {"n": 200} | less)
+    assert solves_level(line | {"n": 200, "unjudged": 10})
 
 
 def test_too_few_held_out_problems_must_all_be_right():

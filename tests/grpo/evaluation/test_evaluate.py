@@ -92,6 +92,7 @@ def test_an_evaluation_of_which_the_reward_judged_nothing_has_no_line(run, capsy
     said = unbroken(capsys.readouterr().out)
     nothing = "the reward judged no answer to its 3 problems"
     assert said.count(f"warning: no report evaluation at level 1: {nothing}") == 1
+    assert "the reward no longer judges 100% of the held-out problems" in said
     assert [(line["step"], line["unjudged"]) for line in load_run("runs/a").evals] == [(0, 0)]
 
     flags = ["--model", "runs/a", "--reward-file", "own.py:fading"]
