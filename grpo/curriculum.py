@@ -781,6 +781,11 @@ def demonstrate(
         if not earned.exact or earned.reward <= max(group.rewards):
             continue
         scores = [*group.scores[:-1], earned]
+        # The answer raises the mean, which those that the reward did not judge must have.
+        mean = fmean(score.reward for score in scores if not score.abstained)
+        scores = [replace(one, reward=mean) if one.abstained else one for one in scores]
+        if mean == earned.reward:  # it is alone
+            continue
         copy = replace(
             group,
             completions=[*group.completions[:-1], *answer.completions],

@@ -14,7 +14,7 @@ from grpo import inspect, load_run
 from grpo.config import Config
 from grpo.curriculum import demonstrate, demonstration
 from grpo.data.errors import UserError
-from grpo.learn.advantages import token_advantages
+from grpo.learn.advantages import advantages, token_advantages
 from grpo.learn.batch import completion_logprobs, micro_batches
 from grpo.learn.optimizer import Optimizer
 from grpo.model.load import load_policy
@@ -22,7 +22,7 @@ from grpo.records import Completion, Group
 from grpo.report import outcome
 from grpo.run.logs import groups_of, write_rollouts
 from grpo.tasks import audit
-from grpo.tasks.base import Score, scores_of
+from grpo.tasks.base import ABSTAINED, Score, scores_of
 from grpo.tasks.interleave import Interleave
 from grpo.tools import train
 from grpo.trainer import Trainer
@@ -112,6 +112,18 @@ def test_a_problem_without_a_target_has_nothing_to_show(tiny_policy):
     stream = SimpleNamespace(next_index=0, task=task, at=lambda index, level: (index, problem))
     trainer = SimpleNamespace(stream=stream, curriculum=SimpleNamespace(levels=[2]))
     assert not Trainer.knows_answers.fget(trainer)
+
+
+def test_what_the_reward_did_not_judge_learns_nothing_from_an_answer_that_is_shown(tiny_policy):
+    unjudged = Score(0.5, {"reason": ABSTAINED})
+    wrong = group(tiny_policy, ["one", "two", "owl"])
+    wrong.scores = [replace(wrong.scores[0], reward=0.0), replace(unjudged, reward=0.0), unjudged]
+    (copy,) = demonstrate(tiny_policy, TASK, [wrong])
+    assert copy.rewards == [0.0, 0.5, 1.0]
+    assert advantages([copy.rewards])[0][1] == 0
+
+    wrong.scores, wrong.action = [unjudged] * 3, "skip"
+    assert demonstrate(tiny_policy, TASK, [wrong]) == [] and wrong.action == "skip"
 
 
 def test_the_copy_has_a_trap_of_its_own(tiny_policy):
