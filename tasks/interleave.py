@@ -137,7 +137,7 @@ class Interleave:
 
     def problem(self, a: Sequence[str], b: Sequence[str]) -> Problem:
         """Return the problem of interleaving the words `a` and `b`."""
-        a, b = list(a), list(b)
+        a, b = ([normalise(word) for word in words] for words in (a, b))
         return Problem(
             task=self.name,
             level=max(len(a), len(b)),
@@ -183,8 +183,7 @@ class Interleave:
 
     def draft(self, problem: Problem) -> "Guess":
         """Return a guesser for speculative decoding (see `grpo.tasks.base.Task`)."""
-        a, b = ([normalise(word) for word in problem.data[name]] for name in "ab")
-        return Guess(a, b, begun=split_words(problem.begun))
+        return Guess(problem.data["a"], problem.data["b"], begun=split_words(problem.begun))
 
     def score(self, problem: Problem, completions: Sequence[str]) -> list[Score]:
         """Return a Score for each completion.

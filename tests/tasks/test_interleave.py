@@ -1,4 +1,5 @@
 import random
+import unicodedata
 from itertools import pairwise
 
 import pytest
@@ -49,6 +50,18 @@ def test_the_problem_holds_texts_and_target():
     assert problem.prompt.endswith("\nA: Owls see.\nB: It rains,")
     assert problem.target == "Owls It see. rains,"
     assert problem.level == 2 and problem.data == {"a": ["Owls", "see."], "b": ["It", "rains,"]}
+
+
+def test_combining_accents_do_not_hide_a_trap():
+    """A problem of decomposed words is the problem of the same words composed."""
+    a, decomposed = (
+        [unicodedata.normalize(form, f"é{number}") for number in range(6)]
+        for form in ("NFC", "NFD")
+    )
+    task = Interleave()
+    problem = task.problem(decomposed, B)
+    assert problem == task.problem(a, B)
+    assert task.score(problem, [" ".join(a)])[0].parts["trap"] == "copies A"
 
 
 PARTS = ("words", "matches", "substitutions", "gaps", "first_divergence")
