@@ -10,7 +10,7 @@ docs/rewards.md has a table of what such strategies earn.
 
 import random
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -197,7 +197,8 @@ class Interleave:
         """
         target = split_words(problem.target)
         target_pairs = list(pairwise(target))
-        traps = TrapNames(problem.data["a"], problem.data["b"], target)
+        start = len(split_words(problem.begun))
+        traps = TrapNames(problem.data["a"], problem.data["b"], target, start)
 
         # A policy that has learned the task writes the same text many times.
         completions = [self._in_window(problem, text) for text in completions]
@@ -347,6 +348,11 @@ CHANGES = {
 # A strategy must explain at least this share of the steps.
 MIN_SHARE = 0.7
 
+# A completion ignores a text of three words or more if it has at least HEEDED of the other's words,
+# three or more, and of this one's IGNORED times that share at most: fillers match up to 12 %.
+HEEDED = 0.4
+IGNORED = 0.15
+
 
 class TrapNames:
     """Names the cheap strategy (the trap) that a completion follows, if it follows one.
@@ -355,11 +361,16 @@ class TrapNames:
     (as the target does), or takes turns with one text ahead of its place. A strategy is one kind of
     step throughout, or one kind up to some place and another kind after it. Shares of steps are
     robust: a single mistake changes one or two steps, whereas in a comparison place by place it
-    would shift all later words.
+    would shift all later words. Other completions may have words of one text alone, e.g. A with a
+    filler after each word.
+
+    `target` begins at word `start` of the interleaving.
     """
 
-    def __init__(self, a: Sequence[str], b: Sequence[str], target: list[str]):
+    def __init__(self, a: Sequence[str], b: Sequence[str], target: list[str], start: int):
         self.a, self.b, self.target = a, b, target
+        # The text of each word of the target.
+        self.owners = interleaved("A" * len(a), "B" * len(b))[start : start + len(target)]
         self.words = {*a, *b}
 
     @cached_property
@@ -389,6 +400,21 @@ class TrapNames:
 
         `alignment` is the best one with the target. A completion must not be nearly right.
         """
+        matched = [op.j for op in alignment.ops if op.kind == "match" and op.j is not None]
+        return self._cheap(words, matched) or self._ignoring(matched)
+
+    def _ignoring(self, matched: Sequence[int]) -> str | None:
+        """Return "ignores A" or "ignores B" if the words `matched` are nearly all of the other."""
+        right, wanted = Counter(self.owners[j] for j in matched), Counter(self.owners)
+        for text, other in ("AB", "BA"):
+            share, of_other = (right[each] / max(1, wanted[each]) for each in (text, other))
+            is_enough = share >= HEEDED and min(right[text], wanted[other]) >= 3
+            if is_enough and of_other <= IGNORED * share:
+                return f"ignores {other}"
+        return None
+
+    def _cheap(self, words: Sequence[str], matched: Sequence[int]) -> str | None:
+        """Return the name of the strategy that most steps follow, or None."""
         if not words:
             return "empty"
 
@@ -407,7 +433,6 @@ class TrapNames:
         found = self._strategy(once)
         if found == IN_TURN:
             # Few words match the last quarter of the target.
-            matched = [op.j for op in alignment.ops if op.kind == "match" and op.j is not None]
             near_end = sum(j >= 0.75 * length for j in matched)
             stops = len(words) < 0.8 * length and near_end <= length / 8
             return "stops half way" if stops else None

@@ -13,6 +13,8 @@ def strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:
         "copies B": list(b),
         "doubles A": [word for word in a for _ in range(2)],
         "doubles B": [word for word in b for _ in range(2)],
+        "ignores A": [word for each in b for word in ("~", each)],
+        "ignores B": [word for each in a for word in (each, "~")],
         "A then B": [*a, *b],
         "B then A": [*b, *a],
         "B first": interleaved(b, a),

@@ -124,7 +124,7 @@ def test_a_trap_is_named_when_seven_tenths_of_the_words_are_of_the_texts():
         ]
 
     assert trap(6) == "copies A"  # 14 of 20 words
-    assert trap(7) is None
+    assert trap(7) == "ignores B"
 
 
 @settings(max_examples=60)

@@ -11,7 +11,10 @@ from grpo.tasks.interleave import Interleave, interleaved
 from grpo.tasks.supply import problem_at
 
 PAID = (10, 25, 50, 100)
-IGNORE_A_TEXT = ("empty", "copies A", "copies B", "doubles A", "doubles B", "garbage")
+IGNORE_A_TEXT = (
+    *("empty", "copies A", "copies B", "doubles A", "doubles B", "ignores A", "ignores B"),
+    "garbage",
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +31,9 @@ def table(levels, samples):
             for index in range(samples):
                 problem = problem_at(task, seed=0, split="validation", level=level, index=index)
                 written = all_strategies(problem.data["a"], problem.data["b"])
+                written["A and the"] = [
+                    word for each in problem.data["a"] for word in (each, "the")
+                ]
                 texts = [" ".join(words) for words in written.values()]
                 for name, score in zip(written, task.score(problem, texts)):
                     earned.setdefault((name, level, reward), []).append(score.reward)
@@ -55,6 +61,8 @@ def test_strategies_by_hand():
         "copies B": "1 2 3 4 5 6",
         "doubles A": "a a b b c c d d e e f f",
         "doubles B": "1 1 2 2 3 3 4 4 5 5 6 6",
+        "ignores A": "~ 1 ~ 2 ~ 3 ~ 4 ~ 5 ~ 6",
+        "ignores B": "a ~ b ~ c ~ d ~ e ~ f ~",
         "A then B": "a b c d e f 1 2 3 4 5 6",
         "B then A": "1 2 3 4 5 6 a b c d e f",
         "B first": "1 a 2 b 3 c 4 d 5 e 6 f",
@@ -71,7 +79,8 @@ def test_strategies_by_hand():
 
 @pytest.mark.parametrize("level", PAID)
 def test_on_the_corpus_who_ignores_a_text_earns_next_to_nothing(pay, level):
-    earned = {name: pay[name, level, Interleave.rewards[0]] for name in IGNORE_A_TEXT}
+    names = (*IGNORE_A_TEXT, "A and the")
+    earned = {name: pay[name, level, Interleave.rewards[0]] for name in names}
     assert max(earned.values()) <= 0.1, earned
 
 
@@ -79,6 +88,7 @@ def test_on_the_corpus_who_ignores_a_text_earns_next_to_nothing(pay, level):
 def test_at_few_words_who_ignores_a_text_earns_next_to_nothing_too(level):
     earned = table([level], samples=50)
     assert max(earned[name, level, Interleave.rewards[0]] for name in IGNORE_A_TEXT) <= 0.03
+    assert 0.02 <= earned["A and the", level, Interleave.rewards[0]] <= 0.08
     assert earned["copies A", level, "prefix"] == pytest.approx(1 / 2 / level, abs=0.02)
 
 
@@ -227,6 +237,26 @@ def test_texts_of_different_lengths():
     assert named(problem, interleaved(a, b)) is None
     assert named(problem, interleaved(a, b)[:28]) == "stops half way"
     assert named(problem, a) == "copies A" and named(problem, b + a) == "B then A"
+
+
+def test_one_text_between_other_words_ignores_the_other_one():
+    a, b = [f"a{i}" for i in range(10)], [f"b{i}" for i in range(10)]
+    problem = TASK.problem(a, b)
+    noted = [word for each in a for word in (each, "~")]
+    assert named(problem, noted[:8]) == "ignores B"  # four of ten words
+    assert named(problem, noted[:6]) is None
+    assert named(problem, noted[:17] + ["b8"] + noted[18:]) == "ignores B"  # one by chance
+    assert named(problem, noted[:15] + ["b7", "a8", "b8"]) is None
+
+    # In a window, the words of the target are those behind `begun`.
+    part = TASK.window(problem, 11, start=5)  # b2 a3 b3 ... b7
+    assert named(part, ["~", "a3", "~", "a4", "~", "a5", "~", "a6", "~", "a7"]) == "ignores B"
+    assert named(part, ["b2", "~", "b3", "~", "b4", "~", "b5", "~"]) == "ignores A"
+
+    # Where the longer text runs on alone, the other one has no words, or a few.
+    for start in (3, 4):  # from b1 or a2 on
+        tail = TASK.window(TASK.problem(a, b[:2]), 6, start)
+        assert named(tail, ["~", "a2", "~", "a3", "~", "a4", "~"]) is None
 
 
 def test_two_steps_along_the_other_text_are_a_slip_three_are_a_change():
