@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from grpo.config import Config
 from grpo.records import WHY, Decision, Group, Resumable, first_tries, level_name, truncated_share
 from grpo.statistics import MARGIN, TAIL, mean_interval, problems_needed, reaches_mark
-from grpo.variance import common_trap
+from grpo.variance import MIXTURE, ONE_TEXT, common_trap
 
 # A level is solved if the mean of a held-out evaluation is at least SOLVED, and nothing more can be
 # learned there from a mean of EXHAUSTED on. That is higher than 0.99, because the mean on other
@@ -458,11 +458,16 @@ def _collapse(
     is_enough = len(scores) >= MIN_COMPLETIONS
 
     if trap := common_trap(scores):
-        since = _since(metrics, [line.get(f"traps/{trap}") or 0.0 for line in metrics])
-        if not since and trap == common_trap(old):
+        names = ONE_TEXT if trap == MIXTURE else (trap,)
+        shares = [sum(line.get(f"traps/{name}") or 0.0 for name in names) for line in metrics]
+        since = _since(metrics, shares)
+        share, old_share = (
+            fmean([score.parts.get("trap") in names for score in each] or [0.0])
+            for each in (scores, old)
+        )
+        if not since and old_share >= COLLAPSED_SHARE:
             return "", trap
         if is_enough or since:
-            share = fmean(score.parts.get("trap") == trap for score in scores)
             return f"{share:.0%} of the held-out completions are in the trap {trap!r}{since}", trap
 
     texts, old_texts = _wrong_texts(answers.after), _wrong_texts(answers.begun)

@@ -45,6 +45,10 @@ ALARM_SHARE = 0.5
 TRUNCATED = "truncated"
 TRAP = "trap "
 
+# Traps of the interleave task that earn by one text alone; a mixture of them is a trap, too.
+ONE_TEXT = ("copies A", "copies B", "doubles A", "doubles B", "ignores A", "ignores B")
+MIXTURE = "ignores a text"
+
 REMEDIES: dict[str, str] = {
     "identical": "every completion of a group is the same text: give a lower --learning-rate, or "
     "--beta 0.02",
@@ -87,11 +91,13 @@ def classify(group: Group, reward_range: tuple[float, float] | None) -> GroupCla
 
 
 def common_trap(scores: Sequence[Score]) -> str | None:
-    """Return the most common trap of the completions if at least half of them are in it."""
+    """Return the most common trap of the completions, or else MIXTURE, if at least half of them are
+    in it.
+    """
     traps = Counter(score.parts.get("trap") for score in scores)
     del traps[None]
-    name = max(traps, key=traps.__getitem__, default=None)
-    return name if 2 * traps[name] >= len(scores) else None
+    counts = [*traps.most_common(1), (MIXTURE, sum(traps[name] for name in ONE_TEXT))]
+    return next((name for name, count in counts if 2 * count >= len(scores) > 0), None)
 
 
 class VarianceMonitor(Resumable):

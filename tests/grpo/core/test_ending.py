@@ -443,6 +443,33 @@ def test_few_completions_in_a_trap_prove_nothing_unless_those_of_training_agree(
         assert reach_verdict(10, trapped, trained_by(shares)).kind == kind
 
 
+@pytest.mark.parametrize(
+    "before, shares, kind",
+    [
+        (answers(BEFORE), [0.0] * 60, "collapsed"),
+        # At a level that was not trained it is no collapse.
+        (answers(BEFORE, **TRAPPED), [0.0] * 60, "not learned"),
+        (answers(BEFORE, **TRAPPED), [0.2] * 59 + [0.5], "collapsed"),
+    ],
+)
+def test_traps_that_ignore_a_text_count_together(before, shares, kind):
+    traps = ["copies A", "copies B", "doubles A", "ignores B", *[None] * 4]
+    after = [
+        each
+        for number, key in enumerate(PROBLEMS)
+        for each in answers({key: 0.5}, parts={"trap": traps[number % 8]})
+    ]
+    lines = [
+        line | {"traps/copies B": share / 2, "traps/ignores B": share / 2}
+        for line, share in zip(trained_by([0.0] * 60), shares)
+    ]
+    verdict = reach_verdict(10, HeldOut(before, after), lines)
+    assert (verdict.kind, verdict.trap) == (kind, "ignores a text")
+    assert kind != "collapsed" or verdict.cause.startswith(
+        "50% of the held-out completions are in the trap 'ignores a text'"
+    )
+
+
 def partly(count, text, **others):
     """Answers of which `count` of 40 are one text, which earns 0.5."""
     same, rest = list(PROBLEMS)[:count], list(PROBLEMS)[count:]

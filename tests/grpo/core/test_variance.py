@@ -277,6 +277,9 @@ def test_truncated_completions_are_alarmed():
         ([None, None], None),
         (["b", "a", "a"], "a"),
         (["b", "b", "a", "a"], "b"),  # half and half: the first of them
+        (["copies A", "ignores A", None, None], "ignores a text"),
+        (["copies A", "copies A", "ignores A", None], "copies A"),
+        ([], None),
     ],
 )
 def test_the_trap_of_a_group_holds_half_of_it(traps, common):
