@@ -474,8 +474,8 @@ def _collapse(
     text, most = next(iter(texts.most_common(1)), ("", 0))
     if is_enough and most >= COLLAPSED_SHARE * len(scores):
         share = most / len(scores)
-        if old and old_texts[text] / len(old) > share:
-            return "", "one wrong text"  # what it came from, and leaves
+        if old and old_texts[text] / len(old) >= share:
+            return "", "one wrong text"  # what it came from
         return f"{share:.0%} of the held-out completions are the same wrong text", ""
 
     # Right answers may be identical too, where the highest reward is not known.

@@ -497,6 +497,12 @@ def identical_from_step_11():
         (answers(BEFORE), answers(RISEN, text="yes", exact=True), metrics(60), "learned", ""),
         # One that it leaves: not learned yet.
         (partly(38, "the owl"), partly(22, "the owl"), metrics(60), "not learned", ""),
+        # One that it keeps, while other answers get better.
+        (partly(24, "the owl"), partly(24, "the owl"), metrics(60), "not learned", ""),
+        (partly(24, "the owl")[:24] + answers(BEFORE)[24:], partly(24, "the owl"), metrics(60),
+            "not learned", ""),
+        (partly(24, "the owl"), partly(25, "the owl"), metrics(60), "collapsed",
+            "62% of the held-out completions are the same wrong text"),
         # Groups that are one wrong text each; without a known range right answers are, too.
         (answers(BEFORE), answers(RISEN), identical_from_step_11(), "collapsed",
             "50% of the last training groups wrote one wrong text each, since step 11"),
