@@ -490,7 +490,7 @@ def _collapse(
 
 def _wrong_texts(groups: Sequence[Group]) -> Counter[str]:
     return Counter(
-        text
+        " ".join(text.split())
         for group in groups
         for text, score in zip(group.texts, group.scores)
         if not (score.exact or score.abstained)

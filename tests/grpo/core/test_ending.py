@@ -503,6 +503,9 @@ def identical_from_step_11():
             "not learned", ""),
         (partly(24, "the owl"), partly(25, "the owl"), metrics(60), "collapsed",
             "62% of the held-out completions are the same wrong text"),
+        # White space makes no other text.
+        (answers(BEFORE), partly(10, "the owl")[:10] + partly(20, " the  owl\n")[10:], metrics(60),
+            "collapsed", "50% of the held-out completions are the same wrong text"),
         # Groups that are one wrong text each; without a known range right answers are, too.
         (answers(BEFORE), answers(RISEN), identical_from_step_11(), "collapsed",
             "50% of the last training groups wrote one wrong text each, since step 11"),
