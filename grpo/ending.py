@@ -395,6 +395,8 @@ def reach_verdict(
     decline = ""
     if high < 0:
         decline = "the held-out score fell by more than chance explains"
+    elif was_solved and after is not None and after < SOLVED - MARGIN:
+        decline = "the level was solved before training, and is not any more"
     elif _gain(exact, chances)[1] < 0:
         _, then, now = map(fmean, zip(*exact))
         decline = f"exact answers fell from {then:.3f} to {now:.3f}, which the score does not show"

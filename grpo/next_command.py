@@ -116,7 +116,7 @@ def _advice(run: EndedRun, verdict: Verdict) -> tuple[str, str]:
     if kind in ("collapsed", "got worse"):
         if verdict.trap and reward != config.reward:
             return other_reward
-        if kind == "got worse" and verdict.high is not None and verdict.high >= 0:
+        if verdict.cause.startswith("exact answers fell"):
             return "a reward that only exact answers earn in full", run.inspection
         assert config.learning_rate is not None, "the configuration is resolved"
         rate = f"--learning-rate {config.learning_rate / 3:.2g}"

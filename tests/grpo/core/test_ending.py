@@ -238,6 +238,11 @@ def verdict_on(before, after, steps=MIN_STEPS, was_solved=False, stopped=""):
         ([0.2] * 64, [0.9] * 64, {"stopped": "no group"}, "learned", 3),
         ([1.0] * 64, [1.0] * 64, {"was_solved": True}, "already solved", 0),
         ([1.0] * 64, [0.1] * 64, {"was_solved": True}, "got worse", 3),
+        # Too few problems for the interval: solved before, and not any more.
+        ([1.0] * 5, [0.0] * 5, {"was_solved": True}, "got worse", 3),
+        ([1.0] * 44, [1.0] * 39 + [0.0] * 5, {"was_solved": True}, "got worse", 3),
+        ([1.0] * 5, [1.0, 1.0, 1.0, 1.0, 0.6], {"was_solved": True}, "already solved", 0),
+        ([], [], {"was_solved": True}, "not measured", 0),
         ([0.2] * 64, [0.2] * 64, {}, "not learned", 3),
         ([0.9] * 64, [0.2] * 64, {}, "got worse", 3),
         ([0.2] * 64, [0.2] * 64, {"steps": MIN_STEPS - 1}, "too short to tell", 0),
@@ -538,7 +543,7 @@ def test_groups_of_one_wrong_text_at_another_level_are_no_collapse():
 
 
 def test_a_solved_level_without_a_gradient_is_no_failure():
-    right = held_out(RISEN, RISEN)
+    right = held_out(dict.fromkeys(PROBLEMS, 1.0), dict.fromkeys(PROBLEMS, 0.92))
     kind = reach_verdict(10, right, of_classes(60, 0, solved=4), was_solved=True).kind
     assert kind == "already solved"
 

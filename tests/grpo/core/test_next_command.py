@@ -84,6 +84,7 @@ EASIER = ("easier problems first", "--level 10")
         (PAIRS, TRAPPED, *SLOWER),
         (SIMILARITY, verdict("collapsed"), *SLOWER),
         (SIMILARITY, verdict("got worse", high=-0.1), *SLOWER),
+        (SIMILARITY, verdict("got worse", high=0.1), *SLOWER),  # of few problems
         (PAIRS, verdict("no signal", degenerate="failed", truncated=0.9), *EASIER),
         (PAIRS, verdict("no signal", degenerate="identical"), *EASIER),
         (PAIRS, verdict("no signal", degenerate="tied"), *EASIER),
@@ -104,7 +105,7 @@ def test_a_run_that_failed_has_one_remedy_in_words_and_as_a_command(run, cause, 
 
 
 def test_a_reward_that_pays_for_wrong_answers_is_to_be_looked_at():
-    cheated = verdict("got worse", high=0.4)
+    cheated = verdict("got worse", cause="exact answers fell from 1.000 to 0.500")
     assert advice(PAIRS, cheated) == ("try a reward that only exact answers earn in full", LOOK)
 
 
