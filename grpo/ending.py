@@ -198,6 +198,7 @@ def _trap_of(groups: Sequence[Group]) -> str:
 Failure = Literal["not learned", "collapsed", "got worse", "no signal"]
 Kind = Failure | Literal["learned", "already solved", "too short to tell", "not measured"]
 FAILED: tuple[Failure, ...] = get_args(Failure)
+FALLEN: tuple[Failure, ...] = ("collapsed", "got worse")
 
 
 @dataclass(frozen=True)
@@ -340,9 +341,9 @@ def conclude(
 ) -> Verdict:
     """Return the verdict on a run that was asked for `level`, from its logs and `answers`.
 
-    If the run learned nothing there, it is the verdict on the hardest level at which it learned,
-    unless the policy collapsed or got worse at the level that it was training on. `evaluations` are
-    the lines of eval.jsonl.
+    If the run learned nothing there, it is the verdict on the hardest level that it trained on and
+    at which the policy collapsed or got worse, or else on the hardest at which it learned.
+    `evaluations` are the lines of eval.jsonl.
     """
     was_solved = {level: False} | {
         line["level"]: solves_level(line)
@@ -354,10 +355,12 @@ def conclude(
         for each in sorted(was_solved, reverse=True)
     }
     chosen = verdicts[level]
-    last = metrics[-1].get("levels", {}) if metrics else {}
-    has_fallen = chosen.kind in ("collapsed", "got worse") and str(level) in last
-    if not has_fallen and chosen.kind != "learned":
-        chosen = next((each for each in verdicts.values() if each.kind == "learned"), chosen)
+    trained = {name for line in metrics for name in line.get("levels", {})}
+    if chosen.kind != "learned":
+        every = [chosen, *verdicts.values()]
+        fallen = (each for each in every if each.kind in FALLEN and str(each.level) in trained)
+        learned = (each for each in every if each.kind == "learned")
+        chosen = next(fallen, None) or next(learned, chosen)
 
     at_level = answers.at(chosen.level)
     return replace(

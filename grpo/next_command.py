@@ -7,7 +7,7 @@ from pathlib import Path
 
 from grpo.config import FROM_PYTHON, Config
 from grpo.data.errors import command_of, quoted
-from grpo.ending import Verdict
+from grpo.ending import FALLEN, Verdict
 from grpo.evaluate import TOO_MANY_TRUNCATED
 from grpo.tasks.base import Task, levels_of, problems_of, range_of
 from grpo.tasks.registry import REWARD_FILE, programs_in
@@ -103,7 +103,7 @@ def _advice(run: EndedRun, verdict: Verdict) -> tuple[str, str]:
     reward = next(iter(run.task.rewards), config.reward)
     other_reward = f"the task's default reward, --reward {reward}", run.again(f"--reward {reward}")
 
-    is_open = kind == "too short to tell" or verdict.level != config.level
+    is_open = kind == "too short to tell" or verdict.level != config.level and kind not in FALLEN
     if is_open and verdict.untaught <= NEARLY_UNTAUGHT:
         return "", longer
     if kind == "already solved" or verdict.solved_step is not None:
@@ -113,7 +113,7 @@ def _advice(run: EndedRun, verdict: Verdict) -> tuple[str, str]:
     if config.control != "none":
         return "", run.again("--control none")
 
-    if kind in ("collapsed", "got worse"):
+    if kind in FALLEN:
         if verdict.trap and reward != config.reward:
             return other_reward
         if verdict.cause.startswith("exact answers fell"):

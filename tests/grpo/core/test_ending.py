@@ -587,6 +587,25 @@ def test_the_verdict_is_on_the_hardest_level_that_was_learned():
     assert (verdict.kind, verdict.level) == ("got worse", 25)
 
 
+def test_a_level_that_was_trained_and_collapsed_is_not_hidden_by_an_easier_one():
+    """Of a run that was asked for 50 words and trained on 10 and 25."""
+    before = answers(PROBLEMS, 10) + answers(PROBLEMS, 25) + answers(PROBLEMS, 50)
+    after = answers(dict.fromkeys(PROBLEMS, 0.9), 10) + copier(level=25) + answers(PROBLEMS, 50)
+    lines = [report(0, level, 0.5) for level in (10, 25, 50)]
+    levels = {"10": {"groups": 4, "class": {}}, "25": {"groups": 4, "class": {}}}
+
+    made = metrics(60)
+    made[30]["levels"] = levels  # not in the last step
+    verdict = conclude(50, HeldOut(before, after), made, lines)
+    assert (verdict.kind, verdict.level, verdict.exit_status) == ("collapsed", 25, 3)
+    assert conclude(50, HeldOut(before, after), metrics(60), lines).level == 10  # not trained
+
+    # The level that it was asked for comes first.
+    learned = after[:80] + answers(dict.fromkeys(PROBLEMS, 0.9), 50)
+    verdict = conclude(50, HeldOut(before, learned), made, lines)
+    assert (verdict.kind, verdict.level) == ("learned", 50)
+
+
 def test_solved_is_a_high_mean_with_evidence_and_an_end():
     line = report(0, 10, 0.97, ci_low=0.92, truncated=0.05)
     assert solves_level(line)

@@ -82,6 +82,7 @@ EASIER = ("easier problems first", "--level 10")
     [
         (SIMILARITY, TRAPPED, *OTHER_REWARD),
         (PAIRS, TRAPPED, *SLOWER),
+        (PAIRS, replace(TRAPPED, level=10), *SLOWER),
         (SIMILARITY, verdict("collapsed"), *SLOWER),
         (SIMILARITY, verdict("got worse", high=-0.1), *SLOWER),
         (SIMILARITY, verdict("got worse", high=0.1), *SLOWER),  # of few problems
