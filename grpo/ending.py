@@ -3,8 +3,9 @@
 The verdict compares the policy after training with the policy before it, problem by problem, on the
 same held-out problems. The score alone does not decide: copying one text earns half of the
 similarity. So a policy that fell into a trap or into one wrong text has collapsed whatever its
-score, one that gives fewer exact answers got worse, and one that hardly any step updated had no
-signal to learn from. Nothing here imports torch, because the report reads verdicts.
+score, one that gives fewer exact answers got worse, one that earns less reward has not learned, and
+one that hardly any step updated had no signal to learn from. Nothing here imports torch, because
+the report reads verdicts.
 """
 
 from collections import Counter, deque
@@ -395,25 +396,33 @@ def reach_verdict(
     # A mean of the problems that are left may rise because the wrong answers are left out.
     is_unjudged = answers.unjudged > MARGIN
 
+    # Problems lost since reinforcement began; one may be chance.
+    lost = sum(then - now for _, then, now in values)
     decline = ""
     if high < 0:
         decline = "the held-out score fell by more than chance explains"
-    elif was_solved and after is not None and after < SOLVED - MARGIN:
+    elif was_solved and lost > 1 and after is not None and after < SOLVED - MARGIN:
         decline = "the level was solved before training, and is not any more"
     elif _gain(exact, chances)[1] < 0:
         _, then, now = map(fmean, zip(*exact))
         decline = f"exact answers fell from {then:.3f} to {now:.3f}, which the score does not show"
+
+    less = ""
+    if low > 0:
+        _, then, now = map(fmean, zip(*answers.paired("reward")))
+        if now < then:
+            less = f"the mean reward fell from {then:.4g} to {now:.4g}, although the score rose"
 
     rows: list[tuple[Kind, Any, str]] = [  # the first that holds, and its cause
         ("no signal", no_signal and not figures["updated"], no_signal),
         ("collapsed", collapse, collapse),
         ("got worse", decline, decline),
         ("not measured", not values and not is_unjudged, ""),
-        ("learned", low > 0 and figures["updated"] and not trap and not is_unjudged, ""),
+        ("learned", low > 0 and figures["updated"] and not (trap or less or is_unjudged), ""),
         ("already solved", was_solved, ""),
         ("no signal", no_signal, no_signal),
-        ("too short to tell", len(metrics) < MIN_STEPS and not stopped, ""),
-        ("not learned", True, ""),
+        ("too short to tell", len(metrics) < MIN_STEPS and not stopped, less),
+        ("not learned", True, less),
     ]
     kind, _, cause = next(row for row in rows if row[1])
     if is_unjudged:

@@ -537,6 +537,24 @@ def test_what_a_score_does_not_show(before, after, lines, kind, cause):
     assert verdict.trap == ("copies A" if "trap" in cause else verdict.trap)
 
 
+def test_a_reward_that_fell_is_nothing_learned_though_the_score_rose():
+    """Of an unknown range, the score of a reward says little about the size of a loss."""
+
+    def verdict(last, steps):
+        before, after = answers(PROBLEMS), answers(PROBLEMS)
+        for number, (then, now) in enumerate(zip(before, after)):
+            reward = last if number % 10 == 9 else 20.0
+            then.scores = [Score(0.0, value=0.5)]
+            now.scores = [Score(reward, value=(1 + reward / (1 + abs(reward))) / 2)]
+        return reach_verdict(10, HeldOut(before, after), metrics(steps))
+
+    lost, short = verdict(-1000.0, 60), verdict(-1000.0, 10)
+    assert (lost.kind, short.kind) == ("not learned", "too short to tell") and lost.low > 0
+    cause = "the mean reward fell from 0 to -82, although the score rose"
+    assert lost.cause == short.cause == cause
+    assert verdict(20.0, 60).kind == "learned"
+
+
 def test_groups_of_one_wrong_text_at_another_level_are_no_collapse():
     made = HeldOut(answers(BEFORE, 25), answers(RISEN, 25))
     assert reach_verdict(25, made, identical_from_step_11()).kind == "learned"
