@@ -242,6 +242,7 @@ def verdict_on(before, after, steps=MIN_STEPS, was_solved=False, stopped=""):
         ([1.0] * 5, [0.0] * 5, {"was_solved": True}, "got worse", 3),
         ([1.0] * 44, [1.0] * 39 + [0.0] * 5, {"was_solved": True}, "got worse", 3),
         ([1.0] * 5, [1.0, 1.0, 1.0, 1.0, 0.6], {"was_solved": True}, "already solved", 0),
+        ([1.0] * 10, [1.0] * 9 + [0.0], {"was_solved": True}, "already solved", 0),  # by chance
         ([], [], {"was_solved": True}, "not measured", 0),
         ([0.2] * 64, [0.2] * 64, {}, "not learned", 3),
         ([0.9] * 64, [0.2] * 64, {}, "got worse", 3),

@@ -33,7 +33,7 @@ def group(class_name, action="keep", attempt=0, tokens=3, distinct=None):
         Problem("t", 1, "p", "x", "k"),
         (1,),
         1.0,
-        [Completion((1,) * tokens, (0.0,) * tokens, text, "stop") for text in texts],
+        [Completion((int(text),) * tokens, (0.0,) * tokens, text, "stop") for text in texts],
         attempt,
         [Score(0.5)] * 8,
         class_name,
