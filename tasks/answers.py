@@ -16,8 +16,10 @@ has:
 `integer_in` is for bare answers. The integer is looked for in the last box, else behind the last
 "=", "answer:" or "is" before a number, else in the whole text.
 
-All numbers in that place must have the same value; the reader never picks one of several. Formulas
-that are not worked out (7 * 7), bounds and denials are no numbers.
+A minus before a box belongs to it. All numbers in that place must have the same value; the reader
+never picks one of several. Formulas that are not worked out (7 * 7), bounds (x < 7, at most 7),
+denials (not 7, 7 is wrong), ±7 and multiples (7 dozen) are no numbers. Units are not read, and the
+percent sign is one: 7% is 7.
 
 docs/data-and-tasks.md compares it with math-verify.
 """
@@ -43,50 +45,79 @@ _ANSWER = re.compile(
 )
 _SENTENCE = re.compile(r"\banswer is:?(.*?)(?:[.!](?!\S)|$)", re.IGNORECASE | re.MULTILINE)
 _HASHES = re.compile(r"####(.*)$", re.MULTILINE)
-_BRACE = re.compile(r"(\\boxed\s*)?\{|\}")
+
+# A sign, and what may stand between it and its number: brackets, marks and LaTeX's commands.
+_DASH = r"\-‐‑−–"
+_SIGN = rf"(?: [{_DASH}+] | \b (?: minus | negative ) \b )"
+_OPEN = rf"(?: \\[a-z]+ | [^\w.,:;!?=<>%/{_DASH}+] | _ )*+"
+
+# A brace. A box begins at the signs before it; the minus of "60 - \boxed{8}" is an operator.
+_BRACE = re.compile(
+    rf"""
+    (?P<box>
+        (?: (?<! [\w)}}] ) (?<! [\d)}}]\s ) (?P<signs> (?: {_SIGN} \s?+ | ± | \\(?:pm|mp) ){{1,3}} )
+            [\s\\$*_(\[]{{0,8}} )?
+        \\boxed \s* )? \{{ | \}}
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
 
 # What the integer of a bare answer follows.
 _MARKER = re.compile(
-    r"(?<![<>!])=|<answer>|\banswer\W{0,4}(?::|is\b)|\bequals\b"
-    r"|\b(?:is|makes|gives)\b(?=[\W_]{0,8}\d)",
+    r"(?<!not)(?<!not\s)(?<!never\s)(?:(?<![<>!~/])=|<answer>|\banswer\W{0,4}(?::|is\b)|\bequals\b"
+    r"|\b(?:is|makes|gives)\b(?=[\W_]{0,8}\d))",
     re.IGNORECASE,
 )
 
 # A number with its sign and currency: 2 1/2, or with groups of three digits, a fraction part or a
 # denominator.
 _NUMBER = re.compile(
-    r"""
-    (?P<sign> [-+−–] | \b (?: minus | negative ) \b )? \s? [$€£¥]? \s?
+    rf"""
+    (?P<signs> (?: {_SIGN} {_OPEN} )++ )?
     (?: (?P<whole> \d++ ) \s++ (?P<over> \d++ ) \s? / \s? (?P<under> \d++ )
-      | (?P<digits> \d{1,3} (?P<joint> [,_ \u00a0\u2007\u2009\u202f] ) \d{3}
-            (?: (?P=joint) \d{3} )* (?! \d ) (?: \.\d* )?
+      | (?P<digits> \d{{1,3}} (?P<joint> [,_ \u00a0\u2007\u2009\u202f] ) \d{{3}}
+            (?: (?P=joint) \d{{3}} )* (?! \d ) (?: \.\d* )?
           | \d+ (?: \.\d* )? | \.\d+ )
         (?: \s? / \s? (?P<denominator> \d+ ) )? )
     """,
-    re.VERBOSE,
+    re.VERBOSE | re.IGNORECASE,
 )
+_TAG = re.compile(r"<<[^<>]*>>|</?[a-z|][^<>]*>", re.IGNORECASE)  # <b>, </s>, <<9*2=18>>
 _FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
-_MARKS = re.compile(r"\\(?:text|mathrm|boxed|left|right|[,;!$%])|[{}*`]")
+_AROUND = re.compile(r"\A[\s*_`$]+|(?<![\s*_`$.])[\s*_`$.]+\Z")
+_MARKS = re.compile(r"\\(?:(?:text|mathrm|boxed|left|right)(?![a-z])|[,;!$%])|[{}*`]")
 _UNIT_POWER = re.compile(r"(?<=m|t)\^?[23](?!\d)|(?<=\bin)\^?[23](?!\d)")  # m2, ft^2, in3
 
 # What makes the value another one than that of the number which stands there.
 _NO_ANSWER = re.compile(
     r"""
+    # functions, powers and multiples
     \\? sqrt | \\ (?: pi | binom | log | ln | sin | cos | tan ) (?! [a-z] ) | [√∛π¼-¾⅐-⅞]
-    | \b (?: hundred | thousand | million | billion | trillion ) \b
-    | \d [kK] \b | \d [²³] | (?<!\S)[<>]=?\s*\d | [≤≥≠≈]
-    | \b (?: more | less | fewer | greater ) \s+ than \s+ \W? \d
-    | \b (?: twice | double | triple | half ) (?: \s+ of )? \s+ \W? \d | \b and \s+ a \s+ half \b
-    | \b (?: not | never ) \b | n['’]t \b
+    | \d [⁰¹²³⁴-⁹] | \d (?: k | \s? bn | (?-i: \s? M | [BT] ) ) \b
+    | \b (?: hundred | thousand | (?: [bm] | tr | quadr | quint ) illion | dozen ) s? \b
+    | \b (?: twice | double | triple | half | root ) (?: \s+ of )? \s+ \W* \d
+    | \b and \s+ a \s+ half \b
+    # bounds
+    | < | (?<! [-=] ) > | [≤≥⩽⩾≦≧≈±∓] | \d [+] \Z
+    | \\ (?: [lg] (?: t | e | eq | eqslant ) | approx | pm | mp ) (?! [a-z] )
+    | [+] \s? / \s? [-−–] | \b plus \s or \s minus \b
+    | \b at \s+ (?: least | most ) \b
+    | \b or \s+ (?: more | less | fewer | greater | higher | lower | above | below ) \b
+    | \b (?: (?: more | less | fewer | greater | higher | lower | larger | smaller | other )
+            \s+ than (?: \s+ or \s+ equal \s+ to )?
+        | over | under | above | below | up \s+ to ) \s+ \W* \d
+    # denials
+    | ≠ | [!~/] = | \\ neq? (?! [a-z] ) | n['’]t \b
+    | \b (?: not | cannot | never | neither | wrong | incorrect | false ) \b
     """,
     re.VERBOSE | re.IGNORECASE,
 )
 
 # What stands between the numbers of a formula: "9 + 9" is no 9.
 _OPERATOR = re.compile(
-    r"""
-    (?: [-+−–×·÷/^] | \A : | \b (?: x | times | plus | minus | mod | choose | cdot | div ) )
-    \s* [$€£¥]? \s* \Z
+    rf"""
+    (?: [{_DASH}+×·÷/^] | \A : | \b (?: x | times | plus | minus | mod | choose | cdot | div ) )
+    {_OPEN} \Z
     """,
     re.VERBOSE | re.IGNORECASE,
 )
@@ -136,11 +167,13 @@ def number_of(text: str) -> Fraction | None:
     >>> number_of("$1,234.50"), number_of("9 * 2 = 18 dollars"), number_of("12 or 13")
     (Fraction(2469, 2), Fraction(18, 1), None)
     """
-    if len(text) > MAX_CHARACTERS or _NO_ANSWER.search(text):
+    if len(text) > MAX_CHARACTERS:
         return None
-    text = _bare(_PRODUCT.sub(" × ", text))
+    text = _bare(_PRODUCT.sub(" × ", _TAG.sub(" ", text)))
     plain = _FRACTION.sub(r" \1\2/\3\4 ", text.replace("{,}", ","))
     plain = _MARKS.sub(" ", plain)
+    if _NO_ANSWER.search(plain):
+        return None
 
     _, _, result = plain.rpartition("=")
     result = _UNIT_POWER.sub("", result)
@@ -165,7 +198,10 @@ def _value(found: re.Match[str]) -> Fraction | None:
             value = Fraction(digits) / int(found["denominator"] or 1)
     except ZeroDivisionError:
         return None
-    return value if found["sign"] in (None, "+") else -value
+    signs = re.findall(_SIGN, found["signs"] or "+", re.VERBOSE | re.IGNORECASE)
+    if len(signs) > 1:  # --7
+        return None
+    return value if signs == ["+"] else -value
 
 
 def _marked(text: str) -> list[str]:
@@ -179,7 +215,7 @@ def _bare(answer: str) -> str:
     before = None
     while answer != before:
         before = answer
-        answer = answer.strip().strip("*_`$").removesuffix(".")
+        answer = _AROUND.sub("", answer)
         box = _last_box(answer)
         if box is not None and answer == f"\\boxed{{{box}}}":
             answer = box
@@ -187,17 +223,17 @@ def _bare(answer: str) -> str:
 
 
 def _last_box(text: str) -> str | None:
-    """Return the content of the last box that is closed; None if there is none."""
+    """Return the last box that is closed, the signs before it and its content; None without one."""
     last = None
-    is_open: list[tuple[int, bool]] = []  # where each open brace ends, and whether a box begins
+    is_open: list[tuple[int, str | None]] = []  # where each open brace ends, the signs of a box
     for brace in _BRACE.finditer(text):
         if brace[0] != "}":
-            is_open.append((brace.end(), brace[1] is not None))
+            is_open.append((brace.end(), brace["box"] and (brace["signs"] or "")))
         elif is_open:
-            start, is_box = is_open.pop()
-            if is_box and (last is None or start > last[0]):
-                last = start, brace.start()
-    return None if last is None else text[slice(*last)]
+            start, signs = is_open.pop()
+            if signs is not None and (last is None or start > last[0]):
+                last = start, brace.start(), signs
+    return None if last is None else last[2] + text[last[0] : last[1]]
 
 
 # ---- GSM8K

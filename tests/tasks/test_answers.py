@@ -44,6 +44,7 @@ NUMBERS = {
     r"\textbf{18}": 18, r"18^\circ": 18,
     # results of a calculation
     "**18** and **18**": 18, "18 dollars: 18": 18, "18 double rooms": 18, "18 x": 18,
+    "<<9*2=18>>18": 18,
     "= 18": 18, "x = 18": 18, "9 * 2 = 18": 18, "3 + 15 = $18": 18, r"9 \times 2 = 18": 18,
 }  # fmt: skip
 
@@ -217,7 +218,7 @@ ACCEPTED = [
     ("\\boxed{37 + 15 = 52}", 52), ("37 + 15 is 52", 52), ("The answer to 37 + 15 is 52", 52),
     ("7 * 7 is 49", 49), ("<think>50</think>52", 52),
     ("<think>it is not 52 but x > 52</think>\\boxed{52}", 52), ("I am not sure. It is 52.", 52),
-    ("50 is wrong. The answer is 52.", 52),
+    ("50 is wrong. The answer is 52.", 52), (r"60 - \boxed{8}", 8),
 ]  # fmt: skip
 
 REFUSED = {
@@ -230,6 +231,70 @@ REFUSED = {
         "1," * 500_000, "9" * 101,
     ],
 }  # fmt: skip
+
+# Both readers: the place of the answer does not decide which number it is.
+ALIKE = {
+    52: [
+        "52", "**52**", "$52$", "x = 52", "= 52.", "52 apples", "at 52 km/h", "52 m", "52m", "52 K",
+        "- Answer: 52", "- The answer is 52.", "52%", "52 percent", "+52", "+(52)",
+        "52 (fifty-two)", "<b>52</b>", "<answer>52</answer>", "52</s>", "x -> 52", "10 - -42 = 52",
+        "10 - (-42) = 52", r"\boxed{52}", r"x = \boxed{52}", r"60 - 8 = \boxed{52}",
+        r"\left(52\right)", r"\mathbf{52}", "52 metres over ground", "52 more than Bob", "52 m²",
+        "52 times",
+    ],
+    -52: [
+        "-52", "- 52", "Minus 52", "negative **52**", "\u201152", "-(52)", "(-52)", "(-(52))",
+        "$-(52)$", "-$52$", "-[52]", "-(52", "- **52**", "**-52**", "**-**52", "-_52_", "- `52`",
+        "- $52", "-\\$52", "x = -(52)", "-(52) apples", "- <b>52</b>", "- $\\$52$", r"\boxed{-52}",
+        r"-\boxed{52}", r"- \boxed{52}", r"$-\boxed{52}$", r"-$\boxed{52}$", r"\[-\boxed{52}\]",
+        r"x = -\boxed{52}", r"It is -\boxed{52}.", r"**-\boxed{52}**", r"-**\boxed{52}**",
+        r"\boxed{-(52)}", r"\boxed{-\boxed{52}}", r"negative \boxed{52}", r"\(-\boxed{52}\)",
+        r"-\(\boxed{52}\)", r"-\(52\)", r"- \text{52}", r"-\mathbf{52}", r"-\left(52\right)",
+        r"-\,52", r"-\textbf{52}",
+    ],
+    None: [
+        # bounds
+        "x<52", "x < 52", "x<=52", "x <= 52", "x>52", "x>=52", "x >= 52", "52<x", "52 > x",
+        "x =< 52", "x < -52", "x<$52", "x < **52**", "x≤52", "x ⩾ 52", r"x \le 52", r"x \leq 52",
+        r"x \ge 52", r"x \geqslant 52", r"x \lt 52", r"\boxed{x < 52}", r"$x \gt 52$",
+        "at least 52", "at most 52", "It is at least **52**.", "more than $52", "more than **52**",
+        "less than or equal to 52", "52 or more", "52 or less", "up to 52", "over 52", "under 52",
+        "52+", "52 at most", "the answer is 52, which is less than 60",
+        # denials
+        "!= 52", "x != 52", "x!=52", "x ≠ 52", "x =/= 52", r"\ne 52", r"x \neq 52", r"x \not= 52",
+        "x not = 52", "cannot be 52", "can't be 52", "52 is wrong", "52 is incorrect",
+        "52 is false", "never equals 52", "The answer is 52. That is wrong.", "other than 52",
+        "neither 52",
+        # other values
+        "± 52", "±52", r"\pm 52", r"$\pm52$", r"\mp 52", "+/- 52", "+/-52", "plus or minus 52",
+        r"\pm\boxed{52}", r"±\boxed{52}", "--52", "- -52", "-(-52)", r"-\boxed{-52}",
+        r"--\boxed{52}", "minus -52", "---\n52", "52M", "$52 M", "52B", "52k", "52bn", "52 million",
+        "52 millions", "52 quadrillion", "52 thousand", "52 dozen", "52 dozens", "52 **dozen**",
+        "52⁴", "square root of 52", "26 + (26)", "52 - (52)", r"52 + \mathbf{52}",
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [(text, value) for value, texts in ALIKE.items() for text in texts],
+    ids=ascii,
+)
+def test_both_readers_agree_on_signs_bounds_and_other_values(text, value):
+    assert integer_in(text)[0] == value
+    assert number_of(final_answer(f"Answer: {text}") or "") == value
+    if "boxed" in text:
+        assert number_of(final_answer(f"Thus {text}") or "") == value
+
+
+@pytest.mark.parametrize("part", ["9", " ", "-", "- ", "<", "\\", "* ", ". ", "-(", "9 -<\\"])
+def test_long_texts_take_linear_time(part):
+    text = "Answer: " + part * (100_000 // len(part))
+    start = time.process_time()
+    assert integer_in(text)[0] is None
+    final_answer(text)
+    assert time.process_time() - start < 1
+
 
 TEXTS = (
     st.text()
