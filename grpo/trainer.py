@@ -155,6 +155,7 @@ class Trainer:
 
         # The step in progress: its groups, to be saved if it fails, and its clock.
         self.current: list[Group] = []
+        self.is_sampling = False
         self.timer = StepTimer()
 
     # --- a step -------------------------------------------------------------------------------
@@ -192,6 +193,7 @@ class Trainer:
         Returns the problems, and the groups of every attempt, discarded ones included.
         """
         self.timer = StepTimer()
+        self.is_sampling = True
         self.drafting.begin()
         problems: list[Indexed] = []
         groups = self.current = []
@@ -211,6 +213,7 @@ class Trainer:
                 break
 
         self.drafting.average(self.ranks)
+        self.is_sampling = False
         return problems, groups
 
     def batches_needed(self, missing: int, drawn: int) -> int:

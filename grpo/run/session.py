@@ -191,8 +191,7 @@ class Run:
         """
         try:
             self.console.settings(settings_of(self.folder, self.config, self.trainer))
-            if not self.opened.checkpoint:
-                self._show_prompt()
+            self._show_prompt()
             notes = getattr(self.trainer.task, "notes", ())
             for warning in (*self.opened.warnings, *self.trainer.policy.notes, *notes):
                 self._warn_once(warning, warning)
@@ -366,8 +365,10 @@ class Run:
                 saved = file_of(self.folder, "failed", step)
                 raise FloatingPointError(f"{error}; its batch is saved in {saved}") from error
             except UserError as error:
-                # Only what an engine does wrong is known to all ranks.
-                if self.ranks.size > 1 and not isinstance(error, EngineError):
+                # After sampling, weights may have changed; and of several ranks all know only what
+                # an engine does wrong.
+                is_harmless = trainer.is_sampling and self.ranks.size == 1
+                if not (is_harmless or isinstance(error, EngineError)):
                     raise
                 self.save_now()
                 raise UserError(
