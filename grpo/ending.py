@@ -18,6 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from grpo.config import Config
 from grpo.records import WHY, Decision, Group, Resumable, first_tries, level_name, truncated_share
 from grpo.statistics import MARGIN, TAIL, mean_interval, problems_needed, reaches_mark
+from grpo.tasks.base import Score
 from grpo.variance import MIXTURE, ONE_TEXT, common_trap
 
 # A level is solved if the mean of a held-out evaluation is at least SOLVED, and nothing more can be
@@ -301,16 +302,17 @@ class HeldOut(NamedTuple):
         )
         return HeldOut(before, after, None if self.imitated is None else imitated)
 
-    def paired(self, name: str) -> list[tuple[float, float, float]]:
-        """Return the mean "value" or "exact" of each problem that was judged each time: before
-        training, when reinforcement began, and after it.
+    def paired(self, name: str, traps: Sequence[str] = ()) -> list[tuple[float, float, float]]:
+        """Return the mean "value", "exact" or "reward" of each problem that was judged each time:
+        before training, when reinforcement began, and after it. What is in one of the `traps`
+        counts as 0.
         """
+
+        def worth(score: Score) -> float:
+            return 0.0 if score.parts.get("trap") in traps else getattr(score, name)
+
         before, begun, after = (
-            {
-                group.problem.key: fmean(getattr(score, name) for score in group.judged)
-                for group in groups
-                if group.judged
-            }
+            {group.problem.key: fmean(map(worth, group.judged)) for group in groups if group.judged}
             for groups in (self.before, self.begun, self.after)
         )
         keys = [key for key in before if key in begun and key in after]
@@ -412,6 +414,8 @@ def reach_verdict(
         _, then, now = map(fmean, zip(*answers.paired("reward")))
         if now < then:
             less = f"the mean reward fell from {then:.4g} to {now:.4g}, although the score rose"
+        elif _gain(answers.paired("value", ONE_TEXT), chances)[0] <= 0:
+            less = "the score rose by answers that ignore a text"
 
     rows: list[tuple[Kind, Any, str]] = [  # the first that holds, and its cause
         ("no signal", no_signal and not figures["updated"], no_signal),

@@ -440,6 +440,7 @@ def of_classes(steps, updated, **counts):
 
 RISEN, BEFORE = (dict.fromkeys(PROBLEMS, value) for value in (0.9, 0.277))
 TRAPPED = {"parts": {"trap": "copies A"}}
+COPIED = "the score rose by answers that ignore a text"
 
 
 def test_few_completions_in_a_trap_prove_nothing_unless_those_of_training_agree():
@@ -476,6 +477,20 @@ def test_traps_that_ignore_a_text_count_together(before, shares, kind):
     )
 
 
+@pytest.mark.parametrize(
+    "before, others, kind", [(0.01, 0.02, "not learned"), (0.01, 0.6, "learned"), (0.5, 0.6, None)]
+)
+def test_copies_of_one_text_are_no_gain(before, others, kind):
+    """Of 40 answers 19 copy text A, which are too few for a trap."""
+    after = copier(19)[:19] + answers({key: others for key in list(PROBLEMS)[19:]})
+    first = answers(dict.fromkeys(PROBLEMS, before))
+    verdict = reach_verdict(10, HeldOut(first, after), trained_by([0.4] * 60))
+    assert verdict.kind == (kind or "not learned")
+    assert (verdict.low > 0) == bool(kind), "by the score alone"
+    if (before, others) == (0.01, 0.02):
+        assert verdict.cause == COPIED
+
+
 def partly(count, text, **others):
     """Answers of which `count` of 40 are one text, which earns 0.5."""
     same, rest = list(PROBLEMS)[:count], list(PROBLEMS)[count:]
@@ -494,9 +509,9 @@ def identical_from_step_11():
         # In a trap, although the score rose.
         (answers(BEFORE), copier(20), trained_by([0.1, 0.6, 0.4, 0.5, 0.9, 1.0]), "collapsed",
             "50% of the held-out completions are in the trap 'copies A', since step 4"),
-        (answers(BEFORE), copier(19), trained_by([1.0, 0.6, 0.4]), "learned", ""),
+        (answers(BEFORE), copier(19), trained_by([0.4] * 60), "not learned", COPIED),
         # At a level that was not trained it is no collapse, and no learning either.
-        (answers(BEFORE, **TRAPPED), copier(), trained_by([0.0] * 60), "not learned", ""),
+        (answers(BEFORE, **TRAPPED), copier(), trained_by([0.0] * 60), "not learned", COPIED),
         # One wrong text.
         (answers(BEFORE), partly(20, "the owl"), metrics(60), "collapsed",
             "50% of the held-out completions are the same wrong text"),
