@@ -44,6 +44,7 @@ from grpo.tasks.base import (
     Problem,
     Score,
     Task,
+    asked,
     compares,
     levels_of,
     problems_of,
@@ -347,7 +348,7 @@ def doubtful_parts(
         written = policy.decode(policy.answer_tokens(problem)[: token + 1])
         last = len(problem.target.split()) - words
         start = min(max(0, len(written.split()) - 1 - draw.randrange(words)), last)
-        part = stream.task.window(problem, words, start)  # type: ignore[attr-defined]
+        part = asked(stream.task, "window", problem, words, start)
         parts[index] = replace(part, data={**part.data, EXPECTED: expected_share(values)})
     return [(index, parts.get(index, problem)) for index, problem in problems]
 

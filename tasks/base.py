@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from os import sep
 from random import Random
 from statistics import fmean
@@ -362,8 +363,7 @@ def without_end(task: Task, problem: Problem, completion: str, score: Score) -> 
 
     What it earns is the task's to say (`unended`).
     """
-    unended = getattr(task, "unended", None)
-    earned = unended(problem, completion, score) if unended else score
+    earned = asked(task, "unended", problem, completion, score, default=score)
     parts = dict(earned.parts)
     if score.exact:
         parts |= {"reason": CUT_OFF, "unended": earned.reward - score.reward}
@@ -490,7 +490,7 @@ def credits_of(
             f"--credit alignment: task {task.name} does not say what each word of a completion "
             "earns; give --credit outcome"
         )
-    return task.credits
+    return partial(asked, task, "credits")
 
 
 def declared_budget(task: Task, level: int) -> int:

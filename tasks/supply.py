@@ -26,6 +26,7 @@ from grpo.tasks.base import (
     Problem,
     Task,
     TaskError,
+    asked,
     calling,
     check_problem,
     family_size,
@@ -123,7 +124,7 @@ def window_of(task: Task, words: int | None, seed: int, index: int, problem: Pro
         return problem
     draw = random.Random(f"window/{seed}/{index}")
     start = draw.choice([0, last]) if draw.random() < AT_ENDS else draw.randint(0, last)
-    return task.window(problem, words, start)  # type: ignore[attr-defined]
+    return asked(task, "window", problem, words, start)
 
 
 @lru_cache(64)

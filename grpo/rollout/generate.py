@@ -21,7 +21,7 @@ from grpo.distributed import Ranks
 from grpo.model.policy import Policy
 from grpo.records import Completion, Group, Resumable
 from grpo.rollout.sampling import choose, uniform
-from grpo.tasks.base import Problem, Task
+from grpo.tasks.base import Problem, Task, asked
 
 # A guess takes the text so far and returns how it may continue. Each completion has its own copy,
 # so a guess may remember what it has seen.
@@ -209,15 +209,14 @@ def sample_groups(
     behind a window.
     """
     prompts = [policy.encode(problem) for problem in problems]
-    draft = getattr(task, "draft", None)
-    guesses = [draft(problem) for problem in problems] if draft else None
+    guesses = [asked(task, "draft", problem) for problem in problems]
     request = RolloutRequest(
         prompts,
         keys,
         temperatures,
         budgets,
         truncate,
-        guesses,
+        guesses if any(guesses) else None,
         is_enough=tests_of_enough(policy, task, problems, stops_early),
     )
     answers = generate(policy, request, drafting, engine)
@@ -323,8 +322,7 @@ def tests_of_enough(
     found: list[IsEnough | None] = [
         partial(_is_enough, policy, task, problem, policy.answer_tokens(problem))
         if (stops_early or problem.goes_on)
-        and hasattr(task, "is_enough")
-        and task.is_enough(problem, f"{problem.target} and more")
+        and asked(task, "is_enough", problem, f"{problem.target} and more")
         else None
         for problem in problems
     ]
@@ -335,7 +333,7 @@ def _is_enough(
     policy: Policy, task: Any, problem: Problem, answer: tuple[int, ...], tokens: Sequence[int]
 ) -> bool:
     is_right = tuple(tokens) == answer[: len(tokens)]  # so far; most are, and need no text
-    return not is_right and task.is_enough(problem, policy.decode(tokens))
+    return not is_right and asked(task, "is_enough", problem, policy.decode(tokens))
 
 
 # Token budgets

@@ -20,7 +20,7 @@ from grpo.evaluate import budgets
 from grpo.learn.loss import LOSSES
 from grpo.model.load import load_policy
 from grpo.tasks.arithmetic import Arithmetic
-from grpo.tasks.base import Score
+from grpo.tasks.base import Score, TaskError
 from grpo.tasks.interleave import Interleave
 from grpo.tasks.supply import Supply
 from grpo.trainer import Trainer
@@ -401,3 +401,21 @@ def test_groups_begin_within_long_answers(tiny_policy):
         trainer_for(tiny_policy, window=4).check_fit()
     with pytest.raises(UserError, match="window 4: the beginnings of answers are not shown"):
         Config(window=4, reward_alone=True)
+
+
+@pytest.mark.parametrize("method", ["draft", "is_enough", "window", "unended", "credits"])
+def test_what_an_optional_method_raises_is_one_line(tiny_policy, method):
+    def broken(*_):
+        raise KeyError("gone")
+
+    task = Interleave("similarity")
+    setattr(task, method, broken)
+    options = {"credit": "alignment"} if method == "credits" else {}
+    config = Config(
+        task="interleave", level=4, window=4, steps=1, prompts=4, group_size=8, **options
+    )
+    trainer = Trainer(config, Supply(task, seed=0), tiny_policy)
+    with pytest.raises(
+        TaskError, match=rf"^task interleave: {method}\(\) raised KeyError: 'gone' "
+    ):
+        trainer.step()
