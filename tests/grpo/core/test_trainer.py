@@ -408,12 +408,11 @@ def test_what_an_optional_method_raises_is_one_line(tiny_policy, method):
     def broken(*_):
         raise KeyError("gone")
 
-    task = Interleave("similarity")
+    task = Interleave()
     setattr(task, method, broken)
-    options = {"credit": "alignment"} if method == "credits" else {}
-    config = Config(
-        task="interleave", level=4, window=4, steps=1, prompts=4, group_size=8, **options
-    )
+    options = {"credit": "alignment", "on_degenerate": "keep"} if method == "credits" else {}
+    options |= {"level": 4, "window": 4, "steps": 1, "prompts": 2, "group_size": 2}
+    config = Config(task="interleave", **options)
     trainer = Trainer(config, Supply(task, seed=0), tiny_policy)
     with pytest.raises(
         TaskError, match=rf"^task interleave: {method}\(\) raised KeyError: 'gone' "
