@@ -30,7 +30,7 @@ from grpo.model.prompts import (
     template_arguments,
     wording_text,
 )
-from grpo.tasks.base import Task, asked
+from grpo.tasks.base import Task, asked, problems_of
 from grpo.tasks.registry import (
     flags_of_tasks,
     implied_task,
@@ -516,7 +516,11 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
     is_builtin = config.model == "builtin"
     level = config.level
     if level is None:
-        offered = config.levels_for(task) if config.curriculum else levels
+        offered: Collection[int] = levels
+        if config.curriculum:
+            offered = config.levels_for(task)
+        elif held_out := {each.level for each in problems_of(task, "validation")}:
+            offered = {*levels} & held_out or levels  # one that can be measured
         level = max(offered, default=getattr(task, "default_level", 1))
 
     steps = int(asked(task, "default_steps", level, default=100)) if is_builtin else None

@@ -25,6 +25,7 @@ from grpo.config import (
 from grpo.data.errors import UserError
 from grpo.model.load import BITS_OPTIONS
 from grpo.tasks.arithmetic import Arithmetic
+from grpo.tasks.base import Problem
 from grpo.tasks.interleave import Interleave
 from grpo.trainer import resolve_for_model
 
@@ -210,6 +211,16 @@ def test_a_run_of_all_levels_of_its_data_has_them_all_again(tmp_path, flags, lev
     config, _ = parse(["--config", str(tmp_path / "config.yaml"), *flags])
     again = resolve_config(config, Interleave(), [1, 2])
     assert (again.level, again.mixed) == (level, mixed)
+
+
+def test_mixed_levels_are_measured_at_the_hardest_that_is_held_out():
+    def task(*levels):
+        held_out = [Problem("t", level, "p", "x", key=str(level)) for level in levels]
+        return SimpleNamespace(name="t", problems=lambda split: held_out)
+
+    for held_out, level in (((1, 2), 2), ((), 3), ((7,), 3)):
+        assert resolve_config(Config(task="t"), task(*held_out), [1, 2, 3]).level == level
+    assert resolve_config(Config(task="t", curriculum="1,3"), task(1), [1, 2, 3]).level == 3
 
 
 def test_a_run_from_an_earlier_run_starts_from_its_checkpoint_again(tmp_path):
