@@ -63,12 +63,12 @@ def solves_level(line: Mapping[str, Any]) -> bool:
     """Return whether a held-out evaluation, a line of eval.jsonl, solves its level.
 
     The interval must begin at most MARGIN below SOLVED, and the budget may cut off one completion
-    of twenty: an answer needs an end. The reward may leave one for twenty problems unjudged. Fewer
+    of twenty: an answer needs an end. The reward may leave one of twenty unjudged. Fewer
     than NEEDED problems have no such interval; of them nearly all answers must be right.
     """
     is_high = reaches_mark(line["mean"], line["ci_low"], SOLVED)
     is_high |= line["n"] < NEEDED and line["mean"] >= EXHAUSTED
-    is_judged = line.get("unjudged", 0) <= MARGIN * line["n"]
+    is_judged = line.get("unjudged", 0) <= MARGIN * line.get("completions", line["n"])
     return is_high and is_judged and line.get("truncated", 0.0) <= MARGIN
 
 
@@ -320,18 +320,18 @@ class HeldOut(NamedTuple):
 
     @property
     def unjudged(self) -> float:
-        """The share of the problems judged before training that the reward no longer judges."""
-        before = {
-            group.problem.key: group.judged_share
-            for group in (*self.before, *self.begun)
-            if group.judged
-        }
+        """The share of the answers that the reward judged before, and does not judge any more; 0 if
+        it may be chance.
+        """
+        before = {group.problem.key: group.judged_share for group in self.begun}
         lost = [
             before[key] - group.judged_share
             for group in self.after
             if (key := group.problem.key) in before
         ]
-        return fmean(lost) if lost else 0.0
+        share = fmean(lost) if lost else 0.0
+        is_sure = share >= COLLAPSED_SHARE or (lost and mean_interval(lost, (-1.0, 1.0))[0] > 0)
+        return share if is_sure else 0.0
 
 
 def conclude(
@@ -344,8 +344,8 @@ def conclude(
 ) -> Verdict:
     """Return the verdict on a run that was asked for `level`, from its logs and `answers`.
 
-    If the run learned nothing there, it is the verdict on the hardest level that it trained on and
-    at which the policy collapsed or got worse, or else on the hardest at which it learned.
+    If the run learned nothing there, it is the verdict on the hardest level at which it learned, or
+    that it trained on and at which the policy collapsed or got worse.
     `evaluations` are the lines of eval.jsonl.
     """
     was_solved = {level: False} | {
@@ -360,10 +360,12 @@ def conclude(
     chosen = verdicts[level]
     trained = {name for line in metrics for name in line.get("levels", {})}
     if chosen.kind != "learned":
-        every = [chosen, *verdicts.values()]
-        fallen = (each for each in every if each.kind in FALLEN and str(each.level) in trained)
-        learned = (each for each in every if each.kind == "learned")
-        chosen = next(fallen, None) or next(learned, chosen)
+        decisive = (
+            each
+            for each in (chosen, *verdicts.values())
+            if each.kind == "learned" or (each.kind in FALLEN and str(each.level) in trained)
+        )
+        chosen = next(decisive, chosen)
 
     at_level = answers.at(chosen.level)
     return replace(
@@ -411,8 +413,10 @@ def reach_verdict(
 
     less = ""
     if low > 0:
-        _, then, now = map(fmean, zip(*answers.paired("reward")))
-        if now < then:
+        earned = answers.paired("reward")
+        _, then, now = map(fmean, zip(*earned))
+        # A range may be unknown, so a fall is measured by the largest change.
+        if then - now > MARGIN * max(abs(last - first) for _, first, last in earned):
             less = f"the mean reward fell from {then:.4g} to {now:.4g}, although the score rose"
         elif _gain(answers.paired("value", ONE_TEXT), chances)[0] <= 0:
             less = "the score rose by answers that ignore a text"

@@ -194,6 +194,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, Any]:
         "exact_low": exact_low,
         "exact_high": exact_high,
         "truncated": truncated_share(groups),
+        "completions": sum(len(group.scores) for group in groups),
         "unjudged": sum(score.abstained for group in groups for score in group.scores),
         "components": {name: mean_of(found) for name, found in components.items()},
     }

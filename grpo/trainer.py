@@ -198,32 +198,35 @@ class Trainer:
         problems: list[Indexed] = []
         groups = self.current = []
         wanted = missing = self.config.dynamic_sampling or 0
+        share = self.varied_share
         if self.engine:
             self.engine.update()
             self.timer.lap("engine")
         while True:
-            more = self.problems(step, problems, self.batches_needed(missing, len(problems)))
+            batches = self.batches_needed(missing, len(problems), share)
+            more = self.problems(step, problems, batches)
             problems += more
             groups += self.rollout(step, more)
 
             varied = sum(group.teaches for group in groups)
-            self.varied_share = varied / len(problems)
+            share = varied / len(problems)
             missing = wanted - varied
             if missing <= 0 or len(problems) >= MAX_BATCHES * self.prompts:
                 break
 
         self.drafting.average(self.ranks)
+        self.varied_share = share
         self.is_sampling = False
         return problems, groups
 
-    def batches_needed(self, missing: int, drawn: int) -> int:
+    def batches_needed(self, missing: int, drawn: int, share: float) -> int:
         """Return how many batches of --prompts to sample next, after the `drawn` prompts, so that
-        `missing` more groups vary if as large a share of them varies as last time.
+        `missing` more groups vary if as large a `share` of them varies as last time.
         """
         if not missing:
             return 1
         most = MAX_BATCHES - drawn // self.prompts
-        varying = self.varied_share * self.prompts  # expected groups of a batch
+        varying = share * self.prompts  # expected groups of a batch
         return most if missing >= most * varying else max(1, round(missing / varying))
 
     def problems(

@@ -26,9 +26,10 @@ DEGENERATE: tuple[GroupClass, ...] = CLASSES[1:]
 # Degenerate because all rewards are equal, and not because the answers are right.
 COLLAPSED: tuple[GroupClass, ...] = ("identical", "failed", "tied")
 
-# Rewards that differ by no more than this share of their range are equal: they differ by rounding.
-# The share is of the largest reward if the range is unknown.
-EQUAL = 1e-6
+# Rewards that differ by no more than this share of the largest are equal, or by no more than LEAST:
+# they differ by float32's rounding.
+EQUAL = 2e-7
+LEAST = 1e-9
 
 # A group of which the reward judged a smaller share is not solved, whatever these few earn.
 MOSTLY_JUDGED = 0.5
@@ -75,7 +76,7 @@ def classify(group: Group, reward_range: tuple[float, float] | None) -> GroupCla
     """
     rewards = group.rewards
     lowest, highest = reward_range or (-math.inf, math.inf)
-    equal = EQUAL * (highest - lowest if reward_range else max(map(abs, rewards)))
+    equal = max(LEAST, EQUAL * max(map(abs, rewards)))
     is_one = len({each.tokens for each in group.completions}) == 1
     if max(rewards) - min(rewards) > equal and not is_one:
         return "varied"

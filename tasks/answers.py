@@ -51,12 +51,16 @@ _DASH = r"\-‐‑−–"
 _SIGN = rf"(?: [{_DASH}+] | \b (?: minus | negative ) \b )"
 _OPEN = rf"(?: \\[a-z]+ | [^\w.,:;!?=<>%/{_DASH}+] | _ )*+"
 
-# A brace. A box begins at the signs before it; the minus of "60 - \boxed{8}" is an operator.
+# A brace. A box begins at the signs before it; a dash with space behind it is none of them: it is
+# that of a list or a sentence, and in "60 - \boxed{8}" an operator.
 _BRACE = re.compile(
     rf"""
     (?P<box>
-        (?: (?<! [\w)}}] ) (?<! [\d)}}]\s ) (?P<signs> (?: {_SIGN} \s?+ | ± | \\(?:pm|mp) ){{1,3}} )
-            [\s\\$*_(\[]{{0,8}} )?
+        (?: (?<! [\w)}}] ) (?<! [\d)}}]\s )
+            (?P<signs>
+                (?: [{_DASH}+] | (?: \b (?: minus | negative ) | ± | \\(?:pm|mp) ) \s?+ ){{1,3}}
+            )
+            [\\$*_(\[]{{0,8}} )?
         \\boxed \s* )? \{{ | \}}
     """,
     re.VERBOSE | re.IGNORECASE,
@@ -82,6 +86,7 @@ _NUMBER = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
+_CALCULATION = re.compile(r"<<[^<>]*>>")  # of GSM8K: 9*2=<<9*2=18>>18
 _TAG = re.compile(r"<<[^<>]*>>|</?[a-z|][^<>]*>", re.IGNORECASE)  # <b>, </s>, <<9*2=18>>
 _FRACTION = re.compile(r"\\[dt]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
 _AROUND = re.compile(r"\A[\s*_`$]+|(?<![\s*_`$.])[\s*_`$.]+\Z")
@@ -101,14 +106,15 @@ _NO_ANSWER = re.compile(
     | < | (?<! [-=] ) > | [≤≥⩽⩾≦≧≈±∓] | \d [+] \Z
     | \\ (?: [lg] (?: t | e | eq | eqslant ) | approx | pm | mp ) (?! [a-z] )
     | [+] \s? / \s? [-−–] | \b plus \s or \s minus \b
-    | \b at \s+ (?: least | most ) \b
+    | \b at \s+ (?: least | most ) \s+ \W* \d | \d \s+ at \s+ (?: least | most ) \b
     | \b or \s+ (?: more | less | fewer | greater | higher | lower | above | below ) \b
     | \b (?: (?: more | less | fewer | greater | higher | lower | larger | smaller | other )
             \s+ than (?: \s+ or \s+ equal \s+ to )?
         | over | under | above | below | up \s+ to ) \s+ \W* \d
     # denials
     | ≠ | [!~/] = | \\ neq? (?! [a-z] ) | n['’]t \b
-    | \b (?: not | cannot | never | neither | wrong | incorrect | false ) \b
+    | \b (?: not | cannot | never | neither ) \b
+    | \b (?: is | are | was ) \s+ (?: wrong | incorrect | false ) \b
     """,
     re.VERBOSE | re.IGNORECASE,
 )
@@ -152,6 +158,7 @@ def integer_in(text: str) -> tuple[int | None, str | None]:
         return None, "open reasoning"
     place = _last_box(said)
     if place is None:
+        said = _CALCULATION.sub(" ", said)
         place = said[max((found.end() for found in _MARKER.finditer(said)), default=0) :]
     if not re.search(r"\d", place):
         return None, "no number"

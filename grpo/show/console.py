@@ -287,7 +287,7 @@ def evaluation_in_words(line: Record) -> str:
     )
     if line["truncated"]:
         details += f", truncated {line['truncated']:.3g}"
-    if line["unjudged"]:
+    if line.get("unjudged"):
         details += f", {line['unjudged']} completions unjudged"
     if line["dropped"]:
         details += f"; {line['dropped']} dropped: the policy was trained on them"
@@ -300,7 +300,7 @@ def evaluation_in_words(line: Record) -> str:
 def counted(line: Record) -> str:
     """Return the number of problems of an evaluation, and the number asked for if higher."""
     if line["n"] < line.get("asked", 0):
-        kind = "judged" if line["unjudged"] else "distinct"
+        kind = "judged" if line.get("unjudged") else "distinct"
         return f"n = {line['n']} {kind} problems, {line['asked']} asked for"
     return f"n = {line['n']}"
 

@@ -389,7 +389,7 @@ def _say(text: str) -> None:
 def figures_of(groups: Sequence[Group]) -> Result:
     """Return the figures of a result, among them how many completions there are and how many of
     them are empty, and with several samples pass@k for k = 1, 2, 4, ... and their number, over the
-    problems of which k were judged.
+    problems of which all samples were judged.
 
     The estimator of Chen et al. 2021 (arXiv:2107.03374) has no bias: of n samples of a problem, k
     are all wrong in comb(wrong, k) of comb(n, k) choices. Intervals are over problems, because the
@@ -397,19 +397,15 @@ def figures_of(groups: Sequence[Group]) -> Result:
     """
     texts = [text for group in groups for text in group.texts]
     empty = sum(not text.strip() for text in texts)
-    figures = {**summarise(groups), "completions": len(texts), "empty": empty}
-    counts = [  # of each problem: the judged samples, and the wrong ones among them
-        (len(group.judged), sum(not score.exact for score in group.judged)) for group in groups
-    ]
-    most, _ = max(counts)
-    if most == 1:
+    figures = {**summarise(groups), "empty": empty}
+    n = min(len(group.scores) for group in groups)
+    whole = [group.judged for group in groups if len(group.judged) >= n]
+    if n == 1 or not whole:
         return figures
 
-    powers = [2**i for i in range(most.bit_length()) if 2**i < most]
-    rates = {
-        k: [1 - comb(wrong, k) / comb(n, k) for n, wrong in counts if n >= k]
-        for k in (*powers, most)
-    }
+    wrongs = [sum(not score.exact for score in scores[:n]) for scores in whole]
+    powers = [2**i for i in range(n.bit_length()) if 2**i < n]
+    rates = {k: [1 - comb(wrong, k) / comb(n, k) for wrong in wrongs] for k in (*powers, n)}
     figures["pass_at"] = [{"k": k, **mean_of(values)} for k, values in rates.items()]
     return figures
 

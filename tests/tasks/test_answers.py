@@ -238,7 +238,8 @@ ALIKE = {
         "52", "**52**", "$52$", "x = 52", "= 52.", "52 apples", "at 52 km/h", "52 m", "52m", "52 K",
         "- Answer: 52", "- The answer is 52.", "52%", "52 percent", "+52", "+(52)",
         "52 (fifty-two)", "<b>52</b>", "<answer>52</answer>", "52</s>", "x -> 52", "10 - -42 = 52",
-        "10 - (-42) = 52", r"\boxed{52}", r"x = \boxed{52}", r"60 - 8 = \boxed{52}",
+        "10 - (-42) = 52", r"\boxed{52}",
+        "26*2=<<26*2=52>>52", "Answer: 52 wrong answers", r"x = \boxed{52}", r"60 - 8 = \boxed{52}",
         r"\left(52\right)", r"\mathbf{52}", "52 metres over ground", "52 more than Bob", "52 m²",
         "52 times",
     ],
@@ -246,7 +247,7 @@ ALIKE = {
         "-52", "- 52", "Minus 52", "negative **52**", "\u201152", "-(52)", "(-52)", "(-(52))",
         "$-(52)$", "-$52$", "-[52]", "-(52", "- **52**", "**-52**", "**-**52", "-_52_", "- `52`",
         "- $52", "-\\$52", "x = -(52)", "-(52) apples", "- <b>52</b>", "- $\\$52$", r"\boxed{-52}",
-        r"-\boxed{52}", r"- \boxed{52}", r"$-\boxed{52}$", r"-$\boxed{52}$", r"\[-\boxed{52}\]",
+        r"-\boxed{52}", r"$-\boxed{52}$", r"-$\boxed{52}$", r"\[-\boxed{52}\]",
         r"x = -\boxed{52}", r"It is -\boxed{52}.", r"**-\boxed{52}**", r"-**\boxed{52}**",
         r"\boxed{-(52)}", r"\boxed{-\boxed{52}}", r"negative \boxed{52}", r"\(-\boxed{52}\)",
         r"-\(\boxed{52}\)", r"-\(52\)", r"- \text{52}", r"-\mathbf{52}", r"-\left(52\right)",
@@ -273,6 +274,19 @@ ALIKE = {
         "52⁴", "square root of 52", "26 + (26)", "52 - (52)", r"52 + \mathbf{52}",
     ],
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        r"- \boxed{52}",
+        "Answer:\n- \\boxed{52}",
+        r"Answer – \boxed{52}",
+        r"So the answer is - $\boxed{52}$",
+    ],
+)
+def test_a_dash_with_space_before_a_box_is_no_sign(text):
+    assert integer_in(text)[0] == 52
 
 
 @pytest.mark.parametrize(

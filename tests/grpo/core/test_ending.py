@@ -269,7 +269,7 @@ def judged(**counts):
     [
         (dict(none=40), 0, "not learned", "100%"),
         (dict(right=8, none=32), 8, "not learned", "80%"),
-        (dict(right=37, none=3), 37, "not learned", "8%"),
+        (dict(right=30, none=10), 30, "not learned", "25%"),
         (dict(right=38, none=2), 38, "learned", ""),
     ],
 )
@@ -569,6 +569,23 @@ def test_a_reward_that_fell_is_nothing_learned_though_the_score_rose():
     cause = "the mean reward fell from 0 to -82, although the score rose"
     assert lost.cause == short.cause == cause
     assert verdict(20.0, 60).kind == "learned"
+
+
+def test_rewards_that_compare_have_no_mean_that_could_fall():
+    before, after = answers(BEFORE), answers(RISEN)
+    for each in (*before, *after):
+        each.scores = [replace(each.scores[0], reward=random.Random(str(each)).gauss(0, 1e-17))]
+    assert reach_verdict(10, HeldOut(before, after), metrics(60)).kind == "learned"
+
+
+def test_a_reward_that_abstains_at_random_may_be_learned():
+    rng = random.Random(0)
+    before, after = answers(BEFORE), answers(RISEN)
+    for each in (*before, *after):
+        if rng.random() < 0.2:
+            each.scores = [Score(0.5, {"reason": ABSTAINED})]
+    assert HeldOut(before, after).unjudged == 0
+    assert reach_verdict(10, HeldOut(before, after), metrics(60)).kind == "learned"
 
 
 def test_groups_of_one_wrong_text_at_another_level_are_no_collapse():

@@ -176,8 +176,7 @@ def test_batches_are_those_that_the_share_of_varying_groups_takes(
     tiny_policy, share, missing, drawn, batches
 ):
     trainer = trainer_for(tiny_policy, prompts=16, dynamic_sampling=8)
-    trainer.varied_share = share
-    assert trainer.batches_needed(missing, drawn) == batches
+    assert trainer.batches_needed(missing, drawn, share) == batches
 
 
 @pytest.mark.parametrize("on_degenerate", ["skip", "resample"])

@@ -248,7 +248,7 @@ def test_what_the_reward_did_not_judge_is_in_no_figure():
     assert (figures["n"], figures["unjudged"], figures["completions"]) == (2, 6, 12)
     assert figures["mean"] == figures["exact"] == (1 + 0.75) / 2
     means = [(entry["k"], entry["mean"]) for entry in figures["pass_at"]]
-    assert means == [(1, (1 + 0.75) / 2), (2, 1.0), (4, 1.0)]
+    assert means == [(1, 0.75), (2, 1.0), (4, 1.0)], "of the problem that was judged in full"
 
 
 def test_models_are_compared_on_problems_that_were_judged_for_both():
