@@ -766,10 +766,10 @@ def _settings_text() -> str:
 
 def _no_such_flag(given: str) -> str:
     """Return the message for an unknown flag: the nearest known one, or how to give the setting."""
-    word = given.split("=")[0].lstrip("-").replace("-", "_")
-    name = _nearest(word, SETTINGS)
     if not given.startswith("-"):
         return f"{given}: no such flag; did you mean --resume {given}, or --model {given}?"
+    word = given.split("=")[0].lstrip("-").replace("-", "_")
+    name = _nearest(word, SETTINGS)
     if not name:
         return f"{given}: no such flag; {command_of('train')} --help-all lists all"
     if name not in SETTINGS:

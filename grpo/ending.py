@@ -63,8 +63,8 @@ def solves_level(line: Mapping[str, Any]) -> bool:
     """Return whether a held-out evaluation, a line of eval.jsonl, solves its level.
 
     The interval must begin at most MARGIN below SOLVED, and the budget may cut off one completion
-    of twenty: an answer needs an end. The reward may leave one of twenty unjudged. Fewer
-    than NEEDED problems have no such interval; of them nearly all answers must be right.
+    of twenty: an answer needs an end. The reward may leave one of twenty unjudged. Fewer than
+    NEEDED problems have no such interval; of them nearly all answers must be right.
     """
     is_high = reaches_mark(line["mean"], line["ci_low"], SOLVED)
     is_high |= line["n"] < NEEDED and line["mean"] >= EXHAUSTED
@@ -345,8 +345,8 @@ def conclude(
     """Return the verdict on a run that was asked for `level`, from its logs and `answers`.
 
     If the run learned nothing there, it is the verdict on the hardest level at which it learned, or
-    that it trained on and at which the policy collapsed or got worse.
-    `evaluations` are the lines of eval.jsonl.
+    that it trained on and at which the policy collapsed or got worse. `evaluations` are the lines
+    of eval.jsonl.
     """
     was_solved = {level: False} | {
         line["level"]: solves_level(line)
@@ -398,7 +398,8 @@ def reach_verdict(
     collapse, trap = _collapse(level, answers, metrics)
     no_signal = "" if was_solved else _no_signal(metrics, figures)
     # A mean of the problems that are left may rise because the wrong answers are left out.
-    is_unjudged = answers.unjudged > MARGIN
+    unjudged = answers.unjudged
+    is_unjudged = unjudged > MARGIN
 
     # Problems lost since reinforcement began; one may be chance.
     lost = sum(then - now for _, then, now in values)
@@ -434,7 +435,7 @@ def reach_verdict(
     ]
     kind, _, cause = next(row for row in rows if row[1])
     if is_unjudged:
-        said = f"the reward no longer judges {answers.unjudged:.0%} of the held-out problems"
+        said = f"the reward no longer judges {unjudged:.0%} of the held-out problems"
         cause = f"{cause}; {said}" if cause else said
     endless = truncated_share(answers.after) if answers.after else 0.0
     if endless >= COLLAPSED_SHARE:

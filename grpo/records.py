@@ -138,6 +138,12 @@ def truncated_share(groups: Sequence[Group]) -> float:
     return fmean(each.is_truncated for each in completions if not each.is_demonstration)
 
 
+def judged_mean(name: str, groups: Sequence[Group]) -> float | None:
+    """Return the mean "value" or "exact" of what the reward judged; None if that is nothing."""
+    found = [getattr(score, name) for group in groups for score in group.judged]
+    return fmean(found) if found else None
+
+
 def first_tries(groups: Sequence[Group]) -> list[Group]:
     """Return the groups of first tries, without those that were sampled again."""
     return [group for group in groups if group.attempt == 0]
@@ -231,9 +237,8 @@ def summaries(groups: Sequence[Group]) -> list[dict[str, Any]]:
             **group_values(group),
             "reward": fmean(group.rewards),
             "reward_std": group.reward_std,
-            # None if no completion was judged.
-            "value": fmean(score.value for score in group.judged) if group.judged else None,
-            "exact": fmean(score.exact for score in group.judged) if group.judged else None,
+            "value": judged_mean("value", [group]),
+            "exact": judged_mean("exact", [group]),
             "distinct": len(set(group.texts)),
             "tokens": group.tokens,
         }

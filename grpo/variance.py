@@ -18,7 +18,16 @@ from statistics import fmean, stdev
 from typing import Any
 
 from grpo.config import Config
-from grpo.records import CLASSES, Action, Group, GroupClass, Resumable, first_tries, truncated_share
+from grpo.records import (
+    CLASSES,
+    Action,
+    Group,
+    GroupClass,
+    Resumable,
+    first_tries,
+    judged_mean,
+    truncated_share,
+)
 from grpo.tasks.base import LARGEST, Score, component_means
 
 DEGENERATE: tuple[GroupClass, ...] = CLASSES[1:]
@@ -259,13 +268,13 @@ def reward_metrics(first: Sequence[Group]) -> dict[str, float | None]:
 
     The parts of a score that are called "reward/..." are components of the reward.
     """
-    judged = [score for group in first for score in group.judged]
-    scores = judged or [score for group in first for score in group.scores]
+    every = [score for group in first for score in group.scores]
+    scores = [score for score in every if not score.abstained] or every
     return {
         "reward": fmean(score.reward for score in scores),
         "reward_std": stdev(score.reward for score in scores) if len(scores) > 1 else 0.0,
-        "value": fmean(score.value for score in judged) if judged else None,
-        "exact": fmean(score.exact for score in judged) if judged else None,
+        "value": judged_mean("value", first),
+        "exact": judged_mean("exact", first),
         **{name: mean for name, (mean,) in component_means([scores]).items()},
     }
 
@@ -290,7 +299,7 @@ def by_level(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
     return {
         str(level): {
             "groups": len(members),
-            "value": reward_metrics(members)["value"],
+            "value": judged_mean("value", members),
             "group_std": fmean(group.reward_std for group in members),
             "class": dict(Counter(group.class_name for group in members)),
             "trap": dict(Counter(group.trap for group in members if group.trap)),

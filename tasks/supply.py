@@ -2,9 +2,9 @@
 
 Training draws from the endless stream of new problems, or from a data set: a file, or a task's own
 fixed set. A set is used in epochs: each goes through all problems, in an order shuffled by the
-seed. If a run mixes levels, they share one count, so an
-epoch of a level lacks the problems whose index went to another level. Problem `index` is a pure
-function of seed, level and index, so a run can be resumed at any step.
+seed. If a run mixes levels, they share one count, so an epoch of a level lacks the problems whose
+index went to another level. Problem `index` is a pure function of seed, level and index, so a run
+can be resumed at any step.
 """
 
 import hashlib

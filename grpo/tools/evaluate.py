@@ -387,16 +387,15 @@ def _say(text: str) -> None:
 
 
 def figures_of(groups: Sequence[Group]) -> Result:
-    """Return the figures of a result, among them how many completions there are and how many of
-    them are empty, and with several samples pass@k for k = 1, 2, 4, ... and their number, over the
-    problems of which all samples were judged.
+    """Return the figures of a result, among them how many answers are empty, and with several
+    samples pass@k for k = 1, 2, 4, ... and their number, over the problems of which all samples
+    were judged.
 
     The estimator of Chen et al. 2021 (arXiv:2107.03374) has no bias: of n samples of a problem, k
     are all wrong in comb(wrong, k) of comb(n, k) choices. Intervals are over problems, because the
     samples of one problem are not independent.
     """
-    texts = [text for group in groups for text in group.texts]
-    empty = sum(not text.strip() for text in texts)
+    empty = sum(not text.strip() for group in groups for text in group.texts)
     figures = {**summarise(groups), "empty": empty}
     n = min(len(group.scores) for group in groups)
     whole = [group.judged for group in groups if len(group.judged) >= n]
@@ -525,10 +524,10 @@ def _remarks(name: str, result: Result) -> Iterator[str]:
             "and were left out"
         )
     if result["empty"]:
+        fix = "; if reasoning takes the whole budget, give a larger --max-new-tokens"
         yield (
             f"warning: {name}: {result['empty']} of {result['completions']} answers are empty"
-            + "; if reasoning takes the whole budget, give a larger --max-new-tokens"
-            * bool(result["truncated"])
+            f"{fix if result['truncated'] else ''}"
         )
     if warning := truncation_warning(result, name):
         yield f"warning: {warning}"
@@ -538,9 +537,8 @@ def _show_worst(console: RichConsole, name: str, groups: Sequence[Group]) -> Non
     judged = [group for group in groups if group.judged]
     by_value = sorted(judged, key=lambda group: min(score.value for score in group.judged))
     for group in by_value[:WORST]:
-        pairs = zip(group.scores, group.completions)
-        judged_pairs = (pair for pair in pairs if not pair[0].abstained)
-        score, completion = min(judged_pairs, key=lambda pair: pair[0].value)
+        pairs = [pair for pair in zip(group.scores, group.completions) if not pair[0].abstained]
+        score, completion = min(pairs, key=lambda pair: pair[0].value)
         if score.exact:
             return
         console.print(f"\n{name}, score {score.value:.4f}", style="bold")
