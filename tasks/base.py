@@ -280,7 +280,7 @@ def check_problem(problem: Any, where: str) -> None:
         raise TaskError(f"{where}: its key is empty; make one by key_of()")
 
     try:
-        json.dumps(asdict(problem), ensure_ascii=False).encode()
+        json.dumps(vars(problem), default=asdict, ensure_ascii=False).encode()
         "".join(text for turn in problem.turns for text in turn)
     except UnicodeEncodeError as error:
         raise TaskError(
