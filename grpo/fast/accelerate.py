@@ -12,8 +12,9 @@ whose log-probabilities are the model's own is taken; if there is none, its own 
 """
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -283,6 +284,33 @@ class PrefixCache:
         return x.view(PK * W, WZ // W, A).index_select(0, self.slots)
 
 
+class ReadSequences:
+    """What a pass of the update has computed, for prompts that begin as the sequences it read: the
+    keys and values in its `packing`, and the hidden states (N, E).
+    """
+
+    def __init__(self, packing: Packing, hidden_NE: Tensor):
+        self.packing, self.hidden_NE = packing, hidden_NE
+        self.sequences = list(packing.sequences())
+
+    def places(self, prompt: Sequence[int]) -> list[int]:
+        """Return the indices of a prompt's tokens in the row, none if no sequence begins so."""
+        last, wanted = len(prompt) - 1, list(prompt)
+        for tokens, places in self.sequences:
+            if last < len(tokens) and tokens[last] == wanted[last] and tokens[: last + 1] == wanted:
+                return places[: last + 1]
+        return []
+
+    def prefill(self, places: Sequence[Sequence[int]]) -> tuple[Tensor, PrefixCache]:
+        """Return the hidden states of the last tokens (P, E) and a cache of prompts at `places`."""
+        places_PL, lengths_P = (each.to(self.hidden_NE.device) for each in _padded(places))
+        cache = PrefixCache(lengths_P, places_PL.shape[1])
+        for layer, (key_KND, value_KND) in (self.packing.keys or {}).items():
+            key, value = (x[:, places_PL].transpose(0, 1) for x in (key_KND, value_KND))
+            cache.prompt[layer] = key.contiguous(), value.contiguous()
+        return self.hidden_NE[places_PL.gather(1, lengths_P[:, None] - 1)[:, 0]], cache
+
+
 # Arguments that plain causal attention does not need. Any other that is not None would change the
 # result, as learned sinks (`s_aux`) and soft caps do.
 HARMLESS = frozenset(
@@ -371,6 +399,8 @@ class FastForward(PlainForward):
     def __init__(self, policy: Policy, llama: FastLlama | None):
         super().__init__(policy)
         self.llama = llama
+        self.kept: list[ReadSequences] = []
+        self.is_keeping = False
 
     # The update
 
@@ -385,8 +415,29 @@ class FastForward(PlainForward):
         """Return the hidden states that predict the distinct tokens of a micro-batch (U, E)."""
         if self.llama and self.llama.use_lora:
             self.llama.refresh()
+        tokens = len(batch.tokens_N) + sum(len(each.hidden_NE) for each in self.kept)
+        keeps = self.is_keeping and tokens <= self.policy.tokens_to_keep
+        batch.keys = {} if keeps else None
         hidden_1NE = self.hidden_states(batch.tokens_N[None], batch.positions_N[None], batch)
+        if keeps:
+            self.kept.append(ReadSequences(batch, hidden_1NE[0]))
         return hidden_1NE[0].index_select(0, batch.predictors_U)
+
+    @contextmanager
+    def keeping(self) -> Iterator[None]:
+        """Within this context, `predict` keeps what it reads. A prompt that begins as one of these
+        sequences is then not read again by `prefill`.
+        """
+        self.forget()
+        self.is_keeping = True
+        try:
+            yield
+        finally:
+            self.is_keeping = False
+
+    def forget(self) -> None:
+        """Forget what was kept."""
+        self.kept = []
 
     def checkpoint_gradients(self) -> None:
         """From now on, compute activations again in the backward pass."""
@@ -427,7 +478,7 @@ class FastForward(PlainForward):
         if self.llama:
             self.llama.refresh()
 
-        if self.policy.device.type == "cpu":
+        if self.policy.device.type == "cpu" and not self.kept:
             common = common_beginning(prompts)
             longest = max(map(len, prompts))
             saved = common * (len(prompts) - 1)
@@ -449,15 +500,23 @@ class FastForward(PlainForward):
 
         A prompt is padded to the longest of those that run with it, to at most twice its length.
         """
-        parts = _of_like_length(prompts)
-        if len(parts) == 1:
+        new = dict(enumerate(prompts))
+        passes: list[tuple[list[int], Callable[[], tuple[Tensor, PrefixCache]]]] = []
+        for read in self.kept:
+            places = {p: found for p, prompt in new.items() if (found := read.places(prompt))}
+            new = {p: prompt for p, prompt in new.items() if p not in places}
+            if places:
+                passes.append(([*places], partial(read.prefill, [*places.values()])))
+        for part in _of_like_length(new):
+            passes.append((part, partial(self._together, [new[p] for p in part])))
+        if len(passes) == 1 and new:
             return self._together(prompts)
 
         lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=self.policy.device)
         cache = PrefixCache(lengths_P, int(lengths_P.max()))
         hidden: dict[int, Tensor] = {}  # of the last token, by prompt
-        for part in parts:
-            hidden_PE, own = self._together([prompts[p] for p in part])
+        for part, run in passes:
+            hidden_PE, own = run()
             hidden |= zip(part, hidden_PE)
             for layer, tensors in own.prompt.items():
                 if layer not in cache.prompt:
@@ -503,17 +562,17 @@ def common_beginning(prompts: Sequence[tuple[int, ...]]) -> int:
     return common_length(min(prompts)[:-1], max(prompts)[:-1])
 
 
-def _of_like_length(prompts: Sequence[tuple[int, ...]]) -> list[list[int]]:
+def _of_like_length(prompts: Mapping[int, tuple[int, ...]]) -> list[list[int]]:
     """Return which prompts run together, the longest first: no one twice as long as another."""
     parts: list[list[int]] = []
-    for p in sorted(range(len(prompts)), key=lambda p: -len(prompts[p])):
+    for p in sorted(prompts, key=lambda p: -len(prompts[p])):
         if not parts or 2 * len(prompts[p]) < len(prompts[parts[-1][0]]):
             parts.append([])
         parts[-1].append(p)
     return parts
 
 
-def _padded(prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
+def _padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
     """Return the tokens of the prompts (P, L), with zeros on the right, and their lengths (P,)."""
     tokens_PL = pad_sequence([torch.tensor(prompt) for prompt in prompts], batch_first=True)
     return tokens_PL, torch.tensor([len(prompt) for prompt in prompts])

@@ -62,7 +62,8 @@ class Packing:
     `shares_beginnings`, these are all tokens of the completions, in their order. Otherwise tokens
     that two completions have in common after the same beginning count once; `distinct` and
     `of_tokens` translate between the two. `stems` says which branches attend to which stems;
-    `stem_queries` and `stem_keys` are indices into the tokens of all branches.
+    `stem_queries` and `stem_keys` are indices into the tokens of all branches. Into a dictionary
+    `keys`, `attend` puts the keys and values (K, N, D) of each layer.
     """
 
     def __init__(
@@ -79,6 +80,8 @@ class Packing:
         branches = list(_branches(completions, rows, first, shares_beginnings))
 
         tokens_N, positions_N, predictors = _lay_out(prompts, completions, branches)
+        self._sequences = prompts, completions, branches
+        self.keys: dict[int, tuple[Tensor, Tensor]] | None = None  # by layer, where they are kept
         self.tokens_N = to_device(tokens_N, device)
         self.positions_N = to_device(positions_N, device)
 
@@ -122,8 +125,19 @@ class Packing:
         """Return values for `predictors_U` (U, ...) for all tokens of the completions (M, ...)."""
         return values_U if self._set_M is None else values_U.index_select(0, self._set_M)
 
+    def sequences(self) -> Iterator[tuple[list[int], list[int]]]:
+        """Yield the tokens of each sequence that is read, and their indices in the row."""
+        prompts, completions, branches = self._sequences
+        rows, ends = len(completions) // len(prompts), [*accumulate(map(len, prompts))]
+        for completion, stem, own in branches:
+            prompt, end = prompts[completion // rows], ends[completion // rows]
+            tokens = [*prompt, *completions[completion][:-1]]
+            yield tokens, [*range(end - len(prompt), end), *stem, *own]
+
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Return the attention (1, N, H, D) of the row, from (1, H, N, D) and (1, K, N, D)."""
+        if self.keys is not None:
+            self.keys[layer] = key[0], value[0]
         query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
         return _SharedPrefixAttention.apply(query, key, value, self, scale)[None]
 

@@ -235,6 +235,7 @@ class Policy:
 
     def free_decoder(self) -> None:
         """Free unused GPU memory, and the decoder's, which the next rollout takes again."""
+        self.forward.forget()
         if self.decoder is not None:
             self.decoder.free()
         torch.cuda.empty_cache()
@@ -258,6 +259,14 @@ class Policy:
         prompt_bytes = self._shape.cache * (prompt + completions * room)
         _, left = self._memory
         return max(1, int(CACHE_SHARE * left / prompt_bytes))
+
+    @property
+    def tokens_to_keep(self) -> float:
+        """How many tokens may keep their keys and values from one pass to the next."""
+        if self.device.type != "cuda":
+            return math.inf
+        _, left = self._memory
+        return KEPT_SHARE * left / self._shape.cache
 
     @property
     def free_share(self) -> float:
@@ -336,6 +345,13 @@ class PlainForward:
         """Return the hidden states that predict the distinct tokens of the completions (U, E)."""
         hidden_RXE = self.policy.hidden_states(batch.tokens_RX)
         return hidden_RXE.flatten(0, 1).index_select(0, batch.predictors_M)
+
+    def keeping(self) -> AbstractContextManager[None]:
+        """Within this context, `predict` may keep what it reads for the next rollout."""
+        return nullcontext()
+
+    def forget(self) -> None:
+        """Forget what was kept: the weights change, or memory is short."""
 
     def checkpoint_gradients(self) -> None:
         """From now on, compute activations again in the backward pass (arXiv:1604.06174).
@@ -458,6 +474,7 @@ def linear_no_grad(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None
 
 # Keys and values may take this share of the memory that weights and optimizer leave.
 CACHE_SHARE = 0.45
+KEPT_SHARE = 0.1  # and what is kept from one pass to the next, this share
 
 # Tokens times parameters that keep a GPU busy for as long as the host takes to start a micro-batch
 # (0.1 to 0.2 s): 4,000 tokens of Llama-3.2-3B, or 100,000 of SmolLM2-135M.

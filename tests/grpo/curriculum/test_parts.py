@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from grpo import curriculum
 from grpo.config import Config
 from grpo.curriculum import answer_logprobs, expected_share, right_answer
-from grpo.learn.update import UpdateMemory
+from grpo.learn.update import UpdateMemory, imitate
 from grpo.rollout.sampling import truncation
 from grpo.tasks.interleave import Interleave
 from grpo.tasks.supply import Supply
@@ -46,6 +46,18 @@ def test_windows_are_where_the_policy_goes_wrong(tiny_policy, monkeypatch):
 
     short = [(0, trainer.stream.at(0, 2)[1])]
     assert curriculum.doubtful_parts(trainer.stream, short, trainer.update_memory) == short
+
+
+def test_the_prompts_of_windows_were_read_with_the_answers_until_the_weights_change(tiny_policy):
+    config = Config(task="interleave", level=10, window=4, steps=4, prompts=4)
+    trainer = Trainer(config, Supply(Interleave(), seed=0), tiny_policy)
+    problems = trainer.problems(1)
+    for _, problem in problems:
+        prompt = tiny_policy.encode(problem)
+        assert any(read.places(prompt) for read in tiny_policy.forward.kept)
+    answers = [right_answer(tiny_policy, *problem) for problem in problems]
+    imitate(tiny_policy, trainer.optimizer, answers, trainer.update_memory)
+    assert not tiny_policy.forward.kept
 
 
 def test_the_log_probabilities_of_answers_are_the_unmodified_models(tiny_policy, tiny_model):
