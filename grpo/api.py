@@ -273,7 +273,7 @@ class Model:
         request = RolloutRequest(
             encoded,
             keys=[[sample_key("generate", seed, number)] for number in range(len(prompts))],
-            temperatures=[temperature] * len(prompts),
+            temperature=temperature,
             budgets=[min(max_new_tokens, context - len(prompt)) for prompt in encoded],
             truncate=truncation(top_p),
         )

@@ -104,7 +104,7 @@ def evaluate(
             part,
             indices=range(start, start + len(part)),
             keys=[_keys(settings.seed, problem, settings.samples) for problem in part],
-            temperatures=[settings.temperature] * len(part),
+            temperature=settings.temperature,
             budgets=budgets(policy, task, part, settings.max_new_tokens),
             truncate=truncation(settings.top_p),
             drafting=drafting,

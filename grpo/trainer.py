@@ -297,7 +297,7 @@ class Trainer:
                 [sample_key(config.seed, step, index, n, attempt) for n in range(config.group_size)]
                 for index in indices
             ],
-            temperatures=[config.temperature] * len(problems),
+            temperature=config.temperature,
             budgets=budgets(self.policy, self.task, asked, config.max_new_tokens),
             truncate=self.truncate,
             drafting=self.drafting,

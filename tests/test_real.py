@@ -63,9 +63,7 @@ def test_log_probabilities_are_those_of_transformers():
     prompts = [policy.encode(problem.prompt) for problem in problems]
     keys = [[sample_key(i, j) for j in range(4)] for i in range(3)]
     start = time.perf_counter()
-    groups = generate(
-        policy, RolloutRequest(prompts, keys=keys, temperatures=[1.0] * 3, budgets=[40] * 3)
-    )
+    groups = generate(policy, RolloutRequest(prompts, keys=keys, temperature=1.0, budgets=[40] * 3))
     sampled = time.perf_counter() - start
     completions = [completion for group in groups for completion in group]
 

@@ -175,7 +175,8 @@ class EagerRows:
         self.last_PE, self.cache = self.forward.prefill(request.prompts)
         self.cache.allocate(prompts, room)
 
-        self.keys, self.temperature, self.budget = request.flat
+        self.keys, self.budget = request.flat
+        self.temperature = request.temperature
         self.stops = torch.tensor(policy.stops)
         self.written = torch.zeros_like(self.keys)
         self.last: Tensor | None = None
@@ -197,7 +198,7 @@ class EagerRows:
         self.drafts_Rk = drafts_Rk
         self.drawn = choose(
             self.policy.logits(hidden_RTE),
-            self.temperature[self.first].to(device),
+            self.temperature,
             uniform(self.keys[:, None], places_CT).to(device),
             self.row.to(device),
             self.truncate,
@@ -226,7 +227,7 @@ class EagerRows:
 
         sources_R = torch.arange(len(self.first))
         if len(stay) < len(self.last) or len(self.first) < len(self.last):
-            for name in ("keys", "budget", "temperature", "written", "row", "last"):
+            for name in ("keys", "budget", "written", "row", "last"):
                 setattr(self, name, getattr(self, name)[stay])
             sources_R = self._split_rows()
 
@@ -400,7 +401,7 @@ class CudaRows:
 
     def __init__(self, step: CudaStep, request: RolloutRequest, room: int):
         self.cuda_step, self.truncate = step, request.truncate
-        sample_keys, temperatures, self.budget = request.flat
+        sample_keys, self.budget = request.flat
         self.costs = step.costs
         prompts, rows = request.prompts, len(sample_keys)
         self.columns = rows // len(prompts)
@@ -423,7 +424,7 @@ class CudaRows:
         state.live[:rows] = 1
         state.start[:rows] = cache.lengths_P.repeat_interleave(self.columns)
         state.key[:rows] = sample_keys
-        state.temperature[:rows] = temperatures
+        state.temperature[:rows] = request.temperature
 
         # The host's own view of the rows.
         self.prompt_of = torch.arange(len(prompts)).repeat_interleave(self.columns)
@@ -559,7 +560,7 @@ def disagreement(step: CudaStep) -> float:
     cache.allocate(4, 3)
     expected = step.forward.extend(tokens, cache)
 
-    rows = CudaRows(step, RolloutRequest(prompts, [[1, 1]] * 2, [1.0] * 2, [9] * 2), room=9)
+    rows = CudaRows(step, RolloutRequest(prompts, [[1, 1]] * 2, 1.0, [9] * 2), room=9)
     step.memory.feed[:4, :3] = tokens
     step.memory.state.written[:4] = 1
     found = step.layers.forward(4, 3, rows._lay_out(3), step.memory).view(expected.shape)

@@ -123,10 +123,10 @@ class EngineDecoder:
     def decode(self, request: RolloutRequest) -> Written:
         """Return the tokens of each completion, and their log-probabilities."""
         G, stops = request.group_size, self.policy.stops
-        given = zip(request.prompts, request.budgets, request.temperatures, request.keys)
+        heat = request.temperature
         asked = [
             EngineRequest(prompt, G, budget, heat, self.top_p, keys[0] % 2**31, stops)
-            for prompt, budget, heat, keys in given
+            for prompt, budget, keys in zip(request.prompts, request.budgets, request.keys)
         ]
         with self._calling():
             groups = [list(group) for group in self.engine.generate(asked)]

@@ -39,12 +39,12 @@ IsEnough = Callable[[Sequence[int]], bool]
 class RolloutRequest:
     """P prompts to be answered, with the same number G of completions each.
 
-    E.g. two greedy completions of a prompt: ``RolloutRequest([(5, 8)], [[1, 2]], [0.0], [32])``.
+    E.g. two greedy completions of a prompt: ``RolloutRequest([(5, 8)], [[1, 2]], 0.0, [32])``.
     """
 
     prompts: Sequence[tuple[int, ...]]  # token ids
     keys: Sequence[Sequence[int]]  # (P, G), see `sampling.sample_key`
-    temperatures: Sequence[float]  # one for all completions of a prompt; 0 is greedy
+    temperature: float  # 0 is greedy
     budgets: Sequence[int]  # the most new tokens of a completion
     truncate: Callable | None = None  # cuts the distribution, see `sampling.truncation`
     guesses: Sequence[Guess] | None = None  # what is drafted from; None for no drafts
@@ -56,14 +56,10 @@ class RolloutRequest:
         return len(self.keys[0])
 
     @property
-    def flat(self) -> tuple[Tensor, Tensor, Tensor]:
-        """The sample keys, temperatures and budgets of all completions, (P * G,) each."""
-        G = self.group_size
-        return (
-            torch.tensor([key for group in self.keys for key in group]),
-            torch.tensor(self.temperatures).float().repeat_interleave(G),
-            torch.tensor(self.budgets).repeat_interleave(G),
-        )
+    def flat(self) -> tuple[Tensor, Tensor]:
+        """The sample keys and budgets of all completions, (P * G,) each."""
+        keys = torch.tensor([key for group in self.keys for key in group])
+        return keys, torch.tensor(self.budgets).repeat_interleave(self.group_size)
 
     def ends_at(self, c: int, tokens: Sequence[int]) -> bool:
         """Return whether nothing after the `tokens` of completion `c` is scored."""
@@ -76,7 +72,6 @@ class RolloutRequest:
             self,
             prompts=[self.prompts[p] for p in prompts],
             keys=[self.keys[p] for p in prompts],
-            temperatures=[self.temperatures[p] for p in prompts],
             budgets=[self.budgets[p] for p in prompts],
             guesses=[self.guesses[p] for p in prompts] if self.guesses else None,
             is_enough=[self.is_enough[p] for p in prompts] if self.is_enough else None,
@@ -153,7 +148,7 @@ class PlainDecoder:
 
     def _decode(self, request: RolloutRequest) -> Written:
         policy = self.policy
-        keys_C, temperatures_C, budgets_C = request.flat
+        keys_C, budgets_C = request.flat
         written: list[tuple[list[int], list[float]]] = [([], []) for _ in keys_C]
 
         rows = policy.rows(policy, request.prompts, request.group_size)
@@ -162,7 +157,7 @@ class PlainDecoder:
             while True:
                 token_C1, logprob_C1 = choose(
                     rows.logits[:, None],
-                    temperatures_C[live_C].to(policy.device),
+                    request.temperature,
                     uniform(keys_C[live_C], place)[:, None].to(policy.device),
                     torch.arange(len(live_C), device=policy.device),
                     request.truncate,
@@ -195,7 +190,7 @@ def sample_groups(
     *,
     indices: Sequence[int],
     keys: Sequence[Sequence[int]],
-    temperatures: Sequence[float],
+    temperature: float,
     budgets: Sequence[int],
     truncate: Callable | None = None,
     drafting: Drafting | None = None,
@@ -213,7 +208,7 @@ def sample_groups(
     request = RolloutRequest(
         prompts,
         keys,
-        temperatures,
+        temperature,
         budgets,
         truncate,
         guesses if any(guesses) else None,
@@ -231,8 +226,8 @@ def sample_groups(
             shots=policy.shots(problem),
             opened=policy.opened(problem),
         )
-        for index, problem, prompt, temperature, completions in zip(
-            indices, problems, prompts, temperatures, answers, strict=True
+        for index, problem, prompt, completions in zip(
+            indices, problems, prompts, answers, strict=True
         )
     ]
 

@@ -74,7 +74,7 @@ def draw(mass_RV: torch.Tensor, uniform_N: torch.Tensor, row_N: torch.Tensor) ->
 
 def choose(
     logits_RTV: torch.Tensor,
-    temperature_R: torch.Tensor,
+    temperature: float,
     uniform_CT: torch.Tensor,
     row_C: torch.Tensor,
     truncate: Callable | None,
@@ -85,9 +85,7 @@ def choose(
     temperature of 0 takes the likeliest token.
     """
     R, T, V = logits_RTV.shape
-    is_greedy_R = temperature_R == 0
-    divisor_R = torch.where(is_greedy_R, 1.0, temperature_R)
-    scaled_RTV = logits_RTV.float() / divisor_R[:, None, None]
+    scaled_RTV = logits_RTV.float() / (temperature or 1.0)
     if truncate is not None:
         scaled_RTV = truncate(scaled_RTV.view(R * T, V), None).view(R, T, V)
     mass_MV = scaled_RTV.view(R * T, V).softmax(-1)
@@ -95,9 +93,8 @@ def choose(
     # The row of `mass_MV` for each place of each completion.
     place_CT = row_C[:, None] * T + torch.arange(T, device=row_C.device)
     drawn_CT = draw(mass_MV, uniform_CT.reshape(-1), place_CT.view(-1)).view(-1, T)
-    if is_greedy_R.any():
-        likeliest_CT = scaled_RTV.argmax(-1)[row_C]
-        drawn_CT = torch.where(is_greedy_R[row_C, None], likeliest_CT, drawn_CT)
+    if temperature == 0:
+        drawn_CT = scaled_RTV.argmax(-1)[row_C]
     return drawn_CT, mass_MV[place_CT, drawn_CT].log()
 
 

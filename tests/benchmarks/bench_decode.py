@@ -105,7 +105,7 @@ def step_time(policy: Policy, rows: int, context: int) -> tuple[float, int, int]
     room = context - prompt + 64
     P = len(prompts)
     keys = torch.randint(1 << 60, (P, 16)).tolist()
-    request = RolloutRequest(prompts, keys, [1.0] * P, [room] * P)
+    request = RolloutRequest(prompts, keys, 1.0, [room] * P)
     decoder = CudaRows(model, request, room)
     model.memory.row_cache.normal_()
     written = model.memory.state.written
@@ -168,7 +168,7 @@ def rollout(policy: Policy, size: Size, repeats: int = 2, guesses=None, drafting
     rng = random.Random(0)
     prompts = [tuple(rng.choices(range(1000), k=size.prompt)) for _ in range(P)]
     keys = [[rng.getrandbits(62) for _ in range(size.G)] for _ in range(P)]
-    request = RolloutRequest(prompts, keys, [1.0] * P, [size.new] * P, guesses=guesses)
+    request = RolloutRequest(prompts, keys, 1.0, [size.new] * P, guesses=guesses)
     times = []
     for _ in range(repeats + 1):
         torch.cuda.synchronize()
@@ -291,7 +291,7 @@ def step_table(policy, bandwidth: float, rate: float) -> None:
 def generate_table() -> None:
     """Measure and print rollouts of tiny models, and `generate` beside them."""
     prompt, G, new = tuple(range(100, 164)), 8, 32
-    request = RolloutRequest([prompt], [list(range(G))], [1.0], [new])
+    request = RolloutRequest([prompt], [list(range(G))], 1.0, [new])
     print(f"{device_name()}\n| model | width | path | ms a token | generate | ratio |")
     print("|---|---|---|---|---|---|")
     for kind, width in product(KINDS, (64, 1024)):

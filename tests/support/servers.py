@@ -106,7 +106,7 @@ def sample(policy, body):
     if only := body.get("allowed_token_ids"):
         return [completion(only, [0.0])]
     keys = [[sample_key(body["seed"], n) for n in range(body["n"])]]
-    given = [tuple(body["prompt"])], keys, [body["temperature"]], [body["max_tokens"]]
+    given = [tuple(body["prompt"])], keys, body["temperature"], [body["max_tokens"]]
     (group,) = generate(policy, RolloutRequest(*given, truncation(body["top_p"])))
     return [completion(one.tokens, one.logprobs, one.finish) for one in group]
 

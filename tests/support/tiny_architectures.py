@@ -244,7 +244,7 @@ def compare(architecture: Architecture, folder: Path) -> Comparison:
         for length in (25, 3, 14)
     ]
     keys = [[sample_key(0, 1, prompt, sample, 0) for sample in range(3)] for prompt in range(3)]
-    request = RolloutRequest(prompts, keys=keys, temperatures=[1.0] * 3, budgets=[14] * 3)
+    request = RolloutRequest(prompts, keys=keys, temperature=1.0, budgets=[14] * 3)
     groups = generate(policy, request)
     if policy.path == "cached":
         policy.rows = PlainRows

@@ -70,7 +70,7 @@ def rollout(policy, prompts=PROMPTS, samples=4, budget=24, temperature=1.0, **se
     request = RolloutRequest(
         ids,
         keys=keys,
-        temperatures=[temperature] * len(ids),
+        temperature=temperature,
         budgets=[budget] * len(ids),
         **settings,
     )

@@ -85,7 +85,7 @@ sample_key(_a, _b, _c, _d) | CORE/test_trainer.py
 two ranks share their prompts | Ranks.share | items[self.rank::self.size] | items[::self.size] | \
 CORE/test_distributed.py
 another generator | uniform | _shift(_a, 27) | _shift(_a, 26) | tests/grpo/rollout/test_sampling.py
-temperature ignored | choose | _a / divisor_R[:, None, None] | _a | \
+temperature ignored | choose | _a / (temperature or 1.0) | _a | \
 tests/grpo/rollout/test_generate.py
 another nucleus | truncation | 1 - top_p | top_p | tests/grpo/rollout/test_sampling.py
 a drawn token cut off | truncation | _a.scatter(-1, _b, False) | _a | \

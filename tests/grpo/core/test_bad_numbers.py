@@ -221,7 +221,7 @@ def test_weights_that_are_not_finite(tiny_policy, temperature):
     with torch.no_grad():
         dict(tiny_policy.model.named_parameters())["model.norm.weight"][:] = math.nan
     prompt = tuple(tiny_policy.encode("Copy text A.\nA: one"))
-    request = RolloutRequest([prompt], keys=[[1, 2]], temperatures=[temperature], budgets=[4])
+    request = RolloutRequest([prompt], keys=[[1, 2]], temperature=temperature, budgets=[4])
     with pytest.raises(FloatingPointError, match="nan: the model's logits are not finite"):
         engine.generate(tiny_policy, request)
 

@@ -115,7 +115,7 @@ def test_fused_attends_to_long_texts(tmp_path, rows):
         shared.allocate(rows, length)
         expected = policy.forward.extend(tokens, shared)
         model = policy.decoder.step
-        request = RolloutRequest(prompts, [[1] * (rows // 2)] * 2, [1.0] * 2, [length] * 2)
+        request = RolloutRequest(prompts, [[1] * (rows // 2)] * 2, 1.0, [length] * 2)
         decoder = CudaRows(model, request, length)
         for place in (*range(0, 1080, 60), *range(1080, length)):
             T = 60 if place < 1080 else 1
@@ -228,7 +228,7 @@ def test_drafted_bfloat16_samples_have_the_distribution_of_undrafted_ones(tmp_pa
     policy = policy_of(tmp_path, "llama-3 rotary scaling", dtype="bfloat16", stops=())
     prompt, places = policy.encode(PROMPTS[0]), 8
     plan = generate(
-        policy, RolloutRequest([prompt], keys=[[0]], temperatures=[0.0], budgets=[places])
+        policy, RolloutRequest([prompt], keys=[[0]], temperature=0.0, budgets=[places])
     )[0][0].tokens
 
     class Planned(DraftPlans):
@@ -248,7 +248,7 @@ def test_drafted_bfloat16_samples_have_the_distribution_of_undrafted_ones(tmp_pa
                 RolloutRequest(
                     [prompt],
                     keys=[[rng.getrandbits(62) for _ in range(1024)]],
-                    temperatures=[0.3],
+                    temperature=0.3,
                     budgets=[places],
                     guesses=[str],
                 ),

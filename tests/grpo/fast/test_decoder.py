@@ -42,7 +42,7 @@ def test_completions_that_agree_so_far_are_one_row(tmp_path, monkeypatch):
     assert rows[0] < max(rows) < len(texts) > rows[-1] > 0  # some agree, go apart, and end
     keys = [[sample_key(0, 1, prompt, sample, 0) for sample in range(8)] for prompt in PROMPTS]
     for prompt, row, group in zip(PROMPTS, keys, groups):
-        one = RolloutRequest([policy.encode(prompt)], [[0]], [0.15], [24])
+        one = RolloutRequest([policy.encode(prompt)], [[0]], 0.15, [24])
         alone = [generate(policy, replace(one, keys=[[key]]))[0][0] for key in row]
         assert [answer.tokens for answer in alone] == [answer.tokens for answer in group]
 
@@ -105,11 +105,11 @@ def test_the_captured_step_launches_its_kernels_as_they_are_declared(policy, mon
 
     step = fast_decoder.CudaStep(policy)
     prompts, keys = [(1, 2, 3), (4, 5)], [[11, 12], [13, 14]]
-    request = RolloutRequest(prompts, keys, temperatures=[1.0, 0.5], budgets=[5, 6])
+    request = RolloutRequest(prompts, keys, temperature=0.5, budgets=[5, 6])
     rows = fast_decoder.CudaRows(step, request, room=9)
     state = step.memory.state
     assert state.key[:4].tolist() == [11, 12, 13, 14] and state.live[:4].tolist() == [1] * 4
-    assert state.temperature[:4].tolist() == [1.0, 1.0, 0.5, 0.5]
+    assert state.temperature[:4].tolist() == [0.5] * 4
     assert state.budget[:4].tolist() == [5, 5, 6, 6] and state.start[:4].tolist() == [3, 3, 2, 2]
 
     # The tokens after the prompts, tokens without drafts, and drafts of three tokens.
@@ -138,7 +138,7 @@ def test_a_rollout_whose_numbers_are_not_finite_is_repeated_without_the_captured
             return chosen, logprobs.masked_fill(self.written[:, None] > 3, math.nan), count
 
     keys = [[sample_key(0, 1, prompt, sample, 0) for sample in range(4)] for prompt in "ab"]
-    request = RolloutRequest([(5, 6, 7), (8, 9)], keys, [1.0] * 2, [8] * 2)
+    request = RolloutRequest([(5, 6, 7), (8, 9)], keys, 1.0, [8] * 2)
     decoder = policy.decoder
     expected = decoder.decode(request)
 

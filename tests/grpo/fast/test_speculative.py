@@ -211,7 +211,7 @@ def test_rows_are_planned_again_while_the_next_pass_runs(monkeypatch):
         return " " * bool(so_far) + " ".join(rest)
 
     drafting = Drafting(15)
-    request = RolloutRequest([(1, 2)], [[1, 2, 3, 4]], [1.0], [len(text)], guesses=[guess])
+    request = RolloutRequest([(1, 2)], [[1, 2, 3, 4]], 1.0, [len(text)], guesses=[guess])
     (answers,) = generate(policy, request, drafting)
     assert [list(answer.tokens) for answer in answers] == [text] * 4
     assert planned_in[0] is False and planned_in[-1] is True
@@ -229,7 +229,7 @@ def test_a_long_guess_is_drafted_in_every_pass(monkeypatch, meanwhile):
     def guess(written):
         return words[1 + len(written.lstrip()) :] if written.strip() else words
 
-    request = RolloutRequest([(1, 2)], [[1]], [1.0], [len(text)], guesses=[guess])
+    request = RolloutRequest([(1, 2)], [[1]], 1.0, [len(text)], guesses=[guess])
     generate(policy, request, Drafting(15))
     assert decoder.passes == 1 + math.ceil((len(text) - 1) / 16)
 

@@ -193,7 +193,7 @@ def sampled(policy, prompts, budgets, guesses=None, drafting=None):
     request = RolloutRequest(
         prompts,
         keys=[[number] for number in range(len(prompts))],
-        temperatures=[1.0] * len(prompts),
+        temperature=1.0,
         budgets=budgets,
         guesses=guesses,
     )

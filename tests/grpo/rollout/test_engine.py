@@ -41,7 +41,7 @@ def test_greedy_tokens_are_those_of_our_decoder_after_each_update(tiny_model, na
     policy = load_policy(str(tiny_model), device="cpu", lora_rank=lora_rank)
     prompts = [(5, 8, 13), (21, 34)]
     keys = [[sample_key(p, n) for n in range(2)] for p in range(2)]
-    request = RolloutRequest(prompts, keys, [0.0, 0.0], [6, 9])
+    request = RolloutRequest(prompts, keys, 0.0, [6, 9])
     with serving(vllm(tiny_model)) as (url, log):
         decoder, written = EngineDecoder(None, name.replace("URL", url), policy, 1.0), set()
         for seed in range(3):
@@ -143,7 +143,7 @@ def test_transformers_writes_many_completions_at_a_time(tiny_model, monkeypatch)
     policy, passes = load_policy(str(tiny_model), device="cpu"), []
     policy.causal.register_forward_pre_hook(lambda *_: passes.append(1))
     (decoder := EngineDecoder(None, "transformers", policy, 1.0)).update()
-    request = RolloutRequest([(p, 8, 13) for p in range(5, 9)], [range(8)] * 4, [1.0] * 4, [9] * 4)
+    request = RolloutRequest([(p, 8, 13) for p in range(5, 9)], [range(8)] * 4, 1.0, [9] * 4)
     assert len(decoder.decode(request)) == 32 and len(passes) < 50
 
 

@@ -97,7 +97,7 @@ def test_sampling_ends_where_nothing_counts(tiny_model, is_fast, reward, monkeyp
                 asked,
                 indices=[0, 1],
                 keys=[[sample_key(0, index, n) for n in range(8)] for index in range(2)],
-                temperatures=[1.0] * 2,
+                temperature=1.0,
                 budgets=[40] * 2,
                 drafting=Drafting(),
                 stops_early=stops,
@@ -188,7 +188,7 @@ def test_experts_multiply_by_token_only_while_decoding(tmp_path, monkeypatch, ki
         ways.append(policy.causal.get_experts_implementation()[""])
         return False
 
-    request = RolloutRequest([(5, 6, 7)], [[1, 2, 3]], [1.0], [12], is_enough=[note])
+    request = RolloutRequest([(5, 6, 7)], [[1, 2, 3]], 1.0, [12], is_enough=[note])
     (grouped,) = generate(policy, request)
     assert set(ways) == {"grouped_mm"}
 
@@ -244,11 +244,12 @@ def test_a_model_that_takes_no_adapter(tmp_path):
         other_policy(tmp_path, "mamba", lora_rank=4)
 
 
-def test_prompts_in_lots_are_answered_as_all_at_once(tiny_policy, monkeypatch):
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 0.0, 1.2])
+def test_prompts_in_lots_are_answered_as_all_at_once(tiny_policy, monkeypatch, temperature):
     prompts = [tiny_policy.encode(text) for text in ("A", "Copy B.", "A: one two", "B: three", "C")]
     settings = dict(
         keys=[[sample_key(3, p, g) for g in range(3)] for p in range(5)],
-        temperatures=[1.0, 0.7, 1.0, 0.0, 1.2],
+        temperature=temperature,
         budgets=[9, 4, 12, 7, 9],
     )
     whole = generate(tiny_policy, RolloutRequest(prompts, **settings))

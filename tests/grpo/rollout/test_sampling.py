@@ -52,17 +52,22 @@ def test_completions_draw_from_the_row_that_they_read():
     for row in range(3):
         for place in range(2):
             logits[row, place, 70 * row + place] = 0
-    rows, heat = torch.tensor([2, 0, 2, 2]), torch.tensor([1.0, 1.0, 0.0])
-    chosen, logprobs = choose(logits, heat, torch.rand(4, 2, dtype=torch.float64), rows, None)
-    assert chosen.tolist() == [[140, 141], [0, 1], [140, 141], [140, 141]] and not logprobs.any()
+    rows = torch.tensor([2, 0, 2, 2])
+    for heat in (1.0, 0.0):
+        chosen, logprobs = choose(logits, heat, torch.rand(4, 2, dtype=torch.float64), rows, None)
+        assert chosen.tolist() == [[140, 141], [0, 1], [140, 141], [140, 141]]
+        assert not logprobs.any()
     logits[0, 0, :2] = torch.tensor([0.25, 0.75]).log()
     numbers, rows = (
         torch.tensor([[0.1], [0.3], [0.2]], dtype=torch.float64),
         torch.zeros(3, dtype=torch.long),
     )
-    chosen, logprobs = choose(logits[:1, :1], heat[:1], numbers, rows, None)
+    chosen, logprobs = choose(logits[:1, :1], 1.0, numbers, rows, None)
     assert chosen[:, 0].tolist() == [0, 1, 0]
     torch.testing.assert_close(logprobs[:, 0].exp(), torch.tensor([0.25, 0.75, 0.25]))
+    chosen, logprobs = choose(logits[:1, :1], 0.0, numbers, rows, None)
+    assert chosen[:, 0].tolist() == [1, 1, 1]
+    torch.testing.assert_close(logprobs[:, 0].exp(), torch.full((3,), 0.75))
 
 
 @pytest.mark.parametrize("token", [1, 63, 64, 130, 199])  # in any of the blocks of 64

@@ -21,9 +21,10 @@ def groups(tiny_policy):
     tiny_policy.stops = tuple(range(0, VOCABULARY, 15))
     ids = [tiny_policy.encode(prompt) for prompt in PROMPTS]
     keys = [[sample_key(5, prompt, sample) for sample in range(4)] for prompt in PROMPTS]
-    answers = generate(
-        tiny_policy, RolloutRequest(ids, keys=keys, temperatures=HEATS, budgets=[24] * 3)
-    )
+    answers = [
+        generate(tiny_policy, RolloutRequest([prompt], [own], heat, [24]))[0]
+        for prompt, own, heat in zip(ids, keys, HEATS)
+    ]
     rng = random.Random(0)
     made = [
         Group(

@@ -161,10 +161,9 @@ def test_micro_batches_change_neither_loss_nor_gradient(tiny_policy, groups, flo
 @pytest.mark.parametrize("truncate", [None, truncation(0.95)])
 def test_logprobs_are_the_samplers(tiny_policy, groups, truncate):
     keys = [[sample_key(6, group.index, sample) for sample in range(4)] for group in groups]
-    asked = dict(keys=keys, temperatures=HEATS, budgets=[24] * 3, truncate=truncate)
-    request = RolloutRequest([group.prompt for group in groups], **asked)
-    for group, completions in zip(groups, generate(tiny_policy, request)):
-        group.completions = completions
+    for group, own, heat in zip(groups, keys, HEATS):
+        request = RolloutRequest([group.prompt], [own], heat, [24], truncate)
+        (group.completions,) = generate(tiny_policy, request)
     batch = one_batch(groups)
     with torch.no_grad():
         logp_RT, entropy_RT = completion_logprobs(tiny_policy, batch, truncate)
