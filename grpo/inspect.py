@@ -47,13 +47,6 @@ STEP_FIGURES = (
 ).split()
 GROUP_FIGURES = "group level reward reward_std value exact distinct".split()
 
-# How a completion ended (`Completion.finish`).
-ENDS = {
-    "stop": "complete",
-    "length": "truncated",
-    "enough": "ended where nothing more is scored",
-}
-
 # What was done with a group, by its action.
 DONE_TO = {
     "keep": "kept",
@@ -268,13 +261,10 @@ def completion_lines(group: Group, samples: Sequence[int], reward_name: str) -> 
 
     title = f"completion{'s' * (len(samples) > 1)} {', '.join(map(str, samples))}"
     reward = f" ({reward_name})" if reward_name else ""
-    end = ENDS.get(completion.finish, completion.finish)
-    if completion.is_demonstration:
-        end = "the right answer, which was shown"
     yield Text.assemble(
         (title, "bold"),
         f"  reward {score.reward:.3f}{reward}, score {score.value:.3f}, advantage "
-        f"{advantage_of(group, first)}, {len(completion.tokens)} tokens, {end}",
+        f"{advantage_of(group, first)}, {len(completion.tokens)} tokens, {completion.ending}",
     )
 
     said = []

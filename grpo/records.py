@@ -31,6 +31,13 @@ WHY = {
     "tied": "different texts, equal rewards",
 }
 
+# How a completion ended, by its `finish`.
+ENDINGS = {
+    "stop": "complete",
+    "length": "truncated",
+    "enough": "ended where nothing more is scored",
+}
+
 # What a step does with a group: learn from it, leave it out, discard this try and sample it again,
 # learn from a copy that shows the right answer instead, or imitate it (a right answer, before the
 # first step).
@@ -55,6 +62,13 @@ class Completion:
     def is_truncated(self) -> bool:
         """Whether the budget cut the completion off."""
         return self.finish == "length"
+
+    @property
+    def ending(self) -> str:
+        """How it ended, in words."""
+        if self.is_demonstration:
+            return "the right answer, which was shown"
+        return ENDINGS.get(self.finish, self.finish)
 
 
 @dataclass

@@ -1,13 +1,6 @@
 "use strict";
 // The samples: which steps, groups and completions are shown, their filter, and their words.
 
-// What the page says of a completion's end. One that was shown was not sampled.
-const ENDS = {
-  stop: "complete",
-  length: "truncated",
-  enough: "ended where nothing more is scored",
-  shown: "the right answer, which was shown",
-};
 const TINTS = { alignment: "Alignment", logprob: "Log-prob", advantage: "Advantage" };
 const CONTEXT = 6; // words shown at each end of a long run of right words
 const MOST_TARGET = 60; // words of a target that is shown in full
@@ -78,7 +71,7 @@ function passes(group, sample) {
   return (
     (low === "" || reward >= Number(low)) &&
     (high === "" || reward <= Number(high)) &&
-    (!truncated || group.rows.finish[sample] === "length")
+    (!truncated || group.rows.ending[sample] === "truncated")
   );
 }
 
@@ -309,7 +302,7 @@ const largest = ({ rows }) =>
 
 /** Return a completion of a group; `order` holds the completions that are shown. */
 function rowOf(group, sample, place, order) {
-  const { text, reward, value, exact, tokens, finish, advantage } = Object.fromEntries(
+  const { text, reward, value, exact, tokens, ending, advantage } = Object.fromEntries(
     Object.entries(group.rows).map(([name, column]) => [name, column[sample]]),
   );
   const stored = group.texts[text];
@@ -335,7 +328,7 @@ function rowOf(group, sample, place, order) {
     const said = [
       `score ${value.toFixed(3)}`,
       exact ? "✓ exact" : stored.divergence || toTheEnd,
-      `${tokens} tokens, ${ENDS[finish]}`,
+      `${tokens} tokens, ${ending}`,
     ];
     const parts = Object.entries(stored.parts).map(([part, worth]) =>
       el("span", {}, el("b", {}, part), ` ${worth}`),

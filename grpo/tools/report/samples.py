@@ -111,7 +111,7 @@ def _packed_row(group: Group, sample: int, numbers: list[int] | None) -> dict[st
         "reward": rounded(score.reward),
         "value": rounded(score.value),
         "exact": int(score.exact),
-        "finish": "shown" if completion.is_demonstration else completion.finish,
+        "ending": completion.ending,
         "tokens": len(completion.tokens),
         "advantage": rounded(fmean(advantage) if isinstance(advantage, list) else advantage),
     }
