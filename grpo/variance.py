@@ -9,11 +9,9 @@ describes all of this for users.
 
 import math
 import random
-from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import pairwise
 from statistics import fmean, stdev
 from typing import Any
 
@@ -202,7 +200,6 @@ class VarianceMonitor(Resumable):
                 max(group.rewards) == min(group.rewards) for group in first
             ),
             "group_std": fmean(group.reward_std for group in first),
-            "group_std/hist": histogram([group.reward_std for group in first]),
             "distinct_completions": fmean(len(set(group.texts)) for group in first),
             "groups/count": len(first),
             "groups/kept": actions["keep"],
@@ -277,17 +274,6 @@ def reward_metrics(first: Sequence[Group]) -> dict[str, float | None]:
         "exact": judged_mean("exact", first),
         **{name: mean for name, (mean,) in component_means([scores]).items()},
     }
-
-
-# Upper bounds of the bins of the standard deviations of reward. The first bin holds only 0.
-BOUNDS = (0, 0.01, 0.03, 0.1, 0.3)
-
-
-def histogram(stds: Sequence[float]) -> dict[str, int]:
-    """Return how many of the standard deviations `stds` lie in each bin, "0-0.01" and so on."""
-    names = ["0", *(f"{low:g}-{high:g}" for low, high in pairwise(BOUNDS)), f">{BOUNDS[-1]:g}"]
-    counts = Counter(bisect_left(BOUNDS, std) for std in stds)
-    return {name: counts[number] for number, name in enumerate(names)}
 
 
 def by_level(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
