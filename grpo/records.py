@@ -14,7 +14,7 @@ Reward and advantage are separate fields, and neither ever overwrites the other.
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import fmean, pstdev
+from statistics import fmean, stdev
 from typing import Any, ClassVar, Literal, get_args
 
 from grpo.tasks.base import Problem, Score
@@ -112,8 +112,8 @@ class Group:
 
     @property
     def reward_std(self) -> float:
-        """The standard deviation of the rewards, with divisor n; advantages use n - 1."""
-        return pstdev(self.rewards)
+        """The standard deviation of the rewards, by which advantages are divided."""
+        return stdev(self.rewards) if len(self.rewards) > 1 else 0.0
 
     @property
     def teaches(self) -> bool:

@@ -331,19 +331,19 @@ def test_figures_of_a_step_by_hand():
     assert "traps/c" not in metrics and metrics["groups/trapped"] == 2  # of first tries
     assert [metrics[f"groups/{name}"] for name in ("count", "kept", "resampled")] == [3, 3, 1]
     assert metrics["groups/class/tied"] == 1 and metrics["wasted_tokens"] == 4
-    # three rewards of 0.5 and one of 0: std 0.5 * sqrt(3) / 4; two of each: 0.25; and none
+    # three rewards of 0.5 and one of 0: std 0.25; two of each: 0.5 / sqrt(3); and none
     assert metrics["levels"] == {
         "10": {
             "groups": 1,
             "value": pytest.approx(0.25 * 3 / 4),
-            "group_std": pytest.approx(0.5 * 3**0.5 / 4),
+            "group_std": pytest.approx(0.25),
             "class": {"varied": 1},
             "trap": {"a": 1},
         },
         "25": {
             "groups": 2,
             "value": pytest.approx(0.25 * 6 / 8),
-            "group_std": pytest.approx(0.125),
+            "group_std": pytest.approx(0.25 / 3**0.5),
             "class": {"varied": 1, "tied": 1},
             "trap": {"b": 1},
         },

@@ -198,7 +198,7 @@ def test_figures_of_a_level():
         "groups": 4,
         "value": pytest.approx(3.5 / 8),
         "reward": pytest.approx(3.5 / 8),
-        "reward_std": pytest.approx((0.25 + 0.1) / 4),
+        "reward_std": pytest.approx((0.5 + 0.2) / 2**0.5 / 4),
         "varied": 0.5,
         "any_exact": 0.5,
         "exact": 3 / 8,
