@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 from forced import trainer_for
-from small_library import QUICK, ROWS, alike, example, is_time, reward
+from small_library import QUICK, ROWS, alike, is_time, reward
 from transformers import AutoModelForImageTextToText, AutoTokenizer, Gemma3Config, TrainerCallback
 
 from grpo import Model, load_model, make_trainer, train
@@ -266,12 +266,3 @@ def test_a_prompt_without_room_in_the_context_is_refused(home):
     model._policy.context = len(model._policy.encode("Copy text A.\nA: owl"))
     with pytest.raises(UserError, match="^generate: a prompt is longer than the model's context"):
         model.generate(["Copy text A.\nA: owl"])
-
-
-@pytest.mark.slow
-def test_the_example_of_a_loop_learns(home):
-    *steps, asked, a, b, wanted, wrote = example("loop_by_hand.py").splitlines()
-    assert re.match("asked .*", asked) and a.startswith("A: ") and b.startswith("B: ")
-    assert len(steps) < 30 and float(steps[-1].split()[3]) > 0.95
-    assert wrote.removeprefix("wrote ").split() == wanted.removeprefix("wanted ").split()
-    assert not Path("runs").exists()
