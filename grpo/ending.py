@@ -19,7 +19,7 @@ from grpo.config import Config
 from grpo.records import WHY, Decision, Group, Resumable, first_tries, level_name, truncated_share
 from grpo.statistics import MARGIN, TAIL, mean_interval, problems_needed, reaches_mark
 from grpo.tasks.base import Score
-from grpo.variance import MIXTURE, ONE_TEXT, common_trap
+from grpo.variance import common_trap
 
 # A level is solved if the mean of a held-out evaluation is at least SOLVED, and nothing more can be
 # learned there from a mean of EXHAUSTED on. That is higher than 0.99, because the mean on other
@@ -302,14 +302,15 @@ class HeldOut(NamedTuple):
         )
         return HeldOut(before, after, None if self.imitated is None else imitated)
 
-    def paired(self, name: str, traps: Sequence[str] = ()) -> list[tuple[float, float, float]]:
+    def paired(self, name: str, *, trapped: bool = True) -> list[tuple[float, float, float]]:
         """Return the mean "value", "exact" or "reward" of each problem that was judged each time:
-        before training, when reinforcement began, and after it. What is in one of the `traps`
-        counts as 0.
+        before training, when reinforcement began, and after it. Unless `trapped` answers count,
+        one whose trap is of a kind that ignores a part of the task is worth 0.
         """
 
         def worth(score: Score) -> float:
-            return 0.0 if score.parts.get("trap") in traps else getattr(score, name)
+            is_worthless = not trapped and score.parts.get("trap_kind")
+            return 0.0 if is_worthless else getattr(score, name)
 
         before, begun, after = (
             {group.problem.key: fmean(map(worth, group.judged)) for group in groups if group.judged}
@@ -419,8 +420,8 @@ def reach_verdict(
         # A range may be unknown, so a fall is measured by the largest change.
         if then - now > MARGIN * max(abs(last - first) for _, first, last in earned):
             less = f"the mean reward fell from {then:.4g} to {now:.4g}, although the score rose"
-        elif _gain(answers.paired("value", ONE_TEXT), chances)[0] <= 0:
-            less = "the score rose by answers that ignore a text"
+        elif _gain(answers.paired("value", trapped=False), chances)[0] <= 0:
+            less = "the score rose by answers that ignore a part of the task"
 
     rows: list[tuple[Kind, Any, str]] = [  # the first that holds, and its cause
         ("no signal", no_signal and not figures["updated"], no_signal),
@@ -481,7 +482,8 @@ def _collapse(
     is_enough = len(scores) >= MIN_COMPLETIONS
 
     if trap := common_trap(scores):
-        names = ONE_TEXT if trap == MIXTURE else (trap,)
+        labels = ((each.parts.get("trap"), each.parts.get("trap_kind")) for each in (*scores, *old))
+        names = sorted({name for name, kind in labels if name and trap in (name, kind)})
         shares = [sum(line.get(f"traps/{name}") or 0.0 for name in names) for line in metrics]
         since = _since(metrics, shares)
         share, old_share = (

@@ -53,10 +53,6 @@ ALARM_SHARE = 0.5
 TRUNCATED = "truncated"
 TRAP = "trap "
 
-# Traps of the interleave task that earn by one text alone; a mixture of them is a trap, too.
-ONE_TEXT = ("copies A", "copies B", "doubles A", "doubles B", "ignores A", "ignores B")
-MIXTURE = "ignores a text"
-
 REMEDIES: dict[str, str] = {
     "identical": "every completion of a group is the same text: give a lower --learning-rate, or "
     "--beta 0.02",
@@ -99,13 +95,15 @@ def classify(group: Group, reward_range: tuple[float, float] | None) -> GroupCla
 
 
 def common_trap(scores: Sequence[Score]) -> str | None:
-    """Return the most common trap of the completions, or else MIXTURE, if at least half of them are
-    in it.
+    """Return the most common trap of the completions, or else the most common kind of their traps,
+    if at least half of them are in it.
     """
-    traps = Counter(score.parts.get("trap") for score in scores)
-    del traps[None]
-    counts = [*traps.most_common(1), (MIXTURE, sum(traps[name] for name in ONE_TEXT))]
-    return next((name for name, count in counts if 2 * count >= len(scores) > 0), None)
+    for label in ("trap", "trap_kind"):
+        names = Counter(name for score in scores if (name := score.parts.get(label)))
+        for name, count in names.most_common(1):
+            if 2 * count >= len(scores):
+                return name
+    return None
 
 
 class VarianceMonitor(Resumable):

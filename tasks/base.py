@@ -107,7 +107,8 @@ class Score:
       reward judged;
     - `parts`: numbers and labels that explain the reward, e.g. ``{"matches": 18, "gaps": 2,
       "trap": "copies A"}``. The label `trap` names the cheap strategy that the completion follows,
-      or is None. An alarm is raised if most completions follow one;
+      or is None. An alarm is raised if most completions follow one. The label `trap_kind` is what
+      several traps that ignore a part of the task count as together, e.g. "ignores a text";
     - `credits`: how the reward was earned word by word, if that was asked for (see `credits_of`).
 
     Numbers may be NumPy's or PyTorch's; `scores_of` turns them into Python's.
@@ -405,7 +406,7 @@ def _checked(score: Any, reward_range: Range | None) -> Score:
 
     parts = {str(name): _plain(part) for name, part in score.parts.items()}
     for name, part in parts.items():
-        if name == "trap" and not isinstance(part, str | None):
+        if name in ("trap", "trap_kind") and not isinstance(part, str | None):
             raise ValueError(f"{name!r} {part!r}; give the name of a trap, or None")
         if name.startswith(COMPONENT) and part is not None:
             _within(part, name, None)

@@ -193,7 +193,7 @@ class Interleave:
         - `words` written, and the alignment's `matches`, `substitutions` and `gaps`;
         - `pairs`: the score of the best alignment of the pairs of neighbouring words;
         - `first_divergence`: the index of the first wrong word, None if there is none;
-        - `trap`: see `TrapNames.name`; None above a similarity of 0.9.
+        - `trap`: see `TrapNames.name`; None above a similarity of 0.9; and its kind.
         """
         target = split_words(problem.target)
         target_pairs = list(pairwise(target))
@@ -229,6 +229,7 @@ class Interleave:
 
         # Sampling may have ended after the first wrong word, so the strategy is not known.
         is_cut = self.reward == "prefix" and prefix < len(words) <= prefix + 2
+        trap = None if similarity > 0.9 or is_cut else traps.name(words, alignment)
         parts = {
             "words": len(words),
             "matches": kinds.count("match"),
@@ -236,7 +237,8 @@ class Interleave:
             "gaps": kinds.count("insert") + kinds.count("delete"),
             "pairs": pairs,
             "first_divergence": None if exact else prefix,
-            "trap": None if similarity > 0.9 or is_cut else traps.name(words, alignment),
+            "trap": trap,
+            "trap_kind": "ignores a text" if trap in ONE_TEXT else None,
         }
         return Score(reward=float(reward), parts=parts, value=float(similarity), exact=exact)
 
@@ -344,6 +346,9 @@ CHANGES = {
     (IN_TURN, ALONG_B): "runs on in B",
     (IN_TURN, OUT_OF_TURN): "turn lost",
 }
+
+# Traps that earn by one text alone.
+ONE_TEXT = ("copies A", "copies B", "doubles A", "doubles B", "ignores A", "ignores B")
 
 # A strategy must explain at least this share of the steps.
 MIN_SHARE = 0.7

@@ -65,22 +65,22 @@ def test_combining_accents_do_not_hide_a_trap():
 
 
 PARTS = ("words", "matches", "substitutions", "gaps", "first_divergence")
-PARTS += ("trap",)
+PARTS += ("trap", "trap_kind")
 
 
 @pytest.mark.parametrize(
     "text, similarity, parts",
     [
         # a2 is missing, x stands for b3: S = 6 - 1 - 1 = 4, M = 8, similarity (4 + 8) / 16
-        ("a1 b1 b2 a3 x a4 b4", 0.75, (7, 6, 1, 1, 2, None)),
+        ("a1 b1 b2 a3 x a4 b4", 0.75, (7, 6, 1, 1, 2, None, None)),
         # three words of B are missing: S = 5 - 3 = 2, M = 8, (2 + 8) / 16
-        ("a1 b1 a2 a3 a4", 0.625, (5, 5, 0, 3, 3, None)),
+        ("a1 b1 a2 a3 a4", 0.625, (5, 5, 0, 3, 3, None, None)),
         # A alone: S = 4 - 4 = 0, M = 8, (0 + 8) / 16
-        ("a1 a2 a3 a4", 0.5, (4, 4, 0, 4, 1, "copies A")),
+        ("a1 a2 a3 a4", 0.5, (4, 4, 0, 4, 1, "copies A", "ignores a text")),
         # right, and two words more: S = 8 - 2 = 6, M = 10, (6 + 10) / 20
-        ("a1 b1 a2 b2 a3 b3 a4 b4 x x", 0.8, (10, 8, 0, 2, 8, "runs on")),
+        ("a1 b1 a2 b2 a3 b3 a4 b4 x x", 0.8, (10, 8, 0, 2, 8, "runs on", None)),
         # nothing: S = -8, M = 8, (-8 + 8) / 16
-        (" \n", 0, (0, 0, 0, 8, 0, "empty")),
+        (" \n", 0, (0, 0, 0, 8, 0, "empty", None)),
     ],
 )
 def test_parts_by_hand(text, similarity, parts):

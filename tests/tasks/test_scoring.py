@@ -91,6 +91,7 @@ FINITE = "; give a finite number, up to 1e+30"
         ([Score(np.array([0.5]))], UNSET, f"a reward of array([0.5]){FINITE}"),
         ([Score(0.5, {"seen": {1, 2}})], UNSET, "Object of type set is not JSON serializable"),
         ([Score(0.5, {"trap": 1})], UNSET, "'trap' 1; give the name of a trap, or None"),
+        ([Score(0.5, {"trap_kind": 1})], UNSET, "'trap_kind' 1; give the name of a trap, or None"),
         ([Score(0.5, {"reward/x": "a"})], UNSET, f"a reward/x of 'a'{FINITE}"),
         ([Score(0.5, {"reward/x": math.inf})], UNSET, f"a reward/x of inf{FINITE}"),
     ],

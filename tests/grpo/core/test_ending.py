@@ -413,13 +413,15 @@ def test_no_difference_is_rarely_called_learning():
 
 
 PROBLEMS = {str(number): 0.5 for number in range(40)}
+KIND = "ignores a text"
+TRAPPED = {"parts": {"trap": "copies A", "trap_kind": KIND}}
 
 
 def copier(share=40, level=10, **score):
     """Answers of a policy of which this many of 40 completions copy text A."""
     copies = {key: 0.5 for key in list(PROBLEMS)[:share]}
     others = {key: 0.4 for key in PROBLEMS if key not in copies}
-    return answers(copies, level, parts={"trap": "copies A"}) + answers(others, level)
+    return answers(copies, level, **TRAPPED) + answers(others, level)
 
 
 def trained_by(shares, **values):
@@ -439,8 +441,7 @@ def of_classes(steps, updated, **counts):
 
 
 RISEN, BEFORE = (dict.fromkeys(PROBLEMS, value) for value in (0.9, 0.277))
-TRAPPED = {"parts": {"trap": "copies A"}}
-COPIED = "the score rose by answers that ignore a text"
+COPIED = "the score rose by answers that ignore a part of the task"
 
 
 def test_few_completions_in_a_trap_prove_nothing_unless_those_of_training_agree():
@@ -464,7 +465,8 @@ def test_traps_that_ignore_a_text_count_together(before, shares, kind):
     after = [
         each
         for number, key in enumerate(PROBLEMS)
-        for each in answers({key: 0.5}, parts={"trap": traps[number % 8]})
+        for trap in (traps[number % 8],)
+        for each in answers({key: 0.5}, parts={"trap": trap, "trap_kind": trap and KIND})
     ]
     lines = [
         line | {"traps/copies B": share / 2, "traps/ignores B": share / 2}

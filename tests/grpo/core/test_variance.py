@@ -282,7 +282,9 @@ def test_truncated_completions_are_alarmed():
     ],
 )
 def test_the_trap_of_a_group_holds_half_of_it(traps, common):
-    assert common_trap([Score(0.5, {"trap": trap}) for trap in traps]) == common
+    kinds = ["ignores a text" if trap and " " in trap else None for trap in traps]
+    parts = [{"trap": trap, "trap_kind": kind} for trap, kind in zip(traps, kinds)]
+    assert common_trap([Score(0.5, each) for each in parts]) == common
     assert common_trap([Score(0.5)]) is None  # of a task that names none
 
 
