@@ -94,12 +94,6 @@ def step_of(checkpoint: Path) -> int:
     return int(match[1])
 
 
-def size_on_disk(path: Path) -> str:
-    """Return the size of a file, or of all files in a folder, e.g. "12.3 MB"."""
-    files = [path, *path.rglob("*")]
-    return f"{sum(each.lstat().st_size for each in files if each.is_file()) / 1e6:.1f} MB"
-
-
 def checkpoint_folders(run: Path) -> list[Path]:
     """Return the folders of a run's checkpoints by step, damaged ones included."""
     folders = (run / "checkpoints").glob("step-*")

@@ -56,7 +56,6 @@ from grpo.run.logs import (
     load_run,
     resume_hint,
     rewind,
-    size_on_disk,
     step_of,
 )
 from grpo.run.resume import OpenedRun, facts, open_run, sources_of_run
@@ -558,9 +557,6 @@ class Run:
             mark.get("control", ""),
         )
         self.console.part(said, details, style)
-        paths = [self.folder / name for name in ("metrics.jsonl", "rollouts", "checkpoints")]
-        sizes = [f"  {path}  {size_on_disk(path)}" for path in paths]
-        self.console.part("files", sizes, is_whole=True)
         commands = dict.fromkeys([command, *next_commands(ended)])
         self.console.part("next", [f"  {each}" for each in commands], is_whole=True)
         self.files.finish()
