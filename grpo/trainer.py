@@ -543,13 +543,20 @@ def resolve_for_model(config: Config, policy: Policy) -> Config:
 
 
 def run_callback(callback: Callback, report: StepReport) -> None:
-    """Call `callback`; UserError if it raises, or adds what is no metric or no reason to end."""
+    """Call `callback`; UserError if it raises, changes a metric of the trainer's, or adds what is
+    no metric or no reason to end.
+    """
     where = f"callback {getattr(callback, '__name__', type(callback).__name__)}"
-    own = set(report.metrics)
+    own = dict(report.metrics)
     with calling(f"{where}, step {report.step}"):
         callback(report)
 
-    for name in report.metrics.keys() - own:
+    for name, value in own.items():  # the record of the run, by which the best checkpoint is known
+        if report.metrics.get(name, callback) is not value:
+            raise UserError(f"{where}: it changed the metric {name!a}; give its own another name")
+    for name in report.metrics.keys() - own.keys():
+        if not isinstance(name, str) or not name.isprintable():
+            raise UserError(f"{where}: its metric is called {name!a}; give a printable text")
         value = report.metrics[name]
         plain = value.tolist() if hasattr(value, "tolist") else value  # of NumPy or PyTorch
         if type(plain) not in (int, float):

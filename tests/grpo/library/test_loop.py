@@ -205,6 +205,9 @@ def test_a_callback_that_fails_is_one_line_and_loses_nothing(home):
     [
         (lambda report: report.metrics.update(mine="no"), "its metric 'mine' is .*; give a number"),
         (lambda report: report.metrics.update(mine=[2]), "its metric 'mine' is .*; give a number"),
+        (lambda report: report.metrics.update({("a", 1): 2.0}), "its metric is called .*'a', 1"),
+        (lambda report: report.metrics.update(reward=1.0), "it changed the metric 'reward'; give"),
+        (lambda report: report.metrics.pop("level"), "it changed the metric 'level'; give"),
         (lambda report: setattr(report, "end", True), "report.end is True; give the reason as a t"),
     ],
 )
