@@ -36,16 +36,15 @@ Shapes: T tokens of a completion.
 
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import accumulate, chain
-from math import isfinite
 from statistics import mean, stdev
 
 from grpo.config import SCALES, python_name
 from grpo.data.errors import UserError, shown
 from grpo.records import Completion, Group
-from grpo.tasks.base import calling
+from grpo.tasks.base import calling, finite_number
 
 EPS = 1e-4  # added to a standard deviation
 
@@ -80,20 +79,18 @@ def own_advantages(function: Callable, groups: Sequence[Group]) -> list[list[flo
     Raises UserError unless they are a finite number for each completion of each group.
     """
     whose = f"advantages {python_name(function)}"
-    with calling(whose):
+    with calling(whose):  # what it returns may be a generator, which runs now
         found = function(groups)
+        rows = list(found) if isinstance(found, Iterable) else []
+        rows = [list(row) if isinstance(row, Iterable) else [] for row in rows]
     sizes = [len(group.completions) for group in groups]
-    try:
-        numbers = [list(map(float, row)) for row in found]
-    except (TypeError, ValueError):
-        numbers = []
-    if list(map(len, numbers)) != sizes or not all(map(isfinite, chain.from_iterable(numbers))):
+    if list(map(len, rows)) != sizes or None in map(finite_number, chain.from_iterable(rows)):
         wanted = ", ".join(f"{count} of {size}" for size, count in Counter(sizes).items())
         raise UserError(
             f"{whose}: returned {shown(found)}; it must return a list of finite numbers for each "
             f"group ({wanted})"
         )
-    return numbers
+    return [list(map(float, row)) for row in rows]
 
 
 def divisors(rewards: Sequence[Sequence[float]], *, scale: str) -> list[float]:

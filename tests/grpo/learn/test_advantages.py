@@ -62,13 +62,22 @@ def test_the_examples_of_the_page(name, expected):
 
 
 @pytest.mark.parametrize(
-    "found", [[[1.0, 2.0]], [[1.0], [2.0, 3.0]], [[1.0, 2.0], [3.0, math.nan]]]
+    "found",
+    [
+        *([[1.0, 2.0]], [[1.0], [2.0, 3.0]], [[1.0, 2.0], [3.0, math.nan]]),
+        *(["12", "34"], [[1.0, 10**400], [2.0, 3.0]]),
+    ],
 )
 def test_a_function_returns_a_number_for_each_completion(found):
     with pytest.raises(
         UserError, match=r"^advantages python:<lambda>: returned .*; it must return"
     ):
         own_advantages(lambda groups: found, grouped([0.0, 1.0], [0.0, 1.0]))
+
+
+def test_a_generator_that_fails_is_one_line():
+    with pytest.raises(UserError, match="^advantages python:<lambda> raised ZeroDivisionError"):
+        own_advantages(lambda groups: (1 / 0 for _ in groups), grouped([0.0, 1.0]))
 
 
 @given(GROUPS, st.sampled_from(SCALES))
