@@ -205,7 +205,10 @@ class Policy:
         """Return the token ids of the right answer to `problem`, or of its window."""
         begun = self.target_tokens(problem.begun) if problem.begun else ()
         whole = self.target_tokens(f"{problem.begun} {problem.target}".lstrip(" "))
-        return whole[len(begun) :] if problem.goes_on else (*whole[len(begun) :], self.end)
+        rest = whole[len(begun) :]
+        if whole[: len(begun)] != begun:  # a token would be of both, as a phrase or "word "
+            rest = self.target_tokens(f" {problem.target}")
+        return rest if problem.goes_on else (*rest, self.end)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text that a completion's `tokens` write, without the end token."""

@@ -237,6 +237,19 @@ def policy_of(tokenizer):
 
 
 @kinds
+def test_a_window_is_answered_by_what_follows_it(kind):
+    """Although some tokens are of two words, or of a word and the space behind it."""
+    policy = policy_of(tokenizer_of(kind))
+    policy.target_tokens = lambda text: tuple(plain_tokens(policy.tokenizer, [text])[0])
+    for problem in problems(10):
+        for start in range(18):
+            window = TASK.window(problem, 3, start)
+            answer = Policy.answer_tokens(policy, window)
+            whole = policy.decode((*policy.target_tokens(window.begun), *answer))
+            assert whole.split() == problem.target.split()[: start + 3]
+
+
+@kinds
 def test_only_the_last_end_token_is_not_seen(kind):
     tokenizer = tokenizer_of(kind)
     policy, end = policy_of(tokenizer), tokenizer.eos_token_id
