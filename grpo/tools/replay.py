@@ -90,6 +90,11 @@ def trainer_before(run: RunData, step: int, allowed: Collection[str | None]) -> 
     saved = {step_of(path): path for path in folders if not verify(path)}
     start = max(saved, default=0)
     checkpoint = saved.get(start)
+    if not checkpoint and any(line["kind"] == "imitation" for line in run.decisions):
+        raise UserError(
+            f"{run.path}: step {step} is not replayable: the run imitated right answers before its "
+            "first step, and the checkpoint after that is missing or damaged"
+        )
     policy = load_policy(config.model, device=config.device, weights=checkpoint, **config.loading)
     task = load_task(config.task, config.reward, config.task_options, config.wording)
     trainer = Trainer(config, Supply(task, seed=config.seed), policy)

@@ -169,6 +169,13 @@ def test_replay_makes_a_step_again_to_the_bit(run, step, capsys):
     assert {"loss", "grad_norm", "advantages"} <= set(text.split())
 
 
+def test_replay_says_that_the_policy_after_imitation_is_missing(copied, capsys):
+    line = {"step": 0, "from": 1, "to": 1, "kind": "imitation", "why": ""}
+    (copied / "curriculum.jsonl").write_text(json.dumps(line) + "\n")
+    err = said(capsys, copied, "replay", 1, status=2).err
+    assert "step 1 is not replayable: the run imitated right answers before its first step" in err
+
+
 def test_a_run_without_steps_is_one_line(copied, capsys):
     (copied / "metrics.jsonl").write_text("")
     (copied / "groups.jsonl").write_text("")
