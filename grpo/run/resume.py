@@ -184,7 +184,11 @@ def locked(folder: Path) -> Iterator[None]:
 
     Some network file systems have no locks (Lustre without the option `flock`).
     """
-    with open_own(folder / ".lock", "a") as file:
+    try:
+        file = open_own(folder / ".lock", "a")
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror}") from error
+    with file:
         # A forked process, such as a reward's, inherits the open file, and with it the lock, which
         # it would still hold when this process has been killed.
         os.register_at_fork(after_in_child=file.close)

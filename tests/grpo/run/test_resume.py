@@ -16,7 +16,7 @@ from grpo import export
 from grpo.data import corpus
 from grpo.data.errors import UserError
 from grpo.run import resume as resuming
-from grpo.run.resume import base_sources, commit, digest_of, require_same
+from grpo.run.resume import base_sources, commit, digest_of, locked, require_same
 from grpo.tasks.registry import load_task
 from grpo.tasks.supply import problem_at, write_problems
 from grpo.tools import evaluation, train
@@ -156,6 +156,12 @@ def test_nothing_changed_and_what_resume_may_change(here, capsys):
         capsys, "--resume", "runs/lora", "--steps", "3", "--eval-every", "2", status=0
     ).out
     assert not warnings_in(said) and "step 3/3" in said
+
+
+def test_a_run_that_cannot_be_locked_is_one_line(tmp_path):
+    (tmp_path / ".lock").mkdir()
+    with pytest.raises(UserError, match="cannot be written: Is a directory"), locked(tmp_path):
+        pass
 
 
 def test_a_layout_that_changes_no_word_is_no_change(here, capsys):
