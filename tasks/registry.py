@@ -109,6 +109,8 @@ def _load_class(spec: str) -> Any:
 
 # ---- a user's own files
 
+FOLDERS: set[str] = set()  # of the files that were executed
+
 
 def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
     """Execute a user's file and return its attribute `name`; None if it has none.
@@ -129,6 +131,13 @@ def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
         sys.path.insert(0, here)
     if sys.path[0] != folder:
         sys.path.insert(0, folder)
+    # Not the module of the same name that a file in another folder has imported.
+    for imported, other in list(sys.modules.items()):
+        file = Path(getattr(other, "__file__", None) or "")
+        is_users = file.stem == imported and str(file.parent) in FOLDERS - {folder}
+        if is_users and Path(folder, file.name).is_file():
+            del sys.modules[imported]
+    FOLDERS.add(folder)
     # Dataclasses look up postponed annotations in sys.modules.
     sys.modules[spec.name] = module
     with calling(f"{where}: the file"):

@@ -51,6 +51,17 @@ def test_a_reward_file_imports_from_its_own_folder_or_the_working_one(project, f
     del sys.modules["data.prep"]
 
 
+def test_two_reward_files_import_each_its_own_module(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    functions = []
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "helper_of_a_test.py").write_text(f"def f():\n    return '{name}'\n")
+        (tmp_path / name / "own.py").write_text("from helper_of_a_test import f\n")
+        functions.append(load_function(f"{tmp_path / name / 'own.py'}:f"))
+    assert [function() for function in functions] == ["a", "b"]
+
+
 @pytest.mark.parametrize("name", ["align.needleman", "data.errors", "tasks.base"])
 def test_no_class_exists_twice_in_a_checkout(name):
     script = f"import sys, {name}, grpo.{name}; names = '{name}', 'grpo.{name}'"
