@@ -113,6 +113,8 @@ def _columns(row: Mapping, where: str) -> dict[str, Any]:
     for name, value in row.items():
         try:
             columns[str(name)] = _plain(value)
+        except RecursionError as error:
+            raise UserError(f"{where}: column {name!r} is nested too deeply") from error
         except TypeError as error:
             raise UserError(
                 f"{where}: column {name!r} holds {error}; give texts, numbers, lists or mappings"
@@ -123,6 +125,8 @@ def _columns(row: Mapping, where: str) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """Return a value as JSON holds it; TypeError names what JSON cannot hold."""
     if hasattr(value, "tolist"):  # of NumPy
+        if str(getattr(value, "dtype", "")) == "datetime64[ns]":  # as of pandas; it is a number
+            value = value.astype("datetime64[us]")
         value = value.tolist()
     if isinstance(value, date | time):  # a datetime is a date
         return value.isoformat() if value == value else None  # pandas' NaT differs from itself

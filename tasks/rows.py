@@ -338,7 +338,9 @@ def _prompt_of(columns: dict[str, Any], where: str) -> tuple[str, list[dict[str,
 
 def _key(prompt: str, messages: Any) -> str:
     turns = [turn["content"] for turn in messages] if messages else [prompt]
-    return key_of("data", *(" ".join(normalise(turn).casefold().split()) for turn in turns))
+    # Normalised again, because folding decomposes some letters: of "ΐ", but not of its capital.
+    folded = (normalise(normalise(turn).casefold()) for turn in turns)
+    return key_of("data", *(" ".join(turn.split()) for turn in folded))
 
 
 def _divided(problems: Sequence[Problem]) -> tuple[dict[str, list[Problem]], list[str]]:
@@ -376,8 +378,8 @@ def _columns(given: str | Mapping[str, str]) -> dict[str, str]:
         return dict(given)
     parts = [part.partition("=") for part in str(given or "").split(",") if part.strip()]
     names = {name.strip(): column.strip() for name, _, column in parts}
-    if not all(name and column for name, column in names.items()):
-        raise UserError(f"--columns {given}: give name=value,name=value")
+    if len(names) < len(parts) or not all(name and column for name, column in names.items()):
+        raise UserError(f"--columns {given}: give name=value,name=value, each name once")
     return names
 
 
@@ -431,7 +433,10 @@ class _Function:
         self.function = function
         self.name = getattr(function, "__name__", type(function).__name__)
 
-        found = inspect.signature(function).parameters.values()
+        try:
+            found = inspect.signature(function).parameters.values()
+        except ValueError as error:  # some built-in functions do not say what they take
+            raise UserError(f"reward {self.name}: {error}; wrap it in a function") from error
         self.takes_all = any(one.kind is one.VAR_KEYWORD for one in found)
         self.parameters = {  # and whether it needs each
             one.name: one.default is one.empty

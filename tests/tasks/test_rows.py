@@ -183,12 +183,16 @@ def test_a_list_of_objects_in_a_file_is_read(tmp_path):
     refused("); each line must be a JSON object", lambda: read_rows(path))
 
 
-def test_a_prompt_in_another_unicode_form_is_the_same_prompt():
-    accents = [{"prompt": f"Où est l'élève {n} ?", "answer": str(n)} for n in range(100)]
-    again = [row | {"prompt": unicodedata.normalize("NFD", row["prompt"])} for row in accents]
-    task = rows(accents + again)
+@pytest.mark.parametrize("again", [lambda text: unicodedata.normalize("NFD", text), str.upper])
+def test_a_prompt_in_another_unicode_form_or_case_is_the_same_prompt(again):
+    accents = [{"prompt": f"Où est l'élève {n} Μαΐου ?", "answer": str(n)} for n in range(100)]
+    task = rows(accents + [row | {"prompt": again(row["prompt"])} for row in accents])
     prompts = [one.prompt for split in SPLITS for one in task.problems(split)]
     assert sorted(prompts) == sorted(row["prompt"] for row in accents)
+
+
+ENDLESS: list = []
+ENDLESS.append(ENDLESS)
 
 
 @pytest.mark.parametrize(
@@ -199,6 +203,8 @@ def test_a_prompt_in_another_unicode_form_is_the_same_prompt():
         ("holds no row", [], {}),
         ("row 1 has no column 'q'", ROWS, {"columns": {"prompt": "q"}}),
         ("give name=value", ROWS, {"columns": "prompt"}),
+        ("each name once", ROWS, {"columns": "prompt=prompt,prompt=answer"}),
+        ("row 1: column 'x' is nested too deeply", [ROWS[0] | {"x": ENDLESS}], {}),
         ("row 1: has no prompt; it needs a column prompt (a text) or messages (a list of turns "
             '{"role", "content"}); --columns prompt=NAME names another column of prompts, answer',
             [{"prompts": "?", "answer": ""}], {}),
@@ -297,9 +303,10 @@ def test_rows_to_evaluate_need_none_to_train_on():
 
 def test_dates_become_texts():
     when = datetime(2026, 11, 24, 13, 30)
-    row = {"prompt": "?", "at": [when, when.date(), when.time()]}
+    row = {"prompt": "?", "at": [when, when.date(), when.time(), numpy.datetime64(when, "ns")]}
     ((_, columns),) = read_rows([row])
-    assert columns["at"] == ["2026-11-24T13:30:00", "2026-11-24", "13:30:00"]
+    whole = "2026-11-24T13:30:00"
+    assert columns["at"] == [whole, "2026-11-24", "13:30:00", whole]
 
     class Missing(datetime):
         """As pandas' NaT: a date that differs from itself."""
@@ -459,6 +466,7 @@ def parses(completion):
         (lambda completions: 1.0, "must return a list"),
         (lambda completions: "ab", "must return a list"),
         ("length", "give a function"),
+        (max, "reward max: no signature found for builtin"),
     ],
 )
 def test_what_is_wrong_is_one_line(function, message):
