@@ -411,7 +411,10 @@ def _checked(score: Any, reward_range: Range | None) -> Score:
         if name.startswith(COMPONENT) and part is not None:
             _within(part, name, None)
     json.dumps(parts, ensure_ascii=False).encode()  # what it cannot hold could not be stored
-    is_exact = bool(score.exact) or value >= 1.0
+    exact = _plain(score.exact)
+    if exact not in (0, 1):
+        raise ValueError(f"exact {shown(exact)}; give True or False")
+    is_exact = bool(exact) or value >= 1.0
     return replace(score, reward=reward, value=value, exact=is_exact, parts=parts)
 
 

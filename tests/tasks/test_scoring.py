@@ -85,6 +85,7 @@ FINITE = "; give a finite number, up to 1e+30"
         ([Score(0.5), Score(50)], UNSET, f"a reward of 50; it must lie in [0, 1]{RANGE}"),
         ([Score(1e-3)], (-1.0, 0.0), f"a reward of 0.001; it must lie in [-1, 0]{RANGE}"),
         ([Score(50, value=50)], (0, 100), "a value of 50; it must lie in [0, 1]"),
+        ([Score(0.5, exact="no")], UNSET, "exact 'no'; give True or False"),
         ([Score(50)], None, "no value; a task whose reward_range is None must give one, in [0, 1]"),
         ([Score(np.float32("nan"), value=0.5)], None, f"a reward of np.float32(nan){FINITE}"),
         ([Score(10**400)], None, f"a reward of {shortened(str(10**400))}{FINITE}"),
