@@ -1,6 +1,7 @@
 """What the library does without a run directory: a trainer for a loop of your own, and a model."""
 
 import json
+import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from grpo.config import (
     with_texts,
 )
 from grpo.curriculum import load_supply
-from grpo.data.errors import UserError
+from grpo.data.errors import UserError, shown
 from grpo.distributed import SIZE
 from grpo.learn.loss import OwnLoss
 from grpo.model.load import load_policy
@@ -134,7 +135,12 @@ def from_trl(given: Mapping[str, Any]) -> dict[str, Any]:
     take("max_steps" if found.get("max_steps", -1) < 1 else "num_train_epochs", None)
     if "eval_dataset" in found and not isinstance(found.get("train_dataset", ""), str):
         parts = ("train", found["train_dataset"]), ("validation", take("eval_dataset"))
-        settings["data"] = [{**row, "split": split} for split, rows in parts for row in rows]
+        try:
+            settings["data"] = [{**row, "split": split} for split, rows in parts for row in rows]
+        except TypeError as error:
+            raise UserError(
+                "GRPOTrainer(): eval_dataset and train_dataset must be lists or datasets of rows"
+            ) from error
     if take("eval_strategy", "") == "no":
         settings["eval_every"] = 0
 
@@ -260,6 +266,12 @@ class Model:
         """
         if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
             raise UserError("generate: give a list of prompts, which are texts")
+        has_room = isinstance(max_new_tokens, int) and max_new_tokens >= 1
+        if not (has_room and 0 <= temperature < math.inf and 0 < top_p <= 1):
+            raise UserError(
+                f"generate: max_new_tokens is {shown(max_new_tokens)}, temperature {temperature}, "
+                f"top_p {top_p}; give 1 or more, 0 or more, and above 0 up to 1"
+            )
         if not prompts:
             return []
 

@@ -262,6 +262,11 @@ def test_a_model_is_asked_for_what_it_can_give(home):
     for prompts in ("text", [3]):
         with pytest.raises(UserError, match="^generate: give a list of prompts, which are texts"):
             model.generate(prompts)
+    for options in ({"max_new_tokens": 0}, {"temperature": -1}, {"top_p": float("nan")}):
+        with pytest.raises(
+            UserError, match=f"^generate: .*{'.*'.join(map(str, *options.items()))}"
+        ):
+            model.generate(["text"], **options)
 
 
 def test_a_prompt_without_room_in_the_context_is_refused(home):

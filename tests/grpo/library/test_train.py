@@ -193,6 +193,8 @@ def test_what_trl_says_is_translated_or_refused_at_once():
         assert GRPOTrainer(args=args, **adapter).options == OURS
     gspo = {"importance_sampling_level": "sequence"}
     assert GRPOTrainer(args=GRPOConfig(**gspo)).options == {"reward_range": None, "loss": "gspo"}
+    with pytest.raises(UserError, match="eval_dataset and train_dataset must be lists or datasets"):
+        GRPOTrainer(train_dataset=[{}], eval_dataset={"easy": [{}]})
     args = GRPOConfig(**gspo, top_k=3, num_train_epochs=2, loss_type="dapo")
     line = r"unknown key importance_sampling_level .*; unknown key top_k .*_epochs \(give steps\)$"
     with pytest.raises(UserError, match=line):
