@@ -3,7 +3,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo.data.corpus import (
@@ -99,7 +99,6 @@ def test_split_by_hand(text, split):
     assert split_of(Document("any", text)) == split
 
 
-@settings(deadline=None)
 @given(texts, st.text(), st.sampled_from([" ", "\n", "\t \r\n"]))
 def test_the_split_depends_on_the_words_alone(text, title, space):
     assert split_of(Document(title, space + text.replace(" ", space))) == split_of(

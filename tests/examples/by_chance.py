@@ -33,13 +33,6 @@ class Hard(Toy):
         return 0.0
 
 
-class Exact(Hard):
-    """Only the target itself is right, which no random model writes."""
-
-    def paid(self, level, text):
-        return float(text == "it")
-
-
 class Partial(Toy):
     """No answer is right, but some are better."""
 

@@ -15,8 +15,3 @@ def inputs_and_settings(kind, *tensors, clip_low, clip_high, beta=0.0, **others)
 def step_loss(*arguments, sampled_R=None, **others):
     """Return `grpo.learn.loss.step_loss` of a kind, tensors, clip bounds and beta."""
     return loss.step_loss(*inputs_and_settings(*arguments, **others), sampled_R)
-
-
-def policy_loss(*arguments, **others):
-    """Return `grpo.learn.loss.policy_loss`, which needs no weights."""
-    return loss.policy_loss(*inputs_and_settings(*arguments, None, **others))

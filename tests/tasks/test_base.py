@@ -300,7 +300,6 @@ def steps(own):
 
 
 NUMPYS = Problem("own", 1, "a", "b", "k", {"x": np.int64(1)})
-PROBLEM = Problem("own", 1, "a", "b", "k")
 
 
 @pytest.mark.parametrize(

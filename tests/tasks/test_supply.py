@@ -223,7 +223,7 @@ made_problems = st.builds(
 GOOD = {"task": "t", "level": 1, "prompt": "p", "target": "a", "key": "k", "data": {}}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(made_problems, min_size=1, max_size=4))
 def test_what_is_written_is_read(tmp_path_factory, problems):
     path = tmp_path_factory.getbasetemp() / "round-trip.jsonl"

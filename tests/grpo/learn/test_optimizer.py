@@ -34,10 +34,6 @@ def take(layers, optimizer, seed, parts=1, max_norm=0.0):
     return norm
 
 
-def equal_weights(one, other):
-    return all(map(torch.equal, one.parameters(), other.parameters()))
-
-
 def test_float32_weights_are_their_own_masters_and_step_as_by_adamw():
     layers, optimizer = made(torch.float32)
     theirs = copy.deepcopy(layers)

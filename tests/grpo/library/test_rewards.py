@@ -29,7 +29,6 @@ def places(completions):
 """
 
 
-@pytest.mark.slow
 def test_rewards_that_compare_completions_see_whole_groups_in_evaluations(home, capsys):
     Path("ranks.py").write_text(RANKS)
     run = train("rows.jsonl", "ranks.py:guarded", name="a", **QUICK | {"steps": 1})
@@ -46,7 +45,6 @@ def test_rewards_that_compare_completions_see_whole_groups_in_evaluations(home, 
     assert said in one_line(capsys)
 
 
-@pytest.mark.slow
 def test_a_reward_that_fails_costs_no_step_that_was_made(home, capsys):
     Path("late.py").write_text(
         "calls = []\ndef reward(completion, **row):\n"
@@ -59,7 +57,6 @@ def test_a_reward_that_fails_costs_no_step_that_was_made(home, capsys):
     assert f"step {made} is saved, continue with --resume runs/a" in line
 
 
-@pytest.mark.slow
 def test_the_reward_file_of_a_run_is_not_executed_unless_it_is_named(home, capsys):
     command = ["--data", "rows.jsonl", "--reward-file", "own.py:reward", "--reward-range", "0,1.2"]
     assert main([*command, *FLAGS, "--steps", "1", "--name", "a"]) in (0, 3)
@@ -105,7 +102,6 @@ def loss(inputs, settings):
 """
 
 
-@pytest.mark.slow
 def test_a_loss_of_ones_own_trains_and_its_file_is_executed_only_if_it_is_named(home, capsys):
     Path("mine.py").write_text(OWN_LOSS)
     own = ["--loss", "mine.py:loss"]

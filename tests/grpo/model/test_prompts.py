@@ -154,7 +154,6 @@ def test_a_template_that_refuses_or_drops_a_turn_is_one_line():
         policy_with(template, PromptFormat("", TWO)).encode(PROBLEM)
 
 
-TRIMMING = CHAT.replace("m.content", "(m.content | trim)")
 DATED = "{{ strftime_now('%d %b %Y') }}" + CHAT
 
 

@@ -4,7 +4,7 @@ import math
 from contextlib import suppress
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from grpo.config import Config
@@ -113,7 +113,6 @@ def test_samples_go_on_wherever_the_writer_was_stopped(tmp_path):
 WILD = st.text(st.characters() | st.sampled_from("\x00\x1b\r\n\x85\u2028\ufeff"))
 
 
-@settings(deadline=None)
 @given(st.lists(WILD, min_size=2, max_size=2), st.floats(allow_nan=False))
 def test_wild_texts_and_extreme_floats_come_back_exactly(tmp_path_factory, texts, number):
     path = tmp_path_factory.getbasetemp() / "step-000001.jsonl.zst"
@@ -124,7 +123,6 @@ def test_wild_texts_and_extreme_floats_come_back_exactly(tmp_path_factory, texts
     assert repr(back) == repr(groups)  # -0.0 and 0.0 are equal, and are not the same number
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 99), st.floats(allow_nan=False)), max_size=3).map(tuple),
     st.lists(st.floats(allow_nan=False), min_size=9, max_size=9),
