@@ -12,6 +12,7 @@ import torch
 import yaml
 from hostile import ESCAPE
 from small_runs import BY_PLACE, whole_run
+from small_train import fails
 
 from grpo import export, inspect
 from grpo import report as report_program
@@ -38,19 +39,12 @@ def run(whole, tmp_path, monkeypatch):
     return Path("runs/whole")
 
 
-def refused(capsys, main, *argv):
-    capsys.readouterr()
-    assert main([str(word) for word in argv]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    return line
-
-
 def test_a_run_without_a_checkpoint_is_no_circle(run, tiny_model, capsys):
     shutil.rmtree(run / "checkpoints")
     resume = ["--resume", run, *BY_PLACE]
-    assert "start a new run under another name" in refused(capsys, train.main, *resume)
+    assert "start a new run under another name" in fails(capsys, *resume)
     flags = ["--model", tiny_model, *SMALL, *BY_PLACE, "--name", "whole"]
-    assert "(rm -r runs/whole)" in refused(capsys, train.main, *flags)
+    assert "(rm -r runs/whole)" in fails(capsys, *flags)
     shutil.rmtree(run)
     assert train.main([str(flag) for flag in flags]) in (0, 3)
 
@@ -164,7 +158,7 @@ def test_ctrl_c_while_loading_is_one_line(program, tmp_path):
 
 def test_the_gpu_of_a_mac_is_refused_in_one_line(run, tiny_model, capsys):
     flags = ["--model", tiny_model, *SMALL, "--device", "mps"]
-    line = refused(capsys, train.main, *flags)
+    line = fails(capsys, *flags)
     assert line.startswith("train.py: --device") and "mps" in line
 
 

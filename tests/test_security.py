@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 from small_runs import FEW
+from small_train import fails as refused
 from tiny_models import make_tiny_model
 
 from grpo import inspect
@@ -40,13 +41,6 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     yield
     assert not Path("executed").exists()
-
-
-def refused(capsys, *arguments, main=train.main):
-    capsys.readouterr()
-    assert main(list(arguments)) == 2
-    (line,) = capsys.readouterr().err.strip().split("\n")
-    return line
 
 
 def test_the_bomb_goes_off_where_it_is_unpickled(tmp_path):  # or the tests below would show nothing
@@ -151,6 +145,7 @@ def test_the_task_of_a_strangers_run_is_not_executed(run, capsys):
         "trust it, give --task runs/a/bomb.py:Bomb as well"
     )
     assert said in refused(capsys, "--resume", "runs/a")
+    assert said in refused(capsys, "--model", "runs/a", main=evaluation.main)
     assert said in refused(capsys, "runs/a", main=audit.main)
     assert said in refused(capsys, "runs/a", "replay", "1", main=inspect.main)
 

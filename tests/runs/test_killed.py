@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 from compare_runs import assert_same_run
-from frequent_checks import check_often
-from small_runs import BY_PLACE
+from small_runs import BY_PLACE, check_often
 from small_train import SMALL, Killed, after_save, fails
 
 from grpo.run.logs import read_metrics

@@ -1,9 +1,12 @@
-"""Flags, a task and a complete run, for tests in which the texts do not matter."""
+"""Flags, a task and a complete run, for tests in which the texts do not matter; validation checks
+at every step, because short runs have none otherwise.
+"""
 
 from pathlib import Path
 
 import pytest
 
+from grpo.run.session import PROMOTION_SEED, PURPOSES
 from grpo.tools import train
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
@@ -28,6 +31,13 @@ class Own:
     def score(self, problem, completions):
         return [Score(0.1 * i) for i in range(len(completions))]
 """
+
+
+def check_often(monkeypatch, problems: int = 3) -> None:
+    """Have each step checked on a few held-out problems, and levels open at once."""
+    monkeypatch.setattr("grpo.ending.CHECK_EVERY", 1)
+    monkeypatch.setattr("grpo.curriculum.OPEN_AT", 0.051)
+    monkeypatch.setitem(PURPOSES, "promotion", (PROMOTION_SEED, problems, "promotion"))
 
 
 def whole_run(flags, home):

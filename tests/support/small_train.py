@@ -25,7 +25,7 @@ def run(*arguments, status=0):
 def fails(capsys, *arguments, main=train.main, status=2):
     """Return the one line that a bad command line gets."""
     capsys.readouterr()
-    assert main(list(arguments)) == status
+    assert main([str(each) for each in arguments]) == status
     (line,) = capsys.readouterr().err.strip().split("\n")
     return line
 

@@ -154,22 +154,6 @@ def test_reasoning_is_stripped_and_empty_answers_are_counted(capsys):
     assert "2 of 12 answers are empty" in capsys.readouterr().out
 
 
-def test_what_the_reward_does_not_judge_is_left_out(capsys):
-    Path("own.py").write_text("def reward(completion): return float(completion) or None")
-    rows = [json.dumps({"prompt": f"p{n}", "split": "test"}) + "\n" for n in range(6)]
-    Path("rows.jsonl").write_text("".join(rows))
-
-    def third(body, number):
-        return 200, {}, chat(str(int(number % 3 == 0)))
-
-    with serving(third) as (url, _):
-        flags = ["--endpoint", url, "--model", "m", "--json", "out.json", "--data", "rows.jsonl"]
-        assert evaluation.main([*flags, "--reward-file", "own.py:reward"]) == 0
-    (result,) = json.loads(Path("out.json").read_text())
-    assert (result["n"], result["mean"], result["unjudged"]) == (2, 1, 4)
-    assert "the reward did not judge 4 of 6 answers" in capsys.readouterr().out
-
-
 def test_a_long_wait_is_shown_and_ended(monkeypatch, capsys):
     monkeypatch.setattr(server, "PAUSES", (0, 0))
     monkeypatch.setattr(console, "EVERY", 0)

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from screens import unbroken
-from small_evaluations import CLIMB, FADING, evaluated
+from small_runs import check_often
 
 from grpo.config import load_config
 from grpo.data import corpus
@@ -34,8 +34,82 @@ from grpo.tasks.audit import audit
 from grpo.tasks.base import ABSTAINED, SPLITS, Problem, Score
 from grpo.tasks.registry import load_task
 from grpo.tasks.supply import problem_at, write_problems
-from grpo.tools import evaluation
+from grpo.tools import evaluation, train
 from grpo.tools.evaluate import add_differences, as_json, figures_of
+
+# A policy must reason for some forty tokens before it can write "52"; here the score only asks for
+# length.
+PONDER = """
+from grpo.tasks.base import Problem, Score, key_of
+
+class Ponder:
+    name, rewards, default_level = "ponder", (), 1
+
+    def make(self, level, split, rng):
+        number = rng.randrange(10**6)
+        return Problem(self.name, level, f"What is {number}?", "52", key_of(split, number))
+
+    def score(self, problem, completions):
+        return [Score(min(1.0, len(text) / 1000), value=1.0) for text in completions]
+
+class Declaring(Ponder):
+    def max_new_tokens(self, level):
+        return 39 + level
+
+# Two problems in all, the same in every split: after the first step nothing is left to evaluate on.
+class Few(Ponder):
+    name = "few"
+
+    def make(self, level, split, rng):
+        number = rng.randrange(2)
+        return Problem(self.name, level, f"Say {number}", str(number), key_of(number))
+"""
+
+# Judges a validation row once, of the test rows the first, and of the harder ones none.
+FADING = """
+seen = set()
+
+def fading(prompt, completion):
+    split, _ = prompt.split()
+    if split == "train":
+        return len(set(completion)) % 2
+    if prompt in seen or split == "harder" or prompt in ("test 1", "test 2"):
+        return None
+    seen.add(prompt)
+    return float(split == "test")
+"""
+
+CLIMB = ["--curriculum", "1,2"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    check_often(monkeypatch)
+    Path("ponder.py").write_text(PONDER)
+
+
+@pytest.fixture()
+def run(tiny_model):
+    """Return a function that trains the tiny model for two steps in runs/a."""
+    small = (
+        "--name a --preflight off --lora-rank 0 --device cpu --prompts 2 --group-size 2 --steps 2"
+    )
+    evaluations = "--config {'eval_problems':3} --eval-every 1"
+
+    def start(*arguments):
+        flags = [*small.split(), *evaluations.split(), "--model", str(tiny_model)]
+        status = train.main([*flags, *arguments])
+        return 0 if status == 3 else status  # a random model may have nothing to learn from
+
+    return start
+
+
+def evaluated(*arguments):
+    """Return the lines that eval.py writes to --json."""
+    assert evaluation.main([*arguments, "--json", "out.json"]) == 0
+    return json.loads(Path("out.json").read_text())
+
 
 # --- which problems are used ------------------------------------------------------------------
 
@@ -68,7 +142,7 @@ def test_duplicate_lines_of_a_dataset_count_once(tiny_model, capsys):
 
 
 def test_an_evaluation_without_problems_is_skipped_and_the_run_goes_on(run, capsys):
-    assert run("--task", "few.py:Few", "--steps", "4", *CLIMB) == 0
+    assert run("--task", "ponder.py:Few", "--steps", "4", *CLIMB) == 0
     said = unbroken(capsys.readouterr().out)
     assert "n = 2 distinct problems, 3 asked for" in said
     nothing_left = "at level 1: no problem is left: all 2 that were found were trained on"
@@ -78,7 +152,7 @@ def test_an_evaluation_without_problems_is_skipped_and_the_run_goes_on(run, caps
     stored = [path.name for path in sorted(Path("runs/a/rollouts").glob("eval-*"))]
     assert set(steps) == {0} and stored == ["eval-000000.jsonl.zst"]
 
-    assert evaluation.main(["--model", "runs/a", "--task", "few.py:Few", "--words", "1"]) == 2
+    assert evaluation.main(["--model", "runs/a", "--task", "ponder.py:Few", "--words", "1"]) == 2
     assert "no problem is left: all 2 that were found" in capsys.readouterr().err
 
 
@@ -169,15 +243,6 @@ def test_another_task_does_not_inherit_the_runs_options_and_level(run):
     assert other["level"] == 25 and "family" not in other
     (chain,) = evaluated("--model", "runs/a", "--family", "chain", "--problems", "2")
     assert (chain["task"], chain["family"], chain["level"]) == ("arithmetic", "chain", 2)
-
-
-def test_a_runs_task_file_is_not_executed_unless_it_is_named(run, capsys):
-    assert run("--task", "ponder.py:Ponder") == 0
-    capsys.readouterr()
-    Path("ponder.py").write_text("raise SystemExit('executed')")
-    assert evaluation.main(["--model", "runs/a"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1 and "if you trust it, give --task ponder.py:Ponder" in error
 
 
 def test_samples_of_a_problem_are_independent_draws(tiny_policy):
