@@ -14,6 +14,8 @@ import pytest
 import torch
 from compare_runs import assert_same_run
 from peft import PeftModel
+from small_train import Killed
+from tiny_architectures import own_logprobs
 from transformers import AutoModelForCausalLM
 
 from grpo import export
@@ -43,19 +45,6 @@ LORA = (
 ).split()
 
 
-class Killed(BaseException):
-    """Ends a run where it stands, as a kill does."""
-
-
-def plain_logprobs(model, prompt, completion) -> torch.Tensor:
-    """Return the log-probability of each of the completion's tokens by the model's own forward
-    pass, alone.
-    """
-    with torch.no_grad():
-        logits_TV = model(torch.tensor([[*prompt, *completion]])).logits[0, len(prompt) - 1 : -1]
-    return logits_TV.log_softmax(-1).gather(1, torch.tensor(completion)[:, None])[:, 0]
-
-
 def test_log_probabilities_are_those_of_transformers():
     task = load_task("interleave")
     problems = [problem_at(task, seed=0, split="train", level=5, index=i) for i in range(3)]
@@ -83,7 +72,7 @@ def test_log_probabilities_are_those_of_transformers():
         MODEL, dtype=torch.float32, attn_implementation="eager"
     )
     wanted_M = torch.cat(
-        [plain_logprobs(plain, prompts[i // 4], each) for i, each in enumerate(tokens)]
+        [own_logprobs(plain, prompts[i // 4], each) for i, each in enumerate(tokens)]
     )
     sampled_M = torch.tensor([value for each in completions for value in each.logprobs])
     sampler, trainer = ((x_M - wanted_M).abs().max().item() for x_M in (sampled_M, trained_M))
@@ -150,7 +139,7 @@ def test_what_is_exported_is_the_checkpoint(whole, monkeypatch):
     prompt, completion = policy.encode("Name three towns."), (500, 600, 700, policy.end)
 
     def logprobs(model):
-        return plain_logprobs(model.float(), prompt, completion)
+        return own_logprobs(model.float(), prompt, completion)
 
     def base():
         return AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from compare_runs import assert_same_run
 from screens import unbroken
+from small_train import Killed
 
 from grpo import inspect, report
 from grpo.config import Config
@@ -273,10 +274,6 @@ def start(all_end, tiny_model, tmp_path, monkeypatch):
         return train.main([*FLAGS.split(), *asked, *flags])
 
     return train_on
-
-
-class Killed(BaseException):
-    """Ends a run where it stands, as a kill does."""
 
 
 def test_a_killed_run_keeps_its_levels_without_another_pre_flight(start, monkeypatch, capsys):

@@ -3,7 +3,6 @@ template does.
 """
 
 import json
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,8 +16,7 @@ from grpo.model.load import load_policy, read_tokenizer, resolve
 from grpo.model.prompts import text_of
 from grpo.tools import evaluation, train
 
-pytestmark = pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not installed")
-
+gguf_files = pytest.importorskip("gguf_files", reason="gguf is not installed")
 
 SMALL = (
     "--words 2 --prompts 2 --group-size 4 --steps 1 --config {'eval_problems':2} --device cpu "
@@ -31,11 +29,9 @@ PROMPT, ANSWER = (40, 41, 42), (50, 51, 52)
 @pytest.fixture(scope="module")
 def model(tiny_model, tmp_path_factory):
     """The tiny model as a file with the embedded model's chat template."""
-    from gguf_files import write_gguf
-
     path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
     template = (tiny_model / "chat_template.jinja").read_text()
-    return str(write_gguf(tiny_model, path, eos=3, template=template))
+    return str(gguf_files.write_gguf(tiny_model, path, eos=3, template=template))
 
 
 def hidden(policy):
@@ -44,12 +40,9 @@ def hidden(policy):
 
 
 def test_it_is_the_model_that_was_written(tiny_model, tmp_path, model):
-    from gguf import GGMLQuantizationType
-    from gguf_files import write_gguf
-
     wanted = hidden(load_policy(str(tiny_model), device="cpu"))
     exact = tmp_path / "exact.gguf"
-    write_gguf(tiny_model, exact, precision=GGMLQuantizationType.F32)
+    gguf_files.write_gguf(tiny_model, exact, precision=gguf_files.GGMLQuantizationType.F32)
     found = load_policy(str(exact), device="cpu")
     torch.testing.assert_close(hidden(found), wanted, atol=1e-5, rtol=1e-5)
     assert found.path == "fast" and found.context == 1024
@@ -62,9 +55,7 @@ def test_it_is_the_model_that_was_written(tiny_model, tmp_path, model):
 @pytest.mark.parametrize("has_template", [False, True])
 def test_the_file_says_which_token_ends_an_answer(tiny_model, model, tmp_path, has_template):
     """The reader takes <|user|> for it."""
-    from gguf_files import write_gguf
-
-    plain = write_gguf(tiny_model, tmp_path / "plain.gguf", eos=3, eot=5)
+    plain = gguf_files.write_gguf(tiny_model, tmp_path / "plain.gguf", eos=3, eot=5)
     policy = load_policy(model if has_template else str(plain), device="cpu", lora_rank=None)
     assert policy.stops == ((3,) if has_template else (3, 5))
     assert policy.end == 3 and policy.notes == []
@@ -143,12 +134,10 @@ def test_what_is_missing_is_named(model, monkeypatch):
 
 def test_a_vocabulary_that_would_be_read_as_another_is_refused(tmp_path):
     """`transformers` reads Gemma's as a unigram model, which prefers " a" + "bc" to " abc"."""
-    from gguf_files import write_gemma_vocabulary
-
     with pytest.raises(
         UserError, match="vocabulary .*llama.* is not byte-level; give the directory"
     ):
-        read_tokenizer(str(write_gemma_vocabulary(tmp_path / "gemma.gguf")))[0]
+        read_tokenizer(str(gguf_files.write_gemma_vocabulary(tmp_path / "gemma.gguf")))[0]
 
 
 @pytest.mark.parametrize(
@@ -162,9 +151,7 @@ def test_a_vocabulary_that_would_be_read_as_another_is_refused(tmp_path):
 )
 def test_a_byte_level_vocabulary_is_read_as_its_directory_is(tmp_path, pre, numbers):
     """`transformers` splits all of them as GPT-2 does, and drops the first blank of a text."""
-    from gguf_files import write_byte_level_vocabulary
-
-    path = write_byte_level_vocabulary(tmp_path / "bytes.gguf", pre, add_bos_token=False)
+    path = gguf_files.write_byte_level_vocabulary(tmp_path / "bytes.gguf", pre, add_bos_token=False)
     tokenizer, _ = read_tokenizer(str(path))
 
     def pieces(text):
@@ -193,25 +180,19 @@ def test_a_byte_level_vocabulary_is_read_as_its_directory_is(tmp_path, pre, numb
     ],
 )
 def test_the_file_says_which_tokens_are_around_a_text(tmp_path, pre, fields, pieces):
-    from gguf_files import write_byte_level_vocabulary
-
-    path = write_byte_level_vocabulary(tmp_path / "bytes.gguf", pre, **fields)
+    path = gguf_files.write_byte_level_vocabulary(tmp_path / "bytes.gguf", pre, **fields)
     tokenizer, _ = read_tokenizer(str(path))
     assert tokenizer.convert_ids_to_tokens(tokenizer("a").input_ids) == pieces
 
 
 @pytest.mark.parametrize("name", ["add_space_prefix", "remove_extra_whitespaces"])
 def test_a_file_that_changes_texts_is_refused(tmp_path, name):
-    from gguf_files import write_byte_level_vocabulary
-
-    path = write_byte_level_vocabulary(tmp_path / "bytes.gguf", "gpt-2", **{name: True})
+    path = gguf_files.write_byte_level_vocabulary(tmp_path / "bytes.gguf", "gpt-2", **{name: True})
     with pytest.raises(UserError, match=f"changes texts \\({name}\\), .* give the directory in"):
         read_tokenizer(str(path))
 
 
 def test_an_unknown_way_of_splitting_words_is_said(tmp_path):
-    from gguf_files import write_byte_level_vocabulary
-
-    path = str(write_byte_level_vocabulary(tmp_path / "bytes.gguf", "tekken"))
+    path = str(gguf_files.write_byte_level_vocabulary(tmp_path / "bytes.gguf", "tekken"))
     _, (note,) = read_tokenizer(path)
     assert "how it splits texts into words ('tekken') is not known here" in note

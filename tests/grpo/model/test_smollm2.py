@@ -4,35 +4,27 @@ one line why.
 
 import hashlib
 import zipfile
-from importlib.util import find_spec
+from functools import partial
 
 import pytest
+from small_train import fails
 
 from grpo import smollm2
 from grpo.model.load import load_policy
 
-pytestmark = pytest.mark.skipif(find_spec("gguf") is None, reason="gguf is not installed")
+gguf_files = pytest.importorskip("gguf_files", reason="gguf is not installed")
 
 
 @pytest.fixture()
 def wheel(tiny_model, tmp_path, monkeypatch):
     """A wheel with a tiny model, which the recipe takes for the right one."""
-    from gguf_files import write_gguf
-
     template = (tiny_model / "chat_template.jinja").read_text()
-    file = write_gguf(tiny_model, tmp_path / "tiny.gguf", template=template)
+    file = gguf_files.write_gguf(tiny_model, tmp_path / "tiny.gguf", template=template)
     path = tmp_path / "tiny.whl"
     with zipfile.ZipFile(path, "w") as archive:
         archive.write(file, smollm2.MEMBER)
     monkeypatch.setattr(smollm2, "SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
     return path
-
-
-def one_line(capsys, *arguments):
-    capsys.readouterr()
-    assert smollm2.main([str(part) for part in arguments]) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    return line
 
 
 def test_a_directory_is_made_that_loads_without_the_file(wheel, tmp_path, capsys):
@@ -44,13 +36,14 @@ def test_a_directory_is_made_that_loads_without_the_file(wheel, tmp_path, capsys
 
 
 def test_what_cannot_be_made_is_one_line(wheel, tmp_path, monkeypatch, capsys):
+    one_line = partial(fails, capsys, main=smollm2.main)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
-    assert "exists already" in one_line(capsys, tmp_path / "full", "--wheel", wheel)
-    assert "No such file" in one_line(capsys, tmp_path / "a", "--wheel", tmp_path / "none")
+    assert "exists already" in one_line(tmp_path / "full", "--wheel", wheel)
+    assert "No such file" in one_line(tmp_path / "a", "--wheel", tmp_path / "none")
 
     monkeypatch.setattr(smollm2.sys, "executable", "false")  # a pip that fails
-    assert "and give --wheel FILE" in one_line(capsys, tmp_path / "a")
+    assert "and give --wheel FILE" in one_line(tmp_path / "a")
     monkeypatch.setattr(smollm2, "SHA256", "0" * 64)
-    assert "is not the wheel of" in one_line(capsys, tmp_path / "a", "--wheel", wheel)
+    assert "is not the wheel of" in one_line(tmp_path / "a", "--wheel", wheel)
     assert not (tmp_path / "a").exists()
