@@ -467,6 +467,10 @@ def parses(completion):
         (lambda completions: "ab", "must return a list"),
         ("length", "give a function"),
         (max, "reward max: no signature found for builtin"),
+        (
+            [lambda completion: {"a": 1}, lambda completion: {"a": 2}],
+            "two functions have a component 'a'; let one return it by another name",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line(function, message):
@@ -516,17 +520,6 @@ def test_a_range_may_be_unknown(given):
         (0.0, 0.5, False), (3.0, 0.875, False), (9.0, 0.95, False)
     ]  # fmt: skip
     assert range_of(task) is None and as_flags(reward_range=given) == {"reward-range": "unknown"}
-
-
-def test_two_functions_with_one_component():
-    def first(completion):
-        return {"a": 1}
-
-    def second(completion):
-        return {"a": 2}
-
-    message = "two functions have a component 'a'; let one return it by another name"
-    refused(message, lambda: scores([first, second]))
 
 
 def test_components_are_added_and_kept():

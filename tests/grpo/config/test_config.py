@@ -120,6 +120,7 @@ def test_what_is_no_configuration(tmp_path, content, line):
         dict(group_size=1),  # a group of one has no variance
         dict(top_p=0.0),
         dict(learning_rate=1.0),
+        dict(temperature=0.0),
         dict(temperature=float("inf")),
         dict(loss="mse"),
         dict(device="tpu"),
@@ -142,6 +143,7 @@ def test_bad_values_name_their_flag(bad):
     [
         (dict(demonstrate=True, top_p=0.9), "--config: demonstrate True: right answers are not"),
         (dict(demonstrate=True, control="constant-reward"), "--config: demonstrate True: right"),
+        (dict(demonstrate=True, reward_alone=True), "--config: demonstrate True: right"),
         (dict(credit="alignment", loss="gspo"), "--credit alignment: gspo weighs whole sequences"),
         (dict(quantise="nf4", lora_rank=0), "--config: quantise nf4: give --lora-rank 16: q"),
     ],

@@ -159,11 +159,6 @@ def test_without_an_easier_level_the_remedy_is_another(kind, name):
     assert said == "try twice the token budget, --max-new-tokens 198" and said[-20:] in command
 
 
-def test_a_control_experiment_is_followed_by_the_real_run():
-    run = replace(ENDED, config=Config(task="interleave", level=25, control="shuffled-rewards"))
-    assert next_command(run, verdict("not learned", untaught=0.8)) == f"{AGAIN} --control none"
-
-
 def test_where_no_harder_level_is_known_the_run_is_evaluated():
     solved = verdict("learned", solved_step=40)
     chain = Config(task="arithmetic", level=2)

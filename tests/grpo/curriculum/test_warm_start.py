@@ -21,7 +21,6 @@ from grpo.curriculum import (
     most_updates,
     warm_start,
 )
-from grpo.data.errors import UserError
 from grpo.learn.update import imitate
 from grpo.model.load import load_policy
 from grpo.run.logs import write_rollouts
@@ -155,11 +154,6 @@ def test_targets_that_are_not_right_answers_are_not_imitated(one_policy):
     assert Run.wants_imitation(run, Start([10], 10, "why", False))
     trainer.task.score = lambda problem, texts: [Score(0.5) for _ in texts]
     assert not Run.wants_imitation(run, Start([10], 10, "why", False))
-
-
-def test_reward_alone_forbids_demonstrations():
-    with pytest.raises(UserError, match="right answers are not shown with .*--reward-alone"):
-        Config(reward_alone=True, demonstrate=True)
 
 
 def test_a_run_states_what_imitation_came_to_and_survives_a_kill(

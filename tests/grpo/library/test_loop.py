@@ -109,18 +109,6 @@ def test_the_stations_called_one_by_one_make_the_steps_of_a_run(home):
     same_steps(reports, [other.step().metrics for _ in range(2)])
 
 
-def test_a_loop_tells_once_of_problems_that_do_not_fit(home):
-    rows = [
-        {"prompt": f"Copy: {'owl ' * words}", "answer": "owl", "split": "train"}
-        for words in (3, 4, 5000)
-    ]
-    rows.append(ROWS[0] | {"split": "validation"})
-    trainer = make_trainer(rows, lambda completion, **row: 0.5, **QUICK)
-
-    (event,) = [event for _ in range(2) for event in trainer.step().events]
-    assert "is left out of training, as is every problem" in event
-
-
 @pytest.mark.parametrize("rank", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_loop_continues_from_the_policy_of_a_run(home, rank):
     run = train(ROWS, reward, reward_range=(0, 1.2), name="a", lora_rank=rank, **QUICK)

@@ -69,13 +69,6 @@ def test_a_gpu_that_is_not_there_is_refused(tiny_model, monkeypatch):
     assert load_policy(str(tiny_model), device="auto").device.type == "cpu"
 
 
-def test_end_tokens_are_those_of_the_generation_config_and_the_tokenizer(tiny_model, tmp_path):
-    folder = shutil.copytree(tiny_model, tmp_path / "model")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [11, 7]}))
-    policy = load_policy(str(folder), device="cpu")
-    assert policy.stops == tuple(sorted({7, 11, policy.tokenizer.eos_token_id}))
-
-
 def test_prompt_and_target_in_tokens(tiny_policy):
     tokenizer = tiny_policy.tokenizer
     turns = [{"role": "user", "content": "one two"}, {"role": "assistant", "content": "three four"}]
