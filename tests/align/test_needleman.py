@@ -201,19 +201,10 @@ AWKWARD = "aeé\u0301\u0327ﬁ\u1112\u1161., \t\n\r\u00a0\u2003\u3000\x1f\u200b"
 TEXTS = st.text(AWKWARD, max_size=20) | st.text()
 
 
-def test_punctuation_belongs_to_the_word_it_touches():
+def test_words_by_hand():
     assert split_words(" The  owl,\nit seems. ") == ["The", "owl,", "it", "seems."]
-
-
-def test_no_words():
     assert split_words("") == split_words(" \t\n\u00a0\u3000") == word_ends("  ") == []
-
-
-def test_composed_and_combining_characters_are_one_word():
     assert split_words("cafe\u0301") == split_words("caf\u00e9") == ["caf\u00e9"]
-
-
-def test_compatibility_characters_stay():
     assert split_words("ﬁn") == ["ﬁn"]  # form C, not KC, which would make it "fin"
 
 
