@@ -1,11 +1,11 @@
 """What cheap strategies earn, and how they are named, through slips."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from strategies import all_strategies
 
 from grpo.tasks.interleave import Interleave, interleaved
 from grpo.tasks.supply import problem_at
@@ -15,6 +15,33 @@ IGNORE_A_TEXT = (
     *("empty", "copies A", "copies B", "doubles A", "doubles B", "ignores A", "ignores B"),
     "garbage",
 )
+
+
+def all_strategies(a: Sequence[str], b: Sequence[str]) -> dict[str, list[str]]:
+    """Return what each strategy writes: the right answer, the traps, and small mistakes."""
+    right = interleaved(a, b)
+    third = 2 * (len(a) // 3)
+    return {
+        "right": right,
+        "empty": [],
+        "copies A": list(a),
+        "copies B": list(b),
+        "doubles A": [word for word in a for _ in range(2)],
+        "doubles B": [word for word in b for _ in range(2)],
+        "ignores A": [word for each in b for word in ("~", each)],
+        "ignores B": [word for each in a for word in (each, "~")],
+        "A then B": [*a, *b],
+        "B then A": [*b, *a],
+        "B first": interleaved(b, a),
+        "runs on in A": [*right[: len(right) // 2], *a[len(right) // 4 :]],
+        "runs on in B": [*right[: len(right) // 2], *b[len(right) // 4 :]],
+        "stops half way": right[: len(right) // 2],
+        "turn lost at a third": right[:third] + interleaved(b[third // 2 :], a[third // 2 :]),
+        "one word skipped": right[:third] + right[third + 1 :],
+        "stutter": right[:third] + right[third : third + 1] + right[third:],
+        "target twice": right + right,
+        "garbage": [f"{word}~" for word in right],
+    }
 
 
 @pytest.fixture(scope="module")
@@ -50,31 +77,6 @@ def texts(draw):
         draw(st.lists(st.text(letters, min_size=1, max_size=3), min_size=n, max_size=n))
         for letters in ("abcdefgh", "stuvwxyz")
     ]
-
-
-def test_strategies_by_hand():
-    written = all_strategies("a b c d e f".split(), "1 2 3 4 5 6".split())
-    assert {name: " ".join(words) for name, words in written.items()} == {
-        "right": "a 1 b 2 c 3 d 4 e 5 f 6",
-        "empty": "",
-        "copies A": "a b c d e f",
-        "copies B": "1 2 3 4 5 6",
-        "doubles A": "a a b b c c d d e e f f",
-        "doubles B": "1 1 2 2 3 3 4 4 5 5 6 6",
-        "ignores A": "~ 1 ~ 2 ~ 3 ~ 4 ~ 5 ~ 6",
-        "ignores B": "a ~ b ~ c ~ d ~ e ~ f ~",
-        "A then B": "a b c d e f 1 2 3 4 5 6",
-        "B then A": "1 2 3 4 5 6 a b c d e f",
-        "B first": "1 a 2 b 3 c 4 d 5 e 6 f",
-        "runs on in A": "a 1 b 2 c 3 d e f",
-        "runs on in B": "a 1 b 2 c 3 4 5 6",
-        "stops half way": "a 1 b 2 c 3",
-        "turn lost at a third": "a 1 b 2 3 c 4 d 5 e 6 f",
-        "one word skipped": "a 1 b 2 3 d 4 e 5 f 6",
-        "stutter": "a 1 b 2 c c 3 d 4 e 5 f 6",
-        "target twice": "a 1 b 2 c 3 d 4 e 5 f 6 a 1 b 2 c 3 d 4 e 5 f 6",
-        "garbage": "a~ 1~ b~ 2~ c~ 3~ d~ 4~ e~ 5~ f~ 6~",
-    }
 
 
 @pytest.mark.parametrize("level", PAID)
