@@ -164,7 +164,12 @@ def test_the_gpu_of_a_mac_is_refused_in_one_line(run, tiny_model, capsys):
 
 @pytest.mark.parametrize(
     "program, flags, status",
-    [("train", ["--temperature", "hot"], 2), ("evaluation", ["--help"], 0)],
+    [
+        ("train", ["--temperature", "hot"], 2),
+        ("train", ["--words", "3", "--help"], 0),
+        ("train", ["--help-all"], 0),
+        ("evaluation", ["--help"], 0),
+    ],
 )
 def test_flags_are_read_before_torch_is_loaded(program, flags, status):
     """Torch takes seconds to load."""
@@ -178,3 +183,4 @@ def test_flags_are_read_before_torch_is_loaded(program, flags, status):
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment
     )
     assert (ended.returncode, ended.stdout.splitlines()[-1]) == (status, "False")
+    assert bool(ended.stderr) == bool(status)
