@@ -29,6 +29,10 @@ class Log:
         self.lock = threading.Lock()
 
 
+class Server(ThreadingHTTPServer):
+    request_queue_size = 64  # beyond it a connection is tried again after a second
+
+
 @contextmanager
 def serving(behave: Behaviour):
     """Serve on a free port of this machine; yield (address, Log)."""
@@ -65,7 +69,7 @@ def serving(behave: Behaviour):
         def log_message(self, *_):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from compare_runs import without_times
+
 WORDS = "owl tide salt moss bell rope loom kiln".split()
 
 
@@ -44,14 +46,8 @@ def reward(prompt, completion, answer, **row):
 
 def alike(one, other):
     """Assert that two runs have the same rollouts, rewards and metrics, times apart."""
-    for a, b in zip(one.metrics, other.metrics, strict=True):
-        names = [name for name in {**a, **b} if a.get(name) != b.get(name)]
-        assert not [name for name in names if not is_time(name)], names
+    assert without_times(one.metrics) == without_times(other.metrics)
     assert one.rollouts() == other.rollouts()
-
-
-def is_time(name):
-    return name.startswith("time") or name in ("step_time", "tokens_per_second")
 
 
 def example(name):
