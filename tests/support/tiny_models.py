@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from transformers import (
     AutoConfig,
+    AutoModelForCausalLM,
     AutoTokenizer,
     BloomConfig,
     GemmaConfig,
@@ -58,6 +59,14 @@ def make_tiny_model(folder, *, layers=2, heads=(4, 2), context=1024, seed=0):
     LlamaForCausalLM(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+def write_model(config, folder):
+    """Write a random model of this configuration and the embedded tokenizer into `folder`."""
+    torch.manual_seed(0)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(folder)
+    return str(folder)
 
 
 def rollout(policy, prompts=PROMPTS, samples=4, budget=24, temperature=1.0, **settings):

@@ -10,22 +10,19 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_models import FAMILIES, PROMPTS, VOCABULARY, make_tiny_model, rollout
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tiny_models import FAMILIES, PROMPTS, VOCABULARY, make_tiny_model, rollout, write_model
 
 from grpo import fast
 from grpo.fast import decoder as fast_decoder
 from grpo.fast.decoder import EagerRows, accepted
-from grpo.model.load import BUILTIN, load_policy
+from grpo.model.load import load_policy
 from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key
 
 
 def test_completions_that_agree_so_far_are_one_row(tmp_path, monkeypatch):
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(FAMILIES["llama-3 rotary scaling"]()).save_pretrained(tmp_path)
-    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
-    policy = load_policy(str(tmp_path), device="cpu")
+    config = FAMILIES["llama-3 rotary scaling"]()
+    policy = load_policy(write_model(config, tmp_path), device="cpu")
     policy.stops = tuple(range(0, VOCABULARY, 40))
     rows, extend = [], policy.forward.extend
     monkeypatch.setattr(

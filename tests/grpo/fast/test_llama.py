@@ -7,16 +7,16 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_models import FAMILIES, SHAPE
+from tiny_models import FAMILIES, SHAPE, write_model
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, AutoTokenizer, MistralConfig, Qwen2Config
+from transformers import AutoModelForCausalLM, MistralConfig, Qwen2Config
 
 from grpo.fast import llama as ops
 from grpo.fast.accelerate import FastForward
 from grpo.fast.llama import build_fast_llama
 from grpo.learn.batch import token_logprobs
 from grpo.model import policy as policies
-from grpo.model.load import BUILTIN, load_policy
+from grpo.model.load import load_policy
 
 FAST = ["llama-3 rotary scaling", "mistral", "qwen2", "qwen3"]
 PROMPTS, COMPLETIONS = [(5, 6, 7), (8, 9)], [(1, 2, 3), (4, 5), (6,), (7, 8, 9)]
@@ -24,12 +24,10 @@ gpu = pytest.param("cuda", marks=pytest.mark.gpu)
 
 
 def policy_of(folder, family="llama-3 rotary scaling", lora=0, device="cpu", **changes):
-    torch.manual_seed(0)
     config = FAMILIES[family]()
     for name, value in changes.items():
         setattr(config, name, value)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(folder)
+    write_model(config, folder)
     policy = load_policy(str(folder), device=device, dtype="float32", lora_rank=lora)
     for name, parameter in policy.model.named_parameters():
         if "lora_B" in name or "bias" in name or "norm" in name:  # 0 or 1 in a new model

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_models import FAMILIES, VOCABULARY, make_tiny_model, rollout
+from tiny_models import FAMILIES, VOCABULARY, make_tiny_model, rollout, write_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo.fast import decoder as fast_decoder
@@ -69,11 +69,8 @@ def test_drafted_is_undrafted_token_for_token(tmp_path, family, temperature, tai
     # makes another one. That is the tail of the distribution, thousands of tokens of 1e-7 each, so
     # random models are cold here, and only where so rare a token was seen to be drawn (`tail`) may
     # one differ.
-    if family != "builtin":
-        torch.manual_seed(0)
-        AutoModelForCausalLM.from_config(FAMILIES[family]()).save_pretrained(tmp_path)
-        AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path)
-    policy = load_policy("builtin" if family == "builtin" else str(tmp_path), device="cpu")
+    model = family if family == "builtin" else write_model(FAMILIES[family](), tmp_path)
+    policy = load_policy(model, device="cpu")
     task = Interleave()
     problems = [problem_at(task, level=10, split="train", seed=0, index=i) for i in range(4)]
     prompts = [problem.prompt for problem in problems]

@@ -2,8 +2,7 @@
 
 import pytest
 import torch
-from tiny_models import OTHERS, make_tiny_model
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tiny_models import OTHERS, make_tiny_model, write_model
 from updates import one_batch, update
 
 from grpo.data.errors import UserError
@@ -11,7 +10,7 @@ from grpo.distributed import Ranks
 from grpo.learn.batch import completion_logprobs
 from grpo.learn.optimizer import Optimizer
 from grpo.learn.shard import Sharding
-from grpo.model.load import BUILTIN, load_policy
+from grpo.model.load import load_policy
 from grpo.records import Completion, Group
 from grpo.tasks.base import Problem
 
@@ -79,9 +78,7 @@ def child(rank, folder):
 def test_two_ranks_update_a_policy_as_one_does(tmp_path):
     make_tiny_model(tmp_path / "whole")
     make_tiny_model(tmp_path / "adapter")
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(OTHERS["bloom"]()).save_pretrained(tmp_path / "other")
-    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(tmp_path / "other")
+    write_model(OTHERS["bloom"](), tmp_path / "other")
     torch.multiprocessing.spawn(child, (tmp_path,), nprocs=2)
 
 

@@ -231,9 +231,12 @@ def test_arguments_of_the_wrong_type_are_one_line(home, options, line):
         make_trainer(ROWS, reward, **options)
 
 
-def test_a_reward_of_the_task_is_named(home):
-    trainer = make_trainer(task="interleave", level=2, reward="similarity", model="tiny")
+def test_a_task_by_name_with_its_reward_and_a_wording_from_a_file(home):
+    Path("wording.txt").write_text("Weave these.\nOne: {a}\nTwo: {b}\n")
+    options = dict(reward="similarity", wording="wording.txt", model="tiny")
+    trainer = make_trainer(task="interleave", level=2, **options)
     assert trainer.task.reward == trainer.config.reward == "similarity"
+    assert trainer.problems(1)[0][1].prompt.startswith("Weave these.\nOne: ")
 
 
 def test_arguments_of_rows_are_refused_without_rows(home):

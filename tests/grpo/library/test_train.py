@@ -209,11 +209,3 @@ def test_the_example_learns(home):
     (run,) = Path("runs").iterdir()
     first, last = load_run(run).reports[0], load_run(run).reports[-1]
     assert first["mean"] < 0.5 and last["mean"] > 0.95
-
-
-def test_a_task_by_name_with_a_wording_from_a_file(home):
-    Path("wording.txt").write_text("Weave these.\nOne: {a}\nTwo: {b}\n")
-    more = QUICK | {"max_new_tokens": 64, "steps": 1}
-    run = train(task="interleave", level=3, name="a", wording="wording.txt", **more)
-    assert run.config["task"] == "interleave" and len(run.metrics) == 1
-    assert run.rollouts(1)[0]["prompt"].startswith("Weave these.\nOne: ")

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tiny_models import SHAPE, VOCABULARY, make_tiny_model
+from tiny_models import SHAPE, VOCABULARY, make_tiny_model, write_model
 from transformers import (
     CONFIG_MAPPING,
     AutoModelForCausalLM,
@@ -176,10 +176,7 @@ def test_the_context_is_the_shortest_limit(config, tokens, with_windows):
 
 
 def policy_of(config, folder):
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(folder)
-    policy = load_policy(str(folder), device="cpu")
+    policy = load_policy(write_model(config, folder), device="cpu")
     policy.stops = (-1,)  # completions take their whole budgets
     return policy
 
@@ -200,16 +197,13 @@ def sampled(policy, prompts, budgets, guesses=None, drafting=None):
     return [completion for (completion,) in generate(policy, request, drafting)]
 
 
-def test_a_window_is_the_context_and_the_user_is_told(tmp_path):
+def test_a_window_is_the_context_and_only_what_outgrows_it_is_refused(tmp_path):
+    """Not a short prompt beside a long one, and not a draft that reaches beyond the budget."""
     policy = policy_of(MistralConfig(**SHAPE, sliding_window=64), tmp_path)
     assert policy.context == 64
     (note,) = policy.notes
     assert "attention window is 64 tokens" in note and "may have 64 tokens together" in note
 
-
-def test_only_a_sequence_that_outgrows_the_window_is_refused(tmp_path):
-    """Not a short prompt beside a long one, and not a draft that reaches beyond the budget."""
-    policy = policy_of(MistralConfig(**SHAPE, sliding_window=64), tmp_path)
     long, short = tokens(50), tokens(3)
     lengths = [len(each.tokens) for each in sampled(policy, [long, short], [5, 55])]
     assert lengths == [5, 55]

@@ -6,18 +6,25 @@ import pytest
 import torch
 from forced import trainer_for
 from tiny_architectures import Architecture, write
-from tiny_models import OTHERS, PROMPTS, VOCABULARY, make_tiny_model, rollout
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tiny_models import OTHERS, PROMPTS, VOCABULARY, make_tiny_model, rollout, write_model
+from transformers import AutoModelForCausalLM
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from grpo.curriculum import demonstration
 from grpo.data.errors import UserError
 from grpo.learn.batch import completion_logprobs, micro_batches
 from grpo.model import load, rows
-from grpo.model.load import BUILTIN, load_policy
+from grpo.model.load import load_policy
 from grpo.model.rows import CachedRows, CachedRowsOfOneLength, PlainRows
 from grpo.records import Group
-from grpo.rollout.generate import Drafting, RolloutRequest, generate, sample_groups
+from grpo.rollout.generate import (
+    Drafting,
+    RolloutRequest,
+    budget_for,
+    fitting,
+    generate,
+    sample_groups,
+)
 from grpo.rollout.sampling import sample_key, truncation
 from grpo.tasks.base import Problem
 from grpo.tasks.interleave import Interleave
@@ -39,10 +46,7 @@ def unmodified(folder):
 
 
 def other_policy(folder, family, **options):
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(OTHERS[family]()).save_pretrained(folder)
-    AutoTokenizer.from_pretrained(BUILTIN).save_pretrained(folder)
-    return load_policy(str(folder), device="cpu", **options)
+    return load_policy(write_model(OTHERS[family](), folder), device="cpu", **options)
 
 
 @pytest.mark.parametrize("heads, kv_heads", [(4, 2), (4, 1)])
@@ -308,3 +312,35 @@ def test_the_console_says_that_memory_ran_out(tiny_policy, monkeypatch):
     trainer = trainer_for(tiny_policy)
     short_of_memory(tiny_policy, monkeypatch, most=1)
     assert trainer.step().events[0].startswith("out of memory: rollouts of at most ")
+
+
+# Budgets: what a completion may take, and which problems fit the context.
+
+
+def test_budget(tiny_policy):
+    target = "one two three"
+    needed = tiny_policy.target_length(target)
+    assert budget_for(tiny_policy, (1,), target) >= needed * 1.25
+    assert budget_for(tiny_policy, (1,), target, asked=needed) == needed
+    with pytest.raises(UserError, match=f"the right answer takes {needed} tokens"):
+        budget_for(tiny_policy, (1,), target, asked=needed - 1)
+    assert (
+        budget_for(tiny_policy, (1,) * (1024 - needed), target)
+        == needed
+        == budget_for(tiny_policy, (1,) * (1024 - needed), target, asked=99)
+    )
+    assert budget_for(tiny_policy, (1,) * (1023 - needed), target) == needed + 1
+    with pytest.raises(UserError, match="its context of 1024 tokens is too short"):
+        budget_for(tiny_policy, (1,) * (1025 - needed), target)
+
+
+def test_problems_too_long_for_the_context_are_passed_over_and_counted(tiny_policy):
+    short, long = Problem("t", 1, "p", "one two", "s"), Problem("t", 1, "p", "one " * 1100, "l")
+    passed = []
+    assert list(fitting(tiny_policy, [short, long, long, short], passed)) == [
+        short,
+        short,
+    ] and passed == [long, long]
+    assert len(list(fitting(tiny_policy, ([long] * 15 + [short]) * 2, []))) == 2
+    with pytest.raises(UserError, match="its context of 1024 tokens is too short"):
+        list(fitting(tiny_policy, [short] + [long] * 16, []))
