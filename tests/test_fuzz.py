@@ -19,7 +19,6 @@ from grpo.data.errors import UserError
 from grpo.data.files import read_json, read_jsonl, read_jsonl_zst, read_text
 from grpo.run.checkpoint import find_resume, verify
 from grpo.run.logs import groups_of, load_run, read_metrics
-from grpo.tasks.answers import integer_in
 from grpo.tasks.supply import read_problems
 
 MANY = settings(max_examples=60)
@@ -180,13 +179,3 @@ def test_runs(files):
 def test_corpora(suffix, content):
     with file_of(content, f"a{suffix}") as path:
         load_texts(path.parent)
-
-
-@settings(max_examples=300)
-@given(
-    st.text(max_size=60)
-    | st.text(alphabet="0123456789.,+-−–=*/\\{}()$^_ \n\tboxedanswriS", max_size=40)
-)
-def test_answers(text):
-    value, reason = integer_in(text)
-    assert (value is None) == bool(reason)

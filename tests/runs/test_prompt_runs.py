@@ -97,15 +97,6 @@ def test_a_run_is_taken_up_without_its_files_and_shows_its_first_prompt(here, ca
     assert "".join(f"  {line}\n" for line in kept.splitlines()) in said
 
 
-def test_a_changed_wording_in_the_configuration_is_found(here, capsys):
-    path = Path("runs/whole/config.yaml")
-    path.write_text(path.read_text().replace("Mix them.", "Mix us."))
-    assert train.main(["--resume", "runs/whole"]) == 2
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert r"config: wording Mix them.\nOne: {a}\nTwo: {b} → Mix us.\nOne:" in error
-
-
 def test_an_evaluation_sends_what_the_run_sent(here, capsys):
     """Of a dataset, too, whose file has the task's own wording."""
     plain = load_task("interleave")

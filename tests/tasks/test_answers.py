@@ -313,6 +313,7 @@ def test_long_texts_take_linear_time(part):
 TEXTS = (
     st.text()
     | st.text("0123456789,._ \n-+\u2212=*/^$%{}()\\'xe\u00a0\u2009\u0664\u00b2~", max_size=40)
+    | st.text("0123456789.,+-−–=*/\\{}()$^_ \n\tboxedanswriS", max_size=40)
     | st.lists(st.sampled_from("1 23 456 , - = { } \\boxed{ \\frac{ or is".split())).map(" ".join)
 )
 

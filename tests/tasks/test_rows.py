@@ -585,16 +585,6 @@ def test_the_time_limit_counts_from_the_start_of_a_call(monkeypatch):
     assert len(scores(slow, ["x"] * 12, reward_timeout=0.6)) == 12  # 1.2 s in all
 
 
-@pytest.mark.parametrize("size", [5, -0.1, 1.1])
-def test_a_reward_outside_its_range_is_named_with_the_flag(size):
-    def reward(completion):
-        return size
-
-    task = small_rewards.rows([reward], reward_range=(0, 1))
-    message = f"row p, completion 1: score() returned a reward of {size:g}; it must lie in [0, 1]; "
-    refused(message, lambda: scores_of_groups(task, [(problem(), ["a"])]))
-
-
 def test_the_highest_reward_is_right_although_rounded():
     assert scores(lambda completion: 1 + 1e-8, reward_range=(0, 1))[0].exact
     in_float32 = numpy.float32(0.9)  # 0.899999976

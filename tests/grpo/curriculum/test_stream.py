@@ -12,19 +12,6 @@ from grpo.tasks.registry import load_task
 from grpo.tasks.supply import Supply
 
 
-def test_problems_are_a_pure_function_of_seed_step_and_state(tiny_policy):
-    one, two, other = (
-        trainer_for(tiny_policy),
-        trainer_for(tiny_policy),
-        trainer_for(tiny_policy, seed=1),
-    )
-    assert not {p.key for _, p in one.problems(1)} & {p.key for _, p in other.problems(1)}
-    for trainer in (one, two):
-        trainer.stream.next_index = 8
-    assert one.problems(3) == two.problems(3)
-    assert [index for index, _ in one.problems(3)] == [8, 9, 10, 11]
-
-
 def test_problems_that_do_not_fit_are_passed_over(tiny_policy):
     problems = [
         Problem("forced", 1, "p", "x " * (1100 if i in (1, 2, 5) else 1), str(i)) for i in range(8)

@@ -113,28 +113,27 @@ def test_samples_go_on_wherever_the_writer_was_stopped(tmp_path):
 WILD = st.text(st.characters() | st.sampled_from("\x00\x1b\r\n\x85\u2028\ufeff"))
 
 
-@given(st.lists(WILD, min_size=2, max_size=2), st.floats(allow_nan=False))
-def test_wild_texts_and_extreme_floats_come_back_exactly(tmp_path_factory, texts, number):
+FLOATS = st.floats(allow_nan=False)
+
+
+@given(
+    st.lists(WILD, min_size=2, max_size=2),
+    FLOATS,
+    st.lists(st.tuples(st.integers(0, 99), FLOATS), max_size=3).map(tuple),
+    st.lists(FLOATS, min_size=9, max_size=9),
+)
+def test_wild_texts_and_extreme_floats_come_back_exactly(
+    tmp_path_factory, texts, number, credits, advantages
+):
+    """Also where a word has a credit, and a token an advantage."""
     path = tmp_path_factory.getbasetemp() / "step-000001.jsonl.zst"
     groups = [group(texts, logprob=number), group(texts[::-1])]
+    groups[1].scores = [Score(0.5, credits=credits), Score(1.0, credits=())]
+    groups[1].advantages = [advantages, advantages[::-1]]
     write_rollouts(path, groups, step=1)
     back = groups_of(path)
     assert back == groups
     assert repr(back) == repr(groups)  # -0.0 and 0.0 are equal, and are not the same number
-
-
-@given(
-    st.lists(st.tuples(st.integers(0, 99), st.floats(allow_nan=False)), max_size=3).map(tuple),
-    st.lists(st.floats(allow_nan=False), min_size=9, max_size=9),
-)
-def test_credits_and_advantages_of_tokens_come_back_exactly(tmp_path_factory, credits, advantages):
-    path = tmp_path_factory.getbasetemp() / "step-000002.jsonl.zst"
-    one = group(["a", "b"])
-    one.scores = [Score(0.5, credits=credits), Score(1.0, credits=())]
-    one.advantages = [advantages, advantages[::-1]]
-    write_rollouts(path, [one], step=2)
-    back = groups_of(path)
-    assert back == [one] and repr(back) == repr([one])
 
 
 def test_no_flipped_bit_passes_for_what_was_written(tmp_path):
