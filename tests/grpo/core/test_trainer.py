@@ -88,14 +88,6 @@ def test_epochs_are_updates_on_one_rollout(tiny_policy, monkeypatch):
         assert first != second and metrics[name] == pytest.approx((first + second) / 2), name
 
 
-def test_the_curriculum_sees_first_tries_and_tokens_are_those_of_all(tiny_policy):
-    trainer = trainer_for(tiny_policy, stuck=1, on_degenerate="resample")
-    report = trainer.step()
-    assert list(trainer.curriculum.recent) == [pytest.approx([0.15, 0.5, 0.15, 0.5])]
-    first = sum(group.tokens for group in report.groups if not group.attempt)
-    assert report.metrics["num_tokens"] == sum(group.tokens for group in report.groups) > first
-
-
 def test_state_survives_json(tiny_policy):
     trainer = trainer_for(tiny_policy)
     trainer.step()
@@ -116,13 +108,10 @@ def test_groups_without_variance_are_drawn_again_then_skipped(tiny_policy):
     ]
     assert report.metrics["groups/resampled"] == 4 and report.metrics["groups/count"] == 4
 
-
-def test_each_try_is_drawn_with_its_own_numbers(tiny_policy):
-    report = trainer_for(tiny_policy, on_degenerate="resample").step()
-    tries = {
+    drawn = {
         tuple(c.tokens for c in group.completions) for group in report.groups if group.index == 1
     }
-    assert len(tries) == 3  # at one temperature
+    assert len(drawn) == 3  # each try by its own numbers, at one temperature
 
 
 def test_every_completion_of_a_step_is_drawn_with_its_own_numbers(tiny_policy, monkeypatch):
@@ -135,7 +124,8 @@ def test_every_completion_of_a_step_is_drawn_with_its_own_numbers(tiny_policy, m
 
 
 def test_a_second_try_that_varies_is_learned_from(tiny_policy):
-    report = trainer_for(tiny_policy, stuck=1, on_degenerate="resample").step()
+    trainer = trainer_for(tiny_policy, stuck=1, on_degenerate="resample")
+    report = trainer.step()
     tries = sorted((group.index, group.attempt, group.action) for group in report.groups)
     assert tries == [
         *((0, 0, "keep"), (1, 0, "resample"), (1, 1, "keep")),
@@ -145,9 +135,12 @@ def test_a_second_try_that_varies_is_learned_from(tiny_policy):
         len(group.advantages) == (4 if group.action == "keep" else 0) for group in report.groups
     )
     assert report.metrics["groups/kept"] == 4
-    # figures of reward are those of first tries
     assert report.metrics["sampling/sampling_logp_difference/max"] < 1e-4
+    # Figures of reward, and what the curriculum sees, are those of first tries; tokens of all.
     assert report.metrics["reward"] == pytest.approx((0.15 + 0.5 + 0.15 + 0.5) / 4)
+    assert list(trainer.curriculum.recent) == [pytest.approx([0.15, 0.5, 0.15, 0.5])]
+    first = sum(group.tokens for group in report.groups if not group.attempt)
+    assert report.metrics["num_tokens"] == sum(group.tokens for group in report.groups) > first
 
 
 def test_solved_groups_are_not_drawn_again(all_end, tiny_policy):
@@ -202,16 +195,6 @@ def test_dr_grpo_divides_by_the_same_number_in_every_step(tiny_policy):
     assert given.update_settings.max_length == 31
 
 
-def test_a_constant_reward_teaches_nothing(tiny_policy):
-    before = weights(tiny_policy)
-    trainer = trainer_for(tiny_policy, control="constant-reward", on_degenerate="keep")
-    metrics = trainer.step().metrics
-    assert metrics["reward"] == 0.5
-    assert metrics["reward_std"] == 0
-    assert metrics["control"] == "constant-reward"
-    assert all(torch.equal(x, y) for x, y in zip(before, weights(tiny_policy), strict=True))
-
-
 class Penalised(Forced):
     """Even problems vary below 0, odd ones earn `odd`."""
 
@@ -223,16 +206,23 @@ class Penalised(Forced):
         ]
 
 
+@pytest.mark.parametrize("kind, middle", [(Forced, 0.5), (Penalised, -0.5)])
+def test_a_constant_reward_lies_in_the_middle_of_the_range_and_teaches_nothing(
+    tiny_policy, kind, middle
+):
+    before = weights(tiny_policy)
+    control = dict(control="constant-reward", on_degenerate="keep")
+    metrics = trainer_for(tiny_policy, kind=kind, **control).step().metrics
+    assert (metrics["reward"], metrics["reward_std"]) == (middle, 0)
+    assert metrics["control"] == "constant-reward"
+    assert all(torch.equal(x, y) for x, y in zip(before, weights(tiny_policy), strict=True))
+
+
 @pytest.mark.parametrize("odd, class_name", [(1.0, "solved"), (0.0, "failed"), (0.5, "tied")])
 def test_groups_are_judged_on_the_scale_of_the_task(all_end, tiny_policy, odd, class_name):
     trainer = trainer_for(tiny_policy, odd=odd, kind=Penalised)
     judged = Counter(group.class_name for group in trainer.step().groups)
     assert judged == {"varied": 2, class_name: 2}
-
-
-def test_a_constant_reward_lies_in_the_middle_of_the_range(tiny_policy):
-    trainer = trainer_for(tiny_policy, kind=Penalised, control="constant-reward")
-    assert trainer.step().metrics["reward"] == -0.5
 
 
 def test_a_solved_level_opens_the_next_and_only_the_last_one_ends_the_run(all_end, tiny_policy):
