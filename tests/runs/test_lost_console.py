@@ -11,11 +11,10 @@ from pathlib import Path
 
 import pytest
 from compare_runs import assert_same_run
-from small_runs import OWN
+from small_runs import OWN, whole_run
 from tiny_models import make_tiny_model
 
 from grpo.distributed import Interrupt
-from grpo.tools import train
 
 TOP = Path(__file__).resolve().parents[2]
 FLAGS = (
@@ -30,9 +29,7 @@ def home(tmp_path_factory):
     folder = tmp_path_factory.mktemp("console")
     make_tiny_model(folder / "model")
     (folder / "own.py").write_text(OWN)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert train.main([*FLAGS, "--name", "whole"]) == 0
+    whole_run(FLAGS, folder)
     return folder
 
 

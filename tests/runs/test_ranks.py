@@ -15,7 +15,7 @@ import pytest
 import torch
 from compare_runs import without_seconds
 from safetensors.torch import load_file
-from small_runs import BY_PLACE
+from small_runs import BY_PLACE, whole_run
 
 from grpo.data.files import read_jsonl_zst
 from grpo.run.logs import checkpoint_folders, load_run, read_metrics
@@ -61,11 +61,7 @@ def flags(quick_flags):
 @pytest.fixture(scope="module")
 def alone(flags, tmp_path_factory):
     """A run of one process."""
-    home = tmp_path_factory.mktemp("ranks")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(home)
-        assert train.main([*flags, "--name", "alone"]) == 0
-    return home / "runs" / "alone"
+    return whole_run(flags, tmp_path_factory.mktemp("ranks"))
 
 
 def drawn(run: Path) -> list:

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from small_runs import whole_run
 
 from grpo.data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.tasks.audit import audit, main
@@ -15,18 +16,12 @@ ROLLOUTS = "rollouts/{}.jsonl.zst"
 
 @pytest.fixture(scope="module")
 def clean(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("audited")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        assert (
-            train.main(
-                "--task arithmetic --family product --level 22 --prompts 3 --group-size 2 --steps 3"
-                " --preflight off --save-every 2 --device cpu --name run"
-                " --config {'eval_problems':5,'dynamic_sampling':0}".split()
-            )
-            == 0
-        )
-    return folder / "run" if (folder / "run").exists() else folder / "runs" / "run"
+    flags = (
+        "--task arithmetic --family product --level 22 --prompts 3 --group-size 2 --steps 3 "
+        "--preflight off --save-every 2 --device cpu "
+        "--config {'eval_problems':5,'dynamic_sampling':0}"
+    )
+    return whole_run(flags.split(), tmp_path_factory.mktemp("audited"))
 
 
 @pytest.fixture()

@@ -9,13 +9,13 @@ from dataclasses import replace
 import numpy
 import pytest
 from report_runs import group
+from small_runs import whole_run
 
 from grpo import inspect, load_run
 from grpo.data.errors import UserError
 from grpo.records import summaries
 from grpo.run.logs import append_lines, groups_of, read_metrics, write_rollouts
 from grpo.tasks.base import Score
-from grpo.tools import train
 
 STEPS, PROMPTS, SIZE = 3, 2, 4
 
@@ -23,18 +23,15 @@ STEPS, PROMPTS, SIZE = 3, 2, 4
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     """A real run of three steps: checkpoints of steps 1 and 3, an evaluation before and after."""
-    home = tmp_path_factory.mktemp("inspect")
     flags = (
         f"--words 5 --steps {STEPS} --prompts {PROMPTS} --group-size {SIZE} --save-every 1 "
-        "--preflight off --config {'eval_problems':2} --device cpu --name r"
+        "--preflight off --config {'eval_problems':2} --device cpu"
     )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(home)
-        assert train.main(flags.split()) == 0
-    for path in (home / "runs" / "r" / "checkpoints").iterdir():
+    run = whole_run(flags.split(), tmp_path_factory.mktemp("inspect"))
+    for path in (run / "checkpoints").iterdir():
         if path.name[-1] not in "13":
             shutil.rmtree(path)
-    return home / "runs" / "r"
+    return run
 
 
 @pytest.fixture
