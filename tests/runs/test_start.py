@@ -14,6 +14,7 @@ import yaml
 from compare_runs import assert_same_run
 from small_runs import OWN
 from small_train import Killed, fails
+from tiny_models import hidden_states
 from transformers import AutoModelForCausalLM
 
 from grpo import export
@@ -38,7 +39,6 @@ FIRST = {
     "full": ["--words", "2"],  # by default
 }
 SECOND = {"lora": [*TASK, "--level", "2"], "full": TASK}  # another level, and another task
-PROMPTS, COMPLETIONS = [(40, 41, 42), (43, 44)], [(50, 51), (52,), (53, 54), (55,)]
 
 
 @pytest.fixture(scope="module")
@@ -85,11 +85,6 @@ def config_of(run):
     return yaml.safe_load(Path(f"runs/{run}/config.yaml").read_text())
 
 
-def hidden(policy):
-    with torch.no_grad():
-        return policy.forward.predict(policy.forward.pack(PROMPTS, COMPLETIONS))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SECOND)
 def test_killed_and_resumed_is_the_run_that_was_not(copied, monkeypatch, name):
@@ -120,16 +115,16 @@ def test_how_the_policy_is_trained_is_taken_over(here):
 
 def test_the_policy_and_its_reference_are_those_of_the_start(here):
     start = "runs/lora/checkpoints/step-000002"
-    wanted = hidden(load_policy("model", device="cpu", weights=Path(start)))
+    wanted = hidden_states(load_policy("model", device="cpu", weights=Path(start)))
     policy = load_policy("model", device="cpu", start=start, keep_reference=True)
-    assert policy.path == "fast" and torch.equal(hidden(policy), wanted)
+    assert policy.path == "fast" and torch.equal(hidden_states(policy), wanted)
     with torch.no_grad():
         for weight in policy.parameters:
             weight.add_(0.1)
     with policy.reference() as reference:
-        assert reference.path == "fast" and torch.equal(hidden(reference), wanted)
-    assert not torch.allclose(hidden(policy), wanted)
-    assert not torch.allclose(hidden(load_policy("model", device="cpu")), wanted)
+        assert reference.path == "fast" and torch.equal(hidden_states(reference), wanted)
+    assert not torch.allclose(hidden_states(policy), wanted)
+    assert not torch.allclose(hidden_states(load_policy("model", device="cpu")), wanted)
 
 
 @pytest.mark.slow

@@ -86,6 +86,12 @@ def rollout(policy, prompts=PROMPTS, samples=4, budget=24, temperature=1.0, **se
     return ids, generate(policy, request, drafting)
 
 
+@torch.no_grad()
+def hidden_states(policy):
+    """Return the hidden states that predict a completion of three tokens."""
+    return policy.forward.predict(policy.forward.pack([(40, 41, 42)], [(50, 51, 52)]))
+
+
 SHAPE = dict(
     vocab_size=VOCABULARY,
     hidden_size=128,

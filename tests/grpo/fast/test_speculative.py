@@ -20,6 +20,12 @@ from grpo.tasks.interleave import Interleave
 from grpo.tasks.supply import problem_at
 
 
+@pytest.fixture(scope="module")
+def builtin():
+    """The embedded model, which the tests of plans read."""
+    return load_policy("builtin", device="cpu")
+
+
 def guess_of(text: str, spoil: int):
     """A guess at `text` that, wherever it is asked, is wrong in every `spoil`-th character."""
 
@@ -189,16 +195,15 @@ class Scripted:
         return torch.arange(len(self.texts)) if self.live.any() else torch.arange(0)
 
 
-def test_rows_are_planned_again_while_the_next_pass_runs(monkeypatch):
+def test_rows_are_planned_again_while_the_next_pass_runs(builtin, monkeypatch):
     """Each row writes a wrong word, is planned again during the next pass, and drafted then."""
-    policy = load_policy("builtin", device="cpu")
     words = ["the", "sea", "and", "the", "owl"] * 20
     written = [*words[:40], "cat", *words[40:]]
-    text = policy.tokenizer(" ".join(written), add_special_tokens=False).input_ids + [policy.end]
+    text = builtin.tokenizer(" ".join(written), add_special_tokens=False).input_ids + [builtin.end]
 
     decoder = Scripted([text] * 4, Costs(8, plan=1, meanwhile=True))
     planned_in, plan = [], DraftPlans._plan
-    monkeypatch.setattr(policy.decoder, "rows", lambda *_: decoder)
+    monkeypatch.setattr(builtin.decoder, "rows", lambda *_: decoder)
     monkeypatch.setattr(
         DraftPlans, "_plan", lambda *args: planned_in.append(decoder.runs) or plan(*args)
     )
@@ -209,25 +214,24 @@ def test_rows_are_planned_again_while_the_next_pass_runs(monkeypatch):
 
     drafting = Drafting(15)
     request = RolloutRequest([(1, 2)], [[1, 2, 3, 4]], 1.0, [len(text)], guesses=[guess])
-    (answers,) = generate(policy, request, drafting)
+    (answers,) = generate(builtin, request, drafting)
     assert [list(answer.tokens) for answer in answers] == [text] * 4
     assert planned_in[0] is False and planned_in[-1] is True
     assert decoder.passes < 16
 
 
 @pytest.mark.parametrize("meanwhile", [False, True])
-def test_a_long_guess_is_drafted_in_every_pass(monkeypatch, meanwhile):
-    policy = load_policy("builtin", device="cpu")
+def test_a_long_guess_is_drafted_in_every_pass(builtin, monkeypatch, meanwhile):
     words = " the sea and the owl" * 100
-    text = policy.tokenizer(words, add_special_tokens=False).input_ids + [policy.end]
+    text = builtin.tokenizer(words, add_special_tokens=False).input_ids + [builtin.end]
     decoder = Scripted([text], Costs(8, plan=1, meanwhile=meanwhile))
-    monkeypatch.setattr(policy.decoder, "rows", lambda *_: decoder)
+    monkeypatch.setattr(builtin.decoder, "rows", lambda *_: decoder)
 
     def guess(written):
         return words[1 + len(written.lstrip()) :] if written.strip() else words
 
     request = RolloutRequest([(1, 2)], [[1]], 1.0, [len(text)], guesses=[guess])
-    generate(policy, request, Drafting(15))
+    generate(builtin, request, Drafting(15))
     assert decoder.passes == 1 + math.ceil((len(text) - 1) / 16)
 
 
@@ -351,12 +355,11 @@ def test_plans_by_hand():
     assert plans.is_stale.tolist() == [False, False] and plans.planned[0, 5] == NO_TOKEN
 
 
-def test_a_long_guess_is_planned_in_parts_and_its_seams_are_no_slips():
-    policy = load_policy("builtin", device="cpu")
+def test_a_long_guess_is_planned_in_parts_and_its_seams_are_no_slips(builtin):
     words = " ".join(["the sea and the sea"] * 60)
-    target = policy.tokenizer(words, add_special_tokens=False).input_ids
+    target = builtin.tokenizer(words, add_special_tokens=False).input_ids
     assert len(target) == 5 * 60  # a token a word
-    plans = DraftPlans(policy, [lambda text: words[len(text.lstrip()) :]], 2032)
+    plans = DraftPlans(builtin, [lambda text: words[len(text.lstrip()) :]], 2032)
     assert 0 < plans.until[0] < len(target)
     rows, live, place = torch.tensor([0]), torch.tensor([True]), 0
     tokens = torch.tensor([target + [0] * (2000 - len(target))])
@@ -374,26 +377,24 @@ def test_a_long_guess_is_planned_in_parts_and_its_seams_are_no_slips():
     "text",
     ["na\u00efve \u65e5\u672c\u8a9e \U0001f600 caf\u00e9 owl", "\ufffd a\ufffd\ufffd b \u00e9"],
 )
-def test_texts_are_decoded_as_they_grow(text):
-    policy = load_policy("builtin", device="cpu")
-    ids = torch.tensor(policy.tokenizer(text, add_special_tokens=False).input_ids)
+def test_texts_are_decoded_as_they_grow(builtin, monkeypatch, text):
+    ids = torch.tensor(builtin.tokenizer(text, add_special_tokens=False).input_ids)
     ids = torch.cat([ids, ids[-3:], ids[:-1]])  # bytes of characters out of place
-    in_parts = [policy.decode([token]).endswith("\ufffd") for token in ids.tolist()]
+    in_parts = [builtin.decode([token]).endswith("\ufffd") for token in ids.tolist()]
     assert sum(in_parts) > 4
-    plans, decoded, decode = DraftPlans(policy, [str, str], 100), [], policy.decode
-    policy.decode = lambda tokens: decoded.append(len(tokens)) or decode(tokens)
+    plans, decoded, decode = DraftPlans(builtin, [str, str], 100), [], builtin.decode
+    monkeypatch.setattr(builtin, "decode", lambda ids: decoded.append(len(ids)) or decode(ids))
     for row, lengths in enumerate((range(1, 1 + len(ids)), (2, 9, len(ids)))):
         for n in lengths:
             assert plans._text(row, ids[:n]) == decode(ids[:n].tolist())
-    plans._text(0, torch.cat([ids, torch.tensor(policy.tokenizer(" owl").input_ids)]))
+    plans._text(0, torch.cat([ids, torch.tensor(builtin.tokenizer(" owl").input_ids)]))
     decoded.clear()
-    plans._text(0, torch.cat([ids, torch.tensor(policy.tokenizer(" owl sea").input_ids)]))
+    plans._text(0, torch.cat([ids, torch.tensor(builtin.tokenizer(" owl sea").input_ids)]))
     assert max(decoded) < 6  # the new word alone, behind a token that is known
 
 
-def test_words_are_tokenized_once_and_as_they_stand_in_a_text():
-    policy = load_policy("builtin", device="cpu")
-    plans, asked = DraftPlans(policy, [str], 100), []
+def test_words_are_tokenized_once_and_as_they_stand_in_a_text(builtin):
+    plans, asked = DraftPlans(builtin, [str], 100), []
     encode = plans._encode
     plans._encode = lambda texts: asked.append(texts) or encode(texts)
     texts = ["l saw the sea,  and 12 owls.\n Then", " the sea, and na\u00efve owls", ""]
@@ -402,16 +403,16 @@ def test_words_are_tokenized_once_and_as_they_stand_in_a_text():
     assert len(asked) == 1 and len(set(asked[0])) == len(asked[0])
 
 
-def test_rows_that_have_written_the_same_are_aimed_once():
-    policy, asked = load_policy("builtin", device="cpu"), []
+def test_rows_that_have_written_the_same_are_aimed_once(builtin):
+    asked = []
     words = "the sea and the owl"
     one, other = (
         lambda text, name=name: asked.append((name, text.strip())) or words[len(text.strip()) :]
         for name in "ab"
     )
-    plans = DraftPlans(policy, [one, one, one, one, other], 64)
+    plans = DraftPlans(builtin, [one, one, one, one, other], 64)
     assert asked == [("a", ""), ("b", "")]
-    ids = policy.tokenizer([words, "the cat"], add_special_tokens=False).input_ids
+    ids = builtin.tokenizer([words, "the cat"], add_special_tokens=False).input_ids
     tokens = torch.zeros(5, 64, dtype=torch.long)
     written, rows = torch.tensor([1, 1, 2, 2, 1]), torch.arange(5)
     for row, source in enumerate((0, 0, 0, 1, 0)):
@@ -430,16 +431,15 @@ def test_rows_that_have_written_the_same_are_aimed_once():
     assert asked == [("a", "the cat")]
 
 
-def test_a_row_whose_plan_is_not_made_yet_has_no_draft():
-    policy = load_policy("builtin", device="cpu")
+def test_a_row_whose_plan_is_not_made_yet_has_no_draft(builtin):
     words = "the sea and the owl"
-    plans = DraftPlans(policy, [lambda text: words[len(text) :]] * 2, 64)
+    plans = DraftPlans(builtin, [lambda text: words[len(text) :]] * 2, 64)
     rows, nothing = torch.arange(2), torch.zeros(2, 64, dtype=torch.long)
     plans.is_stale[1] = True
 
     first, second = plans.drafts(rows, nothing[:, 0], 3).tolist()
-    assert policy.decode(first).strip() == "the sea and" and second == [NO_TOKEN] * 3
+    assert builtin.decode(first).strip() == "the sea and" and second == [NO_TOKEN] * 3
 
     plans.make(rows, nothing[:, 0], rows >= 0, 3, nothing)
-    assert policy.decode(plans.drafts(rows, nothing[:, 0], 3)[1].tolist()).strip() == "the sea and"
+    assert builtin.decode(plans.drafts(rows, nothing[:, 0], 3)[1].tolist()).strip() == "the sea and"
     assert not plans.is_stale.any()

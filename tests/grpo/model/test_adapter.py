@@ -6,6 +6,7 @@ import shutil
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from tiny_models import hidden_states
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo import export, load_model
@@ -13,7 +14,6 @@ from grpo.data.errors import UserError
 from grpo.model.load import load_policy, read_tokenizer
 from grpo.tools import evaluation, train
 
-PROMPT, ANSWER = (40, 41, 42), (50, 51, 52)
 SMALL = (
     "--words 2 --prompts 2 --group-size 4 --steps 1 --config {'eval_problems':2} --device cpu "
     "--preflight off --reward similarity --config {'on_degenerate':'keep'}"
@@ -49,7 +49,7 @@ def adapter(tiny_model, tmp_path_factory):
 
 def logits(policy):
     with torch.no_grad():
-        return policy.logits(policy.forward.predict(policy.forward.pack([PROMPT], [ANSWER])))
+        return policy.logits(hidden_states(policy))
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def wanted(tiny_model, adapter):
 def peft_logits(model, adapter, tokens=0):
     """The logits by PEFT alone, without merging."""
     base = model_with(model, tokens)
-    tokens = torch.tensor([[*PROMPT, *ANSWER]])
+    tokens = torch.tensor([[40, 41, 42, 50, 51, 52]])
     with torch.no_grad():
         plain = base(tokens).logits[0, 2:5]
         found = PeftModel.from_pretrained(base, adapter)(tokens).logits[0, 2:5]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
+from tiny_models import hidden_states
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from grpo import export
@@ -23,7 +24,6 @@ SMALL = (
     "--learning-rate 0.01 "
     "--reward similarity --config {'on_degenerate':'keep'}"
 ).split()
-PROMPT, ANSWER = (40, 41, 42), (50, 51, 52)
 
 
 @pytest.fixture(scope="module")
@@ -34,21 +34,16 @@ def model(tiny_model, tmp_path_factory):
     return str(gguf_files.write_gguf(tiny_model, path, eos=3, template=template))
 
 
-def hidden(policy):
-    with torch.no_grad():
-        return policy.forward.predict(policy.forward.pack([PROMPT], [ANSWER]))
-
-
 def test_it_is_the_model_that_was_written(tiny_model, tmp_path, model):
-    wanted = hidden(load_policy(str(tiny_model), device="cpu"))
+    wanted = hidden_states(load_policy(str(tiny_model), device="cpu"))
     exact = tmp_path / "exact.gguf"
     gguf_files.write_gguf(tiny_model, exact, precision=gguf_files.GGMLQuantizationType.F32)
     found = load_policy(str(exact), device="cpu")
-    torch.testing.assert_close(hidden(found), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(hidden_states(found), wanted, atol=1e-5, rtol=1e-5)
     assert found.path == "fast" and found.context == 1024
 
     rough = load_policy(model, device="cpu")
-    difference = (hidden(rough) - wanted).norm() / wanted.norm()
+    difference = (hidden_states(rough) - wanted).norm() / wanted.norm()
     assert 1e-4 < difference < 0.1  # eight bits
 
 
@@ -70,7 +65,7 @@ def test_what_is_saved_is_loaded_again(model, tmp_path, rank):
             weight.add_(0.01)
     policy.save(tmp_path)
     again = load_policy(model, device="cpu", weights=tmp_path)
-    assert torch.equal(hidden(again), hidden(policy)) and again.stops == policy.stops
+    assert torch.equal(hidden_states(again), hidden_states(policy)) and again.stops == policy.stops
     if rank:
         saved = json.loads((tmp_path / "adapter_config.json").read_text())
         assert saved["base_model_name_or_path"] == model
@@ -90,7 +85,7 @@ def test_a_run_is_resumed_evaluated_and_exported(model, tmp_path, monkeypatch, c
 
     policy = load_policy(model, device="cpu", weights=Path("runs/run/checkpoints/step-000002"))
     exported = load_policy("out", device="cpu")
-    torch.testing.assert_close(hidden(exported), hidden(policy), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(hidden_states(exported), hidden_states(policy), atol=1e-4, rtol=1e-4)
     assert exported.tokenizer.eos_token == "<|end|>" and exported.end == 3
     assert AutoTokenizer.from_pretrained("out").eos_token == "<|end|>"
     assert "base_model: tiny.gguf" not in Path("out/README.md").read_text()
