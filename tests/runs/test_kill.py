@@ -1,9 +1,10 @@
-"""A run that is killed, stopped by a signal, or started twice loses nothing."""
+"""A run that is killed, stopped by a signal, out of disk space, or started twice loses nothing."""
 
 import ctypes
 import errno
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -12,14 +13,15 @@ from pathlib import Path
 
 import pytest
 from compare_runs import assert_same_run
-from small_runs import BY_PLACE, FEW, whole_run
+from small_runs import BY_PLACE, check_often, whole_run
+from small_train import SMALL, Killed, after_save, fails
 
 from grpo.distributed import Interrupt
+from grpo.run.logs import read_metrics
 from grpo.run.resume import locked
 from grpo.tools import train
 from grpo.trainer import Trainer
 
-SMALL = [*FEW, *"--steps 4 --config {'eval_problems':3} --eval-every 3 --save-every 9".split()]
 KILL = Path(__file__).parents[1] / "tools" / "kill.py"
 
 
@@ -42,7 +44,8 @@ def test_kills_at_any_instant():
 
 @pytest.fixture(scope="module")
 def flags(quick_flags):
-    return [*SMALL, *quick_flags]
+    """Flags of a small run in which texts and scores do not matter."""
+    return [*SMALL, *quick_flags, "--save-every", "9"]
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,6 @@ def whole(flags, tmp_path_factory):
 def test_a_signal_ends_the_run_after_its_step_and_loses_nothing(
     tmp_path, monkeypatch, capfd, flags, whole, number, at
 ):
-    monkeypatch.chdir(tmp_path)
     step, before = Trainer.step, signal.getsignal(number)
 
     def interrupted(self):
@@ -89,7 +91,6 @@ def test_a_library_that_takes_the_signals_over_does_not_keep_them():
 
 
 def test_a_second_signal_ends_the_run_at_once(tmp_path, monkeypatch, capsys, flags):
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("grpo.distributed.SAME", -1.0)
 
     def twice(self):
@@ -107,7 +108,6 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path, monkeypatch, capsys, fla
 
 
 def test_a_run_has_one_writer(tmp_path, monkeypatch, capsys, flags):
-    monkeypatch.chdir(tmp_path)
     resume = ["--resume", "runs/a", *BY_PLACE, "--steps", "2"]
     assert train.main([*flags, "--steps", "1", "--name", "a"]) == 0
     files = [path for path in Path("runs/a").rglob("*") if path.is_file() and path.name != ".lock"]
@@ -167,3 +167,62 @@ def test_a_process_that_a_reward_has_forked_is_no_run(tmp_path):
         os.kill(child, signal.SIGTERM)
         run.stdout.read()  # until the child has closed its end
         assert time.monotonic() - start < 30
+
+
+LADDER = "--curriculum 3,4,5,6".split()
+ADAPTER = ["--lora-rank", "4", "--beta", "0.1", "--config", "{on_degenerate: resample}"]
+FLOAT16 = ["--dtype", "float16"]
+
+
+@pytest.mark.parametrize(
+    "tuning",
+    [LADDER, *(pytest.param(tuning, marks=pytest.mark.slow) for tuning in (ADAPTER, FLOAT16))],
+)
+def test_a_run_killed_and_resumed_is_the_run_that_was_not(tmp_path, monkeypatch, flags, tuning):
+    """The kill comes after the third step, one after its checkpoint."""
+    check_often(monkeypatch)
+    flags = [*flags, *tuning, "--save-every", "2"]
+    assert train.main([*flags, "--name", "whole"]) == 0
+
+    def killed(self, report):
+        if report.step == 3:
+            raise Killed
+
+    monkeypatch.setattr("grpo.run.session.Run.save_if_due", after_save(killed))
+    with pytest.raises(Killed):
+        train.main([*flags, "--name", "cut"])
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    check_often(monkeypatch)
+
+    with open("runs/cut/metrics.jsonl", "a") as file:
+        file.write('{"step": 4, "rew')  # as if the process had died while writing
+    assert train.main(["--resume", "runs/cut", *BY_PLACE]) == 0
+    assert_same_run(Path("runs/whole"), Path("runs/cut"))
+    # By what it saw before the checkpoint of step 2.
+    decisions = read_metrics(Path("runs/cut/curriculum.jsonl"))
+    assert any(decision["step"] > 2 for decision in decisions) == (tuning is LADDER)
+
+
+def test_a_disk_without_room_at_the_start_names_the_file_and_keeps_no_folder(capsys, flags):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (99, limits[1]))  # the bytes of a file
+    try:
+        line = fails(capsys, *flags, "--name", "a")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert line == "train.py: runs/a/config.yaml: cannot be written: File too large"
+    assert not Path("runs").exists()
+
+
+def test_a_disk_that_is_full_before_the_first_checkpoint_names_a_way_on(monkeypatch, capsys, flags):
+    """`--resume` would be refused."""
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("grpo.run.logs.open_own", full)
+    assert fails(capsys, *flags, "--name", "a").endswith(
+        "No space left on device; free some space and start it again after rm -r runs/a, because "
+        "it has no checkpoint yet"
+    )

@@ -1,12 +1,18 @@
 """The console of a run, on a terminal and in a pipe: its lines, and tables that fit the screen."""
 
 import io
+from pathlib import Path
 
 import pytest
 import rich.console
 from screens import ESCAPE_CODE, METRICS, Terminal, evaluation, plain, report, unbroken, written
 
-from grpo.show.console import Console, show_table
+from grpo.config import Config
+from grpo.model.load import load_policy
+from grpo.show.console import Console, settings_of, show_table
+from grpo.tasks.registry import load_task
+from grpo.tasks.supply import Supply
+from grpo.trainer import Trainer
 
 COMMAND = (
     "python eval.py --model runs/interleave-25 --task interleave --words 10,25,50,100 "
@@ -169,3 +175,45 @@ def test_a_table_is_cut_at_the_edge_of_the_screen():
     rows = console.file.getvalue().splitlines()
     assert [row[:14] for row in rows] == ["level  score  ", "    7  0.123  ", "   10      -  "]
     assert all(len(row) <= 30 for row in rows) and rows[1].endswith("w…")
+
+
+# --- the head: what was chosen is said, also where nobody asked for it --------------------------
+
+
+def said(model, **flags):
+    config = Config(
+        model=str(model),
+        level=4,
+        steps=1,
+        device="cpu",
+        learning_rate=1e-5,
+        **{"lora_rank": 0, "prompts": 16} | flags,
+    )
+    policy = load_policy(config.model, device="cpu", **config.loading)
+    return settings_of(
+        Path("runs/x"), config, Trainer(config, Supply(load_task("interleave"), seed=0), policy)
+    )
+
+
+def test_what_is_trained_and_how(tiny_model):
+    full = said(tiny_model)
+    assert " M trained, float32 on cpu" in full["model"]
+    assert "lora_rank 0" in full["settings"] and "learning_rate 1e-05" in full["settings"]
+    rough = said(tiny_model, dtype="bfloat16")
+    assert "bfloat16 with float32 masters on cpu" in rough["model"]
+    adapter = said(tiny_model, lora_rank=4, dtype="bfloat16")
+    assert "bfloat16 on cpu" in adapter["model"]  # the adapter is in float32
+    assert "lora_rank 4" in adapter["settings"]
+
+
+def test_settings_that_are_not_at_their_default_are_shown(tiny_model):
+    plain = said(tiny_model)["settings"]
+    assert "beta 0" in plain and "shots" not in plain
+    other = said(tiny_model, shots=2, system="Be brief. " * 9, beta=0.04, prompts=3)
+    assert "beta 0.04" in other["settings"]
+    assert "shots 2" in other["settings"] and "system Be brief." in other["settings"]
+    assert "prompts 3, group_size 16" in other["settings"]
+    assert (
+        said(tiny_model, control="constant-reward")["control"]
+        == "constant-reward: a control experiment, whose rewards carry no information"
+    )
