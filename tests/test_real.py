@@ -14,7 +14,7 @@ import pytest
 import torch
 from compare_runs import assert_same_run
 from peft import PeftModel
-from small_train import Killed
+from small_train import killed_in
 from tiny_architectures import own_logprobs
 from transformers import AutoModelForCausalLM
 
@@ -25,7 +25,6 @@ from grpo.model.prompts import end_of_turn
 from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key
 from grpo.run.logs import read_metrics
-from grpo.run.session import Run
 from grpo.tasks.registry import load_task
 from grpo.tasks.supply import problem_at
 from grpo.tools import train
@@ -116,15 +115,7 @@ def test_a_step_trains(whole):
 
 def test_killed_and_resumed_is_the_run_that_was_not(whole, monkeypatch):
     monkeypatch.chdir(whole)
-    save_if_due = Run.save_if_due
-
-    def killed(self, report):
-        save_if_due(self, report)
-        if report.step == 2:
-            raise Killed
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(Run, "save_if_due", killed)
+    with killed_in(2, is_saved=True):
         train.main([*LORA, "--model", MODEL, "--name", "cut"])
     assert train.main(["--resume", "runs/cut"]) in (0, 3)
     assert_same_run(Path("runs/whole"), Path("runs/cut"))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from compare_runs import assert_same_run
 from small_runs import BY_PLACE, check_often, whole_run
-from small_train import SMALL, Killed, after_save, fails
+from small_train import SMALL, fails, killed_in
 
 from grpo.distributed import Interrupt
 from grpo.run.logs import read_metrics
@@ -178,23 +178,14 @@ FLOAT16 = ["--dtype", "float16"]
     "tuning",
     [LADDER, *(pytest.param(tuning, marks=pytest.mark.slow) for tuning in (ADAPTER, FLOAT16))],
 )
-def test_a_run_killed_and_resumed_is_the_run_that_was_not(tmp_path, monkeypatch, flags, tuning):
+def test_a_run_killed_and_resumed_is_the_run_that_was_not(monkeypatch, flags, tuning):
     """The kill comes after the third step, one after its checkpoint."""
     check_often(monkeypatch)
     flags = [*flags, *tuning, "--save-every", "2"]
     assert train.main([*flags, "--name", "whole"]) == 0
 
-    def killed(self, report):
-        if report.step == 3:
-            raise Killed
-
-    monkeypatch.setattr("grpo.run.session.Run.save_if_due", after_save(killed))
-    with pytest.raises(Killed):
+    with killed_in(3, is_saved=True):
         train.main([*flags, "--name", "cut"])
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
-    check_often(monkeypatch)
-
     with open("runs/cut/metrics.jsonl", "a") as file:
         file.write('{"step": 4, "rew')  # as if the process had died while writing
     assert train.main(["--resume", "runs/cut", *BY_PLACE]) == 0

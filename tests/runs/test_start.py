@@ -13,7 +13,7 @@ import torch
 import yaml
 from compare_runs import assert_same_run
 from small_runs import OWN
-from small_train import Killed, fails
+from small_train import fails, killed_in
 from tiny_models import hidden_states
 from transformers import AutoModelForCausalLM
 
@@ -22,7 +22,7 @@ from grpo.config import parse
 from grpo.model.load import load_policy
 from grpo.run.logs import load_run, read_metrics
 from grpo.run.resume import start_from
-from grpo.run.session import EVAL_SEED, Run
+from grpo.run.session import EVAL_SEED
 from grpo.tasks.audit import audit
 from grpo.tasks.registry import load_task
 from grpo.tasks.supply import problem_stream, write_problems
@@ -87,16 +87,8 @@ def config_of(run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SECOND)
-def test_killed_and_resumed_is_the_run_that_was_not(copied, monkeypatch, name):
-    original = Run.save_if_due
-
-    def killed(self, report):
-        if report.step == 3:
-            raise Killed
-        original(self, report)
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(Run, "save_if_due", killed)
+def test_killed_and_resumed_is_the_run_that_was_not(copied, name):
+    with killed_in(3, is_saved=False):
         train.main([*second(name), "--name", "cut"])
     assert train.main(["--resume", "runs/cut", *TASK]) == 0
     assert_same_run(Path(f"runs/{name}-2"), Path("runs/cut"))

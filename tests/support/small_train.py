@@ -1,9 +1,12 @@
 """Small runs by `train.py`, for tests from the command line to the files."""
 
+from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
 from small_runs import FEW
 
+from grpo.run.session import Run
 from grpo.tasks.registry import load_task
 from grpo.tasks.supply import problem_at, write_problems
 from grpo.tools import train
@@ -18,6 +21,22 @@ class Killed(BaseException):
     """Ends a run where it stands, as a kill does."""
 
 
+@contextmanager
+def killed_in(step, *, is_saved):
+    """Kill the run in this step, before or after it would be saved."""
+    save_if_due = Run.save_if_due
+
+    def kill(self, report):
+        if is_saved or report.step < step:
+            save_if_due(self, report)
+        if report.step == step:
+            raise Killed
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(Run, "save_if_due", kill)
+        yield
+
+
 def run(*arguments, status=0):
     assert train.main([*SMALL, *arguments]) == status
 
@@ -28,19 +47,6 @@ def fails(capsys, *arguments, main=train.main, status=2):
     assert main([str(each) for each in arguments]) == status
     (line,) = capsys.readouterr().err.strip().split("\n")
     return line
-
-
-def after_save(then):
-    """Return `Run.save_if_due`, after which `then` is called."""
-    from grpo.run.session import Run
-
-    original = Run.save_if_due
-
-    def both(self, report):
-        original(self, report)
-        then(self, report)
-
-    return both
 
 
 def make_set(path, *levels, size=3):

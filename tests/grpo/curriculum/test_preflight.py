@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from compare_runs import assert_same_run
 from screens import unbroken
-from small_train import Killed
+from small_train import killed_in
 
 from grpo import inspect, report
 from grpo.config import Config
@@ -28,7 +28,6 @@ from grpo.curriculum import SURVEY_PROBLEMS as PROBLEMS
 from grpo.data.errors import UserError
 from grpo.records import Completion, Group
 from grpo.run.logs import load_run, read_metrics
-from grpo.run.session import Run
 from grpo.tasks.base import ABSTAINED, Problem, Score, split_of_key
 from grpo.tasks.interleave import ONLY, TURNS, Interleave
 from grpo.tasks.registry import load_task
@@ -276,23 +275,14 @@ def start(all_end, tiny_model, tmp_path, monkeypatch):
     return train_on
 
 
-def test_a_killed_run_keeps_its_levels_without_another_pre_flight(start, monkeypatch, capsys):
+def test_a_killed_run_keeps_its_levels_without_another_pre_flight(start, capsys):
     assert start("whole", "--level", "10") == 0
     said = unbroken(capsys.readouterr().out)
     assert "the run trains on levels 3, 5, 10, open to 10: 100% of its groups vary" in said
     assert {line["level"] for line in read_metrics(Path("runs/whole/metrics.jsonl"))} == {10}
 
-    def killed(run, report):
-        if report.step == 3:
-            raise Killed
-        save(run, report)
-
-    save = Run.save_if_due
-    monkeypatch.setattr(Run, "save_if_due", killed)
-    with pytest.raises(Killed):
+    with killed_in(3, is_saved=False):
         start("cut", "--level", "10")
-    monkeypatch.setattr(Run, "save_if_due", save)
-
     capsys.readouterr()
     assert train.main(["--resume", "runs/cut", "--task", f"{TOYS}:Toy"]) == 0
     assert "pre-flight" not in capsys.readouterr().out
