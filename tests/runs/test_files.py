@@ -1,14 +1,16 @@
-"""What a run writes, and how it is marked."""
+"""What a run writes, how it is marked, and which problems it has."""
 
 import json
 from pathlib import Path
 
 import pytest
 import yaml
-from small_train import run
+from small_runs import FEW
+from small_train import TOP, make_set, run
 
+from grpo.ending import UNFINISHED
 from grpo.run.logs import groups_of, read_metrics
-from grpo.tools import evaluation
+from grpo.tools import evaluation, train
 
 METRICS = set(
     "reward reward_std frac_reward_zero_std entropy clip_ratio/low_mean completions/mean_length "
@@ -68,3 +70,32 @@ def test_a_control_run_is_marked_wherever_it_is_seen(control, status, capsys):
     assert evaluation.main([*about, "--json", "o.json"]) == 0
     assert f"CONTROL {control}" in capsys.readouterr().out
     assert json.loads(Path("o.json").read_text())[0]["control"] == control
+
+
+def test_a_dataset_says_which_levels_there_are(tmp_path, tiny_flags):
+    make_set(tmp_path / "set.jsonl", 4, 12)
+    arguments = ["--prompts", "3", "--group-size", "2", "--device", "cpu"]
+    arguments += ["--preflight", "off", "--reward-alone"]
+    arguments += ["--config", "{eval_problems: 2, dynamic_sampling: 0}"]
+    start = ["--name", "a", "--dataset", "set.jsonl", *arguments, *tiny_flags]
+    # The tiny model is never right, so no step has a signal.
+    assert train.main([*start, "--steps", "1", "--eval-every", "0"]) == UNFINISHED
+    resumed = train.main(["--resume", "runs/a", "--steps", "2"])  # by what was resolved then
+    assert resumed == UNFINISHED
+
+    problems = [
+        group.problem
+        for step in (1, 2)
+        for group in groups_of(Path(f"runs/a/rollouts/step-00000{step}.jsonl.zst"))
+    ]
+    assert {problem.level for problem in problems} == {4, 12}  # as they come
+    assert len({problem.key for problem in problems}) == 6
+    assert {line["level"] for line in read_metrics(Path("runs/a/eval.jsonl"))} >= {12}
+    assert yaml.safe_load(Path("runs/a/config.yaml").read_text())["level"] == 12
+
+
+def test_a_users_task_trains(tmp_path):
+    example = TOP / "tests" / "examples" / "every_second.py"
+    flags = [f"--task={example}:EverySecond", *FEW, "--steps=1", "--config={eval_problems: 2}"]
+    assert train.main(flags) == 0
+    assert (tmp_path / "runs" / "everysecond-seed0" / "metrics.jsonl").exists()

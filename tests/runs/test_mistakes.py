@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+from small_runs import FEW, OWN
 from small_train import fails, make_set
 from tiny_models import make_tiny_model
 
@@ -64,3 +65,14 @@ def test_bad_evaluations(capsys):
     assert "--max-new-tokens 3: the right answer takes" in said("--max-new-tokens", "3")
     assert "--colour: no such flag; python eval.py --help lists" in said("--colour", "red")
     assert "--task juggling: no such task" in said("--task", "juggling")
+
+
+def test_a_task_that_draws_otherwise_than_by_its_generator_is_refused(capsys, tiny_flags):
+    """A resumed run would have other problems, and the held-out ones would change."""
+    Path("own.py").write_text("import random\n" + OWN.replace("rng.randrange", "random.randrange"))
+    flags = ["--task", "own.py:Own", "--name", "a", "--max-new-tokens", "8", *FEW, *tiny_flags]
+    assert fails(capsys, *flags) == (
+        "train.py: task own: make(1, 'train', rng) returned two problems for the same random "
+        "numbers; draw everything with rng"
+    )
+    assert not Path("runs").exists()

@@ -113,7 +113,7 @@ every problem of a stream is one | problem_at | text.encode() | task.name.encode
 tests/tasks/test_base.py
 trained problems are held out | first_distinct | _a in seen | False | tests/tasks/test_supply.py
 seen keys not recorded | ProblemStream.mark_seen | self.seen.update(_a) | None | \
-tests/grpo/curriculum/test_stream.py
+tests/grpo/curriculum/test_curriculum.py
 
 # groups and levels
 groups always vary | classify | max(_a) - min(_a) > _b and not _c | True | CORE/test_variance.py

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_groups import group_of
 
 from grpo.config import Config
 from grpo.ending import (
@@ -21,24 +22,15 @@ from grpo.ending import (
     reach_verdict,
     solves_level,
 )
-from grpo.records import Completion, Group
-from grpo.tasks.base import ABSTAINED, EXPECTED, Problem, Score
+from grpo.records import Completion
+from grpo.tasks.base import ABSTAINED, EXPECTED, Score
 
 UNJUDGED = Score(0.5, {"reason": ABSTAINED})
 
 
 def group(class_name="varied", action="keep", attempt=0, value=0.5):
-    return Group(
-        0,
-        Problem("t", 1, "p", "x", "k"),
-        (1,),
-        1.0,
-        [Completion((1,), (0.0,), "x", "stop")] * 2,
-        attempt,
-        [Score(0.0 if class_name == "failed" else value)] * 2,
-        class_name,
-        action,
-    )
+    scores = [Score(0.0 if class_name == "failed" else value)] * 2
+    return group_of("xx", scores, attempt=attempt, class_name=class_name, action=action)
 
 
 SOLVED, FAILED = [group("solved", "skip", value=1.0)], [group("failed", "skip")]
@@ -191,10 +183,9 @@ def test_a_restored_state_goes_on_identically(classes, cut):
     assert whole.ended(1) == second.ended(1)
 
 
-def answered(text, score, level=10, key="k", target="x", finish="stop"):
+def answered(text, score, level=10, **more):
     """A group of one completion."""
-    completion = Completion((1,), (0.0,), text, finish)
-    return Group(0, Problem("t", level, "p", target, key), (1,), 1.0, [completion], scores=[score])
+    return group_of([text], [score], level=level, **more)
 
 
 def answers(values, level=10, text="", finish="stop", **score):
@@ -202,7 +193,7 @@ def answers(values, level=10, text="", finish="stop", **score):
     is given.
     """
     return [
-        answered(text or f"answer {key}", Score(value, **score), level, key, finish=finish)
+        answered(text or f"answer {key}", Score(value, **score), level, key=key, finish=finish)
         for key, value in values.items()
     ]
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sample_groups import group_of
 
 from grpo.config import Config
-from grpo.records import CLASSES, Completion, Group, summaries
-from grpo.tasks.base import ABSTAINED, Problem, Score
+from grpo.records import CLASSES, summaries
+from grpo.tasks.base import ABSTAINED, Score
 from grpo.variance import (
     REMEDIES,
     TRAP_REMEDY,
@@ -21,33 +22,21 @@ from grpo.variance import (
 )
 
 
-def group(class_name, action="keep", attempt=0, tokens=3, distinct=None):
+def group(class_name, action="keep", attempt=0, distinct=None):
     """A group of eight completions: one text if it is identical or solved, else eight, or
     `distinct`.
     """
     distinct = distinct or (1 if class_name in ("identical", "solved") else 8)
     texts = [str(min(i, distinct - 1)) for i in range(8)]
-    return Group(
-        0,
-        Problem("t", 1, "p", "x", "k"),
-        (1,),
-        1.0,
-        [Completion((int(text),) * tokens, (0.0,) * tokens, text, "stop") for text in texts],
-        attempt,
-        [Score(0.5)] * 8,
-        class_name,
-        action,
-    )
+    facts = {"class_name": class_name, "action": action, "attempt": attempt}
+    return group_of(texts, [Score(0.5)] * 8, **facts)
 
 
 def class_of(rewards, texts, limits=(0, 1), finishes=("stop", "stop")):
-    completions = [
-        Completion((ord(text),), (0.0,), text, finish)
-        for text, finish in zip(texts, finishes, strict=True)
-    ]
-    scores = [Score(reward, value=0.5) for reward in rewards]
-    problem = Problem("t", 1, "p", "x", "k")
-    return classify(Group(0, problem, (1,), 1.0, completions, scores=scores), limits)
+    made = group_of(texts, [Score(reward, value=0.5) for reward in rewards])
+    ends = zip(made.completions, finishes, strict=True)
+    made.completions = [replace(completion, finish=finish) for completion, finish in ends]
+    return classify(made, limits)
 
 
 def monitor_for(on_degenerate="skip", **settings):
@@ -185,16 +174,8 @@ def scored(*traps, attempt=0, level=1):
     scores = [
         Score(0.5, {"trap": trap}, 0.25) if trap else Score(0.0, {"trap": None}) for trap in traps
     ]
-    return Group(
-        0,
-        Problem("t", level, "p", "x", "k"),
-        (1,),
-        1.0,
-        [Completion((1,), (0.0,), "x", "stop")] * len(traps),
-        attempt,
-        scores,
-        trap=common_trap(scores),
-    )
+    texts = "x" * len(traps)
+    return group_of(texts, scores, level=level, attempt=attempt, trap=common_trap(scores))
 
 
 def trapped(share, name="sulks"):

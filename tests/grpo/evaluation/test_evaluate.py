@@ -12,6 +12,7 @@ import small_rewards
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sample_groups import group_of
 from screens import unbroken
 from small_runs import check_often
 
@@ -279,10 +280,8 @@ def test_remarks_and_the_worst_answers_name_their_model(tiny_model, run, capsys)
 
 
 def group(*texts, answer="7"):
-    completions = [Completion((1,), (0.0,), text, "stop") for text in texts]
     scores = [Score(float(text == answer), exact=text == answer) for text in texts]
-    problem = Problem("task", 1, "?", answer, "key")
-    return Group(0, problem, (1,), 1.0, completions, scores=scores)
+    return group_of(texts, scores, target=answer, key="key")
 
 
 @given(st.lists(st.booleans(), min_size=2, max_size=9))

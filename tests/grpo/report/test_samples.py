@@ -2,6 +2,7 @@
 
 import pytest
 from report_runs import group
+from sample_groups import group_of
 
 from grpo.records import Completion, Group
 from grpo.tasks.base import Problem, Score
@@ -101,9 +102,8 @@ def test_control_tokens_inside_a_text_are_words_of_it_and_the_last_one_is_not():
 
 def scored_group(target, *rows):
     """Return a group with the given target, of rows (text, parts of the score)."""
-    completions = [Completion((7, 3), (-0.5, -0.5), text, "stop") for text, _ in rows]
-    scores = [Score(0.1, parts) for _, parts in rows]
-    return Group(0, Problem("t", 1, "p", target, "k"), (1,), 1.0, completions, scores=scores)
+    texts, parts = zip(*rows)
+    return group_of(texts, [Score(0.1, each) for each in parts], target=target)
 
 
 @pytest.mark.parametrize(
