@@ -110,6 +110,8 @@ def test_what_is_no_configuration(tmp_path, content, line):
         dict(track="wandb,mlflow"),
         dict(on_degenerate="ignore"),
         dict(clip=[0.2, -1]),
+        dict(chat_template_kwargs="enable_thinking=false"),
+        dict(chat_template_kwargs="[1]"),
         dict(quantise="fp4"),
     ],
 )

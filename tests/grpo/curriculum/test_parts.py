@@ -60,10 +60,14 @@ def test_the_prompts_of_windows_were_read_with_the_answers_until_the_weights_cha
     assert not tiny_policy.forward.kept
 
 
+def answers_of(policy, count, level=10, temperature=1.0):
+    stream = trainer_for(policy).stream
+    return [right_answer(policy, i, stream.at(i, level)[1], temperature) for i in range(count)]
+
+
 def test_the_log_probabilities_of_answers_are_the_unmodified_models(tiny_policy, tiny_model):
     model = AutoModelForCausalLM.from_pretrained(tiny_model)
-    stream = trainer_for(tiny_policy).stream
-    answers = [right_answer(tiny_policy, i, stream.at(i, 1)[1], 0.7) for i in range(3)]
+    answers = answers_of(tiny_policy, 3, level=1, temperature=0.7)
     found = answer_logprobs(tiny_policy, answers, UpdateMemory(tiny_policy))
     for answer, logprobs in zip(answers, found, strict=True):
         tokens = answer.completions[0].tokens
@@ -81,8 +85,7 @@ def test_the_log_probabilities_of_answers_are_the_unmodified_models(tiny_policy,
 
 def test_the_first_word_may_have_a_space_before_it(tiny_policy):
     """Tokenizers have other tokens for it, and both score alike."""
-    stream = trainer_for(tiny_policy).stream
-    answers = [right_answer(tiny_policy, i, stream.at(i, 10)[1]) for i in range(3)]
+    answers = answers_of(tiny_policy, 3)
     both = [curriculum.two_spellings(answer, tiny_policy) for answer in answers]
     spaced = [replace(each, completions=each.completions[1:], advantages=[1.0]) for each in both]
     rows = (
@@ -99,23 +102,21 @@ def test_the_first_word_may_have_a_space_before_it(tiny_policy):
 
 
 def test_a_spelling_that_is_the_same_counts_once(tiny_policy, monkeypatch):
-    answer = right_answer(tiny_policy, 0, trainer_for(tiny_policy).stream.at(0, 10)[1])
+    (answer,) = answers_of(tiny_policy, 1)
     tokens = tiny_policy.target_tokens
     monkeypatch.setattr(tiny_policy, "target_tokens", lambda text: tokens(text.strip()))
     assert curriculum.two_spellings(answer, tiny_policy) == answer
 
 
 def test_tokens_that_the_sampler_excludes_are_wrong(tiny_policy):
-    answers = [right_answer(tiny_policy, 0, trainer_for(tiny_policy).stream.at(0, 10)[1])]
+    answers = answers_of(tiny_policy, 1)
     (values,) = answer_logprobs(tiny_policy, answers, UpdateMemory(tiny_policy), truncation(1e-6))
     assert set(values) <= {0.0, -math.inf} and -math.inf in values
     assert expected_share(values) < 1
 
 
 def test_memory_that_runs_out_is_saved(tiny_policy, monkeypatch):
-    answers = [
-        right_answer(tiny_policy, i, trainer_for(tiny_policy).stream.at(i, 10)[1]) for i in range(4)
-    ]
+    answers = answers_of(tiny_policy, 4)
     memory = UpdateMemory(tiny_policy)
     found, run = answer_logprobs(tiny_policy, answers, memory), curriculum.completion_logprobs
 

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from grpo.config import Config
 from grpo.data.errors import UserError
 from grpo.model.load import BUILTIN
 from grpo.model.policy import Policy
@@ -214,17 +213,6 @@ def test_variables_that_a_template_does_not_have_are_one_line():
     failing = "{{ 1 // depth }}" + CHAT
     assert "refuses it (ZeroDivisionError" in fault(failing, arguments={"depth": 0})
     assert "refuses it (TypeError" in fault(CHAT, arguments={"messages": []})
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [("enable_thinking=false", "give a JSON object"), ("[1]", "give a JSON object")],
-)
-def test_bad_variables_are_one_line(text, said):
-    with pytest.raises(UserError) as caught:
-        Config(chat_template_kwargs=text)
-    line = str(caught.value)
-    assert line.startswith("--chat-template-kwargs ") and said in line
 
 
 def test_texts_and_files(tmp_path):
