@@ -35,7 +35,7 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_modules_of_the_same_names_are_the_users(project):
-    script = "import tasks, grpo.library, grpo.tasks.rows; print(tasks.data.prep.f(' a '))"
+    script = "import tasks, grpo.config, grpo.tasks.rows; print(tasks.data.prep.f(' a '))"
     done = python(project, "-c", script)
     assert (done.returncode, done.stdout) == (0, "a\n"), done.stderr
 

@@ -1,10 +1,13 @@
-"""A run that is killed, stopped by a signal, out of disk space, or started twice loses nothing."""
+"""A run that is killed, stopped by a signal, out of disk space, without a console, or started twice
+loses nothing.
+"""
 
 import ctypes
 import errno
 import json
 import os
 import resource
+import shlex
 import signal
 import subprocess
 import sys
@@ -217,3 +220,43 @@ def test_a_disk_that_is_full_before_the_first_checkpoint_names_a_way_on(monkeypa
         "No space left on device; free some space and start it again after rm -r runs/a, because "
         "it has no checkpoint yet"
     )
+
+
+# Runs without a console.
+
+
+@pytest.mark.slow
+def test_a_lost_console_does_not_lose_the_run(flags, whole):
+    """Its reader leaves after a line."""
+    train_py = Path(__file__).resolve().parents[2] / "train.py"
+    command = shlex.join([sys.executable, str(train_py), *flags, "--name", "lost"])
+    done = subprocess.run(
+        ["bash", "-c", f"{command} | head -1; exit ${{PIPESTATUS[0]}}"],
+        # What is printed into a pipe is buffered, as for most users.
+        env={**os.environ, "PYTHONPATH": str(train_py.parent), "PYTHONUNBUFFERED": ""},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert_same_run(whole, Path("runs/lost"))
+
+
+@pytest.mark.parametrize("gentle", [signal.SIGHUP, signal.SIGUSR1])
+def test_signals_after_a_gentle_one(monkeypatch, capfd, gentle):
+    """A terminal that is closed hangs up more than once, and a scheduler sends SIGTERM after its
+    SIGUSR1; a first Ctrl-C or SIGTERM after them is the first one still.
+    """
+    monkeypatch.setattr("grpo.distributed.SAME", -1.0)
+    was = signal.signal(gentle, signal.SIG_DFL)
+    try:
+        with Interrupt() as interrupt:
+            for number in (gentle, gentle, signal.SIGINT, gentle):
+                signal.raise_signal(number)
+            assert interrupt.wanted == signal.SIGINT
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+        assert signal.getsignal(gentle) == signal.SIG_DFL
+    finally:
+        signal.signal(gentle, was)
+    assert capfd.readouterr().err.count("finishing and saving what is under way") == 2

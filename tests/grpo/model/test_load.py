@@ -21,6 +21,12 @@ UP = "model.layers.0.mlp.up_proj.weight"
 NORM = "model.norm.weight"
 
 
+@pytest.fixture()
+def folder(tiny_model, tmp_path):
+    """A copy of the tiny model, which may be changed."""
+    return shutil.copytree(tiny_model, tmp_path / "model")
+
+
 # What is done to the file, and what must be said of it.
 DAMAGES = [
     (lambda tensors: tensors.update({UP.replace("up_proj", "upward"): tensors.pop(UP)}),
@@ -53,8 +59,7 @@ def refused(spec, **options) -> str:
 
 
 @pytest.mark.parametrize("damage, said", DAMAGES)
-def test_tensors_that_are_not_the_models_are_named(tiny_model, tmp_path, damage, said):
-    folder = shutil.copytree(tiny_model, tmp_path / "model")
+def test_tensors_that_are_not_the_models_are_named(folder, damage, said):
     change(folder / "model.safetensors", damage)
     assert refused(folder).startswith(
         f"--model {folder}: the tensors there are not those of LlamaForCausalLM: {said}; give a "
@@ -81,8 +86,7 @@ def test_a_checkpoint_and_the_reference_beside_it_are_looked_at_too(
     assert line.startswith(f"--model {weights}: ") and said in line
 
 
-def test_a_file_of_no_bytes_and_a_shard_that_is_absent(tiny_model, tmp_path):
-    folder = shutil.copytree(tiny_model, tmp_path / "model")
+def test_a_file_of_no_bytes_and_a_shard_that_is_absent(tiny_model, folder):
     (folder / "model.safetensors").write_bytes(b"")
     assert "cannot be loaded" in refused(folder)
 
@@ -93,9 +97,8 @@ def test_a_file_of_no_bytes_and_a_shard_that_is_absent(tiny_model, tmp_path):
     assert "model-00002-of-00006.safetensors" in refused(folder)
 
 
-def test_a_tied_head_may_be_missing_and_old_buffers_may_be_there(tiny_model, tmp_path):
-    assert "lm_head.weight" not in load_file(tiny_model / "model.safetensors")
-    folder = shutil.copytree(tiny_model, tmp_path / "model")
+def test_a_tied_head_may_be_missing_and_old_buffers_may_be_there(folder):
+    assert "lm_head.weight" not in load_file(folder / "model.safetensors")
 
     def older(tensors):
         tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(8)
@@ -187,12 +190,6 @@ def test_the_default_rank(tmp_path, hidden_size, quantise, rank):
 def test_a_model_without_a_hidden_size_is_no_language_model(tmp_path):
     ResNetConfig().save_pretrained(tmp_path)
     assert "cannot be loaded" in refused(tmp_path, lora_rank=None)
-
-
-@pytest.fixture()
-def folder(tiny_model, tmp_path):
-    """A copy of the tiny model, which may be changed."""
-    return shutil.copytree(tiny_model, tmp_path / "model")
 
 
 def enlarge(folder, factor):
