@@ -192,7 +192,7 @@ def test_a_program_that_the_command_line_names_is_executed(monkeypatch, flag):
             load_loss(config.loss)
 
 
-def test_a_program_that_the_command_line_replaces_is_not_executed(tmp_path):
+def test_a_program_that_the_command_line_replaces_is_not_executed():
     settings = {"task": "bomb.py:Bomb", "loss": "bomb.py:loss"}
     Path("a.yaml").write_text(yaml.safe_dump(settings))
     config, _ = parse(["--config", "a.yaml", "--task", "interleave", "--loss", "grpo"])

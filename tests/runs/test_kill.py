@@ -59,7 +59,7 @@ def whole(flags, tmp_path_factory):
 
 @pytest.mark.parametrize(("number", "at"), [(signal.SIGINT, 0), (signal.SIGUSR1, 2)])
 def test_a_signal_ends_the_run_after_its_step_and_loses_nothing(
-    tmp_path, monkeypatch, capfd, flags, whole, number, at
+    monkeypatch, capfd, flags, whole, number, at
 ):
     step, before = Trainer.step, signal.getsignal(number)
 
@@ -93,7 +93,7 @@ def test_a_library_that_takes_the_signals_over_does_not_keep_them():
         assert interrupt.wanted == signal.SIGTERM
 
 
-def test_a_second_signal_ends_the_run_at_once(tmp_path, monkeypatch, capsys, flags):
+def test_a_second_signal_ends_the_run_at_once(monkeypatch, capsys, flags):
     monkeypatch.setattr("grpo.distributed.SAME", -1.0)
 
     def twice(self):
@@ -110,7 +110,7 @@ def test_a_second_signal_ends_the_run_at_once(tmp_path, monkeypatch, capsys, fla
     assert not Path("runs/a/checkpoints").exists()
 
 
-def test_a_run_has_one_writer(tmp_path, monkeypatch, capsys, flags):
+def test_a_run_has_one_writer(capsys, flags):
     resume = ["--resume", "runs/a", *BY_PLACE, "--steps", "2"]
     assert train.main([*flags, "--steps", "1", "--name", "a"]) == 0
     files = [path for path in Path("runs/a").rglob("*") if path.is_file() and path.name != ".lock"]

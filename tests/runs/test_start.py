@@ -125,7 +125,7 @@ def test_a_step_is_made_again_from_the_start(here, name):
     assert replay(load_run(f"runs/{name}-2"), 1, [TASK[1]])["same"]
 
 
-def test_what_the_first_stage_trained_on_is_not_evaluated(here, capsys):
+def test_what_the_first_stage_trained_on_is_not_evaluated(here):
     line = read_metrics(Path("runs/lora-2/eval.jsonl"))[0]
     seen = {key for each in read_metrics(Path("runs/lora/seen.jsonl")) for key in each["keys"]}
     assert line["dropped"] == len(seen) == 4 and line["n"] == 3

@@ -111,7 +111,7 @@ def spoil_file(path, name):
     save_file(tensors, path, metadata={"format": "pt"})
 
 
-def test_a_model_whose_weights_are_not_finite_is_refused(tmp_path, capsys):
+def test_a_model_whose_weights_are_not_finite_is_refused(tmp_path):
     folder = make_tiny_model(tmp_path / "bad")
     spoil_file(folder / "model.safetensors", WEIGHT)
     said = f"{WEIGHT} is not finite (1 of 6,144 numbers); the file is damaged"

@@ -147,7 +147,7 @@ def test_checkpointed_activations_give_the_same_gradient(tmp_path, monkeypatch):
     assert len(calls) == 6 * layers
 
 
-def test_models_that_are_not_of_the_family_are_left_alone(tmp_path):
+def test_models_that_are_not_of_the_family_are_left_alone():
     for family in ("gemma", "gpt2", "opt", "gpt-neox"):
         assert build_fast_llama(AutoModelForCausalLM.from_config(FAMILIES[family]())) is None
     assert build_fast_llama(AutoModelForCausalLM.from_config(FAMILIES["mistral"]())) is not None

@@ -14,7 +14,7 @@ from grpo.data.errors import UserError
 from grpo.tools.train import main
 
 
-def test_ten_lines_train_and_return_the_run(home, monkeypatch):
+def test_ten_lines_train_and_return_the_run(home):
     run = train(ROWS, reward, reward_range=(0, 1.2), name="a", **QUICK)
     assert len(run.metrics) == 2
     for line in run.metrics:

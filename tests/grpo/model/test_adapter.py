@@ -111,9 +111,7 @@ def test_kinds_that_are_not_trained_here_are_merged_too(tiny_model, tmp_path, ki
 
 
 @pytest.mark.parametrize("rank", ["2", pytest.param("0", marks=pytest.mark.slow)])
-def test_a_run_starts_from_it_is_resumed_and_exported(
-    adapter, wanted, tmp_path, monkeypatch, capsys, rank
-):
+def test_a_run_starts_from_it_is_resumed_and_exported(adapter, wanted, tmp_path, monkeypatch, rank):
     monkeypatch.chdir(tmp_path)
     rate = ["--learning-rate", "1e-30"]
     flags = [*SMALL, "--model", str(adapter), "--lora-rank", rank, "--name", "run", *rate]

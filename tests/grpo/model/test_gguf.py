@@ -76,7 +76,7 @@ def test_what_is_saved_is_loaded_again(model, tmp_path, rank):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", ["2", "0"])
-def test_a_run_is_resumed_evaluated_and_exported(model, tmp_path, monkeypatch, capsys, rank):
+def test_a_run_is_resumed_evaluated_and_exported(model, tmp_path, monkeypatch, rank):
     monkeypatch.chdir(tmp_path)
     assert train.main([*SMALL, "--model", model, "--lora-rank", rank, "--name", "run"]) == 0
     assert train.main(["--resume", "runs/run", "--steps", "2"]) == 0
