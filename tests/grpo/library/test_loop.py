@@ -122,7 +122,7 @@ def test_a_loop_continues_from_the_policy_of_a_run(home, rank):
 
 
 def test_generating_between_steps_leaves_the_examples_of_the_prompt(home):
-    options = dict(task="interleave", level=2, shots=1, **QUICK | {"max_new_tokens": 64})
+    options = dict(task="interleave", level=2, shots=1, **QUICK | {"max_new_tokens": 24})
     plain, looked_at = (make_trainer(**options) for _ in range(2))
     Model(looked_at.policy).generate(["Copy text A.\nA: owl tide"], max_new_tokens=2)
     assert plain.step().groups[0].prompt == looked_at.step().groups[0].prompt
