@@ -265,7 +265,8 @@ def main() -> int:
     survivors = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "tree")
-        shutil.copytree(ROOT, copy, ignore=shutil.ignore_patterns(".git", "__pycache__", "runs"))
+        ignored = shutil.ignore_patterns(".git", "__pycache__", "runs")
+        shutil.copytree(ROOT, copy, symlinks=True, ignore=ignored)
         for mutant in chosen:
             if not passes(mutant.test, copy):
                 raise SystemExit(f"{mutant.test} fails without a mutant")
