@@ -27,7 +27,7 @@ from grpo.data.errors import UserError, lacks_memory
 from grpo.fast.decoder import FastDecoder
 from grpo.fast.llama import FastLlama, build_fast_llama
 from grpo.fast.merged_linear import gradient_products, has_fast_bf16_matmul
-from grpo.fast.packing import Packing, common_length
+from grpo.fast.packing import Packing
 from grpo.model.check import (
     Model,
     Probe,
@@ -44,11 +44,6 @@ from grpo.model.policy import Batch, PlainForward, Policy
 from grpo.model.rows import decoding
 
 ATTENTION_NAME = "grpo_shared_prompt"
-
-# On a CPU, prompts share their beginning if that saves at least so many tokens, and if the masks of
-# their attention have no more scores than this for each head.
-MIN_SAVED = 256
-MAX_SCORES = 1 << 24
 
 LONG_ROW_SCORES = 1 << 13  # scores for each head, T * (L + S), from which on a row is long
 
@@ -471,35 +466,14 @@ class FastForward(PlainForward):
     # The rollout
 
     def prefill(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, PrefixCache]:
-        """Run each prompt once; on a CPU, what all of them begin with only once.
+        """Run each prompt once, unless a pass that was kept has read it.
 
-        Returns the hidden states of the prompts' last tokens (P, E), and the cache to `extend`.
+        Returns the hidden states of the prompts' last tokens (P, E), and the cache to `extend`. A
+        prompt is padded to the longest of those that run with it, to at most twice its length.
         """
         if self.llama:
             self.llama.refresh()
 
-        if self.policy.device.type == "cpu" and not self.kept:
-            common = common_beginning(prompts)
-            longest = max(map(len, prompts))
-            saved = common * (len(prompts) - 1)
-            scores = len(prompts) * (longest - common) * longest
-            if saved >= MIN_SAVED and scores <= MAX_SCORES:
-                return self._after_beginning(prompts, common)
-        return self._whole(prompts)
-
-    def extend(self, tokens_RT: Tensor, cache: PrefixCache) -> Tensor:
-        """Run the model on the next tokens of each row; return their hidden states (R, T, E)."""
-        assert cache.filled_R is not None
-        offsets_T = torch.arange(tokens_RT.shape[1], device=self.policy.device)
-        positions_RT = (cache.lengths_P + cache.filled_R)[:, None] + offsets_T
-        # Drafts may reach beyond the context; there they are never accepted.
-        return self.hidden_states(tokens_RT, positions_RT.clamp(max=self.policy.context - 1), cache)
-
-    def _whole(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, PrefixCache]:
-        """Run each prompt from its first token to its last; return the same as `prefill`.
-
-        A prompt is padded to the longest of those that run with it, to at most twice its length.
-        """
         new = dict(enumerate(prompts))
         passes: list[tuple[list[int], Callable[[], tuple[Tensor, PrefixCache]]]] = []
         for read in self.kept:
@@ -527,39 +501,22 @@ class FastForward(PlainForward):
                     whole[part, :, : of_part.shape[2]] = of_part
         return torch.stack([hidden[p] for p in range(len(prompts))]), cache
 
+    def extend(self, tokens_RT: Tensor, cache: PrefixCache) -> Tensor:
+        """Run the model on the next tokens of each row; return their hidden states (R, T, E)."""
+        assert cache.filled_R is not None
+        offsets_T = torch.arange(tokens_RT.shape[1], device=self.policy.device)
+        positions_RT = (cache.lengths_P + cache.filled_R)[:, None] + offsets_T
+        # Drafts may reach beyond the context; there they are never accepted.
+        return self.hidden_states(tokens_RT, positions_RT.clamp(max=self.policy.context - 1), cache)
+
     def _together(self, prompts: Sequence[tuple[int, ...]]) -> tuple[Tensor, PrefixCache]:
-        """Do the same in one pass, padded to the longest of the prompts."""
+        """Return the same as `prefill`, by one pass over all prompts."""
         device = self.policy.device
         tokens_PL, lengths_P = (each.to(device) for each in _padded(prompts))
         cache = PrefixCache(lengths_P, tokens_PL.shape[1])
         positions_PL = torch.arange(tokens_PL.shape[1], device=device)[None].expand_as(tokens_PL)
         hidden_PLE = self.hidden_states(tokens_PL, positions_PL, cache)
         return hidden_PLE[torch.arange(len(prompts), device=device), lengths_P - 1], cache
-
-    def _after_beginning(
-        self, prompts: Sequence[tuple[int, ...]], common: int
-    ) -> tuple[Tensor, PrefixCache]:
-        """Do the same, the first `common` tokens of all prompts once and the rests as rows."""
-        tokens_PT, lengths_P = _padded([prompt[common:] for prompt in prompts])
-        P, T = tokens_PT.shape
-
-        _, beginning = self._whole([prompts[0][:common]])
-        beginning.allocate(P, T)
-        hidden_PTE = self.extend(tokens_PT, beginning)
-
-        cache = PrefixCache(common + lengths_P, common + T)
-        for layer, (first_keys, first_values) in beginning.prompt.items():
-            keys, values = beginning.own[layer]
-            keys = torch.cat([first_keys.expand(P, -1, -1, -1), keys], 2)
-            values = torch.cat([first_values.expand(P, -1, -1, -1), values], 2)
-            cache.prompt[layer] = keys, values
-        return hidden_PTE[torch.arange(P), lengths_P - 1], cache
-
-
-def common_beginning(prompts: Sequence[tuple[int, ...]]) -> int:
-    """Return how many tokens all prompts begin with, the last token of each left out."""
-    # In lexical order, the first and the last one have the least in common.
-    return common_length(min(prompts)[:-1], max(prompts)[:-1])
 
 
 def _of_like_length(prompts: Mapping[int, tuple[int, ...]]) -> list[list[int]]:

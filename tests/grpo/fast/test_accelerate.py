@@ -19,7 +19,7 @@ from transformers import (
 
 from grpo.data.errors import UserError
 from grpo.fast import accelerate as fast
-from grpo.fast.accelerate import FastForward, accelerate, common_beginning
+from grpo.fast.accelerate import FastForward, accelerate
 from grpo.fast.merged_linear import MergedLinear
 from grpo.model.check import LOW_PRECISION_TOLERANCE, MISSING, check_model
 from grpo.model.load import BUILTIN, load_policy
@@ -290,9 +290,6 @@ def test_the_row_of_the_padding_token_gets_no_gradient_on_any_path(tmp_path):
 
 # A rollout: prompts that begin alike, rows in any order, long rows
 
-BEGINNING = tuple(range(5, 45))
-RESTS = [(50, 51, 52, 53), (50, 51), (60,), tuple(range(70, 90)), (50, 51, 52, 54, 55)]
-
 
 @pytest.fixture
 def shapes(tiny_policy, monkeypatch):
@@ -329,20 +326,11 @@ def assert_same_prefill(passes, prompts, one, other):
     torch.testing.assert_close(*after, atol=1e-5, rtol=0)
 
 
-def test_a_common_beginning_is_run_once_and_changes_nothing(tiny_policy, monkeypatch, shapes):
-    monkeypatch.setattr(fast, "MIN_SAVED", 1)
-    prompts = [BEGINNING + rest for rest in RESTS]
-    passes = tiny_policy.forward
-    plain, shared = passes._whole(prompts), passes.prefill(prompts)
-    assert shapes == [(5, 60), (1, 40), (5, 20)]
-    assert_same_prefill(passes, prompts, shared, plain)
-
-
 def test_prompts_of_like_length_are_run_together(tiny_policy, shapes):
     """Short prompts are not padded to the length of long ones."""
     passes = tiny_policy.forward
     prompts = [tuple(range(5, 5 + length)) for length in (3, 60, 7, 25, 50, 12)]
-    parts, together = passes._whole(prompts), passes._together(prompts)
+    parts, together = passes.prefill(prompts), passes._together(prompts)
     assert shapes == [(2, 60), (1, 25), (2, 12), (1, 3), (6, 60)]
     assert_same_prefill(passes, prompts, parts, together)
 
@@ -362,37 +350,6 @@ def test_a_prompt_that_begins_as_what_was_read_is_not_run_again(tiny_policy, sha
     passes.forget()
     plain = passes.prefill(wanted)
     assert_same_prefill(passes, wanted, found, plain)
-
-
-@pytest.mark.parametrize(
-    ("prompts", "common"),
-    [
-        ([BEGINNING + rest for rest in RESTS], 40),
-        ([BEGINNING, BEGINNING], 39),  # the last token is always run
-        ([BEGINNING[:20], BEGINNING, BEGINNING[:30]], 19),
-        ([(5,), (5, 6)], 0),
-        ([(6, 5), (5, 6)], 0),
-    ],
-)
-def test_what_prompts_begin_with(prompts, common):
-    assert common_beginning(prompts) == common
-
-
-def test_few_tokens_and_large_masks_are_not_worth_it(tiny_policy, monkeypatch):
-    called = []
-    passes = tiny_policy.forward
-    shared = passes._after_beginning
-    monkeypatch.setattr(
-        passes, "_after_beginning", lambda *given: called.append(given[1]) or shared(*given)
-    )
-    prompts = [BEGINNING + rest for rest in RESTS]
-    passes.prefill(prompts)
-    assert called == []
-    passes.prefill(2 * prompts)
-    assert called == [40]
-    monkeypatch.setattr(fast, "MAX_SCORES", 10 * 20 * 60 - 1)
-    passes.prefill(2 * prompts)
-    assert called == [40]
 
 
 def test_rows_may_stand_in_any_order(tiny_policy):
