@@ -301,8 +301,9 @@ class ReadSequences:
         places_PL, lengths_P = (each.to(self.hidden_NE.device) for each in _padded(places))
         cache = PrefixCache(lengths_P, places_PL.shape[1])
         for layer, (key_KND, value_KND) in (self.packing.keys or {}).items():
-            key, value = (x[:, places_PL].transpose(0, 1) for x in (key_KND, value_KND))
-            cache.prompt[layer] = key.contiguous(), value.contiguous()
+            heads_K1 = torch.arange(len(key_KND), device=places_PL.device)[:, None]
+            at = heads_K1, places_PL[:, None]
+            cache.prompt[layer] = key_KND[at], value_KND[at]
         return self.hidden_NE[places_PL.gather(1, lengths_P[:, None] - 1)[:, 0]], cache
 
 
@@ -483,8 +484,8 @@ class FastForward(PlainForward):
                 passes.append(([*places], partial(read.prefill, [*places.values()])))
         for part in _of_like_length(new):
             passes.append((part, partial(self._together, [new[p] for p in part])))
-        if len(passes) == 1 and new:
-            return self._together(prompts)
+        if len(passes) == 1:
+            return self._together(prompts) if new else passes[0][1]()
 
         lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=self.policy.device)
         cache = PrefixCache(lengths_P, int(lengths_P.max()))
