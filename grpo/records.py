@@ -85,7 +85,7 @@ class Group:
     class_name: GroupClass = "varied"
     action: Action = "keep"
     # One for each completion, or for each of its tokens; none if nothing was learned.
-    advantages: list[float] | list[list[float]] = field(default_factory=list)
+    advantages: list[float | list[float]] = field(default_factory=list)
     trap: str | None = None  # the cheap strategy that at least half of the completions follow
     shots: tuple[str, ...] = ()  # keys of the examples that the prompt shows
     opened: str = ""  # the reasoning tag that the prompt ends with, e.g. "<think>\n"; not stored

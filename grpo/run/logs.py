@@ -237,23 +237,17 @@ def groups_of(path: Path) -> list[Group]:
 def _from_json(line: dict[str, Any]) -> Group:
     """Return the group of a line. Any exception means that it is not one."""
     rows = line["completions"]
-    advantages = msgspec.convert(
-        [row["advantage"] for row in rows], list[float | list[float] | None]
-    )
-    return Group(
-        index=msgspec.convert(line["index"], int),
-        problem=msgspec.convert(line["problem"], Problem),
-        prompt=msgspec.convert(line["prompt_tokens"], tuple[int, ...]),
-        temperature=msgspec.convert(line["temperature"], float),
-        completions=msgspec.convert(rows, list[Completion]),
-        attempt=msgspec.convert(line["attempt"], int),
-        scores=msgspec.convert(rows, list[Score]),
-        class_name=msgspec.convert(line["class"], GroupClass),
-        action=msgspec.convert(line["action"], Action),
-        advantages=[] if None in advantages else advantages,  # type: ignore[arg-type]  # no None
-        trap=msgspec.convert(line["trap"], str | None),
-        shots=msgspec.convert(line.get("shots", ()), tuple[str, ...]),
-    )
+    advantages = [row["advantage"] for row in rows]
+    values = {
+        **line,
+        "prompt": line["prompt_tokens"],
+        "shots": line.get("shots", ()),
+        "completions": rows,
+        "scores": rows,
+        "class_name": line["class"],
+        "advantages": [] if None in advantages else advantages,
+    }
+    return msgspec.convert(values, Group)
 
 
 # --- all that a run writes --------------------------------------------------------------------
