@@ -9,7 +9,6 @@ docs/rewards.md has a table of what such strategies earn.
 """
 
 import random
-from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from copy import copy
@@ -572,10 +571,10 @@ class Guess:
         if expected and self._word(expected) in words:
             return expected
 
-        near = []
-        for text, index in enumerate(self.index):
-            for places in [index[word] for word in words if word in index]:
-                # The last occurrence before the place reached, and the first one after it.
-                after = bisect_left(places, self.places[text])
-                near += [(text, place) for place in places[max(0, after - 1) : after + 1]]
+        near = [
+            (text, place)
+            for text, index in enumerate(self.index)
+            for word in words
+            for place in index.get(word, ())
+        ]
         return min(near, key=lambda spot: abs(spot[1] - self.places[spot[0]]), default=None)
