@@ -434,14 +434,14 @@ def reach_verdict(
         ("too short to tell", len(metrics) < MIN_STEPS and not stopped, less),
         ("not learned", True, less),
     ]
-    kind, _, cause = next(row for row in rows if row[1])
+    kind, _, *causes = next(row for row in rows if row[1])
     if is_unjudged:
-        said = f"the reward no longer judges {unjudged:.0%} of the held-out problems"
-        cause = f"{cause}; {said}" if cause else said
+        causes.append(f"the reward no longer judges {unjudged:.0%} of the held-out problems")
     endless = truncated_share(answers.after) if answers.after else 0.0
     if endless >= COLLAPSED_SHARE:
-        said = f"{endless:.0%} of the held-out completions did not end within their token budget"
-        cause = f"{cause}; {said}" if cause else said
+        causes.append(
+            f"{endless:.0%} of the held-out completions did not end within their token budget"
+        )
 
     return Verdict(
         kind,
@@ -455,7 +455,7 @@ def reach_verdict(
         difference=fmean(now - then for _, then, now in values) if values else None,
         low=low if values else None,
         high=high if values else None,
-        cause=cause,
+        cause="; ".join(filter(None, causes)),
         trap=trap,
     )
 

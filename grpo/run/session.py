@@ -424,8 +424,9 @@ class Run:
         Writes, shows and returns a line of eval.jsonl for each level that has such problems, unless
         the reward judged none of the answers.
         """
-        measured = [each for level in sorted(levels) if (each := self._measure(purpose, level))]
-        if not measured:
+        measured = [self._measure(purpose, level) for level in sorted(levels)]
+        groups = [group for _, answers in measured for group in answers]
+        if not groups:
             return []
 
         # The lines come last, because a resumed run takes them as a sign that this step has been
@@ -433,7 +434,6 @@ class Run:
         lines = [line for line, _ in measured if line]
         *_, kind = PURPOSES[purpose]
         if kind:
-            groups = [group for _, answers in measured for group in answers]
             self.files.write_rollouts(kind, self.trainer.done, groups)
         self.files.write_evaluations(*lines)
         for line in lines:
@@ -444,11 +444,9 @@ class Run:
                 self._warn_once(warning, f"truncated/{purpose}/{line['level']}")
         return lines
 
-    def _measure(
-        self, purpose: str, level: int
-    ) -> tuple[dict[str, Any] | None, list[Group]] | None:
-        """Return the line of eval.jsonl of a level, and the groups; None without problems. There is
-        no line if the reward judged no answer.
+    def _measure(self, purpose: str, level: int) -> tuple[dict[str, Any] | None, list[Group]]:
+        """Return the line of eval.jsonl of a level, and the groups. There is no line if there are
+        no problems, or if the reward judged no answer.
         """
         trainer, config = self.trainer, self.trainer.config
         policy, task, asked = trainer.policy, trainer.task, config.max_new_tokens
@@ -464,7 +462,7 @@ class Run:
         if not found.problems:
             why = f"no {purpose} evaluation at level {level}: {found.why_none}"
             self._warn_once(why, why)
-            return None
+            return None, []
 
         # In a small family of problems a report and a validation check may share a problem. With
         # different seeds they do not share its completion.
