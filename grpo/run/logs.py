@@ -31,11 +31,8 @@ from grpo.data.files import (
     write_whole,
 )
 from grpo.records import (
-    Action,
-    Completion,
     Decision,
     Group,
-    GroupClass,
     StepReport,
     completion_values,
     group_values,
@@ -44,7 +41,6 @@ from grpo.records import (
 )
 from grpo.run.trackers import Tracker
 from grpo.show.group import best_and_worst
-from grpo.tasks.base import Problem, Score
 
 LOGS = ("metrics.jsonl", "eval.jsonl", "seen.jsonl", "curriculum.jsonl", "groups.jsonl")
 ONE_A_STEP = ("metrics.jsonl", "groups.jsonl")
@@ -241,7 +237,6 @@ def _from_json(line: dict[str, Any]) -> Group:
     values = {
         **line,
         "prompt": line["prompt_tokens"],
-        "shots": line.get("shots", ()),
         "completions": rows,
         "scores": rows,
         "class_name": line["class"],
