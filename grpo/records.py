@@ -186,14 +186,8 @@ class Decision:
 
     def to_json(self) -> dict[str, Any]:
         """Return the decision as a line of curriculum.jsonl."""
-        return {
-            "step": self.step,
-            "from": self.before,
-            "to": self.after,
-            "kind": self.kind,
-            "why": self.why,
-            "figures": self.figures,
-        }
+        names = {"before": "from", "after": "to"}
+        return {names.get(name, name): value for name, value in vars(self).items()}
 
 
 class Resumable:

@@ -68,14 +68,10 @@ class RolloutRequest:
 
     def of(self, prompts: Sequence[int]) -> "RolloutRequest":
         """Return the request for some of the prompts."""
-        return replace(
-            self,
-            prompts=[self.prompts[p] for p in prompts],
-            keys=[self.keys[p] for p in prompts],
-            budgets=[self.budgets[p] for p in prompts],
-            guesses=[self.guesses[p] for p in prompts] if self.guesses else None,
-            is_enough=[self.is_enough[p] for p in prompts] if self.is_enough else None,
-        )
+        by_prompt = ("prompts", "keys", "budgets", "guesses", "is_enough")
+        given = {name: x for name in by_prompt if (x := getattr(self, name)) is not None}
+        chosen: dict[str, Any] = {name: [x[p] for p in prompts] for name, x in given.items()}
+        return replace(self, **chosen)
 
 
 class Drafting(Resumable):
