@@ -23,13 +23,7 @@ import yaml
 from grpo import __version__
 from grpo.data.errors import Parser, UserError, blaming, command_of, shown
 from grpo.data.files import kind_of, load_yaml, read_yaml, write_whole
-from grpo.model.prompts import (
-    PromptFormat,
-    format_of,
-    system_text,
-    template_arguments,
-    wording_text,
-)
+from grpo.model.prompts import system_text, template_arguments, wording_text
 from grpo.tasks.base import Task, asked, problems_of
 from grpo.tasks.registry import (
     flags_of_tasks,
@@ -451,11 +445,6 @@ class Config:
         """How the policy is loaded, besides its device: keywords of `load_policy`."""
         names = ("dtype", "lora_rank", "seed", "quantise", "start")
         return {name: getattr(self, name) for name in names} | {"keep_reference": self.beta > 0}
-
-    def prompt_format(self, task: Task) -> PromptFormat:
-        """Return how the prompts of the `task` are presented."""
-        names = ("system", "shots", "chat_template_kwargs", "seed")
-        return format_of(task, **{name: getattr(self, name) for name in names})
 
     @property
     def mark(self) -> dict[str, str]:

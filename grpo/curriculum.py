@@ -35,7 +35,7 @@ from grpo.learn.batch import Truncate, completion_logprobs, micro_batches
 from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import UpdateMemory, imitate
 from grpo.model.policy import Policy
-from grpo.model.prompts import check_conversations
+from grpo.model.prompts import check_conversations, format_of
 from grpo.records import Completion, Decision, Group, Resumable, first_tries, truncated_share
 from grpo.rollout.generate import fitting
 from grpo.statistics import mean_interval, problems_needed, reaches_mark
@@ -504,7 +504,7 @@ def survey_prompts(
 def use_prompt(policy: Policy, task: Task, config: Config) -> None:
     """Let `task` and `policy` present problems as the configuration says."""
     task.wording = config.wording  # type: ignore[attr-defined]
-    policy.use(config.prompt_format(task))
+    policy.use(format_of(task, config, config.seed))
 
 
 def levels_to_survey(supply: Supply, training_levels: Sequence[int]) -> list[int]:

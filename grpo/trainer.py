@@ -47,6 +47,7 @@ from grpo.learn.shard import Sharding
 from grpo.learn.update import PARITY, FirstPass, UpdateMemory, UpdateSettings, update
 from grpo.model.check import MEASURED_SIZE, text_config
 from grpo.model.policy import Policy
+from grpo.model.prompts import format_of
 from grpo.records import Group, StepReport, first_tries, truncated_share
 from grpo.rollout.engine import Engine, EngineDecoder
 from grpo.rollout.generate import Drafting, sample_groups
@@ -113,7 +114,7 @@ class Trainer:
         self.ranks = ranks
         self.callbacks = list(callbacks)
 
-        policy.use(config.prompt_format(task))
+        policy.use(format_of(task, config, config.seed))
 
         # Where problems and samples come from.
         self.stream = ProblemStream(config, policy, supply)

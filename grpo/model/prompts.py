@@ -176,15 +176,11 @@ class PromptFormat:
         return self.examples.of(problem)
 
 
-def format_of(
-    task: Task, *, system: str, shots: int, chat_template_kwargs: str, seed: int
-) -> PromptFormat:
-    """Return the format that the flags of these names ask for; `seed` chooses the examples."""
-    return PromptFormat(
-        system,
-        Examples(task, seed=seed, count=shots) if shots else None,
-        template_arguments(chat_template_kwargs),
-    )
+def format_of(task: Task, settings: Any, seed: int) -> PromptFormat:
+    """Return the format that the settings of a run ask for; `seed` chooses the examples."""
+    count, variables = settings.shots, template_arguments(settings.chat_template_kwargs)
+    examples = Examples(task, seed=seed, count=count) if count else None
+    return PromptFormat(settings.system, examples, variables)
 
 
 def template_arguments(text: str) -> dict[str, Any]:

@@ -127,8 +127,7 @@ class Evaluation:
             )
         samples = flags.samples or (config.group_size if compares(self.task) else 1)
         self.answering = EvaluationSettings.of(settings, flags.seed, samples)
-        prompt = {name: getattr(settings, name) for name in PROMPT if name != "wording"}
-        self.format = format_of(self.task, **prompt, seed=flags.seed)
+        self.format = format_of(self.task, settings, flags.seed)
 
     def _settings(self, others: list[str]) -> argparse.Namespace:
         flags, config, where = self.flags, self.config, Path(self.model)
