@@ -411,11 +411,10 @@ def _answer_logprobs(
         answers, "cispo", max_length=0, micro_tokens=micro_tokens, device=policy.device
     )
     found = {}
-    with policy.forward.keeping():  # their windows begin as they do
-        for batch in batches:
-            logp_RT, _ = completion_logprobs(policy, batch, exclude)
-            for name, row, tokens in zip(batch.row_ids, logp_RT.tolist(), batch.completions):
-                found[name] = row[: len(tokens)]
+    for batch in batches:
+        logp_RT, _ = completion_logprobs(policy, batch, exclude)
+        for name, row, tokens in zip(batch.row_ids, logp_RT.tolist(), batch.completions):
+            found[name] = row[: len(tokens)]
     return found
 
 

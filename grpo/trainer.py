@@ -205,9 +205,10 @@ class Trainer:
             self.timer.lap("engine")
         while True:
             batches = self.batches_needed(missing, len(problems), share)
-            more = self.problems(step, problems, batches)
-            problems += more
-            groups += self.rollout(step, more)
+            with self.policy.forward.keeping():  # windows begin as the right answers, read first
+                more = self.problems(step, problems, batches)
+                problems += more
+                groups += self.rollout(step, more)
 
             varied = sum(group.teaches for group in groups)
             share = varied / len(problems)

@@ -421,15 +421,15 @@ class FastForward(PlainForward):
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """Within this context, `predict` keeps what it reads. A prompt that begins as one of these
-        sequences is then not read again by `prefill`.
+        """Within this context, in which no weight may change, `predict` keeps what it reads. A
+        prompt that begins as one of these sequences is not read again by `prefill`.
         """
-        self.forget()
         self.is_keeping = True
         try:
             yield
         finally:
             self.is_keeping = False
+            self.forget()
 
     def forget(self) -> None:
         """Forget what was kept."""

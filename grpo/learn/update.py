@@ -123,7 +123,6 @@ def update(
     ranks = optimizer.ranks
     first_pass = {} if first_pass is None else first_pass
     is_first = not first_pass
-    policy.forward.forget()
     while True:
         if policy.gradient_checkpointing:  # memory is short
             policy.free_decoder()

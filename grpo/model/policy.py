@@ -350,11 +350,13 @@ class PlainForward:
         return hidden_RXE.flatten(0, 1).index_select(0, batch.predictors_M)
 
     def keeping(self) -> AbstractContextManager[None]:
-        """Within this context, `predict` may keep what it reads for the next rollout."""
+        """Within this context, in which no weight changes, `predict` may keep what it reads for
+        rollouts.
+        """
         return nullcontext()
 
     def forget(self) -> None:
-        """Forget what was kept: the weights change, or memory is short."""
+        """Forget what was kept, because memory is short."""
 
     def checkpoint_gradients(self) -> None:
         """From now on, compute activations again in the backward pass (arXiv:1604.06174).

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM
 from grpo import curriculum
 from grpo.config import Config
 from grpo.curriculum import answer_logprobs, expected_share, right_answer
-from grpo.learn.update import UpdateMemory, imitate
+from grpo.learn.update import UpdateMemory
 from grpo.rollout.sampling import truncation
 from grpo.tasks.interleave import Interleave
 from grpo.tasks.supply import Supply
@@ -48,16 +48,23 @@ def test_windows_are_where_the_policy_goes_wrong(tiny_policy, monkeypatch):
     assert curriculum.doubtful_parts(trainer.stream, short, trainer.update_memory) == short
 
 
-def test_the_prompts_of_windows_were_read_with_the_answers_until_the_weights_change(tiny_policy):
-    config = Config(task="interleave", level=10, window=4, steps=4, prompts=4)
+def test_the_prompts_of_windows_are_read_with_the_answers_and_not_by_other_weights(tiny_policy):
+    config = Config(task="interleave", level=10, window=4, steps=4, prompts=4, dynamic_sampling=0)
     trainer = Trainer(config, Supply(Interleave(), seed=0), tiny_policy)
-    problems = trainer.problems(1)
-    for _, problem in problems:
-        prompt = tiny_policy.encode(problem)
-        assert any(read.places(prompt) for read in tiny_policy.forward.kept)
-    answers = [right_answer(tiny_policy, *problem) for problem in problems]
-    imitate(tiny_policy, trainer.optimizer, answers, trainer.update_memory)
-    assert not tiny_policy.forward.kept
+    passes, sample = tiny_policy.forward, trainer.sample
+
+    def sample_what_was_read(step, problems, attempt):
+        for _, problem in problems:
+            assert any(read.places(tiny_policy.encode(problem)) for read in passes.kept)
+        return sample(step, problems, attempt)
+
+    trainer.sample = sample_what_was_read
+    problems, _ = trainer.collect(1)
+    prompts = [tiny_policy.encode(problem) for _, problem in problems]
+    with torch.no_grad():
+        for weight in tiny_policy.parameters:  # by an update of the user's own
+            weight.mul_(0.5)
+        torch.testing.assert_close(passes.prefill(prompts)[0], passes._together(prompts)[0])
 
 
 def answers_of(policy, count, level=10, temperature=1.0):

@@ -339,15 +339,14 @@ def test_a_prompt_that_begins_as_what_was_read_is_not_run_again(tiny_policy, sha
     passes = tiny_policy.forward
     prompts = [(7, 8, 9), (9, 8, 7, 6, 5, 4), (3, 3)]
     answers = [tuple(range(20, 40)), (20, 5), tuple(range(10, 30)), (1, 2, 3), (3, 4), (3, 4, 6)]
+    known = [prompts[0] + answers[0][:19], (9, 8, 7), prompts[2] + answers[5][:2], (7, 8, 9, 20, 5)]
+    wanted = [known[0], (9, 8, 3), *known[1:3], (3, 3, 3, 4, 6, 1)]
     with torch.no_grad(), passes.keeping():
         passes.predict(passes.pack(prompts[:2], answers[:4]))
         passes.predict(passes.pack(prompts[2:], answers[4:]))
-    known = [prompts[0] + answers[0][:19], (9, 8, 7), prompts[2] + answers[5][:2], (7, 8, 9, 20, 5)]
-    wanted = [known[0], (9, 8, 3), *known[1:3], (3, 3, 3, 4, 6, 1)]
-    shapes.clear()
-    found = passes.prefill(wanted)
+        shapes.clear()
+        found = passes.prefill(wanted)
     assert shapes == [(2, 6)], "no sequence begins as the second prompt, or goes on as the last"
-    passes.forget()
     plain = passes.prefill(wanted)
     assert_same_prefill(passes, wanted, found, plain)
 
