@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.pool import ThreadPool
+from operator import index
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -140,7 +141,11 @@ class EngineDecoder:
                 for each in group:
                     if fault := fault_of(each, one, self.policy.vocabulary):
                         raise UserError(f"a completion {fault}")
-            return [([*each.tokens], [*each.logprobs]) for group in groups for each in group]
+            return [  # plain numbers: an engine of the user's own may give NumPy's or PyTorch's
+                ([*map(index, each.tokens)], [*map(float, each.logprobs)])
+                for group in groups
+                for each in group
+            ]
 
 
 def fault_of(completion: Completion, asked: EngineRequest, vocabulary: int) -> str:

@@ -1,8 +1,10 @@
 """Engines: the same samples and curves as by our own decoder; one line for what they get wrong."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from servers import completion, serving, vllm
@@ -97,6 +99,7 @@ FAULTS = {
     "nan": (always([5] * 8, [float("nan")] * 8), "has a log-probability of nan"),
     "few": (always([5] * 8, [-1.0]), "has 1 log-probabilities of 8 tokens"),
     "outside": (always([10**6] * 8, [-1.0] * 8), "has token 1000000; the policy has"),
+    "fractions": (always([5.0] * 8, [-1.0] * 8), "'float' object cannot be interpreted as an int"),
     "short": (always([5], [-1.0]), "ends after 1 of 8 tokens without an end token"),
     "on": (always([3] * 8, [-1.0] * 8), "goes on after an end token"),
     "none": (always([], []), "has 0 tokens; give 1 to 8"),
@@ -162,7 +165,12 @@ class Mine(TransformersEngine):
 
     def generate(self, requests):
         self.requests += tuple(requests)
-        return super().generate(requests)
+        return [[as_arrays(one) for one in group] for group in super().generate(requests)]
+
+
+def as_arrays(one):
+    logprobs = np.array(one.logprobs, dtype=np.float32)
+    return replace(one, tokens=np.array(one.tokens), logprobs=logprobs)
 
 
 def test_an_object_is_an_engine(tiny_model):
