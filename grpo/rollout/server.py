@@ -57,7 +57,7 @@ class Server:
         for pause in PAUSES:
             time.sleep(pause)
             try:
-                response = self.client.request(method, self.url + path, json=body)
+                response = self._whole(method, path, body)
             except httpx.ReadTimeout:
                 reason = f"no answer within {self.limit}{self.timeout:g} s"
                 if not self.limit:
@@ -72,6 +72,18 @@ class Server:
                 reason = reason_of(response)
             self.doing = f"asking again ({reason})"
         raise UserError(f"{self.where}: {len(PAUSES)} tries failed; the last: {reason}")
+
+    def _whole(self, method: str, path: str, body: Any) -> httpx.Response:
+        """Return a response as a whole. A busy server may send spaces until it has the answer,
+        each of which begins httpx's own limit anew.
+        """
+        end, parts = time.monotonic() + self.timeout, []
+        with self.client.stream(method, self.url + path, json=body) as response:
+            for part in response.iter_bytes():
+                parts.append(part)
+                if time.monotonic() > end:
+                    raise httpx.ReadTimeout("")
+        return httpx.Response(response.status_code, content=b"".join(parts))
 
     @contextmanager
     def reading(self, response: httpx.Response, whose: str) -> Iterator[None]:

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -51,13 +51,17 @@ def serving(behave: Behaviour):
 
             try:
                 status, headers, answer = behave(body, number)
-                content = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                content = answer
+                if not isinstance(answer, bytes | Iterator):  # of parts, one after the other
+                    content = json.dumps(answer).encode()
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name, value)
-                self.send_header("Content-Length", str(len(content)))
+                if isinstance(content, bytes):
+                    self.send_header("Content-Length", str(len(content)))
                 self.end_headers()
-                self.wfile.write(content)
+                for part in [content] if isinstance(content, bytes) else content:
+                    self.wfile.write(part)
             except OSError:  # the client has left
                 pass
             finally:

@@ -154,11 +154,17 @@ def test_reasoning_is_stripped_and_empty_answers_are_counted(capsys):
     assert "2 of 12 answers are empty" in capsys.readouterr().out
 
 
-def test_a_long_wait_is_shown_and_ended(monkeypatch, capsys):
+@pytest.mark.parametrize("sends_spaces", [False, True])
+def test_a_long_wait_is_shown_and_ended(sends_spaces, monkeypatch, capsys):
     monkeypatch.setattr(server, "PAUSES", (0, 0))
     monkeypatch.setattr(console, "EVERY", 0)
     left = threading.Event()
-    with serving(lambda *_: (200, {}, chat("late" * left.wait(9)))) as (url, _):
+
+    def wait(*_):
+        spaces = (b" " for _ in range(60) if not left.wait(0.1))
+        return 200, {}, spaces if sends_spaces else chat("late" * left.wait(6))
+
+    with serving(wait) as (url, _):
         ask(url, "--timeout", "1", status=2)
         left.set()
     error = capsys.readouterr().err
