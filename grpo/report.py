@@ -28,7 +28,15 @@ from pathlib import Path
 from typing import Any
 
 from grpo.config import Config
-from grpo.data.errors import Parser, UserError, command_of, escape_control, exit_status, printable
+from grpo.data.errors import (
+    Parser,
+    UserError,
+    command_of,
+    escape_control,
+    exit_status,
+    printable,
+    quoted,
+)
 from grpo.data.files import check_output, write_whole
 from grpo.ending import FAILED, figures_in_words, figures_of
 from grpo.records import WHY, level_name
@@ -180,6 +188,7 @@ def described(run: RunData, kept: Sequence[int]) -> dict[str, Any]:
         {
             "name": run.path.resolve().name,
             "path": str(run.path),
+            "inspect": f"{command_of('inspect')} {quoted(run.path)}",
             "control": None if control == "none" else str(control),
             "outcome": outcome(run),
             "headline": headline(run),

@@ -213,7 +213,7 @@ function aboutKept(run) {
   return (
     `This file has the completions of ${run.kept.length} of ${run.stored} steps: the first, the ` +
     "last, those with a decision or a warning, and evenly spaced ones. --megabytes keeps more; " +
-    `python -m grpo.inspect ${run.path} shows the others.`
+    `${run.inspect} step N shows the others.`
   );
 }
 

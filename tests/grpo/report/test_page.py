@@ -6,6 +6,7 @@ import pytest
 from report_runs import EVIL, STEPS, data_of, group, make_run, metrics_of, page_of
 
 from grpo import report
+from grpo.data.errors import command_of
 from grpo.records import CLASSES, WHY
 from grpo.run.logs import append_lines, load_run, write_rollouts
 from grpo.variance import DEGENERATE
@@ -78,6 +79,7 @@ def test_what_is_said_of_a_run(made):
     assert run["metrics"]["reward"] == [0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
     assert "levels" not in run["metrics"]
     assert run["decisions"][0]["step"] == 3
+    assert run["inspect"] == f"{command_of('inspect')} {made}"
     assert run["facts"][0] == ["torch", "2.13.0"]
     assert ["name", EVIL] in run["config"]
 
