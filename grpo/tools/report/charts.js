@@ -128,6 +128,7 @@ const SECTIONS = {
         note: "by phase",
         stack: {
           "time/problems": "problems",
+          "time/engine": "engine",
           "time/rollout": "rollout",
           "time/score": "score",
           "time/update": "update",
