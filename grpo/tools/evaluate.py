@@ -39,7 +39,7 @@ from grpo.model.prompts import format_of, middle_left_out, sent_lines, wording_t
 from grpo.records import Completion, Group, row_of
 from grpo.rollout.server import Server, reason_of
 from grpo.run.resume import checkpoint_of, config_of, load_run_policy
-from grpo.show.console import Console
+from grpo.show.console import Console, control_mark
 from grpo.show.group import question_of
 from grpo.tasks.base import (
     Problem,
@@ -453,12 +453,11 @@ def show(results: Sequence[Result], metric: str) -> None:
     console = RichConsole(width=width, highlight=False, markup=False, emoji=False)
     first = results[0]
     has_several = len({result["model"] for result in results}) > 1
-    control = f"CONTROL {first['control']}: " if "control" in first else ""
-    whose = "" if has_several else f"{first['model']}: "
+    whose = "" if has_several else f"{_marked_name(first)}: "
     texts = f" of {first['texts']}" if "texts" in first else ""
     source = first["dataset"] or f"the {first['split']} split{texts}"
 
-    title = f"{control}{whose}{metric} on {source}"
+    title = f"{whose}{metric} on {source}"
     if has_several:
         title += f", and its difference to {first['model']}"
     table = Table(title=escape_control(title), title_justify="left", box=None, padding=(0, 1, 0, 0))
@@ -468,7 +467,7 @@ def show(results: Sequence[Result], metric: str) -> None:
     names = []
     for result in results:
         kind = f", {result['foreign']}" if "foreign" in result else ""
-        model = [result["model"]] * has_several
+        model = [_marked_name(result)] * has_several
         names.append(escape_control(", ".join([*model, f"level {result['level']}{kind}"])))
         for row in _rows(result):
             table.add_row(*map(escape_control, [*model, f"{result['level']}{kind}", *row]))
@@ -482,6 +481,10 @@ def show(results: Sequence[Result], metric: str) -> None:
         console.print(f"  {line}", soft_wrap=True)
     for name, result in zip(names, results):
         _show_worst(console, name, result["groups"])
+
+
+def _marked_name(result: Result) -> str:
+    return f"{control_mark(result)}{result['model']}"
 
 
 def _rows(result: Result) -> Iterator[list[str]]:

@@ -71,6 +71,8 @@ def test_a_control_run_is_marked_wherever_it_is_seen(control, status, capsys):
     assert evaluation.main([*about, "--json", "o.json"]) == 0
     assert f"CONTROL {control}" in capsys.readouterr().out
     assert json.loads(Path("o.json").read_text())[0]["control"] == control
+    assert evaluation.main(["--model", "builtin", *about]) == 0
+    assert f"CONTROL {control}  {folder}, level 1" in capsys.readouterr().out
 
 
 def test_a_dataset_says_which_levels_there_are(tmp_path, tiny_flags):
