@@ -99,7 +99,8 @@ def report(flags: argparse.Namespace, others: list[str]) -> int:
     # The file is written first, because the table may go to a pipe that is closed early.
     if flags.json:
         write_whole(flags.json, as_json(results))
-    show(results, getattr(evaluations[0].task, "metric", "score"))
+    metrics = {getattr(each.task, "metric", "score") for each in evaluations}
+    show(results, metrics.pop() if len(metrics) == 1 else "score")
     return 0
 
 

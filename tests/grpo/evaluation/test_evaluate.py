@@ -276,6 +276,13 @@ def test_remarks_and_the_worst_answers_name_their_model(tiny_model, run, capsys)
     assert "\nlevel 2, score 0." in capsys.readouterr().out
 
 
+def test_the_scores_of_different_tasks_have_no_name_in_common(tiny_model, run, capsys):
+    assert run("--task", "arithmetic", "--words", "1") == 0
+    capsys.readouterr()
+    evaluated("--model", str(tiny_model), "--model", "runs/a", "--words", "1", "--problems", "2")
+    assert capsys.readouterr().out.startswith("score on the test split")
+
+
 # --- figures and the file of answers ----------------------------------------------------------
 
 
