@@ -266,9 +266,7 @@ class Policy:
     @property
     def tokens_to_keep(self) -> float:
         """How many tokens may keep their keys and values from one pass to the next."""
-        if self.device.type != "cuda":
-            return math.inf
-        _, left = self._memory
+        left = self._memory[1] if self.device.type == "cuda" else CPU_MEMORY
         return KEPT_SHARE * left / self._shape.cache
 
     @property
@@ -480,6 +478,7 @@ def linear_no_grad(x_NI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None
 # Keys and values may take this share of the memory that weights and optimizer leave.
 CACHE_SHARE = 0.45
 KEPT_SHARE = 0.1  # and what is kept from one pass to the next, this share
+CPU_MEMORY = 1e10  # bytes, assumed of any host
 
 # Tokens times parameters that keep a GPU busy for as long as the host takes to start a micro-batch
 # (0.1 to 0.2 s): 4,000 tokens of Llama-3.2-3B, or 100,000 of SmolLM2-135M.
