@@ -45,8 +45,6 @@ from grpo.model.rows import decoding
 
 ATTENTION_NAME = "grpo_shared_prompt"
 
-LONG_ROW_SCORES = 1 << 13  # scores for each head, T * (L + S), from which on a row is long
-
 
 # The attention of a rollout, and of a `transformers` model
 
@@ -78,9 +76,7 @@ class PrefixCache:
         self.longest = padded_length  # tokens of the longest sequence, its prompt included
         self.is_even = True  # all rows have the same number of valid tokens
 
-        # The same in all layers of a step: see `_next` and `_attend_long`.
-        self.next: tuple[Tensor, Tensor | None] | None = None
-        self.mask_R1ZX: Tensor | None = None
+        self.next: tuple[Tensor, Tensor | None] | None = None  # the same in all layers of a step
 
     def allocate(self, rows: int, room: int) -> None:
         """End the prefill: give every prompt the same number of rows, with `room` tokens each."""
@@ -163,11 +159,8 @@ class PrefixCache:
         """
         if self.filled_R is not None:
             own = self._append(layer, key, value)
-            _, is_ahead_RTS = self._next(T := query.shape[2])
-            is_long = T * (self.bias.shape[2] + self.max_filled + T) >= LONG_ROW_SCORES
-            if is_ahead_RTS is not None and is_long and not query.is_cuda:
-                return self._attend_long(layer, query * scale, own, is_ahead_RTS)
-            return self._attend_short(layer, query * scale, own, is_ahead_RTS)
+            _, is_ahead_RTS = self._next(query.shape[2])
+            return self._attend_own(layer, query * scale, own, is_ahead_RTS)
 
         # Contiguous, else each product copies them.
         self.prompt[layer] = key.contiguous(), value.contiguous()
@@ -205,10 +198,10 @@ class PrefixCache:
             if T > 1 or not self.is_even:
                 places_S = torch.arange(self.max_filled + T, device=places_RT.device)
                 is_ahead_RTS = places_S > places_RT[:, :, None]
-            self.next, self.mask_R1ZX = (places_RT, is_ahead_RTS), None
+            self.next = places_RT, is_ahead_RTS
         return self.next
 
-    def _attend_short(
+    def _attend_own(
         self, layer: int, query_RHTD: Tensor, own: list[Tensor], is_ahead_RTS: Tensor | None
     ) -> Tensor:
         """Return the attention by one softmax over the scores of prompt and own tokens.
@@ -239,31 +232,6 @@ class PrefixCache:
         slots = torch.bmm(self._to_slots(weights[..., :L]), prompt_value)
         from_prompt_XZD = self._from_slots(slots)
         output = torch.baddbmm(from_prompt_XZD, weights[..., L:], value_RKSD.flatten(0, 1))
-        return output.view(R, H, T, D).transpose(1, 2)
-
-    def _attend_long(
-        self, layer: int, query_RHTD: Tensor, own: list[Tensor], is_ahead_RTS: Tensor
-    ) -> Tensor:
-        """Return the same by PyTorch's attention, which keeps no scores: on a CPU, those of long
-        rows would cost more than they save. Prompt and own tokens of a row are one sequence.
-        """
-        R, H, T, D = query_RHTD.shape
-        K = own[0].shape[1]
-        if self.mask_R1ZX is None:
-            is_padding_RTL = self.padding_PL[self.prompt_R, None].expand(-1, T, -1)
-            is_hidden_RTX = torch.cat([is_padding_RTL, is_ahead_RTS], 2)
-            mask_RTX = query_RHTD.new_zeros(is_hidden_RTX.shape)
-            mask_RTX.masked_fill_(is_hidden_RTX, -torch.inf)
-            self.mask_R1ZX = mask_RTX.repeat(1, H // K, 1)[:, None]
-
-        keys, values = (
-            torch.cat([of_prompts[self.prompt_R], of_rows], 2)
-            for of_prompts, of_rows in zip(self.prompt[layer], own)
-        )
-        query_RKZD = query_RHTD.reshape(R, K, -1, D)
-        output = scaled_dot_product_attention(  # the queries are scaled already
-            query_RKZD, keys, values, attn_mask=self.mask_R1ZX, scale=1.0
-        )
         return output.view(R, H, T, D).transpose(1, 2)
 
     def _to_slots(self, x_XZA: Tensor) -> Tensor:
