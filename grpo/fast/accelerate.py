@@ -400,7 +400,7 @@ class FastForward(PlainForward):
             self.forget()
 
     def forget(self) -> None:
-        """Forget what was kept."""
+        """Forget what was kept, because memory is short."""
         self.kept = []
 
     def checkpoint_gradients(self) -> None:

@@ -348,9 +348,7 @@ class PlainForward:
         return hidden_RXE.flatten(0, 1).index_select(0, batch.predictors_M)
 
     def keeping(self) -> AbstractContextManager[None]:
-        """Within this context, in which no weight changes, `predict` may keep what it reads for
-        rollouts.
-        """
+        """Within this context, in which no weight changes, `predict` may keep what it reads."""
         return nullcontext()
 
     def forget(self) -> None:
