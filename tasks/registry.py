@@ -134,8 +134,10 @@ def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
     # Not the module of the same name that a file in another folder has imported.
     for imported, other in list(sys.modules.items()):
         file = Path(getattr(other, "__file__", None) or "")
-        is_users = file.stem == imported and str(file.parent) in FOLDERS - {folder}
-        if is_users and Path(folder, file.name).is_file():
+        top, *inner = imported.split(".")  # a module, or a package
+        above = [str(each) for each in file.parents][len(inner) + (file.stem == "__init__") :]
+        is_users = bool(above) and above[0] in FOLDERS - {folder}
+        if is_users and (Path(folder, f"{top}.py").is_file() or Path(folder, top).is_dir()):
             del sys.modules[imported]
     FOLDERS.add(folder)
     # Dataclasses look up postponed annotations in sys.modules.

@@ -57,9 +57,14 @@ def test_two_reward_files_import_each_its_own_module(tmp_path, monkeypatch):
     for name in "ab":
         (tmp_path / name).mkdir()
         (tmp_path / name / "helper_of_a_test.py").write_text(f"def f():\n    return '{name}'\n")
-        (tmp_path / name / "own.py").write_text("from helper_of_a_test import f\n")
-        functions.append(load_function(f"{tmp_path / name / 'own.py'}:f"))
-    assert [function() for function in functions] == ["a", "b"]
+        inner = tmp_path / name / "package_of_a_test"
+        inner.mkdir()
+        (inner / "__init__.py").write_text("from .g import g\n")
+        (inner / "g.py").write_text(f"def g():\n    return '{name}'\n")
+        imports = "from helper_of_a_test import f\nfrom package_of_a_test import g\n"
+        (tmp_path / name / "own.py").write_text(imports)
+        functions += [load_function(f"{tmp_path / name / 'own.py'}:{each}") for each in "fg"]
+    assert [function() for function in functions] == ["a", "a", "b", "b"]
 
 
 def test_no_class_exists_twice_in_a_checkout():
