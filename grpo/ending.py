@@ -307,10 +307,13 @@ class HeldOut(NamedTuple):
         before training, when reinforcement began, and after it. Unless `trapped` answers count,
         one whose trap is of a kind that ignores a part of the task is worth 0.
         """
+        # By the names of their traps: answers of older runs were stored without the kind.
+        groups = () if trapped else (*self.before, *self.begun, *self.after)
+        parts = [score.parts for group in groups for score in group.scores]
+        worthless = {each["trap"] for each in parts if each.get("trap_kind")}
 
         def worth(score: Score) -> float:
-            is_worthless = not trapped and score.parts.get("trap_kind")
-            return 0.0 if is_worthless else getattr(score, name)
+            return 0.0 if score.parts.get("trap") in worthless else getattr(score, name)
 
         before, begun, after = (
             {group.problem.key: fmean(map(worth, group.judged)) for group in groups if group.judged}

@@ -240,6 +240,7 @@ def _from_json(line: dict[str, Any]) -> Group:
         "completions": rows,
         "scores": rows,
         "class_name": line["class"],
+        **{name: line[name] for name in ("attempt", "action", "trap")},
         "advantages": [] if None in advantages else advantages,
     }
     return msgspec.convert(values, Group)
