@@ -1,7 +1,6 @@
 """What the library does without a run directory: a trainer for a loop of your own, and a model."""
 
 import json
-import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -27,7 +26,7 @@ from grpo.model.policy import Policy
 from grpo.records import StepReport
 from grpo.rollout.generate import RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, truncation
-from grpo.tasks.base import calling
+from grpo.tasks.base import calling, finite_number
 from grpo.tasks.registry import REWARD_FILE
 from grpo.tasks.rows import ROW_OPTIONS, Rows, as_flags
 from grpo.trainer import Callback, Trainer
@@ -266,11 +265,13 @@ class Model:
         """
         if isinstance(prompts, str) or not all(isinstance(prompt, str) for prompt in prompts):
             raise UserError("generate: give a list of prompts, which are texts")
-        has_room = isinstance(max_new_tokens, int) and max_new_tokens >= 1
-        if not (has_room and 0 <= temperature < math.inf and 0 < top_p <= 1):
+        given = (finite_number(each) for each in (max_new_tokens, temperature, top_p))
+        room, heat, share = (-1.0 if each is None else each for each in given)
+        if not (room >= 1 and room.is_integer() and heat >= 0 and 0 < share <= 1):
             raise UserError(
-                f"generate: max_new_tokens is {shown(max_new_tokens)}, temperature {temperature}, "
-                f"top_p {top_p}; give 1 or more, 0 or more, and above 0 up to 1"
+                f"generate: max_new_tokens is {shown(max_new_tokens)}, temperature "
+                f"{shown(temperature)}, top_p {shown(top_p)}; give 1 or more, 0 or more, and above "
+                "0 up to 1"
             )
         if not prompts:
             return []
@@ -285,8 +286,8 @@ class Model:
         request = RolloutRequest(
             encoded,
             keys=[[sample_key("generate", seed, number)] for number in range(len(prompts))],
-            temperature=temperature,
-            budgets=[min(max_new_tokens, context - len(prompt)) for prompt in encoded],
-            truncate=truncation(top_p),
+            temperature=heat,
+            budgets=[min(int(room), context - len(prompt)) for prompt in encoded],
+            truncate=truncation(share),
         )
         return [completion.text for (completion,) in generate(self._policy, request)]

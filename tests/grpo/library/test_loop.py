@@ -250,7 +250,8 @@ def test_a_model_is_asked_for_what_it_can_give(home):
     for prompts in ("text", [3]):
         with pytest.raises(UserError, match="^generate: give a list of prompts, which are texts"):
             model.generate(prompts)
-    for options in ({"max_new_tokens": 0}, {"temperature": -1}, {"top_p": float("nan")}):
+    refused = {"max_new_tokens": 0}, {"temperature": -1}, {"top_p": float("nan")}
+    for options in (*refused, {"max_new_tokens": 2.5}, {"temperature": None}):
         with pytest.raises(
             UserError, match=f"^generate: .*{'.*'.join(map(str, *options.items()))}"
         ):
