@@ -333,15 +333,23 @@ def doubtful_parts(
     score, see `expected_share`. `truncate` is the sampler's.
     """
     policy, words = stream.policy, stream.config.window or 0
-    long = [one for one in problems if len(one[1].target.split()) > words] if words else []
+    is_long = [bool(words) and len(each.target.split()) > words for _, each in problems]
+    if not any(is_long):
+        return list(problems)
+
+    # Each rank reads the answers to the problems that it samples.
     own = [
         two_spellings(right_answer(policy, index, problem, stream.config.temperature), policy)
-        for index, problem in ranks.share(long)
+        for (index, problem), long in ranks.share([*zip(problems, is_long)])
+        if long
     ]
-    logprobs = ranks.gather(answer_logprobs(policy, own, memory, truncate))
+    read = iter(answer_logprobs(policy, own, memory, truncate))
+    logprobs = ranks.gather([next(read) if long else None for long in ranks.share(is_long)])
 
     parts: dict[int, Problem] = {}
-    for (index, problem), values in zip(long, logprobs, strict=True):
+    for (index, problem), values in zip(problems, logprobs, strict=True):
+        if values is None:
+            continue
         draw = random.Random(f"window/{stream.config.seed}/{index}")
         mistakes = [max(TINY, -math.expm1(value)) for value in values]
         (token,) = draw.choices(range(len(values)), mistakes)

@@ -19,6 +19,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cached_property
@@ -205,7 +206,8 @@ class Trainer:
             self.timer.lap("engine")
         while True:
             batches = self.batches_needed(missing, len(problems), share)
-            with self.policy.forward.keeping():  # windows begin as the right answers, read first
+            # Windows begin as the right answers, which are read first.
+            with nullcontext() if self.engine else self.policy.forward.keeping():
                 more = self.problems(step, problems, batches)
                 problems += more
                 groups += self.rollout(step, more)

@@ -438,7 +438,8 @@ class FastForward(PlainForward):
         """Run each prompt once, unless a pass that was kept has read it.
 
         Returns the hidden states of the prompts' last tokens (P, E), and the cache to `extend`. A
-        prompt is padded to the longest of those that run with it, to at most twice its length.
+        prompt is padded to the longest of those in its pass; if it is run, to at most twice its
+        length.
         """
         if self.llama:
             self.llama.refresh()

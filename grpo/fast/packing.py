@@ -137,7 +137,7 @@ class Packing:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:
         """Return the attention (1, N, H, D) of the row, from (1, H, N, D) and (1, K, N, D)."""
         if self.keys is not None:
-            self.keys[layer] = key[0], value[0]
+            self.keys[layer] = key[0].contiguous(), value[0].contiguous()  # they may be views
         query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
         return _SharedPrefixAttention.apply(query, key, value, self, scale)[None]
 
