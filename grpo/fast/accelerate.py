@@ -256,12 +256,13 @@ class ReadSequences:
         self.packing, self.hidden_NE = packing, hidden_NE
         self.sequences = list(packing.sequences())
 
-    def places(self, prompt: Sequence[int]) -> list[int]:
+    def places(self, prompt: tuple[int, ...]) -> list[int]:
         """Return the indices of a prompt's tokens in the row, none if no sequence begins so."""
-        last, wanted = len(prompt) - 1, list(prompt)
+        length = len(prompt)
         for tokens, places in self.sequences:
-            if last < len(tokens) and tokens[last] == wanted[last] and tokens[: last + 1] == wanted:
-                return places[: last + 1]
+            # The last token first: all prompts of a task begin alike.
+            if tokens[length - 1 : length] == prompt[-1:] and tokens[:length] == prompt:
+                return places[:length]
         return []
 
     def prefill(self, places: Sequence[Sequence[int]]) -> tuple[Tensor, PrefixCache]:
@@ -400,7 +401,7 @@ class FastForward(PlainForward):
             self.forget()
 
     def forget(self) -> None:
-        """Forget what was kept, because memory is short."""
+        """Forget what was kept."""
         self.kept = []
 
     def checkpoint_gradients(self) -> None:
@@ -454,7 +455,7 @@ class FastForward(PlainForward):
         for part in _of_like_length(new):
             passes.append((part, partial(self._together, [new[p] for p in part])))
         if len(passes) == 1:
-            return self._together(prompts) if new else passes[0][1]()
+            return passes[0][1]()
 
         lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=self.policy.device)
         cache = PrefixCache(lengths_P, int(lengths_P.max()))
@@ -490,13 +491,13 @@ class FastForward(PlainForward):
 
 
 def _of_like_length(prompts: Mapping[int, tuple[int, ...]]) -> list[list[int]]:
-    """Return which prompts run together, the longest first: no one twice as long as another."""
+    """Return which prompts run together, each part in order: no one twice as long as another."""
     parts: list[list[int]] = []
     for p in sorted(prompts, key=lambda p: -len(prompts[p])):
         if not parts or 2 * len(prompts[p]) < len(prompts[parts[-1][0]]):
             parts.append([])
         parts[-1].append(p)
-    return parts
+    return [sorted(part) for part in parts]
 
 
 def _padded(prompts: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:

@@ -125,13 +125,13 @@ class Packing:
         """Return values for `predictors_U` (U, ...) for all tokens of the completions (M, ...)."""
         return values_U if self._set_M is None else values_U.index_select(0, self._set_M)
 
-    def sequences(self) -> Iterator[tuple[list[int], list[int]]]:
+    def sequences(self) -> Iterator[tuple[tuple[int, ...], list[int]]]:
         """Yield the tokens of each sequence that is read, and their indices in the row."""
         prompts, completions, branches = self._sequences
         rows, ends = len(completions) // len(prompts), [*accumulate(map(len, prompts))]
         for completion, stem, own in branches:
             prompt, end = prompts[completion // rows], ends[completion // rows]
-            tokens = [*prompt, *completions[completion][:-1]]
+            tokens = (*prompt, *completions[completion][:-1])
             yield tokens, [*range(end - len(prompt), end), *stem, *own]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float) -> Tensor:

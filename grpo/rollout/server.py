@@ -74,8 +74,8 @@ class Server:
         raise UserError(f"{self.where}: {len(PAUSES)} tries failed; the last: {reason}")
 
     def _whole(self, method: str, path: str, body: Any) -> httpx.Response:
-        """Return a response as a whole. A busy server may send spaces until it has the answer,
-        each of which begins httpx's own limit anew.
+        """Return the whole response. A busy server may send spaces until it has the answer, and
+        each of them restarts httpx's own timeout.
         """
         end, parts = time.monotonic() + self.timeout, []
         with self.client.stream(method, self.url + path, json=body) as response:

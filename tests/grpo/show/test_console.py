@@ -177,7 +177,7 @@ def test_a_table_is_cut_at_the_edge_of_the_screen():
     assert all(len(row) <= 30 for row in rows) and rows[1].endswith("w…")
 
 
-# --- the head: what was chosen is said, also where nobody asked for it --------------------------
+# --- the head: it says what was chosen, even where nobody asked ----------------------------------
 
 
 def said(model, **flags):
