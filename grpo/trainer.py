@@ -243,12 +243,17 @@ class Trainer:
         count = batches * self.prompts
         problems: list[Indexed] = []
         index = earlier[-1][0] + 1 if earlier else self.stream.next_index
-        for level in self.curriculum.levels_for(self.config.seed, step, count, len(earlier)):
+        levels = self.curriculum.levels_for(self.config.seed, step, count, len(earlier))
+        self.policy.prepare(
+            [self.stream.supply.at(index + n, each) for n, each in enumerate(levels)]
+        )
+        for level in levels:
             index, problem = self.stream.at(index, level)
             problems.append((index, problem))
             index += 1
         memory = self.update_memory
         problems = doubtful_parts(self.stream, problems, memory, self.truncate, self.ranks)
+        self.policy.prepare([problem for _, problem in problems])
         self.timer.lap("problems")
         return problems
 

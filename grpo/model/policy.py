@@ -10,7 +10,8 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from grpo.model.check import (
     text_config,
 )
 from grpo.model.prompts import (
+    Encodings,
     PromptFormat,
     Tokenizer,
     check_arguments,
@@ -45,8 +47,8 @@ from grpo.tasks.base import Problem
 # What an update runs at once: a `PaddedBatch`, or a `grpo.fast.packing.Packing`.
 Batch = Any
 
-# The number of prompts, and of targets, whose tokens are kept for the rest of a step.
-CACHED_ENCODINGS = 512
+# The number of prompts, and of other texts, whose tokens are kept for the rest of a step.
+CACHED_ENCODINGS = 1024
 
 CPU_TOKENS_AT_ONCE = 4096
 
@@ -71,7 +73,7 @@ class Policy:
         self.frozen = frozen
         self.is_lora = isinstance(model, PeftModel)
 
-        self._target_tokens = lru_cache(CACHED_ENCODINGS)(partial(plain_tokens, tokenizer))
+        self._texts = Encodings(partial(plain_tokens, tokenizer), CACHED_ENCODINGS)
         self.use(PromptFormat())
 
         # The token ids that end a completion, and the one that ends a right answer.
@@ -161,9 +163,15 @@ class Policy:
         """Use this `format` from now on. Raises UserError if the template cannot express it."""
         check_arguments(self.tokenizer.chat_template, format.arguments)
         self.format = format
-        self._prompt_tokens = lru_cache(CACHED_ENCODINGS)(
-            partial(prompt_tokens, self.tokenizer, arguments=format.arguments)
-        )
+        encode = partial(prompt_tokens, self.tokenizer, arguments=format.arguments)
+        self._prompts = Encodings(encode, CACHED_ENCODINGS)
+
+    def prepare(self, problems: Sequence[Problem]) -> None:
+        """Encode prompts and right answers of `problems` together, for the calls that follow."""
+        template = self.tokenizer.chat_template
+        with suppress(UserError):  # `encode` raises it again, and says whose it is
+            self._prompts((self.format.turns(problem), template) for problem in problems)
+        self._texts(chain.from_iterable(map(_texts_of, problems)))
 
     def encode(self, problem: Problem | str) -> tuple[int, ...]:
         """Return the token ids of the prompt, up to where the answer begins.
@@ -172,7 +180,7 @@ class Policy:
         """
         turns = self.format.turns(problem)
         try:
-            tokens = self._prompt_tokens(turns, self.tokenizer.chat_template)
+            (tokens,) = self._prompts([(turns, self.tokenizer.chat_template)])
         except UserError as error:
             whose = problem.title if isinstance(problem, Problem) else "the prompt"
             raise UserError(f"{whose}: {error}") from error
@@ -199,12 +207,13 @@ class Policy:
 
     def target_tokens(self, target: str) -> tuple[int, ...]:
         """Return the token ids of the answer `target`, without the end token."""
-        return tuple(self._target_tokens((target,))[0])
+        return self._texts([target])[0]
 
     def answer_tokens(self, problem: Problem) -> tuple[int, ...]:
         """Return the token ids of the right answer to `problem`, or of its window."""
-        begun = self.target_tokens(problem.begun) if problem.begun else ()
-        whole = self.target_tokens(f"{problem.begun} {problem.target}".lstrip(" "))
+        begin, all_of_it, _ = _texts_of(problem)
+        begun = self.target_tokens(begin) if begin else ()
+        whole = self.target_tokens(all_of_it)
         rest = whole[len(begun) :]
         if whole[: len(begun)] != begun:  # a token would be of both, as a phrase or "word "
             rest = self.target_tokens(f" {problem.target}")
@@ -425,6 +434,11 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+def _texts_of(problem: Problem) -> tuple[str, str, str]:
+    """Return what the answer to `problem` begins with, the answer from there on, and its target."""
+    return problem.begun, f"{problem.begun} {problem.target}".lstrip(" "), problem.target
 
 
 def _stop_ids(model: Model, tokenizer: Tokenizer) -> tuple[tuple[int, ...], int]:

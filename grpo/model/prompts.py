@@ -13,12 +13,12 @@ it consists of, as the policy would have to write it.
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
-from itertools import zip_longest
+from itertools import islice, zip_longest
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -65,26 +65,62 @@ def plain_tokens(tokenizer: Tokenizer, texts: Sequence[str]) -> list[list[int]]:
     return tokenizer(list(texts), add_special_tokens=False, split_special_tokens=True).input_ids
 
 
+class Encodings:
+    """The token ids of texts, or of prompts: new ones are encoded together by `encode`, on all
+    cores of the CPU, and the latest `most` are kept.
+    """
+
+    def __init__(self, encode: Callable[[list[Any]], Iterable[Sequence[int]]], most: int):
+        self.encode, self.most = encode, most
+        self.known: dict[Any, tuple[int, ...]] = {}
+
+    def __call__(self, texts: Iterable[Any]) -> list[tuple[int, ...]]:
+        """Return the token ids of each of the `texts`."""
+        texts = list(texts)
+        if new := [text for text in dict.fromkeys(texts) if text not in self.known]:
+            self.known.update(zip(new, map(tuple, self.encode(new)), strict=True))
+        found = [self.known[text] for text in texts]
+        for oldest in [*islice(self.known, max(0, len(self.known) - self.most))]:
+            del self.known[oldest]
+        return found
+
+
 def prompt_tokens(
     tokenizer: Tokenizer,
-    turns: Sequence[Turn],
-    template: str | None,
+    prompts: Sequence[tuple[Sequence[Turn], str | None]],
     arguments: TemplateArguments = MappingProxyType({}),
-) -> tuple[int, ...]:
-    """Return the token ids of `turns` by the chat `template`, or as lines of text without one."""
-    if template is None:
-        text = "".join(f"{said}\n" for _, said in turns)
-        ids = tuple(tokenizer(text, split_special_tokens=True).input_ids)
-        # The text is not at its end: some tokenizers say so after every text.
-        return ids[:-1] if ids[-1:] == (tokenizer.eos_token_id,) else ids
-
+) -> list[tuple[int, ...]]:
+    """Return the token ids of prompts. Each is its turns and their chat template, or None if they
+    are lines of text.
+    """
     pattern = controls_of(tokenizer)
-    if pattern is None or not any(pattern.search(said) for _, said in turns):
-        text = render(tokenizer, turns, template, arguments)
-        return tuple(tokenizer(text, add_special_tokens=False).input_ids)
+    found: list[tuple[int, ...]] = [()] * len(prompts)
+    rendered: dict[int, str] = {}  # by place: prompts that are encoded together
+    for n, (turns, template) in enumerate(prompts):
+        if template is None:
+            text = "".join(f"{said}\n" for _, said in turns)
+            ids = tuple(tokenizer(text, split_special_tokens=True).input_ids)
+            # The text is not at its end: some tokenizers say so after every text.
+            found[n] = ids[:-1] if ids[-1:] == (tokenizer.eos_token_id,) else ids
+        elif pattern is None or not any(pattern.search(said) for _, said in turns):
+            rendered[n] = render(tokenizer, turns, template, arguments)
+        else:
+            found[n] = _with_controls(tokenizer, turns, template, arguments)
+    if rendered:
+        together = tokenizer([*rendered.values()], add_special_tokens=False).input_ids
+        for n, each in zip(rendered, together, strict=True):
+            found[n] = tuple(each)
+    return found
 
-    # The template sees a mark in place of each turn, and what it writes around them is encoded
-    # apart from the turns' own texts.
+
+def _with_controls(
+    tokenizer: Tokenizer, turns: Sequence[Turn], template: str, arguments: TemplateArguments
+) -> tuple[int, ...]:
+    """Return the token ids of a prompt whose turns have the texts of control tokens.
+
+    The template sees a mark in place of each turn, and what it writes around them is encoded apart
+    from the turns' own texts.
+    """
     marked = [(role, f"{MARK}{i}{MARK}") for i, (role, _) in enumerate(turns)]
     pieces = re.split(f"{MARK}([0-9]+){MARK}", render(tokenizer, marked, template, arguments))
     tokens: list[int] = []

@@ -22,7 +22,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from grpo.model.load import BUILTIN, load_policy
 from grpo.model.policy import Policy
-from grpo.model.prompts import end_of_turn, plain_tokens, prompt_tokens
+from grpo.model.prompts import Encodings, end_of_turn, plain_tokens, prompt_tokens
 from grpo.tasks.registry import load_task
 from grpo.tasks.supply import problem_at
 
@@ -133,7 +133,7 @@ def tokenizer_of(kind: str):
 
 
 def encode(tokenizer, prompt):
-    return prompt_tokens(tokenizer, [("user", prompt)], tokenizer.chat_template)
+    return prompt_tokens(tokenizer, [([("user", prompt)], tokenizer.chat_template)])[0]
 
 
 def encoded_by_transformers(tokenizer, prompt):
@@ -192,9 +192,9 @@ def test_control_tokens_come_from_the_template_alone(kind, before, after, which,
     controls = control_ids(tokenizer)
 
     for said in (turns, turns[-1:]):
-        ids = prompt_tokens(tokenizer, said, tokenizer.chat_template)
+        ids = prompt_tokens(tokenizer, [(said, tokenizer.chat_template)])[0]
         plain_turns = [(role, "a") for role, _ in said]
-        frame_ids = prompt_tokens(tokenizer, plain_turns, tokenizer.chat_template)
+        frame_ids = prompt_tokens(tokenizer, [(plain_turns, tokenizer.chat_template)])[0]
         assert [i for i in ids if i in controls] == [i for i in frame_ids if i in controls]
 
         # Nothing of the texts is lost: they are what the tokens say, as far as the template leaves
@@ -217,7 +217,7 @@ def squeezed(tokenizer, ids):
 def test_a_conversation_is_encoded_as_the_template_writes_it(kind):
     tokenizer = tokenizer_of(kind)
     turns = conversation(["Be brief.", "A: a\nB: b", "a b", "A: the owl\nB: it saw"])
-    ids = prompt_tokens(tokenizer, turns, tokenizer.chat_template)
+    ids = prompt_tokens(tokenizer, [(turns, tokenizer.chat_template)])[0]
     if tokenizer.chat_template is None:
         wanted = tokenizer("Be brief.\nA: a\nB: b\na b\nA: the owl\nB: it saw\n").input_ids
     else:
@@ -289,12 +289,12 @@ def test_no_end_token_stands_between_a_prompt_and_its_answer():
     """Some tokenizers put one after every text; the answer would be written behind the end."""
     tokenizer = without_template(sentencepiece(legacy=False))
     begin, end = tokenizer.bos_token_id, tokenizer.eos_token_id
-    usual = prompt_tokens(tokenizer, [("user", "hello </s>")], None)
+    usual = prompt_tokens(tokenizer, [([("user", "hello </s>")], None)])[0]
     tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
         single="<s> $A </s>", special_tokens=[("<s>", begin), ("</s>", end)]
     )
     assert tokenizer("hello").input_ids[-1] == end
-    assert prompt_tokens(tokenizer, [("user", "hello </s>")], None) == usual
+    assert prompt_tokens(tokenizer, [([("user", "hello </s>")], None)])[0] == usual
     assert usual[0] == begin and end not in usual
 
 
@@ -343,3 +343,25 @@ def test_a_directory_that_names_other_ends_has_them_all(tiny_model, tmp_path):
 
 def test_a_directory_whose_files_agree_has_one_end(tiny_policy):
     assert tiny_policy.stops == (tiny_policy.end,) == (3,)
+
+
+@kinds
+def test_prompts_that_are_encoded_together_are_encoded_as_alone(kind):
+    tokenizer = tokenizer_of(kind)
+    said = [*ODD, control_texts(tokenizer)[0], *(one.prompt for one in problems(30))]
+    prompts = [((("user", text),), tokenizer.chat_template) for text in said]
+    assert prompt_tokens(tokenizer, prompts) == [encode(tokenizer, text) for text in said]
+
+
+def test_encodings_are_made_once_and_the_oldest_are_forgotten():
+    calls = []
+
+    def encode(texts):
+        calls.append(texts)
+        return [[len(text)] for text in texts]
+
+    encodings = Encodings(encode, most=2)
+    assert encodings(["a", "bb", "a", "ccc"]) == [(1,), (2,), (1,), (3,)]
+    assert encodings(["ccc", "bb"]) == [(3,), (2,)]
+    assert encodings(["a"]) == [(1,)]
+    assert calls == [["a", "bb", "ccc"], ["a"]]
