@@ -214,7 +214,11 @@ class Run:
 
             self.take_steps(interrupt)
             if number := self.ranks.max(interrupt.wanted or 0):
-                self._save_and_exit(signal.Signals(number).name)
+                self.save_now()
+                self.console.say(
+                    f"{signal.Signals(number).name}: stopped after step {self.trainer.done}, which "
+                    f"is saved; {resume_hint(self.folder)}"
+                )
                 return 128 + number
             return self._finish()
         finally:
@@ -503,14 +507,6 @@ class Run:
         return line, groups
 
     # --- after the last step ------------------------------------------------------------------
-
-    def _save_and_exit(self, signal: str) -> None:
-        """Save the last step, because a signal ends the run."""
-        self.save_now()
-        self.console.say(
-            f"{signal}: stopped after step {self.trainer.done}, which is saved; "
-            f"{resume_hint(self.folder)}"
-        )
 
     def _finish(self) -> int:
         """Evaluate the trained policy, show the verdict, and return its exit status."""
