@@ -226,35 +226,24 @@ def distinct_problems(
     return found.problems
 
 
-class Examples:
-    """Solved problems that a prompt shows before the question: `count` of its own level.
+def examples_of(task: Task, level: int, key: str, *, seed: int, count: int) -> tuple[Problem, ...]:
+    """Return the `count` solved problems that a prompt of this `level` shows before the question.
 
-    They are of the training split, so none is a held-out problem, and the problem itself is never
-    among them. They are a pure function of the seed, the level and the problem's key.
+    They are of the training split, so none is a held-out problem, and the problem itself, which has
+    this `key`, is never among them. They are a pure function of the arguments.
     """
-
-    def __init__(self, task: Task, *, seed: int, count: int):
-        self.task, self.seed, self.count = task, seed, count
-        self._drawn = lru_cache(512)(self._draw)  # a step asks for them several times
-
-    def of(self, problem: Problem) -> tuple[Problem, ...]:
-        """Return the examples of `problem`."""
-        return self._drawn(problem.level, problem.key)
-
-    def _draw(self, level: int, key: str) -> tuple[Problem, ...]:
-        seed = int(key_of("examples", self.seed, key), 16)
-        try:
-            found = distinct_problems(
-                self.task, seed=seed, split="train", level=level, size=self.count, seen={key}
-            )
-        except TaskError:
-            raise
-        except UserError as error:
-            raise UserError(f"--shots {self.count}: {error}") from error
-        if not all(problem.target for problem in found):
-            what = f"problems of task {self.task.name}"
-            raise UserError(f"--shots {self.count}: the {what} have no answer to show")
-        return tuple(found)
+    own_seed = int(key_of("examples", seed, key), 16)
+    try:
+        found = distinct_problems(
+            task, seed=own_seed, split="train", level=level, size=count, seen={key}
+        )
+    except TaskError:
+        raise
+    except UserError as error:
+        raise UserError(f"--shots {count}: {error}") from error
+    if not all(problem.target for problem in found):
+        raise UserError(f"--shots {count}: the problems of task {task.name} have no answer to show")
+    return tuple(found)
 
 
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import islice, zip_longest
 from pathlib import Path
 from types import MappingProxyType
@@ -26,7 +26,7 @@ from typing import Any
 from grpo.data.errors import UserError, escape_control, shortened
 from grpo.data.files import read_text
 from grpo.tasks.base import Problem, Task
-from grpo.tasks.supply import Examples
+from grpo.tasks.supply import examples_of
 
 # A tokenizer of `transformers`, which types all results as unions.
 Tokenizer = Any
@@ -192,7 +192,8 @@ class PromptFormat:
     """What is added to a problem's prompt."""
 
     system: str = ""  # the text of a system turn; "": none
-    examples: Examples | None = None  # solved problems that are shown before the question
+    # From level and key of a problem to the solved ones that are shown before it.
+    examples: Callable[[int, str], tuple[Problem, ...]] | None = None
     arguments: TemplateArguments = field(default_factory=dict)  # of the chat template
 
     def turns(self, problem: Problem | str) -> tuple[Turn, ...]:
@@ -209,14 +210,15 @@ class PromptFormat:
         """Return the examples that `problem` is shown with; a prompt without a problem has none."""
         if self.examples is None or isinstance(problem, str):
             return ()
-        return self.examples.of(problem)
+        return self.examples(problem.level, problem.key)
 
 
 def format_of(task: Task, settings: Any, seed: int) -> PromptFormat:
     """Return the format that the settings of a run ask for; `seed` chooses the examples."""
     count, variables = settings.shots, template_arguments(settings.chat_template_kwargs)
-    examples = Examples(task, seed=seed, count=count) if count else None
-    return PromptFormat(settings.system, examples, variables)
+    # A step asks for the examples several times.
+    examples = lru_cache(512)(partial(examples_of, task, seed=seed, count=count))
+    return PromptFormat(settings.system, examples if count else None, variables)
 
 
 def template_arguments(text: str) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from grpo.run.logs import load_run
 from grpo.run.resume import start_from
 from grpo.tasks.audit import audit
 from grpo.tasks.registry import load_task
-from grpo.tasks.supply import Examples, problem_at, write_problems
+from grpo.tasks.supply import examples_of, problem_at, write_problems
 from grpo.tools import evaluation, train
 from grpo.tools.evaluate import Evaluation
 from grpo.tools.evaluation import parse as parse_evaluation
@@ -108,7 +108,7 @@ def test_an_evaluation_sends_what_the_run_sent(here, capsys):
     (line,) = json.loads(Path("out.json").read_text())
     assert (line["wording"], line["system"], line["shots"]) == (WORDING, "Be brief, <|end|>.", 2)
     a, b = (" ".join(problems[0].data[name]) for name in "ab")
-    examples = Examples(resolved()[1], seed=3, count=2).of(problems[0])
+    examples = examples_of(resolved()[1], 2, problems[0].key, seed=3, count=2)
     answered = "".join(
         f"<|user|>{one.prompt}<|end|><|assistant|>{one.target}<|end|>" for one in examples
     )

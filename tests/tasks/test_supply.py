@@ -13,9 +13,9 @@ from grpo.tasks.base import Problem, key_of, split_of_key
 from grpo.tasks.registry import load_task
 from grpo.tasks.rows import Rows
 from grpo.tasks.supply import (
-    Examples,
     Supply,
     epoch_order,
+    examples_of,
     first_distinct,
     patience,
     problem_at,
@@ -159,10 +159,9 @@ def test_all_held_out_products_of_single_digits_are_found(seed):
 def test_examples_are_a_pure_function_of_seed_and_key(seed, index, split, size):
     problem = problem_at(TASK, seed=7, split=split, level=22, index=index)
     other = problem_at(TASK, seed=7, split=split, level=22, index=index + 1)
-    once, again = (Examples(TASK, seed=seed, count=size) for _ in range(2))
-    again.of(other)
-    found = once.of(problem)
-    assert found == again.of(problem) == once.of(problem)
+    found = examples_of(TASK, 22, problem.key, seed=seed, count=size)
+    examples_of(TASK, 22, other.key, seed=seed, count=size)
+    assert found == examples_of(TASK, 22, problem.key, seed=seed, count=size)
 
     keys = [example.key for example in found]
     assert len(set(keys)) == size and problem.key not in keys
@@ -176,7 +175,7 @@ def test_a_problem_is_never_its_own_example():
     """
     for index in range(40):
         problem = problem_at(TASK, seed=7, split="train", level=11, index=index)
-        keys = [example.key for example in Examples(TASK, seed=0, count=10).of(problem)]
+        keys = [example.key for example in examples_of(TASK, 11, problem.key, seed=0, count=10)]
         assert problem.key not in keys and len(set(keys)) == 10
 
 
@@ -184,20 +183,20 @@ def test_too_few_examples_are_one_line():
     problem = problem_at(TASK, seed=7, split="test", level=11, index=0)
     there = {problem_at(TASK, seed=0, split="train", level=11, index=i).key for i in range(500)}
     with pytest.raises(UserError) as caught:
-        Examples(TASK, seed=0, count=50).of(problem)
+        examples_of(TASK, 11, problem.key, seed=0, count=50)
     assert str(caught.value) == (
         f"--shots 50: level 11 of task arithmetic, train: only {len(there)} different problems "
         f"found, and 50 are asked for; ask for {len(there)} or less"
     )
     with pytest.raises(UserError, match="^--shots 2: --level 7: products need digits"):
-        Examples(TASK, seed=0, count=2).of(Problem("arithmetic", 7, "p", "t", "k"))
+        examples_of(TASK, 7, "k", seed=0, count=2)
 
 
 def test_problems_without_an_answer_make_no_examples():
     data = [{"prompt": text, "split": "train"} for text in "abc"]
     task = Rows(data, reward_functions=[lambda completion: 1.0])
     with pytest.raises(UserError, match="^--shots 2: the problems of task data have no answer"):
-        Examples(task, seed=0, count=2).of(task.problems("train")[0])
+        examples_of(task, 1, task.problems("train")[0].key, seed=0, count=2)
 
 
 # ---- problems in a file

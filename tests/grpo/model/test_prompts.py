@@ -3,6 +3,7 @@ is shown.
 """
 
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -24,11 +25,11 @@ from grpo.model.prompts import (
 from grpo.rollout.generate import budget_for, fitting
 from grpo.tasks.arithmetic import Arithmetic
 from grpo.tasks.base import Problem
-from grpo.tasks.supply import Examples, problem_at
+from grpo.tasks.supply import examples_of, problem_at
 
 TASK = Arithmetic()
 PROBLEM = problem_at(TASK, seed=0, split="test", level=2, index=0)
-TWO = Examples(TASK, seed=0, count=2)
+TWO = partial(examples_of, TASK, seed=0, count=2)
 
 CHAT = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>"
 RAISING = (
@@ -76,7 +77,7 @@ def fault(template, **format):
 
 
 def test_the_turns_of_a_problem_in_their_order():
-    first, second = TWO.of(PROBLEM)
+    first, second = TWO(PROBLEM.level, PROBLEM.key)
     assert PromptFormat().turns(PROBLEM) == PromptFormat().turns(PROBLEM.prompt)
     assert PromptFormat("Be brief.", TWO).turns(PROBLEM) == (
         ("system", "Be brief."),
@@ -95,7 +96,7 @@ def test_a_policy_sends_what_its_format_says():
     assert plain == policy.encode(PROBLEM.prompt)
 
     Policy.use(policy, PromptFormat("Be brief.", TWO))
-    first, second = TWO.of(PROBLEM)
+    first, second = TWO(PROBLEM.level, PROBLEM.key)
     turns = [first.prompt, first.target, second.prompt, second.target]
     roles = ["<|user|>", "<|assistant|>"] * 2
     before = "".join(f"{role}{turn}<|end|>" for role, turn in zip(roles, turns, strict=True))
