@@ -18,6 +18,7 @@ from typing import Any
 from grpo.config import Config
 from grpo.records import (
     CLASSES,
+    WHY,
     Action,
     Group,
     GroupClass,
@@ -27,8 +28,6 @@ from grpo.records import (
     truncated_share,
 )
 from grpo.tasks.base import LARGEST, Score, component_means
-
-DEGENERATE: tuple[GroupClass, ...] = CLASSES[1:]
 
 # Degenerate because all rewards are equal, and not because the answers are right.
 COLLAPSED: tuple[GroupClass, ...] = ("identical", "failed", "tied")
@@ -224,7 +223,7 @@ def _alarm(cause: str, steps: int, mean: dict[str, float]) -> str:
     elif cause == TRUNCATED:
         found = f"{mean[cause]:.0%} of the completions are truncated:"
     else:
-        ranked = sorted(DEGENERATE, key=mean.__getitem__, reverse=True)
+        ranked = sorted(WHY, key=mean.__getitem__, reverse=True)
         listed = ", ".join(f"{mean[name]:.0%} {name}" for name in ranked if mean[name])
         found = f"most groups carry no gradient ({listed});"
         remedy = REMEDIES[ranked[0]]

@@ -9,7 +9,6 @@ from grpo import report
 from grpo.data.errors import command_of
 from grpo.records import CLASSES, WHY
 from grpo.run.logs import append_lines, load_run, write_rollouts
-from grpo.variance import DEGENERATE
 
 
 @pytest.fixture
@@ -146,7 +145,7 @@ def test_every_class_of_groups_has_a_sign_and_a_meaning():
     source = (report.FOLDER / "base.js").read_text()
     (block,) = re.findall(r"const CLASSES = \{(.*?)\};", source, re.DOTALL)
     assert set(re.findall(r"(\w+): \[", block)) == set(CLASSES)
-    assert set(WHY) == set(DEGENERATE)
+    assert {"varied", *WHY} == set(CLASSES)
 
 
 def test_mistakes_are_said_in_one_line(made, tmp_path, capsys):
