@@ -75,7 +75,7 @@ def attention_window(config: Any) -> int | None:
 # Files and tensors
 
 # What `transformers` and `tokenizers` read of a directory.
-KINDS = (".json", ".jinja", ".safetensors", ".txt", ".model")
+MODEL_FILES = (".json", ".jinja", ".safetensors", ".txt", ".model")
 
 # The largest hidden state that is accepted in float16. Its numbers end at twice this, and training
 # moves the largest hidden states little.
@@ -95,7 +95,7 @@ The river was low, the reeds were dry, and nothing moved but a heron and its sha
 def check_files(folder: Path) -> None:
     """Raise UserError if a file that `transformers` reads is not an ordinary one, or too large."""
     for path in sorted(folder.iterdir()):
-        if path.suffix in KINDS and not path.is_file():
+        if path.suffix in MODEL_FILES and not path.is_file():
             raise UserError(f"--model {folder}: {path.name} is no ordinary file")
         if path.suffix in (".json", ".jinja") and path.stat().st_size > MAX_BYTES:
             most = f"{MAX_BYTES >> 20:,} MiB"

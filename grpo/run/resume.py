@@ -44,6 +44,7 @@ from grpo.data.errors import UserError, blaming, command_of, quoted, shortened
 from grpo.data.files import kind_of, open_own, read_json
 from grpo.distributed import Ranks
 from grpo.model import load
+from grpo.model.check import MODEL_FILES
 from grpo.model.load import layers_of
 from grpo.model.policy import Policy
 from grpo.run.checkpoint import find_resume, run_of, seen_keys
@@ -66,9 +67,6 @@ DIGITS = 16
 PAGE = 1 << 16
 PAGES = 1024
 WEIGHTS = (".safetensors", ".gguf")
-
-# The files of a model that transformers reads. Others, such as a README, may change.
-MODEL_FILES = (*WEIGHTS, ".json", ".model", ".jinja", ".txt")
 
 
 # --- a new run or a resumed one ---------------------------------------------------------------
@@ -316,8 +314,8 @@ def _digests(place: Path) -> dict[str, str]:
     return {
         path.name: digest_of(path)
         for path in files
-        # A checkpoint may be a base.
-        if path.suffix in MODEL_FILES and not path.name.startswith("optimizer")
+        # Other files, such as a README, may change. A checkpoint may be a base.
+        if path.suffix in (*MODEL_FILES, ".gguf") and not path.name.startswith("optimizer")
     }
 
 
