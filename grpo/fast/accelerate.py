@@ -378,7 +378,7 @@ class FastForward(PlainForward):
 
     def predict(self, batch: Any) -> Tensor:
         """Return the hidden states that predict the distinct tokens of a micro-batch (U, E)."""
-        if self.llama and self.llama.use_lora:
+        if self.llama:
             self.llama.refresh()
         tokens = len(batch.tokens_N) + sum(len(each.hidden_NE) for each in self.kept)
         keeps = self.is_keeping and tokens <= self.policy.tokens_to_keep
@@ -410,19 +410,6 @@ class FastForward(PlainForward):
             self.llama.gradient_checkpointing = True
         else:
             super().checkpoint_gradients()
-
-    @contextmanager
-    def without_adapter(self) -> Iterator[None]:
-        """Within this context, the model runs without its adapter."""
-        if self.llama is None:
-            with super().without_adapter():
-                yield
-            return
-        self.llama.use_lora = False
-        try:
-            yield
-        finally:
-            self.llama.use_lora = True
 
     def hidden_states(self, tokens_BT: Tensor, position_ids: Tensor, shared: Any) -> Tensor:
         """Return the last hidden states (B, T, E); `shared` computes the attention."""

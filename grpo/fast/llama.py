@@ -52,8 +52,8 @@ class Block:
 class FastLlama:
     """The decoder layers of a causal language model, without its output layer.
 
-    `use_lora` switches the adapters on and off. With `gradient_checkpointing` the activations of a
-    layer are computed again in the backward pass (arXiv:1604.06174).
+    With `gradient_checkpointing` the activations of a layer are computed again in the backward pass
+    (arXiv:1604.06174).
     """
 
     def __init__(self, causal: Model):
@@ -72,7 +72,6 @@ class FastLlama:
         self.linears = [layer for block in self.blocks for layer in block.linears]
         self._copies: dict[float, tuple[list[Tensor], list[Tensor]]] | None = None
         self.gradient_checkpointing = False
-        self.use_lora = True
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -125,7 +124,7 @@ class FastLlama:
         """Return the hidden states after attention, and what the MLP adds to them, (N, E) each."""
         block, (cos_Nd, sin_Nd, shared, B) = self.blocks[i], inputs
         x_NE, normed_NE = add_norm(block.input_norm, x_NE, y_NE)
-        heads_NO = linear(normed_NE, block.qkv, self.use_lora)
+        heads_NO = linear(normed_NE, block.qkv)
         if block.has_qk_norm:
             heads_NO = self._norm_heads(block, heads_NO)
         q, k, v = (
@@ -134,11 +133,11 @@ class FastLlama:
         )
 
         attended = shared.attend(i, q, k, v, self.scale).reshape(-1, self.H * self.D)
-        y_NE = linear(attended, block.out, self.use_lora)
+        y_NE = linear(attended, block.out)
 
         x_NE, normed_NE = add_norm(block.post_attention_norm, x_NE, y_NE)
-        gate_up = linear(normed_NE, block.gate_up, self.use_lora)
-        return x_NE, linear(gate_up, block.down, self.use_lora, has_swiglu=True)
+        gate_up = linear(normed_NE, block.gate_up)
+        return x_NE, linear(gate_up, block.down, has_swiglu=True)
 
     def _summed_block(self, i: int, x_NE: Tensor, inputs: Inputs) -> Tensor:
         """Return the output (N, E) of the layer: one tensor to be kept, not two parts of a sum."""
@@ -185,12 +184,12 @@ def add_norm(norm: Model, x_NE: Tensor, y_NE: Tensor | None) -> tuple[Tensor, Te
     return _apply(_AddNorm, x_NE, y_NE, norm.weight, norm.variance_epsilon)
 
 
-def linear(x_NI: Tensor, layer: MergedLinear, use_lora: bool, has_swiglu: bool = False) -> Tensor:
-    """Return the outputs (N, O) of merged linear layers, with their adapters if `use_lora`.
+def linear(x_NI: Tensor, layer: MergedLinear, has_swiglu: bool = False) -> Tensor:
+    """Return the outputs (N, O) of merged linear layers, with their adapters if they are on.
 
     With `has_swiglu` the input x (N, 2 F) goes through `swiglu` first.
     """
-    return _apply(_Linear, x_NI, layer, use_lora, has_swiglu, *layer.parameters)
+    return _apply(_Linear, x_NI, layer, has_swiglu, *layer.parameters)
 
 
 def swiglu(gate_up: Tensor) -> Tensor:
@@ -239,12 +238,11 @@ class _Linear(torch.autograd.Function):
         ctx: Any,
         x: Tensor,
         layer: MergedLinear,
-        use_lora: bool,
         has_swiglu: bool,
         *parameters: Tensor | None,
     ) -> Tensor:
         # The parameters are inputs only so that autograd asks for their gradients.
-        y, lora_hidden = layer.forward(swiglu(x) if has_swiglu else x, use_lora)
+        y, lora_hidden = layer.forward(swiglu(x) if has_swiglu else x)
 
         ctx.save_for_backward(x, lora_hidden)
         ctx.layer = layer
@@ -254,7 +252,7 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, lora_hidden = ctx.saved_tensors
-        needed = ctx.needs_input_grad[4:]
+        needed = ctx.needs_input_grad[3:]
 
         # SwiGLU is computed again: that is cheaper than keeping its output.
         inputs = swiglu(x) if ctx.has_swiglu else x
@@ -263,7 +261,7 @@ class _Linear(torch.autograd.Function):
 
         if ctx.has_swiglu:
             dx = _swiglu_backward(dx, x)
-        return dx, None, None, None, *grads
+        return dx, None, None, *grads
 
 
 class _AddNorm(torch.autograd.Function):

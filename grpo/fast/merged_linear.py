@@ -89,6 +89,8 @@ class MergedLinear:
         self.modules = modules
         self.layers = [base_layer(module) for module in modules]
         self.adapters = [_adapter_of(module) for module in modules]
+        # One with an adapter, if there is any: all are switched on and off together.
+        self.adapted = next((each for each, own in zip(modules, self.adapters) if own), None)
 
         sizes = [layer.out_features for layer in self.layers]
         self.out_features = sum(sizes)
@@ -167,12 +169,12 @@ class MergedLinear:
             *(adapter.b if adapter else None for adapter in self.adapters),
         ]
 
-    def forward(self, x_NI: Tensor, use_lora: bool) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x_NI: Tensor) -> tuple[Tensor, Tensor | None]:
         """Return the layers' outputs side by side (N, O), and A x of each layer (N, layers * rank).
 
-        A x is None if there are no adapters, or if `use_lora` is False.
+        A x is None if there are no adapters, or if they are switched off.
         """
-        if not (self.rank and use_lora):
+        if self.adapted is None or self.adapted.disable_adapters:
             bias = None if self.bias is None else self.bias[: self.out_features]
             return linear_no_grad(x_NI, self.weight[: self.out_features], bias), None
 

@@ -235,7 +235,7 @@ OPERATIONS = {
         [(9, 80)],
     ),
     "swiglu": (
-        lambda x: ops.linear(x, Doubling(), False, True),
+        lambda x: ops.linear(x, Doubling(), True),
         lambda x: 2 * functional.silu(x[:, :37]) * x[:, 37:],
         [(9, 74)],
     ),
@@ -248,7 +248,7 @@ class Doubling:
     parameters: list = []
     gradient_products = nullcontext
 
-    def forward(self, x, use_lora):
+    def forward(self, x):
         return 2 * x, None
 
     def gradients(self, dy, x, lora_hidden, needed):
