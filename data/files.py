@@ -165,11 +165,11 @@ def write_whole(path: str | Path, content: bytes) -> None:
             aside.unlink()
 
 
-def open_own(path: Path, mode: str) -> Any:
-    """Open a text file to write it; OSError if it is a link, which may lead elsewhere."""
+def open_own(path: Path) -> Any:
+    """Open a text file to append to it; OSError if it is a link, which may lead elsewhere."""
     return open(
         path,
-        mode,
+        "a",
         encoding="utf-8",
         opener=lambda name, flags: os.open(name, flags | os.O_NOFOLLOW, 0o666),
     )

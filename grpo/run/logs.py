@@ -126,7 +126,7 @@ def _json_lines(lines: Iterable[dict[str, Any]]) -> str:
 def append_text(path: Path, text: str) -> None:
     """Append `text` to a file. It is on the disk when this function returns."""
     try:
-        with open_own(path, "a") as file:
+        with open_own(path) as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())

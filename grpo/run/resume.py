@@ -183,7 +183,7 @@ def locked(folder: Path) -> Iterator[None]:
     Some network file systems have no locks (Lustre without the option `flock`).
     """
     try:
-        file = open_own(folder / ".lock", "a")
+        file = open_own(folder / ".lock")
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}") from error
     with file:
