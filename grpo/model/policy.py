@@ -201,10 +201,6 @@ class Policy:
         """Return the keys of the examples that the prompt of `problem` shows."""
         return tuple(example.key for example in self.format.shots(problem))
 
-    def target_length(self, target: str) -> int:
-        """Return how many tokens the answer `target` takes, its end token included."""
-        return len(self.target_tokens(target)) + 1
-
     def target_tokens(self, target: str) -> tuple[int, ...]:
         """Return the token ids of the answer `target`, without the end token."""
         return self._texts([target])[0]

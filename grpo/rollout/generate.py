@@ -345,7 +345,7 @@ def budget_for(
     takes, or what the task has `declared` if that is larger; at most what the context has room for.
     Raises UserError if the right answer does not fit.
     """
-    needed = policy.target_length(target)
+    needed = len(policy.target_tokens(target)) + 1  # its end token included
     if asked and asked < needed:
         raise UserError(
             f"--max-new-tokens {asked}: the right answer takes {needed} tokens; give at least "

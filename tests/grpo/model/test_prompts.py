@@ -61,7 +61,7 @@ def policy_with(template, format=DEFAULT):
         vocabulary=len(tokenizer),
         context=4096,
         name="a model",
-        target_length=lambda target: 4,
+        target_tokens=lambda target: (1, 2, 3),
     )
     policy.encode = lambda problem: Policy.encode(policy, problem)
     Policy.use(policy, format)

@@ -319,7 +319,7 @@ def test_the_console_says_that_memory_ran_out(tiny_policy, monkeypatch):
 
 def test_budget(tiny_policy):
     target = "one two three"
-    needed = tiny_policy.target_length(target)
+    needed = len(tiny_policy.target_tokens(target)) + 1
     assert budget_for(tiny_policy, (1,), target) >= needed * 1.25
     assert budget_for(tiny_policy, (1,), target, asked=needed) == needed
     with pytest.raises(UserError, match=f"the right answer takes {needed} tokens"):
