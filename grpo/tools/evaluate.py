@@ -229,7 +229,7 @@ class Evaluation:
         self, task: Task, level: int, found: DistinctProblems, source: Mapping[str, str]
     ) -> Result:
         """Return the result: figures, "sent" (the lines of the first prompt), and all "groups"."""
-        settings, answering = self.settings, self.answering
+        settings = self.settings
         kind = f", foreign {source['foreign']}" if "foreign" in source else ""
         what = f"{self.model}, level {level}{kind}"
         with Console(0, file=sys.stderr).working(what) as progress:
@@ -243,11 +243,9 @@ class Evaluation:
             **settings.task_options,
             "level": level,
             **source,
-            "seed": self.flags.seed,
             **{name: getattr(settings, name) for name in PROMPT},
-            **{name: getattr(answering, name) for name in SAMPLING},
+            **vars(self.answering),
             **{name: getattr(found, name) for name in COUNTS},
-            "samples": answering.samples,
             **figures_of(groups),
             **self._about(task, found.problems),
             "groups": groups,
