@@ -367,13 +367,8 @@ def check_base(checkpoint: Path, model: str) -> None:
 def load_run_policy(checkpoint: Path, config: Config, device: str) -> tuple[Policy, set[str]]:
     """Return the policy of a checkpoint, and the keys of the problems that it was trained on."""
     seen = seen_keys(checkpoint)
-    policy = load.load_policy(
-        config.model,
-        device=device,
-        weights=checkpoint,
-        dtype=config.dtype,
-        quantise=config.quantise,
-    )
+    options = config.loading | {"keep_reference": False}
+    policy = load.load_policy(config.model, device=device, weights=checkpoint, **options)
     check_base(checkpoint, config.model)  # now, because a model of the hub is on the disk only now
     return policy, set(seen)
 
