@@ -513,14 +513,13 @@ def accelerate(policy: Policy, may_round: bool = False) -> None:
 
     If the gradients `may_round`, their float32 products on a CPU may be in bfloat16.
     """
-    own_attention = policy.causal.config._attn_implementation
     probe, policy.probe = policy.probe, None
     with probe_adapters(policy.causal):
         forward = _forward(policy, "fast", probe) or _forward(policy, "shared", probe)
 
     if forward is None:
         with suppress(ValueError):  # a part of the model may support no other attention
-            policy.causal.set_attn_implementation(own_attention)
+            policy.causal.set_attn_implementation(probe.attention)
         return
 
     policy.path = "fast" if forward.llama else "shared"
