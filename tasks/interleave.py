@@ -119,7 +119,6 @@ class Interleave:
         return self.problem(*windows)
 
     def _long_enough(self, split: str, level: int) -> list[Document]:
-        """Return the documents of `split` with at least `level` words."""
         return [document for document in self._by_split[split] if len(document.words) >= level]
 
     def _too_few(self, level: int, split: str) -> str:

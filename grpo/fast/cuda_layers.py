@@ -314,7 +314,6 @@ class CudaLayers:
         )  # fmt: skip
 
     def _mlp(self, block: Block, buffers: PassBuffers) -> Product:
-        """Return the output of the MLP."""
         y, gate_up = multiply(buffers.weighted_ME, block.gate_up)
         M, F = len(buffers.weighted_ME), gate_up.out_features // 2
         gated_MF = buffers.weighted_ME.new_empty(M, F)

@@ -226,7 +226,6 @@ def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _adapter_of(module: Model) -> LoraWeights | None:
-    """Return the active adapter of a module, or None if it has none."""
     name = getattr(module, "active_adapters", (None,))[0]
     if not name:
         return None

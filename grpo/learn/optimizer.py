@@ -216,7 +216,6 @@ class Optimizer:
 
 
 def _master(weight: nn.Parameter) -> nn.Parameter:
-    """Return the master of a whole weight."""
     if weight.dtype == _wide(weight):
         return weight
     return nn.Parameter(weight.detach().to(_wide(weight), copy=True))
