@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The positive control: does the pipeline learn what everybody knows, and nothing where the reward
-# says nothing? Three seeds each of: real reward, shuffled rewards, constant reward. 2 CPU cores. Needs the environment's python in PATH; runs that are there already
-# are not made again.
+# says nothing? Three seeds each of: real reward, shuffled rewards, constant reward. 2 CPU cores.
+# Needs the environment's python in PATH; runs that are there already are not made again.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 declare -A flags=(

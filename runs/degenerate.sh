@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Groups without variance kept, skipped, drawn again hotter, or replaced by further prompts: three
+# Groups without variance kept, skipped, sampled again, or replaced by further prompts: three
 # seeds each, some 0.6 M sampled tokens, 25 words straight from the base. 2 CPU cores,
 # about a minute and a half a run. Runs that are there already are not made again.
 set -euo pipefail
