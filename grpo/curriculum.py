@@ -232,18 +232,28 @@ class ProblemStream(Resumable):
 
     def at(self, index: int, level: int) -> Indexed:
         """Return the first problem of a level from `index` on that fits."""
-        passed: list[Problem] = []
-        problems = (self.supply.at(i, level) for i in count(index))
-        problem = next(fitting(self.policy, problems, passed, self.config.max_new_tokens))
+        return self.take(index, [level])[0]
 
-        if passed and not self.has_left_out:
-            self.has_left_out = True
-            self.policy.events.append(
-                f"{passed[0].title} is left out of training, as is every problem whose prompt and "
-                f"right answer do not fit the model's {self.policy.context:,} tokens or "
-                "--max-new-tokens"
-            )
-        return index + len(passed), problem
+    def take(self, index: int, levels: Sequence[int]) -> list[Indexed]:
+        """Return a problem of each of the `levels`, in turn the first that fits from `index` on."""
+        ahead = {(i, level): self.supply.at(i, level) for i, level in enumerate(levels, index)}
+        self.policy.prepare([*ahead.values()])
+        found: list[Indexed] = []
+        for level in levels:
+            passed: list[Problem] = []
+            problems = (ahead.get((i, level)) or self.supply.at(i, level) for i in count(index))
+            problem = next(fitting(self.policy, problems, passed, self.config.max_new_tokens))
+            found.append((index + len(passed), problem))
+            index = found[-1][0] + 1
+
+            if passed and not self.has_left_out:
+                self.has_left_out = True
+                self.policy.events.append(
+                    f"{passed[0].title} is left out of training, as is every problem whose prompt "
+                    f"and right answer do not fit the model's {self.policy.context:,} tokens or "
+                    "--max-new-tokens"
+                )
+        return found
 
     def window(self, index: int, problem: Problem) -> Problem:
         """Return a window of a problem at random, see `window_of`."""
@@ -813,12 +823,12 @@ def demonstrate(
 def draw_answers(stream: ProblemStream, level: int, size: int) -> list[Group]:
     """Return the next `size` right answers, which then count as seen, with advantage 1."""
     policy = stream.policy
-    groups: list[Group] = []
-    for _ in range(size):
-        index, problem = stream.at(stream.next_index, level)
-        problem = stream.window(index, problem)
-        stream.mark_seen([(index, problem)])
-        groups.append(right_answer(policy, index, problem))
+    problems = [
+        (i, stream.window(i, each)) for i, each in stream.take(stream.next_index, [level] * size)
+    ]
+    stream.mark_seen(problems)
+    policy.prepare([problem for _, problem in problems])
+    groups = [right_answer(policy, index, problem) for index, problem in problems]
     score_groups(stream.task, groups)
     return groups
 

@@ -241,16 +241,9 @@ class Trainer:
         They depend on nothing but the seed, the step, and the state of trainer and policy.
         """
         count = batches * self.prompts
-        problems: list[Indexed] = []
         index = earlier[-1][0] + 1 if earlier else self.stream.next_index
         levels = self.curriculum.levels_for(self.config.seed, step, count, len(earlier))
-        self.policy.prepare(
-            [self.stream.supply.at(index + n, each) for n, each in enumerate(levels)]
-        )
-        for level in levels:
-            index, problem = self.stream.at(index, level)
-            problems.append((index, problem))
-            index += 1
+        problems = self.stream.take(index, levels)
         memory = self.update_memory
         problems = doubtful_parts(self.stream, problems, memory, self.truncate, self.ranks)
         self.policy.prepare([problem for _, problem in problems])

@@ -266,6 +266,21 @@ def test_problems_that_do_not_fit_are_passed_over(tiny_policy):
     assert event.startswith("problem 1 is left out of training, as is every problem whose ")
 
 
+def test_a_step_draws_each_problem_once(tiny_policy):
+    trainer = trainer_for(tiny_policy, prompts=4)
+    drawn, make = [], trainer.stream.supply.at
+
+    def at(index, level):
+        drawn.append((index, level))
+        return make(index, level)
+
+    trainer.stream.supply.at = at
+    problems = trainer.stream.take(3, [1, 1, 1])
+    assert [index for index, _ in problems] == [3, 4, 5]
+    assert drawn == [(3, 1), (4, 1), (5, 1)]
+    assert [trainer.stream.at(index, 1) for index, _ in problems] == problems
+
+
 @pytest.mark.parametrize("levels, value, count", [([1, 2], 0.89, 1), ([1, 2], 0.9, 0), ([1], 0, 0)])
 def test_a_ladder_that_right_answers_cannot_climb_is_warned_of(
     tiny_policy, monkeypatch, levels, value, count
