@@ -186,6 +186,19 @@ def exit_status(program: str, action: Callable[[], int]) -> int:
     return status
 
 
+@contextmanager
+def importing() -> Iterator[None]:
+    """Import torch or transformers within this block, and let Ctrl-C wait for the end of it.
+
+    An import that is broken off can leave half a module, which crashes when it is used.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _discard(stream: Any) -> None:
     """Send nowhere what a stream that cannot be written still holds, and whatever follows.
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -154,6 +155,29 @@ def test_ctrl_c_while_loading_is_one_line(program, tmp_path):
         rest = process.stderr.read()
     assert process.returncode == 130 and f"{program}: interrupted\n" in rest
     assert "Traceback" not in rest
+
+
+@pytest.mark.parametrize(
+    ("program", "name", "function"),
+    [
+        (train, "grpo.run.session", "start_run"),
+        (evaluation, "grpo.tools.evaluate", "report"),
+    ],
+)
+def test_ctrl_c_waits_for_the_end_of_an_import(program, name, function, monkeypatch, capsys):
+    """One that is broken off ended in an ImportError of transformers, or crashed later."""
+    imported = []
+
+    class Slow(ModuleType):
+        def __getattr__(self, wanted):
+            if wanted != function:
+                raise AttributeError(wanted)
+            signal.raise_signal(signal.SIGINT)
+            imported.append(wanted)
+
+    monkeypatch.setitem(sys.modules, name, Slow(name))
+    assert program.main([]) == 130 and imported == [function]
+    assert ": interrupted\n" in capsys.readouterr().err
 
 
 def test_the_gpu_of_a_mac_is_refused_in_one_line(run, tiny_model, capsys):

@@ -9,7 +9,7 @@ import argparse
 import sys
 
 from grpo import __version__
-from grpo.data.errors import Parser, UserError, command_of, exit_status
+from grpo.data.errors import Parser, UserError, command_of, exit_status, importing
 from grpo.model.prompts import system_text
 from grpo.tasks.registry import flags_of_tasks
 from grpo.tools.train import let_threads_sleep
@@ -39,7 +39,8 @@ def main(argv: list[str]) -> int:
 def start(argv: list[str]) -> int:
     """Read the flags, and evaluate. Torch is loaded after that, because it takes seconds."""
     flags, others = parse(argv)
-    from grpo.tools.evaluate import report
+    with importing():
+        from grpo.tools.evaluate import report
 
     return report(flags, others)
 

@@ -8,7 +8,7 @@ import sys
 from contextlib import redirect_stderr, redirect_stdout
 
 from grpo.config import parse
-from grpo.data.errors import Lasting, exit_status
+from grpo.data.errors import Lasting, exit_status, importing
 from grpo.distributed import RANK, join_ranks, only_rank0_prints
 
 # How often a waiting thread of OpenMP asks whether there is work, before it sleeps. The default is
@@ -47,6 +47,7 @@ def main(argv: list[str]) -> int:
 def start(argv: list[str]) -> int:
     """Read the flags, and start the run on this rank."""
     config, given = parse(argv)
-    from grpo.run.session import start_run
+    with importing():
+        from grpo.run.session import start_run
 
     return start_run(config, given, join_ranks(config.device)).status
