@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import numbers
+import os
 import re
 import sysconfig
 import traceback
@@ -15,7 +16,6 @@ from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from os import sep
 from random import Random
 from statistics import fmean
 from typing import Any, Protocol
@@ -228,20 +228,25 @@ class TaskError(UserError):
 @contextmanager
 def calling(what: str) -> Iterator[None]:
     """Run a task's own code, e.g. `what` "task t: make()", within this block. Any exception except
-    UserError, and any attempt to exit, becomes a TaskError that names file and line.
+    UserError, and any attempt to exit, becomes a TaskError that names file and line. The working
+    directory is set back: the paths of the run may be relative to it.
     """
+    here = os.getcwd()
     try:
         yield
     except (UserError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
         raise raised(what, error) from error
+    finally:
+        if os.getcwd() != here:
+            os.chdir(here)
 
 
 # Where the code of Python and of installed packages begins.
 LIBRARIES = (
     "<frozen ",
-    *(sysconfig.get_path(name) + sep for name in ("stdlib", "purelib", "platlib")),
+    *(sysconfig.get_path(name) + os.sep for name in ("stdlib", "purelib", "platlib")),
 )
 
 

@@ -20,6 +20,7 @@ from grpo.tasks.base import (
     family_size,
     key_of,
     problems_of,
+    scores_of,
     sources_of,
     worded,
 )
@@ -207,6 +208,18 @@ def test_the_programs_of_a_run_are_executed_only_if_they_are_named():
 )
 def test_a_tasks_own_flags(words, options, rest):
     assert split_options("arithmetic", words) == (options, rest)
+
+
+def test_a_users_program_leaves_the_working_directory(tmp_path, monkeypatch):
+    """The files of a run were scattered over two folders, and its verdict was an error."""
+    monkeypatch.chdir(tmp_path)
+    code = "import os\nos.chdir('/')\ndef leave(completion):\n    os.chdir('/')\n    return 0.5\n"
+    Path("leave.py").write_text(code)
+    Path("rows.jsonl").write_text('{"prompt": "Where?"}')
+    task = load_task("data", options={"data": "rows.jsonl", "reward-file": "leave.py:leave"})
+    assert Path.cwd() == tmp_path
+    problem = next(one for split in SPLITS for one in task.problems(split))
+    assert scores_of(task, problem, ["here"])[0].reward == 0.5 and Path.cwd() == tmp_path
 
 
 def test_a_users_task_may_have_flags(tmp_path):
