@@ -3,6 +3,10 @@
 import re
 from pathlib import Path
 
+from grpo.config import ON_RESUME
+from grpo.run.resume import FREE_OPTIONS
+from grpo.variance import EQUAL
+
 TOP = Path(__file__).resolve().parent.parent
 PAGES = [
     *(TOP / name for name in ("README.md", "CONTRIBUTING.md")),
@@ -60,3 +64,14 @@ def test_the_guarantees_name_tests_that_exist():
     named = re.findall(r"`([\w/]+(?:\.py|/))`", text)
     assert len(named) > 20
     assert [name for name in named if not (TOP / "tests" / name).exists()] == []
+
+
+def test_what_a_resume_can_change_is_listed():
+    text = (TOP / "docs" / "run-files.md").read_text().partition("Only `steps`")[2]
+    listed = f"`steps`{text.partition('can')[0]}"
+    assert {*re.findall(r"`(?:--)?([\w-]+)`", listed)} == {*ON_RESUME, *FREE_OPTIONS}
+
+
+def test_the_least_difference_of_rewards_is_that_of_the_monitor():
+    said = re.search(r"at most (\S+) of the largest", (TOP / "docs/failing-run.md").read_text())
+    assert float(said[1]) == EQUAL
