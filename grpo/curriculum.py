@@ -217,7 +217,7 @@ def load_supply(config: Config, task: Task | None = None) -> tuple[Config, Suppl
 class ProblemStream(Resumable):
     """The problems of `supply` that fit the policy's context, in order; no index is used twice."""
 
-    STATE = ("next_index", "seen", "trained")
+    STATE = ("next_index", "seen", "trained", "left_out", "has_said_so")
 
     def __init__(self, config: Config, policy: Policy, supply: Supply):
         self.config = config
@@ -228,7 +228,8 @@ class ProblemStream(Resumable):
         self.next_index = 0
         self.seen: set[str] = set()  # keys of all that the policy was trained on, in any run
         self.trained: Counter[int] = Counter()  # of these in this run, by level
-        self.has_left_out = False  # a problem that does not fit
+        self.left_out = ""  # the first problem that does not fit
+        self.has_said_so = False
 
     def at(self, index: int, level: int) -> Indexed:
         """Return the first problem of a level from `index` on that fits."""
@@ -246,14 +247,19 @@ class ProblemStream(Resumable):
             found.append((index + len(passed), problem))
             index = found[-1][0] + 1
 
-            if passed and not self.has_left_out:
-                self.has_left_out = True
-                self.policy.events.append(
-                    f"{passed[0].title} is left out of training, as is every problem whose prompt "
-                    f"and right answer do not fit the model's {self.policy.context:,} tokens or "
-                    "--max-new-tokens"
-                )
+            if passed and not self.left_out:
+                self.left_out = passed[0].title
         return found
+
+    def take_events(self) -> list[str]:
+        """Return a line, once in a run, after a problem was left out."""
+        if self.has_said_so or not self.left_out:
+            return []
+        self.has_said_so = True
+        return [
+            f"{self.left_out} is left out of training, as is every problem whose prompt and right "
+            f"answer do not fit the model's {self.policy.context:,} tokens or --max-new-tokens"
+        ]
 
     def window(self, index: int, problem: Problem) -> Problem:
         """Return a window of a problem at random, see `window_of`."""

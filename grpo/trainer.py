@@ -404,7 +404,8 @@ class Trainer:
 
         # Alarms and the end look at the hardest open level, or at all groups of mixed levels.
         level = None if self.stream.supply.mixed else self.curriculum.level
-        events = self.policy.take_events() + self.monitor.observe(groups, level)
+        events = self.policy.take_events() + self.stream.take_events()
+        events += self.monitor.observe(groups, level)
         metrics = self.metrics(step, groups, learned)
         metrics |= {"problems/repeated": repeated, "events": events}
 

@@ -265,6 +265,11 @@ def test_problems_that_do_not_fit_are_passed_over(tiny_policy):
     (event,) = [event for report in reports for event in report.events]  # of the first alone
     assert event.startswith("problem 1 is left out of training, as is every problem whose ")
 
+    resumed = trainer_for(tiny_policy, prompts=2)
+    resumed.restore(json.loads(json.dumps(trainer.state())))
+    resumed.stream.supply = trainer.stream.supply
+    assert resumed.stream.at(5, 1)[0] == 6 and resumed.stream.take_events() == []
+
 
 def test_a_step_draws_each_problem_once(tiny_policy):
     trainer = trainer_for(tiny_policy, prompts=4)
