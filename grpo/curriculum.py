@@ -263,7 +263,14 @@ class ProblemStream(Resumable):
 
     def window(self, index: int, problem: Problem) -> Problem:
         """Return a window of a problem at random, see `window_of`."""
-        return window_of(self.task, self.config.window, self.config.seed, index, problem)
+        part = window_of(self.task, self.config.window, self.config.seed, index, problem)
+        return self.part_or_whole(part, problem)
+
+    def part_or_whole(self, part: Problem, problem: Problem) -> Problem:
+        """Return the window `part` of a problem that fits; the problem if `part` does not: cut into
+        other tokens, its beginning and the rest may be longer.
+        """
+        return next(fitting(self.policy, [part], [], self.config.max_new_tokens), problem)
 
     def check(self, levels: Sequence[int]) -> None:
         """Raise UserError if problems do not suit a run at these levels.
@@ -374,7 +381,12 @@ def doubtful_parts(
         start = min(max(0, len(written.split()) - 1 - draw.randrange(words)), last)
         part = asked(stream.task, "window", problem, words, start)
         parts[index] = replace(part, data={**part.data, EXPECTED: expected_share(values)})
-    return [(index, parts.get(index, problem)) for index, problem in problems]
+
+    policy.prepare([*parts.values()])
+    return [
+        (index, stream.part_or_whole(parts[index], problem) if index in parts else problem)
+        for index, problem in problems
+    ]
 
 
 def first_word(policy: Policy, problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:

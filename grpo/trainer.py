@@ -246,7 +246,6 @@ class Trainer:
         problems = self.stream.take(index, levels)
         memory = self.update_memory
         problems = doubtful_parts(self.stream, problems, memory, self.truncate, self.ranks)
-        self.policy.prepare([problem for _, problem in problems])
         self.timer.lap("problems")
         return problems
 

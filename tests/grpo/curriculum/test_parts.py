@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from grpo import curriculum
 from grpo.config import Config
 from grpo.curriculum import answer_logprobs, expected_share, right_answer
+from grpo.evaluate import budgets
 from grpo.learn.update import UpdateMemory
 from grpo.rollout.sampling import truncation
 from grpo.tasks.interleave import Interleave
@@ -65,6 +66,28 @@ def test_the_prompts_of_windows_are_read_with_the_answers_and_not_by_other_weigh
         for weight in tiny_policy.parameters:  # by an update of the user's own
             weight.mul_(0.5)
         torch.testing.assert_close(passes.prefill(prompts)[0], passes._together(prompts)[0])
+
+
+def test_a_window_of_more_tokens_than_fit_is_left_whole(tiny_policy, monkeypatch):
+    """Many tokenizers have more tokens for a word without a space before it."""
+    tokens = tiny_policy.target_tokens
+    monkeypatch.setattr(tiny_policy, "target_tokens", lambda text: (7, 7, *tokens(text)))
+    stream = Trainer(
+        Config(task="interleave", level=10, window=19, steps=4, prompts=4),
+        Supply(Interleave(), seed=0),
+        tiny_policy,
+    ).stream
+    whole = 0
+    for index in range(8):
+        _, problem = stream.at(index, 10)
+        needed = tiny_policy.target_length(problem.target)
+        tiny_policy.context = len(tiny_policy.encode(problem)) + needed
+        memory = UpdateMemory(tiny_policy)
+        ((_, found),) = curriculum.doubtful_parts(stream, [(index, problem)], memory)
+        for each in (found, stream.window(index, problem)):
+            budgets(tiny_policy, stream.task, [each], None)
+        whole += found == problem
+    assert 0 < whole < 8
 
 
 def answers_of(policy, count, level=10, temperature=1.0):
