@@ -80,7 +80,7 @@ def test_a_window_of_more_tokens_than_fit_is_left_whole(tiny_policy, monkeypatch
     whole = 0
     for index in range(8):
         _, problem = stream.at(index, 10)
-        needed = tiny_policy.target_length(problem.target)
+        needed = len(tiny_policy.target_tokens(problem.target)) + 1
         tiny_policy.context = len(tiny_policy.encode(problem)) + needed
         memory = UpdateMemory(tiny_policy)
         ((_, found),) = curriculum.doubtful_parts(stream, [(index, problem)], memory)

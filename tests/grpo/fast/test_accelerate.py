@@ -21,7 +21,13 @@ from grpo.data.errors import UserError
 from grpo.fast import accelerate as fast
 from grpo.fast.accelerate import FastForward, accelerate
 from grpo.fast.merged_linear import MergedLinear
-from grpo.model.check import LOW_PRECISION_TOLERANCE, MISSING, check_model
+from grpo.model.check import (
+    FLOAT32_MISSING,
+    FLOAT32_TOLERANCE,
+    LOW_PRECISION_TOLERANCE,
+    MISSING,
+    check_model,
+)
 from grpo.model.load import BUILTIN, load_policy
 from grpo.model.policy import PlainForward, Policy
 
@@ -219,12 +225,22 @@ def test_rounding_of_a_deep_random_model_in_bfloat16_passes(monkeypatch):
     assert policy.causal.config._attn_implementation == fast.ATTENTION_NAME
 
 
-def test_a_difference_beyond_the_models_own_rounding_is_noticed(monkeypatch):
+@pytest.mark.parametrize("dtype, limit", [("bfloat16", MISSING), ("float32", FLOAT32_MISSING)])
+def test_a_difference_beyond_the_models_own_rounding_is_noticed(monkeypatch, dtype, limit):
     monkeypatch.setattr(
-        fast, "rollout_distance", lambda _, forward, __: 0.9 * MISSING if forward.llama else 0.0
+        fast, "rollout_distance", lambda _, forward, __: 0.9 * limit if forward.llama else 0.0
     )
     with pytest.warns(UserWarning, match="the fast forward pass disagrees with the model"):
-        assert load_policy("builtin", device="cpu", dtype="bfloat16").path == "shared"
+        assert load_policy("builtin", device="cpu", dtype=dtype).path == "shared"
+
+
+def test_rounding_of_a_model_whose_embeddings_decide_much_passes_in_float32(monkeypatch):
+    """Issue: Qwen2.5-0.5B ran every token again under an adapter of rank 8, and not at all of 4."""
+    shape = {"num_hidden_layers": 40, "initializer_range": 0.3}
+    seen = distances(monkeypatch)
+    policy = policy_of(LlamaConfig(**(SHAPE | shape)), torch.float32)
+    assert policy.path == "fast" and FLOAT32_TOLERANCE < seen[0] < FLOAT32_MISSING
+    assert not policy.causal.get_input_embeddings()._forward_hooks
 
 
 def test_a_model_that_computes_otherwise_is_noticed(tmp_path):
