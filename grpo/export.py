@@ -94,6 +94,10 @@ def require_empty(folder: Path) -> None:
     """Raise UserError unless a model can be written to `folder`."""
     if kind_of(folder) and (kind_of(folder) != "folder" or any(folder.iterdir())):
         raise UserError(f"{folder}: exists already; give a new or an empty folder")
+    if folder.resolve().is_mount():
+        raise UserError(
+            f"{folder}: is a mount point, which cannot be replaced; give a folder in it"
+        )
 
 
 def write_policy(
@@ -102,6 +106,7 @@ def write_policy(
     """Write the `model` of a policy, its tokenizer and the model card, completely or not at all."""
     if dtype:
         model = model.to(getattr(torch, dtype))
+    folder = folder.resolve()  # "." has itself as its parent
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".export-", dir=folder.parent) as aside:

@@ -71,6 +71,17 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(runs, tmp_path, capsys, monk
     assert list(tmp_path.iterdir()) == [folder] * exists and not any(tmp_path.rglob("*.json"))
 
 
+def test_an_empty_folder_is_filled_also_from_within(runs, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(type(tmp_path), "is_mount", lambda path: True)
+    assert export.main([str(runs / "full"), "."]) == 2
+    assert ".: is a mount point, which cannot be replaced" in capsys.readouterr().err
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    assert export.main([str(runs / "full"), "."]) == 0
+    assert (tmp_path / "model.safetensors").is_file()
+
+
 def test_an_adapter_is_merged_or_written_by_itself(runs, tmp_path, tiny_model):
     assert (
         export.main([str(runs / "lora" / "checkpoints" / "step-000002"), str(tmp_path / "merged")])
