@@ -423,7 +423,8 @@ class Config:
         is_count = "least" in limits or "above" in limits  # any number may be a seed
         most = limits.get("most", MAX_NUMBER if is_count else math.inf)
         below = limits.get("below", math.inf)
-        self._require(name, math.isfinite(value), "give a finite number")
+        is_finite = -math.inf < value < math.inf  # a whole number may be too large for a float
+        self._require(name, is_finite, "give a finite number")
         self._require(name, value >= least, f"give {least} or more")
         self._require(name, value > above, f"give a number above {above}")
         self._require(name, value <= most, f"give {most} or less")

@@ -229,6 +229,7 @@ def test_a_run_from_an_earlier_run_starts_from_its_checkpoint_again(tmp_path):
         ("{epochs: many}", "--config: epochs is 'many', and should be int"),
         ("{learning_rate: fast}", "--config: learning_rate is 'fast', and should be float"),
         ("{temperature: .inf}", "temperature inf: give a finite number"),
+        (f"{{steps: 1{'0' * 400}}}", "0000: give 1000000000 or less"),
         ("{seed: true}", "seed is True, and should be int"),
         ("{seed: 1, seed: 2}", "seed stands twice in a mapping"),
         ("{start: x}", "--config: unknown key start"),
