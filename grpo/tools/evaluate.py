@@ -357,10 +357,11 @@ class RemoteEvaluation(Evaluation):
             if response.is_success:
                 return self._read(response)
             is_refusal = response.status_code in (400, 422) and REFUSAL.search(response.text)
-            found = OPTIONAL.search(response.text) if is_refusal else None
-            if found is None or (name := found[0]) not in sent:
+            found = sent.keys() & OPTIONAL.findall(response.text) if is_refusal else ()
+            if not found:
                 where = f"{self.server.where}, model {self.model}"
                 raise UserError(f"{where}: {reason_of(response)}")
+            name = max(found)  # of temperature and top_p, which some refuse together, top_p
             if name not in self.refused:
                 instead = RENAMED.get(name, "its own value")
                 _say(f"warning: {self.model}: the server refuses {name}; asking with {instead}")
@@ -489,9 +490,10 @@ def _marked_name(result: Result) -> str:
 def _rows(result: Result) -> Iterator[list[str]]:
     """Yield rows of HEADINGS: the score, then pass@k and the difference to the first model."""
     sampling = f"T {result['temperature']:g}" if result["temperature"] else "greedy"
-    if result["temperature"] and result["top_p"] < 1:
+    refused = result.get("refused", ())
+    if result["temperature"] and result["top_p"] < 1 and "top_p" not in refused:
         sampling += f", top-p {result['top_p']:g}"
-    if "temperature" in result.get("refused", ()):
+    if "temperature" in refused:
         sampling = "the server's"
     samples = f" × {result['samples']}" if result["samples"] > 1 else ""
     shares = [f"{result[name]:.3f}" for name in ("exact", "truncated")]

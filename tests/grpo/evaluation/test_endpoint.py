@@ -141,6 +141,16 @@ def test_what_a_server_refuses_is_left_out(name, words, capsys):
     assert ("the server's" in said.out) == (name == "temperature")
 
 
+def test_of_two_values_that_are_refused_together_the_temperature_stays(capsys):
+    def strict(body, number):
+        words = "`temperature` and `top_p` cannot both be specified for this model."
+        return (400, {}, words) if {"temperature", "top_p"} <= body.keys() else solve(body, number)
+
+    with serving(strict) as (url, _):
+        assert ask(url, "--top-p", "0.9")[0]["refused"] == ["top_p"]
+    assert "T 1 " in capsys.readouterr().out
+
+
 def test_reasoning_is_stripped_and_empty_answers_are_counted(capsys):
     def think(body, number):
         status, headers, answer = solve(body, number)
