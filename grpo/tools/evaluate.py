@@ -339,7 +339,9 @@ class RemoteEvaluation(Evaluation):
 
     def _body(self, task: Task, problem: Problem, sample: int) -> Result:
         turns = self.format.turns(problem)
+        variables = dict(self.format.arguments)  # servers that lack the name refuse it
         return {
+            **({"chat_template_kwargs": variables} if variables else {}),
             "model": self.model,
             "messages": [{"role": role, "content": text} for role, text in turns],
             "temperature": self.answering.temperature,

@@ -218,7 +218,9 @@ def test_several_models_are_compared_on_the_same_problems(capsys):
 
 def test_the_turns_of_the_prompt_are_sent():
     with serving(solve) as (url, log):
-        ask(url, "--system", "Be brief.", "--shots", "1", "--problems", "1")
+        variables = "--chat-template-kwargs", '{"enable_thinking": false}'
+        ask(url, "--system", "Be brief.", "--shots", "1", "--problems", "1", *variables)
+    assert log.bodies[0]["chat_template_kwargs"] == {"enable_thinking": False}
     roles = [turn["role"] for turn in log.bodies[0]["messages"]]
     assert roles == ["system", "user", "assistant", "user"]
     first = problem_at(load_task("interleave"), seed=0, split="test", level=3, index=0)
