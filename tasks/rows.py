@@ -325,9 +325,10 @@ def _prompt_of(columns: dict[str, Any], where: str) -> tuple[str, list[dict[str,
 
     for turn in given:
         is_turn = isinstance(turn, Mapping) and turn.get("role") in ROLES
-        if not is_turn or not isinstance(turn.get("content"), str):
+        if not is_turn or not isinstance(turn.get("content"), str) or turn.get("tool_calls"):
             raise UserError(
-                f"{where}: a turn is {shown(turn)}; give a role of {', '.join(ROLES)}, and content"
+                f"{where}: a turn is {shown(turn)}; give a role of {', '.join(ROLES)}, and content "
+                "that is a text; tool_calls are not supported"
             )
     if given[-1]["role"] != "user":
         raise UserError(f"{where}: the last turn must be the user's, and the model answers it")

@@ -222,6 +222,9 @@ ENDLESS.append(ENDLESS)
         ("the last turn must be the user's", [{"messages": [
             {"role": "assistant", "content": "?"}], "answer": ""}], {}),
         ("a turn is", [{"messages": [{"role": "tool", "content": "?"}], "answer": ""}], {}),
+        ("tool_calls are not supported", [{"messages": [
+            {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]},
+            {"role": "user", "content": "?"}], "answer": ""}], {}),
         ("row 1: level is 'Level 3'; give a whole number from 1, or rename the column if "
             "it is no difficulty: --columns my_level=NAME", [ROWS[0] | {"level": "Level 3"}], {}),
         ("level is True", [ROWS[0] | {"hard": True}], {"columns": "level=hard"}),
