@@ -2,6 +2,7 @@
 ones are loaded.
 """
 
+import json
 import re
 import shutil
 from pathlib import Path
@@ -163,6 +164,17 @@ def test_an_adapter_for_another_base_or_without_its_file_is_refused(tiny_model, 
     weights = shutil.copytree(adapter, tmp_path / "adapter")
     (weights / "adapter_model.safetensors").unlink()
     assert "its adapter does not fit" in refused(tiny_model, weights=weights)
+
+    weights = shutil.copytree(adapter, tmp_path / "alpha")
+    file = weights / "adapter_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"lora_alpha": "x"}))
+    assert "its adapter does not fit" in refused(tiny_model, weights=weights)
+
+
+def test_a_damaged_tokenizer_is_refused(folder):
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": "x"}))
+    assert "cannot be loaded ('>' not supported" in refused(folder)
 
 
 # What --dtype auto stands for
