@@ -442,7 +442,8 @@ def _stop_ids(model: Model, tokenizer: Tokenizer) -> tuple[tuple[int, ...], int]
     declared = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
     several = declared if isinstance(declared, list) else [declared]
     ends = [end_of_turn(tokenizer), tokenizer.eos_token_id, *several]
-    ends = [token for token in ends if token is not None]
+    tokens = range(len(model.get_input_embeddings().weight))  # no other can be written
+    ends = [token for token in ends if token in tokens]
     if not ends:
         raise UserError(
             "the model has no end token (eos_token_id in generation_config.json); add one"

@@ -330,9 +330,9 @@ def test_an_added_token_ends_an_answer_even_if_it_is_not_special():
     assert end_of_turn(tokenizer) == tokenizer.convert_tokens_to_ids("<turn>over")
 
 
-def test_a_directory_that_names_other_ends_has_them_all(tiny_model, tmp_path):
+def test_a_directory_that_names_other_ends_has_all_that_can_be_written(tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model, tmp_path / "model")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [11, 7]}))
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [11, 7, 2**70]}))
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "<|pad|>"}))
 
