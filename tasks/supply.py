@@ -241,8 +241,8 @@ def examples_of(task: Task, level: int, key: str, *, seed: int, count: int) -> t
         raise
     except UserError as error:
         raise UserError(f"--shots {count}: {error}") from error
-    if not all(problem.target for problem in found):
-        raise UserError(f"--shots {count}: the problems of task {task.name} have no answer to show")
+    if missing := [problem.title for problem in found if not problem.target]:
+        raise UserError(f"--shots {count}: {missing[0]} has no target to show; leave out --shots")
     return tuple(found)
 
 

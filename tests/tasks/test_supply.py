@@ -195,7 +195,7 @@ def test_too_few_examples_are_one_line():
 def test_problems_without_an_answer_make_no_examples():
     data = [{"prompt": text, "split": "train"} for text in "abc"]
     task = Rows(data, reward_functions=[lambda completion: 1.0])
-    with pytest.raises(UserError, match="^--shots 2: the problems of task data have no answer"):
+    with pytest.raises(UserError, match="^--shots 2: .*row [23] has no target to show"):
         examples_of(task, 1, task.problems("train")[0].key, seed=0, count=2)
 
 
