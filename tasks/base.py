@@ -231,7 +231,7 @@ def calling(what: str) -> Iterator[None]:
     UserError, and any attempt to exit, becomes a TaskError that names file and line. The working
     directory is set back: the paths of the run may be relative to it.
     """
-    here = os.getcwd()
+    here = os.open(".", os.O_RDONLY)  # a path may lead nowhere by now, or afterwards
     try:
         yield
     except (UserError, MemoryError):
@@ -239,8 +239,8 @@ def calling(what: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         raise raised(what, error) from error
     finally:
-        if os.getcwd() != here:
-            os.chdir(here)
+        os.fchdir(here)
+        os.close(here)
 
 
 # Where the code of Python and of installed packages begins.

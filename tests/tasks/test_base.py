@@ -213,8 +213,13 @@ def test_a_tasks_own_flags(words, options, rest):
 def test_a_users_program_leaves_the_working_directory(tmp_path, monkeypatch):
     """The files of a run were scattered over two folders, and its verdict was an error."""
     monkeypatch.chdir(tmp_path)
-    code = "import os\nos.chdir('/')\ndef leave(completion):\n    os.chdir('/')\n    return 0.5\n"
-    Path("leave.py").write_text(code)
+    Path("leave.py").write_text(
+        "import os, tempfile\nos.chdir('/')\n"
+        "def leave(completion):\n"
+        "    with tempfile.TemporaryDirectory() as folder:\n"
+        "        os.chdir(folder)\n"
+        "    return 0.5\n"
+    )
     Path("rows.jsonl").write_text('{"prompt": "Where?"}')
     task = load_task("data", options={"data": "rows.jsonl", "reward-file": "leave.py:leave"})
     assert Path.cwd() == tmp_path
