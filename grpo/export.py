@@ -94,10 +94,6 @@ def require_empty(folder: Path) -> None:
     """Raise UserError unless a model can be written to `folder`."""
     if kind_of(folder) and (kind_of(folder) != "folder" or any(folder.iterdir())):
         raise UserError(f"{folder}: exists already; give a new or an empty folder")
-    if folder.resolve().is_mount():
-        raise UserError(
-            f"{folder}: is a mount point, which cannot be replaced; give a folder in it"
-        )
 
 
 def write_policy(
@@ -106,17 +102,21 @@ def write_policy(
     """Write the `model` of a policy, its tokenizer and the model card, completely or not at all."""
     if dtype:
         model = model.to(getattr(torch, dtype))
-    folder = folder.resolve()  # "." has itself as its parent
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".export-", dir=folder.parent) as aside:
+        place = folder if folder.is_dir() else folder.parent
+        with tempfile.TemporaryDirectory(prefix=".export-", dir=place) as aside:
             made = Path(aside, "model")
             made.mkdir()
             save_model(model, made)
             policy.tokenizer.save_pretrained(made)
             if card:  # it comes last, because peft writes one of its own
                 (made / "README.md").write_text(card, encoding="utf-8")
-            os.replace(made, folder)
+            if place == folder:  # a shell may stand in it, and it may be a mount point
+                for file in made.iterdir():
+                    os.replace(file, folder / file.name)
+            else:
+                os.replace(made, folder)
     except Exception as error:
         if reason := disk_refusal(error):
             raise UserError(f"{folder}: cannot be written ({reason})") from error
