@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -190,13 +191,21 @@ def exit_status(program: str, action: Callable[[], int]) -> int:
 def importing() -> Iterator[None]:
     """Import torch or transformers within this block, and let Ctrl-C wait for the end of it.
 
-    An import that is broken off can leave half a module, which crashes when it is used.
+    An import that is broken off can leave half a module, which crashes when it is used. The signal
+    is not blocked, because another thread, such as one of numpy's, would take it.
     """
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    if threading.current_thread() is not threading.main_thread():  # which alone handles signals
+        yield
+        return
+
+    waiting: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: waiting.append(number))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(signal.SIGINT, before)
+        if waiting:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _discard(stream: Any) -> None:

@@ -5,6 +5,8 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -172,10 +174,12 @@ def test_ctrl_c_waits_for_the_end_of_an_import(program, name, function, monkeypa
         def __getattr__(self, wanted):
             if wanted != function:
                 raise AttributeError(wanted)
-            signal.raise_signal(signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)  # until another thread has taken a signal that this one blocks
             imported.append(wanted)
 
     monkeypatch.setitem(sys.modules, name, Slow(name))
+    threading.Thread(target=time.sleep, args=(1,), daemon=True).start()
     assert program.main([]) == 130 and imported == [function]
     assert ": interrupted\n" in capsys.readouterr().err
 
