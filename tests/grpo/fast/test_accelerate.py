@@ -21,6 +21,7 @@ from grpo.data.errors import UserError
 from grpo.fast import accelerate as fast
 from grpo.fast.accelerate import FastForward, accelerate
 from grpo.fast.merged_linear import MergedLinear
+from grpo.model import rows
 from grpo.model.check import (
     FLOAT32_MISSING,
     FLOAT32_TOLERANCE,
@@ -176,6 +177,17 @@ def test_a_layer_with_a_state_of_its_own_is_noticed_in_bfloat16(tmp_path, kind):
     policy = load_policy(saved(kind, tmp_path), device="cpu", dtype="bfloat16")
     assert policy.path == ("plain" if kind == "openai-gpt" else "cached")  # which has no cache
     assert policy.rows.needs_one_length == (kind in READ_PADDING)
+
+
+def test_a_small_error_by_padding_is_noticed_in_float32(tmp_path, monkeypatch):
+    right = rows.rows_distance
+
+    def wrong(policy, kind, probe):
+        return right(policy, kind, probe) + (5e-5 if kind is rows.CachedRows else 0.0)
+
+    monkeypatch.setattr(rows, "rows_distance", wrong)
+    policy = load_policy(saved("falcon_h1", tmp_path), device="cpu")
+    assert policy.path == "cached" and policy.rows.needs_one_length
 
 
 @pytest.mark.parametrize("method", ["prefill", "extend", "predict"])
