@@ -231,7 +231,9 @@ def calling(what: str) -> Iterator[None]:
     UserError, and any attempt to exit, becomes a TaskError that names file and line. The working
     directory is set back: the paths of the run may be relative to it.
     """
-    here = os.open(".", os.O_RDONLY)  # a path may lead nowhere by now, or afterwards
+    here = None
+    with suppress(OSError):  # `sudo -u` may leave one in a folder that one may not read
+        here = os.open(".", os.O_RDONLY)  # a path may lead nowhere by now, or afterwards
     try:
         yield
     except (UserError, MemoryError):
@@ -239,8 +241,9 @@ def calling(what: str) -> Iterator[None]:
     except (Exception, SystemExit) as error:
         raise raised(what, error) from error
     finally:
-        os.fchdir(here)
-        os.close(here)
+        if here is not None:
+            os.fchdir(here)
+            os.close(here)
 
 
 # Where the code of Python and of installed packages begins.

@@ -227,6 +227,14 @@ def test_a_users_program_leaves_the_working_directory(tmp_path, monkeypatch):
     assert scores_of(task, problem, ["here"])[0].reward == 0.5 and Path.cwd() == tmp_path
 
 
+def test_a_working_directory_need_not_be_readable(monkeypatch):
+    def closed(*_):
+        raise PermissionError
+
+    monkeypatch.setattr("grpo.tasks.base.os.open", closed)
+    assert asked(SimpleNamespace(name="own", find=lambda: 1), "find") == 1
+
+
 def test_a_users_task_may_have_flags(tmp_path):
     file = tmp_path / "own.py"
     file.write_text(
