@@ -166,8 +166,8 @@ def fits_float16(model: Model, tokens: list[int]) -> bool:
 
 # Ways to run a model
 
-# The largest distance that is accepted in float32, in nats. In a model of 30 layers rounding comes
-# to 1e-5 at most, and a missing mechanism to 1e-3 or more (runs/archive/LOG.md, 2026-11-23).
+# The largest distance that is accepted in float32, in nats. In most models of 30 layers rounding
+# comes to 1e-5, and a missing mechanism to 1e-3 or more (runs/archive/LOG.md, 2026-11-23).
 FLOAT32_TOLERANCE = 1e-4
 
 # The largest relative distance that is accepted in bfloat16, float16 and quantised models. Rounding
