@@ -177,15 +177,15 @@ LOW_PRECISION_TOLERANCE = 0.07
 
 # In some models rounding grows: in those of random weights with depth and width, in Qwen2.5-0.5B
 # under an adapter of rank 4 to 7e-4 nats. So a larger distance is accepted up to this multiple of
-# the model's own rounding (`own_rounding`).
+# the model's own rounding (`own_rounding`), in float32 up to this multiple of what a NUDGE changes.
 OWN_ROUNDINGS = 2.0
 
 # A relative distance that is never accepted as rounding, and one in float32, in nats.
 MISSING, FLOAT32_MISSING = 0.14, 1e-3
 
-# In float32 the embeddings are changed by this part of their size to measure a model's rounding: a
-# hundred roundings, about as many as follow in 30 layers.
-NUDGE = 1e-5
+# In float32 the embeddings are changed by this part of their size to measure a model's rounding. It
+# is worth NUDGE_ROUNDINGS, about as many as follow in 30 layers.
+NUDGE, NUDGE_ROUNDINGS = 1e-5, 100
 
 # Standard deviation of the adapters' second matrices during the comparison. In bfloat16, an ignored
 # scale of 1/2 then makes a difference of 0.10 (SmolLM2), and rounding one of 0.03.
@@ -346,16 +346,18 @@ def update_distance(policy: Any, forward: Any, probe: Probe) -> float:
 
 def is_rounding(policy: Any, difference: float, probe: Probe) -> bool:
     """Return whether rounding explains a `distance` from the log-probabilities of the probe."""
-    limits = (LOW_PRECISION_TOLERANCE, MISSING), (FLOAT32_TOLERANCE, FLOAT32_MISSING)
-    accepted, missing = limits[not has_low_precision(policy.causal)]
+    if has_low_precision(policy.causal):
+        accepted, missing, roundings = LOW_PRECISION_TOLERANCE, MISSING, 1
+    else:
+        accepted, missing, roundings = FLOAT32_TOLERANCE, FLOAT32_MISSING, NUDGE_ROUNDINGS
     if difference <= accepted or difference >= missing:
         return difference <= accepted
-    return difference <= OWN_ROUNDINGS * own_rounding(policy, probe)
+    return difference <= OWN_ROUNDINGS * roundings * own_rounding(policy, probe)
 
 
 def own_rounding(policy: Any, probe: Probe) -> float:
-    """Return a distance that rounding explains: in float32 what a NUDGE to the embeddings changes,
-    else what another attention implementation does; 0 if it has none.
+    """Return the distance that one rounding explains: in float32 the part of it in what a NUDGE to
+    the embeddings changes, else what another attention implementation does; 0 if there is none.
     """
     model, low_precision = policy.causal, has_low_precision(policy.causal)
     before = model.config._attn_implementation
@@ -374,7 +376,8 @@ def own_rounding(policy: Any, probe: Probe) -> float:
         if hook:
             hook.remove()
         model.set_attn_implementation(before)
-    return distance(torch.cat(moved.expected), torch.cat(probe.expected), low_precision)
+    moved_by = distance(torch.cat(moved.expected), torch.cat(probe.expected), low_precision)
+    return moved_by if low_precision else moved_by / NUDGE_ROUNDINGS
 
 
 def _nudge(module: Any, inputs: Any, embedded: Tensor) -> Tensor:

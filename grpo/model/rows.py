@@ -182,11 +182,9 @@ def use_own_cache(policy: Any, probe: Probe) -> None:
         padded = rows_distance(policy, CachedRows, probe)
 
         # Rows of one length may round as the model itself does, which then says nothing of padding,
-        # and no log-probability is more precise than float32 numbers as large as log V. In float32
-        # the model's own rounding is that of a NUDGE, a hundred roundings.
+        # and no log-probability is more precise than float32 numbers as large as log V.
         spacing = torch.finfo(torch.float32).eps * math.log(policy.vocabulary)
-        own = own_rounding(policy, probe) / (1 if has_low_precision(policy.causal) else 100)
-        rounding = max(alone, own, spacing)
+        rounding = max(alone, own_rounding(policy, probe), spacing)
         is_as_good = is_rounding(policy, padded, probe) and padded <= MORE_ROUNDING * rounding
 
     # Blocks of tokens that are counted from the padding on may be longer than the probe.
