@@ -261,16 +261,25 @@ class ProblemStream(Resumable):
             f"answer do not fit the model's {self.policy.context:,} tokens or --max-new-tokens"
         ]
 
-    def window(self, index: int, problem: Problem) -> Problem:
-        """Return a window of a problem at random, see `window_of`."""
-        part = window_of(self.task, self.config.window, self.config.seed, index, problem)
-        return self.part_or_whole(part, problem)
+    def windows(self, problems: Sequence[Indexed]) -> list[Indexed]:
+        """Return windows of the problems at random, see `window_of`."""
+        words, seed = self.config.window, self.config.seed
+        found = {i: window_of(self.task, words, seed, i, problem) for i, problem in problems}
+        return self.with_windows(problems, found)
 
-    def part_or_whole(self, part: Problem, problem: Problem) -> Problem:
-        """Return the window `part` of a problem that fits; the problem if `part` does not: cut into
-        other tokens, its beginning and the rest may be longer.
+    def with_windows(
+        self, problems: Sequence[Indexed], windows: Mapping[int, Problem]
+    ) -> list[Indexed]:
+        """Return the problems, or their `windows` (by index) where these fit: of other tokens, the
+        beginning and the rest may be longer than the whole.
         """
-        return next(fitting(self.policy, [part], [], self.config.max_new_tokens), problem)
+        self.policy.prepare([*windows.values()])
+        most = self.config.max_new_tokens
+        parts = [(index, windows.get(index, problem), problem) for index, problem in problems]
+        return [
+            (index, next(fitting(self.policy, [part], [], most), problem))
+            for index, part, problem in parts
+        ]
 
     def check(self, levels: Sequence[int]) -> None:
         """Raise UserError if problems do not suit a run at these levels.
@@ -381,12 +390,7 @@ def doubtful_parts(
         start = min(max(0, len(written.split()) - 1 - draw.randrange(words)), last)
         part = asked(stream.task, "window", problem, words, start)
         parts[index] = replace(part, data={**part.data, EXPECTED: expected_share(values)})
-
-    policy.prepare([*parts.values()])
-    return [
-        (index, stream.part_or_whole(parts[index], problem) if index in parts else problem)
-        for index, problem in problems
-    ]
+    return stream.with_windows(problems, parts)
 
 
 def first_word(policy: Policy, problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -840,13 +844,9 @@ def demonstrate(
 
 def draw_answers(stream: ProblemStream, level: int, size: int) -> list[Group]:
     """Return the next `size` right answers, which then count as seen, with advantage 1."""
-    policy = stream.policy
-    problems = [
-        (i, stream.window(i, each)) for i, each in stream.take(stream.next_index, [level] * size)
-    ]
+    problems = stream.windows(stream.take(stream.next_index, [level] * size))
     stream.mark_seen(problems)
-    policy.prepare([problem for _, problem in problems])
-    groups = [right_answer(policy, index, problem) for index, problem in problems]
+    groups = [right_answer(stream.policy, index, problem) for index, problem in problems]
     score_groups(stream.task, groups)
     return groups
 

@@ -171,7 +171,8 @@ class Policy:
         template = self.tokenizer.chat_template
         with suppress(UserError):  # `encode` raises it again, and says whose it is
             self._prompts((self.format.turns(problem), template) for problem in problems)
-        self._texts(chain.from_iterable(map(_texts_of, problems)))
+        texts = ((each.begun, _from_the_first_word(each), each.target) for each in problems)
+        self._texts(chain.from_iterable(texts))
 
     def encode(self, problem: Problem | str) -> tuple[int, ...]:
         """Return the token ids of the prompt, up to where the answer begins.
@@ -207,9 +208,8 @@ class Policy:
 
     def answer_tokens(self, problem: Problem) -> tuple[int, ...]:
         """Return the token ids of the right answer to `problem`, or of its window."""
-        begin, all_of_it, _ = _texts_of(problem)
-        begun = self.target_tokens(begin) if begin else ()
-        whole = self.target_tokens(all_of_it)
+        begun = self.target_tokens(problem.begun) if problem.begun else ()
+        whole = self.target_tokens(_from_the_first_word(problem))
         rest = whole[len(begun) :]
         if whole[: len(begun)] != begun:  # a token would be of both, as a phrase or "word "
             rest = self.target_tokens(f" {problem.target}")
@@ -432,9 +432,9 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
-def _texts_of(problem: Problem) -> tuple[str, str, str]:
-    """Return what the answer to `problem` begins with, the answer from there on, and its target."""
-    return problem.begun, f"{problem.begun} {problem.target}".lstrip(" "), problem.target
+def _from_the_first_word(problem: Problem) -> str:
+    """Return the right answer to `problem`, with what comes before a window."""
+    return f"{problem.begun} {problem.target}".lstrip(" ")
 
 
 def _stop_ids(model: Model, tokenizer: Tokenizer) -> tuple[tuple[int, ...], int]:

@@ -4,7 +4,6 @@ Rank 0 writes its files; the other ranks do the same work but write nothing.
 """
 
 import gc
-import itertools
 import signal
 import sys
 from collections.abc import Collection
@@ -461,7 +460,8 @@ class Run:
         # would use problems that later ones lack.
         seen = trainer.stream.seen | {problem.key for problem in trainer.stream.supply.dataset}
         if purpose == "warm start":  # as in training
-            stream = itertools.starmap(trainer.stream.window, enumerate(stream))
+            windows = (trainer.stream.windows([each]) for each in enumerate(stream))
+            stream = (problem for ((_, problem),) in windows)
         found = select(policy, stream, size, seen, asked, **limits)
         if not found.problems:
             why = f"no {purpose} evaluation at level {level}: {found.why_none}"

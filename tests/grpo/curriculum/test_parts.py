@@ -84,7 +84,8 @@ def test_a_window_of_more_tokens_than_fit_is_left_whole(tiny_policy, monkeypatch
         tiny_policy.context = len(tiny_policy.encode(problem)) + needed
         memory = UpdateMemory(tiny_policy)
         ((_, found),) = curriculum.doubtful_parts(stream, [(index, problem)], memory)
-        for each in (found, stream.window(index, problem)):
+        ((_, drawn),) = stream.windows([(index, problem)])
+        for each in (found, drawn):
             budgets(tiny_policy, stream.task, [each], None)
         whole += found == problem
     assert 0 < whole < 8
