@@ -22,7 +22,7 @@ SIZES = (
 ).split()
 
 # The sizes of Llamas. After the tiny one: the shapes of SmolLM2-135M, Qwen2.5-0.5B and -1.5B, and
-# Llama 3 of 1, 3 and 8 billion parameters.
+# Llama 3 of 1, 3 and 8 billion parameters, Qwen2.5 of 14 and 32.
 SHAPES = {
     name: dict(zip(SIZES, sizes, strict=True))
     for name, *sizes in (
@@ -33,6 +33,8 @@ SHAPES = {
         ("1b", 16, 2048, 8192, 32, 8, 64, 128256, 131072),
         ("3b", 28, 3072, 8192, 24, 8, 128, 128256, 131072),
         ("8b", 32, 4096, 14336, 32, 8, 128, 128256, 131072),
+        ("14b", 48, 5120, 13824, 40, 8, 128, 152064, 131072),
+        ("32b", 64, 5120, 27648, 40, 8, 128, 152064, 131072),
     )
 }
 

@@ -50,6 +50,7 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
+from unittest.mock import patch
 
 import torch
 from bench_model import (
@@ -95,6 +96,7 @@ def parse():
     add("--new", type=int, default=128, help="tokens of each completion, exactly")
     add("--steps", type=int, default=4, help="the first one included")
     add("--gpus", type=int, default=1, help="ours: processes, each with its own GPU, if any")
+    add("--shard", action="store_true", help="ours: divide weights and moments among the GPUs")
     add("--gb", type=float, default=0, help="ours: use at most this many GB of each GPU (0: all)")
     add("--trl-micro", type=int, default=0, help="TRL: completions of a micro-batch (0: all)")
     add(
@@ -147,9 +149,13 @@ def run_ours(arguments, folder: Path) -> Side:
         steps=arguments.steps,
         epochs=1,
         dtype=dtype if device == "cuda" else "auto",
+        shard=arguments.shard,
     )
     config = resolve_config(config, task)
-    policy = load_policy(config.model, device=config.device, **config.loading)
+    # The model lacks its tokenizer's end token, so that no completion ends early.
+    end = SHAPES[arguments.size]["vocab_size"]
+    with patch("grpo.model.policy._stop_ids", return_value=((end,), end)):
+        policy = load_policy(config.model, device=config.device, **config.loading)
 
     trainer, steps = Trainer(config, Supply(task, seed=0), policy, ranks), []
     trainer.drafting = Drafting(0)
