@@ -8,6 +8,7 @@ copy of the input and four passes over the output. Here its products are in the 
 """
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from types import SimpleNamespace
 from typing import Any
@@ -62,6 +63,8 @@ class FastLlama:
         self.final_norm = decoder.norm
         self.rotary = decoder.rotary_emb
         self.blocks = [Block(layer) for layer in decoder.layers]
+        # What runs each block: its function, or if the model is divided a module.
+        self.layers: list[Any] = [partial(self._block, i) for i in range(len(self.blocks))]
 
         attention = self.blocks[0].attention
         self.D: int = attention.head_dim
@@ -72,6 +75,19 @@ class FastLlama:
         self.linears = [layer for block in self.blocks for layer in block.linears]
         self._copies: dict[float, tuple[list[Tensor], list[Tensor]]] | None = None
         self.gradient_checkpointing = False
+
+    def divided(self, causal: Model) -> "FastLlama":
+        """Return the forward pass of a copy of the model that FSDP has divided.
+
+        FSDP gathers a module's weights when the module is called, so each layer runs its block.
+        """
+        llama = FastLlama(causal)
+        for i, layer in enumerate(causal.base_model.layers):
+            layer.forward, llama.layers[i] = llama.layers[i], layer
+        for linear, whole in zip(llama.linears, self.linears):
+            linear.is_divided, linear.gradient_products = True, whole.gradient_products
+        llama.linears = []  # nothing to `refresh`: each is merged when it is used
+        return llama
 
     @torch.no_grad()
     def refresh(self) -> None:
@@ -109,11 +125,11 @@ class FastLlama:
             tokens_BT.flatten(), self.embedding.weight, self.embedding.padding_idx
         )
         y_NE = None  # the output of the layer before, which the next norm adds to x
-        for i in range(len(self.blocks)):
+        for layer in self.layers:
             if self.gradient_checkpointing and torch.is_grad_enabled():
-                x_NE = checkpoint(self._summed_block, i, x_NE, inputs, use_reentrant=False)
+                x_NE = checkpoint(_summed, layer, x_NE, inputs, use_reentrant=False)
             else:
-                x_NE, y_NE = self._block(i, x_NE, y_NE, inputs)
+                x_NE, y_NE = layer(x_NE, y_NE, inputs)
 
         _, hidden_NE = add_norm(self.final_norm, x_NE, y_NE)
         return hidden_NE.view(B, T, -1)
@@ -138,11 +154,6 @@ class FastLlama:
         x_NE, normed_NE = add_norm(block.post_attention_norm, x_NE, y_NE)
         gate_up = linear(normed_NE, block.gate_up)
         return x_NE, linear(gate_up, block.down, has_swiglu=True)
-
-    def _summed_block(self, i: int, x_NE: Tensor, inputs: Inputs) -> Tensor:
-        """Return the output (N, E) of the layer: one tensor to be kept, not two parts of a sum."""
-        x_NE, y_NE = self._block(i, x_NE, None, inputs)
-        return x_NE + y_NE
 
     def _norm_heads(self, block: Block, heads_NO: Tensor) -> Tensor:
         """Return queries, keys and values side by side, the former two normed head by head."""
@@ -174,6 +185,12 @@ def build_fast_llama(causal: Model) -> FastLlama | None:
     model = FastLlama(causal)
     merged = {id(module) for layer in model.linears for module in layer.modules}
     return model if all(id(module) in merged for module in adapted) else None
+
+
+def _summed(layer: Any, x_NE: Tensor, inputs: Inputs) -> Tensor:
+    """Return the output (N, E) of a layer: one tensor to be kept, not two parts of a sum."""
+    x_NE, y_NE = layer(x_NE, None, inputs)
+    return x_NE + y_NE
 
 
 # The operations and their gradients
@@ -242,7 +259,7 @@ class _Linear(torch.autograd.Function):
         *parameters: Tensor | None,
     ) -> Tensor:
         # The parameters are inputs only so that autograd asks for their gradients.
-        y, lora_hidden = layer.forward(swiglu(x) if has_swiglu else x)
+        y, lora_hidden = layer.gathered().forward(swiglu(x) if has_swiglu else x)
 
         ctx.save_for_backward(x, lora_hidden)
         ctx.layer = layer
@@ -257,7 +274,7 @@ class _Linear(torch.autograd.Function):
         # SwiGLU is computed again: that is cheaper than keeping its output.
         inputs = swiglu(x) if ctx.has_swiglu else x
         with ctx.layer.gradient_products():
-            dx, grads = ctx.layer.gradients(dy, inputs, lora_hidden, needed)
+            dx, grads = ctx.layer.gathered().gradients(dy, inputs, lora_hidden, needed)
 
         if ctx.has_swiglu:
             dx = _swiglu_backward(dx, x)

@@ -10,6 +10,7 @@ mixed precision training (arXiv:1710.03740). The forward pass stays exact, so th
 trainer compute the same log-probabilities.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import accumulate, pairwise
@@ -46,10 +47,10 @@ def gradient_products() -> Iterator[None]:
 
 
 class LoraWeights(NamedTuple):
-    """The adapter of one layer: A (r, I), B (O, r) and the factor s."""
+    """The adapter of one layer: the modules of A (r, I) and B (O, r), and the factor s."""
 
-    a: nn.Parameter
-    b: nn.Parameter
+    a: nn.Linear
+    b: nn.Linear
     scaling: float
 
 
@@ -83,6 +84,8 @@ class MergedLinear:
     applies all adapters. A, B and biases are copies in the layers' precision: see `copies`.
 
     `padded` is `weight` with rows of zeros below it, up to a multiple of ROW_MULTIPLE.
+
+    `merge` makes them all. If FSDP has divided the modules, `gathered` makes them at each use.
     """
 
     def __init__(self, modules: Sequence[Model]):
@@ -97,15 +100,14 @@ class MergedLinear:
         self.columns = [slice(*ends) for ends in pairwise((0, *accumulate(sizes)))]
 
         # A power of two, as the kernels' products need it.
-        largest = max((len(adapter.a) for adapter in self.adapters if adapter), default=0)
+        largest = max((adapter.a.out_features for adapter in self.adapters if adapter), default=0)
         self.rank = max(MIN_RANK, 1 << (largest - 1).bit_length()) if largest else 0
 
         # A context of the products of a backward pass.
         self.gradient_products: Callable[[], AbstractContextManager[None]] = nullcontext
 
         self.addresses: list[int] = []  # of the modules' weights, since the last `merge`
-        self._allocate()
-        self.merge()
+        self.is_divided = False
 
     def _allocate(self) -> None:
         """Make the buffers in the precision and on the device of the layers."""
@@ -132,7 +134,8 @@ class MergedLinear:
             return False
 
         like = self.layers[0].weight.data
-        if (self.weight.dtype, self.weight.device) != (like.dtype, like.device):
+        kind = (self.weight.dtype, self.weight.device) if self.addresses else None
+        if kind != (like.dtype, like.device):
             self._allocate()
 
         for layer, rows in zip(self.layers, self.columns):
@@ -140,6 +143,19 @@ class MergedLinear:
             layer.weight.data = self.weight[rows]
         self.addresses = [layer.weight.data_ptr() for layer in self.layers]
         return True
+
+    def gathered(self) -> "MergedLinear":
+        """Return this; or if it is divided, a copy merged from what FSDP has gathered for now."""
+        if not self.is_divided:
+            return self
+
+        merged = copy.copy(self)
+        merged._allocate()
+        for layer, rows in zip(self.layers, self.columns):
+            merged.weight[rows] = layer.weight
+        for target, source, factor in merged.copies():
+            torch.mul(source, factor, out=target)
+        return merged
 
     def copies(self) -> Iterator[tuple[Tensor, Tensor, float]]:
         """Yield what must be copied whenever the parameters change: target, source and factor."""
@@ -150,14 +166,15 @@ class MergedLinear:
 
             if adapter:
                 own = self._own_ranks(i, adapter)
-                yield self.weight[self.out_features :][own], adapter.a, 1.0
-                yield self.lora_b.t()[columns, : len(adapter.a)], adapter.b, adapter.scaling
+                a, b = adapter.a.weight, adapter.b.weight
+                yield self.weight[self.out_features :][own], a, 1.0
+                yield self.lora_b.t()[columns, : len(a)], b, adapter.scaling
                 if self.lora_blocks is not self.lora_b:
-                    yield self.lora_blocks.t()[columns, own], adapter.b, adapter.scaling
+                    yield self.lora_blocks.t()[columns, own], b, adapter.scaling
 
     def _own_ranks(self, i: int, adapter: LoraWeights) -> slice:
         """Return which of all layers' ranks are those of layer `i`, whose adapter is given."""
-        return slice(i * self.rank, i * self.rank + len(adapter.a))
+        return slice(i * self.rank, i * self.rank + adapter.a.out_features)
 
     @property
     def parameters(self) -> list[nn.Parameter | None]:
@@ -165,8 +182,8 @@ class MergedLinear:
         return [
             *(layer.weight for layer in self.layers),
             *(layer.bias for layer in self.layers),
-            *(adapter.a if adapter else None for adapter in self.adapters),
-            *(adapter.b if adapter else None for adapter in self.adapters),
+            *(adapter.a.weight if adapter else None for adapter in self.adapters),
+            *(adapter.b.weight if adapter else None for adapter in self.adapters),
         ]
 
     def forward(self, x_NI: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -203,16 +220,16 @@ class MergedLinear:
         if lora_hidden is not None:
             # The gradient of A x, for all layers at once.
             d_hidden = dy_NO @ self.lora_blocks.t()
-            wide = next(adapter.a.dtype for adapter in self.adapters if adapter)
+            wide = next(adapter.a.weight.dtype for adapter in self.adapters if adapter)
             d_lora_a = _product(d_hidden.t(), x_NI, wide) if any(need_a) else d_hidden
             for i, adapter in enumerate(self.adapters):
                 if adapter is None:
                     continue
                 own = self._own_ranks(i, adapter)
                 if need_a[i]:
-                    lora_a[i] = d_lora_a[own].to(adapter.a.dtype)
+                    lora_a[i] = d_lora_a[own]
                 if need_b[i]:
-                    d_lora_b = _product(dy_parts[i].t(), lora_hidden[:, own], adapter.b.dtype)
+                    d_lora_b = _product(dy_parts[i].t(), lora_hidden[:, own], wide)
                     lora_b[i] = d_lora_b.mul_(adapter.scaling)
             dx_NI.addmm_(d_hidden, self.weight[self.out_features :])
         return dx_NI, [*weights, *biases, *lora_a, *lora_b]
@@ -229,4 +246,4 @@ def _adapter_of(module: Model) -> LoraWeights | None:
     name = getattr(module, "active_adapters", (None,))[0]
     if not name:
         return None
-    return LoraWeights(module.lora_A[name].weight, module.lora_B[name].weight, module.scaling[name])
+    return LoraWeights(module.lora_A[name], module.lora_B[name], module.scaling[name])

@@ -60,7 +60,7 @@ class Sharding:
         self.is_short = self._plan_memory()
 
     def _learner(self, ranks: Ranks) -> Policy:
-        """Return the policy with a divided copy of its model, which runs without `FastLlama`."""
+        """Return the policy with a divided copy of its model."""
         policy = self.policy
         precision = MixedPrecisionPolicy(policy.dtype, torch.float32, cast_forward_inputs=False)
         mesh = init_device_mesh(policy.device.type, (ranks.size,))
@@ -88,7 +88,7 @@ class Sharding:
         forward: Any = copy.copy(policy.forward)
         forward.policy = learner
         if policy.path == "fast":
-            learner.path, forward.llama = "shared", None
+            forward.llama = forward.llama.divided(learner.causal)
         learner.forward = forward
         return learner
 

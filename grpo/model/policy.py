@@ -254,7 +254,7 @@ class Policy:
         if self.device.type != "cuda":
             return CPU_TOKENS_AT_ONCE
         shape, (total, left) = self._shape, self._memory
-        token_bytes = shape.activations(self.learner.path == "fast", self.gradient_checkpointing)
+        token_bytes = shape.activations(self.path == "fast", self.gradient_checkpointing)
         work = BUSY_WORK * (1 if self.learner is self else GATHERING)
         return update_tokens(shape, total, left, token_bytes, work)
 

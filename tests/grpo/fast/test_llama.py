@@ -248,6 +248,9 @@ class Doubling:
     parameters: list = []
     gradient_products = nullcontext
 
+    def gathered(self):
+        return self
+
     def forward(self, x):
         return 2 * x, None
 

@@ -1,15 +1,17 @@
 """Two processes update a policy, whole or divided, as one process does."""
 
+from itertools import product
+
 import pytest
 import torch
-from tiny_models import OTHERS, make_tiny_model, write_model
+from tiny_models import FAMILIES, OTHERS, make_tiny_model, write_model
 from updates import one_batch, update
 
 from grpo.data.errors import UserError
 from grpo.distributed import Ranks
 from grpo.learn.batch import completion_logprobs
 from grpo.learn.optimizer import Optimizer
-from grpo.learn.shard import Sharding
+from grpo.learn.shard import Sharding, whole
 from grpo.model.load import load_policy
 from grpo.records import Completion, Group
 from grpo.tasks.base import Problem
@@ -19,6 +21,10 @@ CASES = {  # how the policy is loaded, and by how much rounding may change what 
     "whole": ({}, 2e-5),
     "adapter": ({"lora_rank": 4, "dtype": "bfloat16"}, 2e-2),
     "other": ({}, 2e-5),
+}
+
+FAST = {  # ties its embeddings, has biases, has norms of queries and keys
+    family: FAMILIES[family] for family in ("llama-3 rotary scaling", "qwen2", "qwen3")
 }
 
 
@@ -57,9 +63,9 @@ def child(rank, folder):
         metrics, policy, optimizer, logprobs = updated(folder / name, options, Ranks())
         assert metrics[0]["grad_norm"] > LEARN["max_grad_norm"] and metrics[1]["kl"] > 1e-4
 
-        whole = updated(folder / name, options, ranks)
+        repeated = updated(folder / name, options, ranks)
         divided = updated(folder / name, options, ranks, 20, is_divided=True)
-        for found in (whole, divided):
+        for found in (repeated, divided):
             for mine, other in zip(found[0], metrics, strict=True):
                 assert mine == pytest.approx(other, rel=5 * rounding, abs=rounding), (mine, other)
             for mine, other in zip(found[1].model.parameters(), policy.model.parameters()):
@@ -73,6 +79,48 @@ def child(rank, folder):
 
         held = sum(part.to_local().numel() for _, part in divided[2].sharding.pairs)
         assert held < 0.6 * policy.model.num_parameters()
+
+
+def results(policy):
+    """Log-probabilities, those of the reference if there is one, and all gradients."""
+    learner, batch, found = policy.learner, one_batch([group_of(policy, 3)]), []
+    if policy.is_lora:
+        with policy.reference() as reference:
+            found += reference.run(completion_logprobs, reference, batch)[:1]
+    logprobs, _ = learner.run(completion_logprobs, learner, batch)
+    (logprobs * torch.arange(logprobs.numel()).view_as(logprobs)).sum().backward()
+    return [*found, logprobs.detach()], [whole(each.grad) for each in learner.parameters]
+
+
+def child_of_gradients(rank, folder):
+    where = f"file://{folder}/meeting"
+    torch.distributed.init_process_group("gloo", init_method=where, rank=rank, world_size=2)
+    for family, lora_rank in product(FAST, (0, 4)):
+        policy = load_policy(str(folder / family), device="cpu", lora_rank=lora_rank)
+        torch.manual_seed(0)
+        for name, weight in policy.model.named_parameters():
+            if "lora_B" in name or "bias" in name or "norm" in name:  # 0 or 1 in a new model
+                weight.data += 0.1 * torch.randn(weight.shape)
+        logprobs, gradients = results(policy)
+        assert all(gradient.norm() > 0 for gradient in gradients)
+
+        Sharding(policy, Ranks(rank, 2))
+        assert policy.learner.forward.llama
+        for _ in range(2):
+            found_logprobs, found_gradients = results(policy)
+            torch.testing.assert_close(found_logprobs, logprobs, atol=1e-4, rtol=0)
+            for found, gradient in zip(found_gradients, gradients, strict=True):
+                # Both ranks have the same completions, and the sum is over the ranks.
+                assert (found - 2 * gradient).norm() <= 2e-5 * gradient.norm()
+            for weight in policy.learner.parameters:
+                weight.grad = None
+            policy.enable_gradient_checkpointing()  # for the second time
+
+
+def test_a_divided_model_has_the_gradient_of_the_whole_one(tmp_path):
+    for family, config in FAST.items():
+        write_model(config(), tmp_path / family)
+    torch.multiprocessing.spawn(child_of_gradients, (tmp_path,), nprocs=2)
 
 
 def test_two_ranks_update_a_policy_as_one_does(tmp_path):
