@@ -353,7 +353,8 @@ def run(options, trainer: str, rate: str, seed: str) -> list[dict]:
                 env={"HF_HUB_OFFLINE": "1", **os.environ, **caches, "PYTHONPATH": str(TOP)},
             )
         part.rename(path)
-    return [json.loads(line) for line in path.read_text().splitlines() if line[0] == "{"]
+    # TRL prints dictionaries of Python, {'train_runtime': ...}, between the lines of the run.
+    return [json.loads(line) for line in path.read_text().splitlines() if line.startswith('{"')]
 
 
 def check_comparable(one: list[dict], other: list[dict]):
