@@ -10,5 +10,6 @@ declare -A flags=(
 )
 for arm in ${1:-off on}; do
     [ -d "runs/collapse-$arm" ] || python train.py --task interleave --curriculum 500 --preflight off \
-        --reward similarity --prompts 8 --steps 40 --eval-every 0 --config '{eval_problems: 32}' --name "collapse-$arm" ${flags[$arm]} || [ $? = 3 ]
+        --reward similarity --prompts 8 --steps 40 --eval-every 0 --name "collapse-$arm" \
+        --config '{eval_problems: 32, dynamic_sampling: 0}' ${flags[$arm]} || [ $? = 3 ]
 done

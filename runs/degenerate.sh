@@ -14,8 +14,8 @@ for seed in 0 1 2; do
     for arm in keep skip resample dynamic; do
         run="runs/degenerate-$arm-seed$seed"
         [ -d "$run" ] || python train.py --task interleave --curriculum 25 --preflight off \
-            --config "{patience: 0, eval_problems: 300}" \
-            --eval-every 0 --seed "$seed" --name "${run#runs/}" ${flags[$arm]} || [ $? = 3 ]
+            --config "{patience: 0, eval_problems: 300, dynamic_sampling: 0}" \
+            --prompts 16 --eval-every 0 --seed "$seed" --name "${run#runs/}" ${flags[$arm]} || [ $? = 3 ]
     done
 done
 python -m grpo.report runs/degenerate-* --output runs/degenerate.html
