@@ -262,6 +262,8 @@ def passes(test: str, copy: Path, mutant: Mutant | None = None) -> bool:
 def main() -> int:
     word = " ".join(sys.argv[1:])
     chosen = [mutant for mutant in mutants() if word in " | ".join(mutant)]
+    if not chosen:
+        raise SystemExit(f"no mutant's line of the table contains {word!r}")
     survivors = 0
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder, "tree")
