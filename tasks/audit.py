@@ -66,8 +66,9 @@ def audit(folder: Path, allowed: Collection[str | None] = ()) -> tuple[list[str]
 
     different = set().union(*stored.by_step.values())
     earlier = f" (and {len(before)} before, see {config.get('start')})" if before else ""
+    trained = len(stored.by_step.keys() - {0})
     return found, (
-        f"{len(stored.by_step.keys() - {0})} steps, {len(different)} different problems trained "
+        f"{trained} step{'s' * (trained != 1)}, {len(different)} different problems trained "
         f"on{earlier}, {len(stored.evaluated)} evaluated"
     )
 
