@@ -63,7 +63,6 @@ class RowState(NamedTuple):
     live: Tensor
     start: Tensor
     key: Tensor
-    temperature: Tensor
 
 
 class DecodeMemory:
@@ -92,8 +91,10 @@ class DecodeMemory:
         self.sin = sin[0, :, : fast.D // 2].contiguous()
 
         numbers = [torch.zeros(rows, dtype=torch.int64, device=device) for _ in RowState._fields]
-        temperature = torch.zeros(rows, dtype=torch.float32, device=device)
-        self.state = RowState(*numbers)._replace(temperature=temperature)
+        self.state = RowState(*numbers)
+        # The temperature of all rows (1,), which a graph reads whenever it is replayed.
+        self.temperature = torch.ones(1, device=device)
+
         # The tokens to be fed (R, WIDTH): the last one written, then the drafted ones.
         self.feed = torch.zeros(rows, WIDTH, dtype=torch.int64, device=device)
 

@@ -468,15 +468,15 @@ def _uniform(key, position):
 
 @for_any_batch
 def reduce_blocks(
-    logits_MV, temperature_R, maxima, sums, argmaxima, V, blocks, T, BLOCK: tl.constexpr
+    logits_MV, temperature_1, maxima, sums, argmaxima, V, blocks, BLOCK: tl.constexpr
 ):
-    """Reduce each BLOCK of a token's logits, divided by its temperature, to the maximum, the sum of
+    """Reduce each BLOCK of a token's logits, divided by the temperature, to the maximum, the sum of
     exponentials relative to it, and the place of the maximum: (M, blocks) each.
     """
     m = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
 
-    temperature = tl.load(temperature_R + m // T)
+    temperature = tl.load(temperature_1)
     v = block * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(logits_MV + m * V + v, mask=v < V, other=-float("inf")).to(tl.float32)
     x = x / tl.where(temperature == 0, 1.0, temperature)
@@ -491,7 +491,7 @@ def reduce_blocks(
 
 @for_any_batch
 def sample(
-    logits_MV, temperature_R, key_R, written_R,
+    logits_MV, temperature_1, key_R, written_R,
     maxima, sums, argmaxima, chosen_M, logprob_M,
     V, blocks, T,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
@@ -503,7 +503,7 @@ def sample(
     """
     m = tl.program_id(0).to(tl.int64)
     r = m // T
-    temperature = tl.load(temperature_R + r)
+    temperature = tl.load(temperature_1)
 
     # The mass of each block, relative to the maximum of all logits.
     b = tl.arange(0, BLOCKS)

@@ -357,16 +357,14 @@ class CudaStep:
 
     def sample(self, logits_MV: Tensor, R: int, T: int, truncate: Callable | None) -> None:
         """Sample a token from each distribution; write down those that count."""
-        memory, state = self.memory, self.memory.state
-        temperature = state.temperature
+        memory, state, temperature = self.memory, self.memory.state, self.memory.temperature
         M, V = logits_MV.shape
 
         # Truncation works on logits that are already divided by the temperature. Behind it, only
         # whether the choice is greedy matters.
         if truncate is not None:
-            divisor = torch.where(temperature == 0, 1.0, temperature)[:R]
-            divisor = divisor.repeat_interleave(T, output_size=M)
-            logits_MV = truncate(logits_MV.float() / divisor[:, None], None)
+            divisor = torch.where(temperature == 0, 1.0, temperature)
+            logits_MV = truncate(logits_MV.float() / divisor, None)
             temperature = (temperature > 0).float()
 
         blocks = -(-V // LOGITS_BLOCK)
@@ -379,9 +377,8 @@ class CudaStep:
         chosen, logprob = empty(M, dtype=torch.int32), empty(M)
 
         self.kernels.reduce_blocks[(M, blocks)](
-            logits_MV, temperature, maxima, sums, argmaxima, V, blocks,
-            T=T, BLOCK=LOGITS_BLOCK,
-        )  # fmt: skip
+            logits_MV, temperature, maxima, sums, argmaxima, V, blocks, BLOCK=LOGITS_BLOCK
+        )
         self.kernels.sample[(M,)](
             logits_MV, temperature, state.key, state.written,
             maxima, sums, argmaxima, chosen, logprob,
@@ -424,7 +421,7 @@ class CudaRows:
         state.live[:rows] = 1
         state.start[:rows] = cache.lengths_P.repeat_interleave(self.columns)
         state.key[:rows] = sample_keys
-        state.temperature[:rows] = request.temperature
+        memory.temperature.fill_(request.temperature)
 
         # The host's own view of the rows.
         self.prompt_of = torch.arange(len(prompts)).repeat_interleave(self.columns)

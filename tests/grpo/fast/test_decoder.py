@@ -106,7 +106,7 @@ def test_the_captured_step_launches_its_kernels_as_they_are_declared(policy, mon
     rows = fast_decoder.CudaRows(step, request, room=9)
     state = step.memory.state
     assert state.key[:4].tolist() == [11, 12, 13, 14] and state.live[:4].tolist() == [1] * 4
-    assert state.temperature[:4].tolist() == [0.5] * 4
+    assert step.memory.temperature.tolist() == [0.5]
     assert state.budget[:4].tolist() == [5, 5, 6, 6] and state.start[:4].tolist() == [3, 3, 2, 2]
 
     # The tokens after the prompts, tokens without drafts, and drafts of three tokens.
