@@ -26,12 +26,12 @@ import json
 import math
 import random
 import re
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import asdict, replace
+from itertools import chain
+from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -177,13 +177,12 @@ class Rows:
         they do not depend on timing. If a call fails or takes too long, the others are abandoned.
         """
         calls = [[function.calls(*group) for function in self.functions] for group in groups]
-        waiting = _start([call for of_group in calls for some in of_group for call in some])
-        try:
+        with ThreadPool(WORKERS) as pool:
+            for call in chain.from_iterable(chain.from_iterable(calls)):
+                call.start(pool)
             scores = [
                 self._scores(problem, of_group) for (problem, _), of_group in zip(groups, calls)
             ]
-        finally:
-            waiting.clear()
         self.has_judged |= any(not score.abstained for group in scores for score in group)
         if not self.has_judged and any(scores):
             raise UserError(
@@ -491,50 +490,33 @@ class _Call:
             columns = {name: columns[name] for name in function.parameters if name in columns}
         self.columns = columns
         self.began = math.inf  # while it waits for a free thread
-        self.is_done = threading.Event()
-        self.result: Any = None
-        self.error: BaseException | None = None
 
-    def run(self) -> None:
+    def start(self, pool: ThreadPool) -> None:
+        """Let a thread of the `pool` call the function."""
+        self.result: AsyncResult = pool.apply_async(self._run)
+
+    def _run(self) -> Any:
         """Call the function. A coroutine runs in an event loop of its own."""
         self.began = time.monotonic()
         try:
             result = self.function.function(**self.columns)
-            self.result = asyncio.run(result) if inspect.iscoroutine(result) else result
-        except BaseException as error:  # even KeyboardInterrupt: reported where it is awaited
-            self.error = error
-        self.is_done.set()
+            return asyncio.run(result) if inspect.iscoroutine(result) else result
+        except BaseException as error:  # even KeyboardInterrupt, which would end the thread
+            raise raised(self.whose, error) from error
 
     def results(self, timeout: float) -> list[Any]:
         """Return the result of each completion, up to `timeout` seconds after the call began."""
-        while not self.is_done.wait(0.05):
+        while not self.result.ready():
             if time.monotonic() >= self.began + timeout:
                 raise UserError(f"{self.whose}: took more than {timeout:g} s (--reward-timeout)")
-        if self.error is not None:
-            raise raised(self.whose, self.error) from self.error
+            self.result.wait(0.05)
+        result = self.result.get()
         if self.size is None:
-            return [self.result]
+            return [result]
 
-        found = self.result.tolist() if hasattr(self.result, "tolist") else self.result
+        found = result.tolist() if hasattr(result, "tolist") else result
         if not isinstance(found, list | tuple) or len(found) != self.size:
             raise UserError(
                 f"{self.whose}: returned {shown(found)}; it must return a list, a result for each"
             )
         return list(found)
-
-
-def _start(calls: Sequence[_Call]) -> deque[_Call]:
-    """Start `calls` in up to WORKERS threads; return those that wait for a free one.
-
-    The threads are daemons: one that hangs does not keep the process from ending.
-    """
-    waiting = deque(calls)
-
-    def work() -> None:
-        with suppress(IndexError):
-            while True:
-                waiting.popleft().run()
-
-    for _ in range(min(WORKERS, len(calls))):
-        threading.Thread(target=work, daemon=True, name="reward").start()
-    return waiting
