@@ -61,9 +61,7 @@ def test_log_probabilities_are_those_of_transformers():
         packing = policy.forward.pack(prompts, tokens)
         together_M = torch.tensor([token for each in tokens for token in each])
         targets_U = packing.distinct(together_M)
-        trained_U, _ = token_logprobs(
-            policy.forward.predict(packing), policy.head, targets_U, torch.ones(len(targets_U))
-        )
+        trained_U, _ = token_logprobs(policy.forward.predict(packing), policy.head, targets_U, 1.0)
         trained_M = packing.of_tokens(trained_U)
     packed = time.perf_counter() - start
 

@@ -92,15 +92,12 @@ def swiglu_backward(d_NF, gate_up, out, stride, F, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def logprobs(
-    logits_NV, target_N, temperature_N, logprob_N, entropy_N, lse_N, V, BLOCK: tl.constexpr
-):
+def logprobs(logits_NV, target_N, temperature, logprob_N, entropy_N, lse_N, V, BLOCK: tl.constexpr):
     """Write the target's log-probability in softmax(logits / temperature), and the entropy.
 
     `lse_N` gets the log-sum-exp of the scaled logits, which the backward pass needs.
     """
     n = tl.program_id(0).to(tl.int64)
-    temperature = tl.load(temperature_N + n)
     v = tl.arange(0, BLOCK)
 
     # One pass over the vocabulary, with all sums relative to the largest logit so far:
@@ -131,14 +128,13 @@ def logprobs(
 
 
 @triton.jit
-def logprobs_backward(logits_NV, target_N, temperature_N, lse_N, d_N, V, BLOCK: tl.constexpr):
+def logprobs_backward(logits_NV, target_N, temperature, lse_N, d_N, V, BLOCK: tl.constexpr):
     """Overwrite the logits by their gradient, from that of the target's log-probability.
 
     One program handles BLOCK columns of one token.
     """
     n = tl.program_id(0).to(tl.int64)
     v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    temperature = tl.load(temperature_N + n)
     lse = tl.load(lse_N + n)
     d = tl.load(d_N + n)
     target = tl.load(target_N + n)

@@ -56,8 +56,8 @@ class MicroBatch:
     old_RT: Tensor  # log-probabilities under the policy that sampled
     sampled_R: Tensor | None  # False at demonstrations; None if there are none
     advantages: Tensor  # (R,), or (R, T) with 0 at padding if each token has its own
-    temperatures_R: Tensor
     weights_R: Tensor  # of each token of a row, float64
+    temperature: float  # a step has one
 
 
 class _Row(NamedTuple):
@@ -147,6 +147,7 @@ def _micro_batch(bundle: list[list[_Row]], device: torch.device) -> MicroBatch:
     completions = [row.completion for row in rows]
     lengths = [len(completion.tokens) for completion in completions]
     T = max(lengths)
+    (temperature,) = {row.group.temperature for row in rows}
     mask_RT = torch.arange(T) < torch.tensor(lengths)[:, None]
 
     def of_rows(values: list, dtype: torch.dtype | None = None) -> Tensor:
@@ -168,8 +169,8 @@ def _micro_batch(bundle: list[list[_Row]], device: torch.device) -> MicroBatch:
         old_RT=of_rows([completion.logprobs for completion in completions]),
         sampled_R=None if all(sampled) else of_rows(sampled),
         advantages=of_rows([row.group.advantages[row.sample] for row in rows]),
-        temperatures_R=of_rows([row.group.temperature for row in rows]),
         weights_R=of_rows([row.weight for row in rows], torch.float64),
+        temperature=temperature,
     )
 
 
@@ -192,7 +193,7 @@ def completion_logprobs(
         policy.forward.predict(packing),
         policy.head,
         packing.distinct(batch.tokens_RT.take(places_M)),
-        packing.distinct(batch.temperatures_R[places_M // T]),
+        batch.temperature,
         truncate,
         has_entropy_gradient=has_entropy_gradient,
         kernels=policy.kernels,
@@ -209,7 +210,7 @@ def token_logprobs(
     hidden_NE: Tensor,
     head: Callable[[Tensor], Tensor],
     targets_N: Tensor,
-    temperature_N: Tensor,
+    temperature: float,
     truncate: Truncate | None = None,
     *,
     has_entropy_gradient: bool = False,
@@ -232,7 +233,7 @@ def token_logprobs(
     is_plain = truncate is None and not has_entropy_gradient
     if is_plain and type(head) is nn.Linear and head.bias is None:
         # Few passes over the logits, for the usual case.
-        given = hidden_NE, head.weight, targets_N, temperature_N
+        given = hidden_NE, head.weight, targets_N, temperature
         return _LinearLogprobs.apply(*given, chunk, kernels, products, torch.is_grad_enabled())
 
     # For anything else autograd differentiates chunk by chunk.
@@ -242,14 +243,12 @@ def token_logprobs(
             hidden_nE,
             head,
             targets_n,
-            temperature_n,
+            temperature,
             truncate,
             has_entropy_gradient,
             use_reentrant=False,
         )
-        for hidden_nE, targets_n, temperature_n in zip(
-            hidden_NE.split(chunk), targets_N.split(chunk), temperature_N.split(chunk), strict=True
-        )
+        for hidden_nE, targets_n in zip(hidden_NE.split(chunk), targets_N.split(chunk), strict=True)
     ]
     logprobs, entropies = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
@@ -268,7 +267,7 @@ class _LinearLogprobs(torch.autograd.Function):
         hidden_NE: Tensor,
         weight_VE: Tensor,
         targets_N: Tensor,
-        temperature_N: Tensor,
+        temperature: float,
         chunk: int,
         kernels: Any,
         products: Callable[[], AbstractContextManager[None]],
@@ -276,7 +275,6 @@ class _LinearLogprobs(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         N, V = len(hidden_NE), len(weight_VE)
         dtype = torch.promote_types(hidden_NE.dtype, torch.float32)
-        temperature_N = temperature_N.to(dtype)
         logprobs_N, entropies_N, lse_N = (hidden_NE.new_empty(N, dtype=dtype) for _ in range(3))
 
         # A CPU keeps the probabilities for the backward pass; a GPU computes them again.
@@ -287,17 +285,17 @@ class _LinearLogprobs(torch.autograd.Function):
         for start in range(0, N, chunk):
             part = slice(start, start + chunk)
             logits_nV = linear_no_grad(hidden_NE[part], weight_VE)
-            targets_n, temperature_n = targets_N[part], temperature_N[part]
+            targets_n = targets_N[part]
 
             if is_fused:
                 # Log-probabilities, entropies and log-sum-exps in one pass.
                 outputs = logprobs_N[part], entropies_N[part], lse_N[part]
                 kernels.logprobs[(len(targets_n),)](
-                    logits_nV, targets_n, temperature_n, *outputs, V, BLOCK=BLOCK, num_warps=8
+                    logits_nV, targets_n, temperature, *outputs, V, BLOCK=BLOCK, num_warps=8
                 )
                 continue
 
-            logits_nV = logits_nV.to(dtype).div_(temperature_n[:, None])
+            logits_nV = logits_nV.to(dtype).div_(temperature)
             kept_nV = None if probability_NV is None else probability_NV[part]
             probability_nV = torch.softmax(logits_nV, -1, out=kept_nV)
             all_nV = logits_nV.log_softmax(-1)
@@ -305,7 +303,8 @@ class _LinearLogprobs(torch.autograd.Function):
             entropies_N[part] = -all_nV.mul_(probability_nV).sum(-1)
 
         lse = lse_N if is_fused else None
-        ctx.save_for_backward(hidden_NE, weight_VE, targets_N, temperature_N, lse, probability_NV)
+        ctx.save_for_backward(hidden_NE, weight_VE, targets_N, lse, probability_NV)
+        ctx.temperature = temperature
         ctx.chunk = chunk
         ctx.kernels = kernels
         ctx.products = products
@@ -314,20 +313,19 @@ class _LinearLogprobs(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, d_N: Tensor, _: Any) -> tuple[Tensor | None, ...]:
-        hidden_NE, weight_VE, targets_N, temperature_N, lse_N, probability_NV = ctx.saved_tensors
+        hidden_NE, weight_VE, targets_N, lse_N, probability_NV = ctx.saved_tensors
         d_hidden_NE = torch.empty_like(hidden_NE)
         d_weight_VE = torch.zeros_like(weight_VE) if ctx.needs_input_grad[1] else None
 
         for start in range(0, len(hidden_NE), ctx.chunk):
             part = slice(start, start + ctx.chunk)
-            hidden_nE, targets_n = hidden_NE[part], targets_N[part]
-            temperature_n, d_n = temperature_N[part], d_N[part]
+            hidden_nE, targets_n, d_n = hidden_NE[part], targets_N[part], d_N[part]
 
             # The gradient of the logits.
             if lse_N is not None:
                 d_logits_nV = linear_no_grad(hidden_nE, weight_VE)  # still the logits
                 V = d_logits_nV.shape[1]
-                given = d_logits_nV, targets_n, temperature_n, lse_N[part], d_n.contiguous(), V
+                given = d_logits_nV, targets_n, ctx.temperature, lse_N[part], d_n.contiguous(), V
                 grid = (len(targets_n), -(-V // BLOCK))
                 ctx.kernels.logprobs_backward[grid](*given, BLOCK=BLOCK, num_warps=8)
             else:
@@ -335,9 +333,9 @@ class _LinearLogprobs(torch.autograd.Function):
                     probability_nV = probability_NV[part]
                 else:
                     logits_nV = linear_no_grad(hidden_nE, weight_VE).to(d_n.dtype)
-                    probability_nV = logits_nV.div_(temperature_n[:, None]).softmax(-1)
+                    probability_nV = logits_nV.div_(ctx.temperature).softmax(-1)
 
-                scale_n1 = (d_n / temperature_n)[:, None]
+                scale_n1 = (d_n / ctx.temperature)[:, None]
                 d_logits_nV = probability_nV.mul_(-scale_n1)
                 d_logits_nV = d_logits_nV.scatter_add_(-1, targets_n[:, None], scale_n1)
                 d_logits_nV = d_logits_nV.to(hidden_nE.dtype)
@@ -355,14 +353,14 @@ def _chunk_logprobs(
     hidden_nE: Tensor,
     head: Callable[[Tensor], Tensor],
     targets_n: Tensor,
-    temperature_n: Tensor,
+    temperature: float,
     truncate: Truncate | None,
     has_entropy_gradient: bool,
 ) -> tuple[Tensor, Tensor]:
     """Return log-probabilities and entropies of a chunk, (n,) each, by ordinary operations."""
     logits_nV = head(hidden_nE)
     logits_nV = logits_nV.to(torch.promote_types(logits_nV.dtype, torch.float32))
-    logits_nV = logits_nV / temperature_n.to(logits_nV.dtype)[:, None]
+    logits_nV = logits_nV / temperature
     if truncate is not None:
         logits_nV = truncate(logits_nV, targets_n)
 

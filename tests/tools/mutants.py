@@ -63,8 +63,8 @@ a ratio without a bound | _log_ratio | _a.clamp(max=_b) | _a | LEARN/test_loss.p
 # update
 the policy as its own reference | _backward | reference.run(_a, reference, _b, packing=_c) | \
 policy.run(_a, policy, _b, packing=_c) | LEARN/update/test_update.py
-the temperature left out of the update | completion_logprobs | _a.temperatures_R[_b] | \
-torch.ones_like(_a.temperatures_R[_b]) | LEARN/update/test_exact.py
+the temperature left out of the update | completion_logprobs | batch.temperature | 1.0 | \
+LEARN/update/test_exact.py
 the reference cut as the policy | Policy.reference | self.frozen or self.is_lora | False | \
 LEARN/update/test_update.py
 predicted by the next token | PaddedBatch.__init__ | len(prompt) - 1 | len(prompt) | \

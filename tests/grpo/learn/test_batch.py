@@ -36,7 +36,7 @@ def cut(groups, micro_tokens=1 << 30, kind="dapo", **ranks):
 
 
 def test_tensors_by_hand():
-    (batch,) = cut([group_of(1, 3, [1, 3], 0.5), group_of(2, 2, [2, 2], 2.0)])
+    (batch,) = cut([group_of(1, 3, [1, 3], 0.5), group_of(2, 2, [2, 2], 0.5)])
     assert batch.prompts == [(1, 1, 1), (2, 2)]
     assert batch.tokens_RT.tolist() == [[100, 0, 0], [110, 111, 112], [200, 201, 0], [210, 211, 0]]
     assert batch.mask_RT.int().tolist() == [[1, 0, 0], [1, 1, 1], [1, 1, 0], [1, 1, 0]]
@@ -47,7 +47,7 @@ def test_tensors_by_hand():
         [-210, -211, 0],
     ]
     assert batch.advantages.tolist() == [100, 110, 200, 210]
-    assert batch.temperatures_R.tolist() == [0.5, 0.5, 2.0, 2.0]
+    assert batch.temperature == 0.5
     assert batch.weights_R.tolist() == [1 / 8] * 4  # 1 + 3 + 2 + 2 tokens
 
 

@@ -12,6 +12,7 @@ from grpo.learn.batch import token_logprobs
 from grpo.rollout.sampling import truncation
 
 N, H, V = 11, 4, 7
+TEMPERATURE = 0.7
 
 # Of the head: any module, or a linear layer with or without a bias; and KEPT.
 HEADS = [(None, 0), (True, 0), (False, 0), (False, 1000)]
@@ -36,15 +37,12 @@ class LoraHead(nn.Module):
 
 
 def inputs():
-    """Return hidden states, head, targets, temperatures, and the weights of a scalar objective,
-    always the same.
-    """
+    """Return hidden states, head, targets and weights of a scalar objective, always the same."""
     generator = torch.Generator().manual_seed(5)
     hidden_NH = torch.randn(N, H, dtype=torch.float64, generator=generator).requires_grad_()
     targets_N = torch.randint(V, (N,), generator=generator)
-    temperature_N = 0.5 + torch.rand(N, dtype=torch.float64, generator=generator)
     weights_N = torch.randn(N, dtype=torch.float64, generator=generator)
-    return hidden_NH, LoraHead(generator), targets_N, temperature_N, weights_N
+    return hidden_NH, LoraHead(generator), targets_N, weights_N
 
 
 def top_two_and_target(logits_NV, targets_N):
@@ -59,13 +57,13 @@ def top_two_and_target(logits_NV, targets_N):
 @pytest.mark.parametrize("bias, kept", HEADS)
 def test_values_and_gradients_equal_the_full_log_softmax(monkeypatch, truncate, chunk, bias, kept):
     monkeypatch.setattr(batch, "KEPT", kept)
-    hidden_NH, head, targets_N, temperature_N, weights_N = inputs()
+    hidden_NH, head, targets_N, weights_N = inputs()
     if bias is not None:  # a plain linear layer goes by few passes of its own
         torch.manual_seed(0)
         head = nn.Linear(H, V, bias=bias, dtype=torch.float64)
     leaves = [hidden_NH, *head.parameters()]
 
-    logits_NV = head(hidden_NH) / temperature_N[:, None]
+    logits_NV = head(hidden_NH) / TEMPERATURE
     if truncate:
         logits_NV = truncate(logits_NV, targets_N)
     distribution = torch.distributions.Categorical(logits=logits_NV)
@@ -73,7 +71,7 @@ def test_values_and_gradients_equal_the_full_log_softmax(monkeypatch, truncate, 
     expected_gradients = torch.autograd.grad(weights_N @ expected_N, leaves)
 
     logprobs_N, entropy_N = token_logprobs(
-        hidden_NH, head, targets_N, temperature_N, truncate, chunk=chunk
+        hidden_NH, head, targets_N, TEMPERATURE, truncate, chunk=chunk
     )
     gradients = torch.autograd.grad(weights_N @ logprobs_N, leaves)
 
@@ -87,10 +85,10 @@ def test_values_and_gradients_equal_the_full_log_softmax(monkeypatch, truncate, 
 
 @pytest.mark.parametrize("truncate", [None, top_two_and_target])
 def test_the_gradient_of_entropies_is_that_of_the_plain_formula(truncate):
-    hidden_NH, head, targets_N, temperature_N, weights_N = inputs()
+    hidden_NH, head, targets_N, weights_N = inputs()
     leaves = [hidden_NH, *head.parameters()]
 
-    logits_NV = head(hidden_NH) / temperature_N[:, None]
+    logits_NV = head(hidden_NH) / TEMPERATURE
     kept_NV = torch.ones_like(logits_NV, dtype=torch.bool)
     if truncate:
         kept_NV = truncate(logits_NV, targets_N).isfinite()
@@ -102,7 +100,7 @@ def test_the_gradient_of_entropies_is_that_of_the_plain_formula(truncate):
     expected = torch.autograd.grad(weights_N @ (2 * entropies_N + logprobs_N), leaves)
 
     ours_N, entropy_N = token_logprobs(
-        hidden_NH, head, targets_N, temperature_N, truncate, has_entropy_gradient=True, chunk=3
+        hidden_NH, head, targets_N, TEMPERATURE, truncate, has_entropy_gradient=True, chunk=3
     )
     gradients = torch.autograd.grad(weights_N @ (2 * entropy_N + ours_N), leaves)
     torch.testing.assert_close(entropy_N, entropies_N, rtol=1e-12, atol=1e-12)
@@ -117,18 +115,18 @@ def test_a_token_that_truncation_would_exclude_joins_after_the_cut():
         logits_NV,
         nn.Identity(),
         torch.tensor([0, 4]),
-        torch.ones(2, dtype=torch.float64),
+        1.0,
         truncation(0.65),
     )
     assert logprobs_N.exp().tolist() == pytest.approx([0.4 / 0.7, 0.04 / 0.74])
 
 
 def test_full_logits_never_live_at_once():
-    hidden_NH, head, targets_N, temperature_N, weights_N = inputs()
+    hidden_NH, head, targets_N, weights_N = inputs()
     saved = []
     hooks = (lambda x: saved.append(x.numel()) or x, lambda x: x)
     with torch.autograd.graph.saved_tensors_hooks(*hooks):
-        logprobs_N, entropy_N = token_logprobs(hidden_NH, head, targets_N, temperature_N, chunk=3)
+        logprobs_N, entropy_N = token_logprobs(hidden_NH, head, targets_N, TEMPERATURE, chunk=3)
     assert not entropy_N.requires_grad
     assert sum(saved) < N * V  # not the logits of all chunks together either
     assert head.rows == [3, 3, 3, 2]
@@ -140,10 +138,7 @@ def test_half_precision_heads_give_float32():
     # bfloat16 logits (8, 0): p = 1 / (1 + e^-8). In bfloat16 log p would be 0, for e^-8 = 3.4e-4
     # is lost beside 1.
     hidden_NH = torch.tensor([[8.0, 0.0]], dtype=torch.bfloat16)
-    temperature_N = torch.ones(1, dtype=torch.float64)
-    logprobs_N, entropy_N = token_logprobs(
-        hidden_NH, nn.Identity(), torch.tensor([0]), temperature_N
-    )
+    logprobs_N, entropy_N = token_logprobs(hidden_NH, nn.Identity(), torch.tensor([0]), 1.0)
     assert logprobs_N.dtype == entropy_N.dtype == torch.float32
     # -log(1 + e^-8) = -e^-8 + e^-16 / 2
     assert logprobs_N.item() == pytest.approx(-3.3540637e-4, rel=1e-3)
@@ -157,18 +152,15 @@ def test_a_linear_head_on_a_gpu(dtype, tolerance):
         torch.randn(50, 64, dtype=torch.float64, requires_grad=True),
         nn.Linear(64, 9000, bias=False, dtype=torch.float64),
     )
-    targets, heat, weights = (
-        torch.randint(9000, (50,)),
-        0.5 + torch.rand(50),
-        torch.randn(50, dtype=torch.float64),
-    )
+    targets = torch.randint(9000, (50,))
+    weights = torch.randn(50, dtype=torch.float64)
 
     from grpo.fast import update_kernels
 
     def results(hidden, head, device):
         kernels = update_kernels if device == "cuda" else None
         logprobs, entropies = token_logprobs(
-            hidden, head, targets.to(device), heat.to(device), kernels=kernels, chunk=16
+            hidden, head, targets.to(device), TEMPERATURE, kernels=kernels, chunk=16
         )
         (weights.to(device, logprobs.dtype) @ logprobs).backward()
         outputs = (logprobs.detach(), entropies.detach(), hidden.grad, head.weight.grad)

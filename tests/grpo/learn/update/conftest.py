@@ -6,7 +6,7 @@ import pytest
 import torch
 from tiny_models import VOCABULARY
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from updates import HEATS, PROMPTS
+from updates import HEAT, PROMPTS
 
 from grpo.learn.advantages import advantages
 from grpo.records import Group
@@ -22,8 +22,8 @@ def groups(tiny_policy):
     ids = [tiny_policy.encode(prompt) for prompt in PROMPTS]
     keys = [[sample_key(5, prompt, sample) for sample in range(4)] for prompt in PROMPTS]
     answers = [
-        generate(tiny_policy, RolloutRequest([prompt], [own], heat, [24]))[0]
-        for prompt, own, heat in zip(ids, keys, HEATS)
+        generate(tiny_policy, RolloutRequest([prompt], [own], HEAT, [24]))[0]
+        for prompt, own in zip(ids, keys)
     ]
     rng = random.Random(0)
     made = [
@@ -31,7 +31,7 @@ def groups(tiny_policy):
             i,
             Problem("t", 1, p, "x", str(i)),
             ids[i],
-            HEATS[i],
+            HEAT,
             completions,
             scores=[Score(rng.random()) for _ in completions],
         )

@@ -7,7 +7,7 @@ import pytest
 import torch
 from losses import step_loss
 from transformers import AutoModelForCausalLM
-from updates import HEATS, WHOLE, loss_and_gradients, one_batch
+from updates import HEAT, WHOLE, loss_and_gradients, one_batch
 
 from grpo.fast.packing import Packing
 from grpo.learn.batch import completion_logprobs, micro_batches
@@ -161,8 +161,8 @@ def test_micro_batches_change_neither_loss_nor_gradient(tiny_policy, groups, flo
 @pytest.mark.parametrize("truncate", [None, truncation(0.95)])
 def test_logprobs_are_the_samplers(tiny_policy, groups, truncate):
     keys = [[sample_key(6, group.index, sample) for sample in range(4)] for group in groups]
-    for group, own, heat in zip(groups, keys, HEATS):
-        request = RolloutRequest([group.prompt], [own], heat, [24], truncate)
+    for group, own in zip(groups, keys):
+        request = RolloutRequest([group.prompt], [own], HEAT, [24], truncate)
         (group.completions,) = generate(tiny_policy, request)
     batch = one_batch(groups)
     with torch.no_grad():
