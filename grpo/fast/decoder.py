@@ -316,11 +316,7 @@ class CudaStep:
         self.memory = DecodeMemory(self.layers.fast, wanted, self.policy.device)
 
     def run(self, R: int, T: int, tiles: int, truncate: Callable | None) -> None:
-        """Do one step for the first R rows (a bucket), on a GPU by a graph, captured once."""
-        if self.policy.device.type != "cuda":
-            self.step(R, T, tiles, truncate)
-            return
-
+        """Do one step for the first R rows (a bucket), by a graph that is captured once."""
         key = (R, T, tiles, truncate)
         if key not in self.graphs:
             self.graphs[key] = self._capture(R, T, tiles, truncate)

@@ -99,6 +99,7 @@ def test_the_captured_step_launches_its_kernels_as_they_are_declared(policy, mon
             setattr(kernels, kernel.name, _Kernel(kernel))
     monkeypatch.setitem(sys.modules, "grpo.fast.decode_kernels", kernels)
     monkeypatch.setattr(fast, "decode_kernels", kernels, raising=False)
+    monkeypatch.setattr(fast_decoder.CudaStep, "run", fast_decoder.CudaStep.step)  # no graph
 
     step = fast_decoder.CudaStep(policy)
     prompts, keys = [(1, 2, 3), (4, 5)], [[11, 12], [13, 14]]
