@@ -192,7 +192,6 @@ class VarianceMonitor(Resumable):
         classes = Counter(group.class_name for group in first)
         expected = [x for group in first if (x := group.problem.expected) is not None]
         return {
-            "temperature": self.config.temperature,
             "frac_reward_zero_std": fmean(
                 max(group.rewards) == min(group.rewards) for group in first
             ),

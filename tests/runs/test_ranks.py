@@ -80,7 +80,7 @@ def assert_alike(one: Path, two: Path):
     for mine, other in zip(
         read_metrics(one / "metrics.jsonl"), read_metrics(two / "metrics.jsonl"), strict=True
     ):
-        names = "loss grad_norm entropy kl reward num_tokens problems/seen temperature"
+        names = "loss grad_norm entropy kl reward num_tokens problems/seen"
         for name in [*names.split(), "clip_ratio/high_mean"]:
             assert mine[name] == pytest.approx(other[name], rel=1e-4, abs=1e-6), name
     torch.testing.assert_close(weights(two), weights(one), atol=2e-5, rtol=0)

@@ -15,7 +15,7 @@ from grpo.tools import evaluation, train
 
 METRICS = set(
     "reward reward_std frac_reward_zero_std entropy clip_ratio/low_mean completions/mean_length "
-    "completions/clipped_ratio grad_norm learning_rate step_time num_tokens level temperature "
+    "completions/clipped_ratio grad_norm learning_rate step_time num_tokens level "
     "groups/kept groups/class/varied wasted_tokens sampling/sampling_logp_difference/max parity/kl "
     "draft/acceptance draft/tokens_per_forward time/problems time/rollout time/score "
     "time/update".split()
