@@ -100,7 +100,8 @@ class FastDecoder:
 
         drafter = None
         if request.guesses is not None and drafting is not None and drafting.fixed != 0:
-            plans = DraftPlans(policy, [guess for guess in request.guesses for _ in range(G)], room)
+            guesses = [guess for guess in request.guesses for _ in range(G)]
+            plans = DraftPlans(policy, guesses, room, request.answers)
             drafter = Drafter(decoder, plans, drafting, _longest_draft(request, drafting))
 
         tokens = torch.zeros(C, room, dtype=torch.long)
@@ -126,9 +127,12 @@ class FastDecoder:
             lengths[rows] = written + count
 
             if request.is_enough is not None:
-                texts = zip(rows.tolist(), tokens[rows].tolist(), lengths[rows].tolist())
-                ends = [request.ends_at(c, ids[:length]) for c, ids, length in texts]
-                decoder.stop(torch.tensor(ends))
+                # Many completions of a prompt are the same so far.
+                ids_R = tokens[rows, : int(lengths.max())].tolist()
+                texts = zip((rows // G).tolist(), ids_R, lengths[rows].tolist())
+                written_R = [(p, tuple(ids[:length])) for p, ids, length in texts]
+                ends = {(p, ids): request.ends_at(p * G, ids) for p, ids in set(written_R)}
+                decoder.stop(torch.tensor([ends[each] for each in written_R]))
             rows = rows[decoder.retire()]
             drafts = torch.empty(len(rows), 0, dtype=torch.long)
             if drafter is not None and len(rows):

@@ -15,14 +15,13 @@ import re
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from grpo.model.policy import Policy
-from grpo.model.prompts import plain_tokens
 from grpo.rollout.generate import Drafting
 
 # The lengths of drafts, in tokens.
@@ -109,26 +108,35 @@ class DraftPlans:
     - `matched`, `rejected` (C,): tokens that agreed with the plans, and that did not.
     """
 
-    def __init__(self, policy: Policy, guesses: Sequence[Callable[[str], str]], width: int):
+    def __init__(
+        self,
+        policy: Policy,
+        guesses: Sequence[Callable[[str], str]],
+        width: int,
+        answers: Sequence[Sequence[int]] = (),
+    ):
         self.policy = policy
 
         # Each completion has its own copy of the guess. `first` is the first one with the same.
         self.guesses = [copy(guess) for guess in guesses]
-        self.first = [guesses.index(guess) for guess in guesses]
+        places: dict[int, int] = {}
+        self.first = [places.setdefault(id(guess), row) for row, guess in enumerate(guesses)]
 
         # The text of each completion, as far as it was decoded, and the number of tokens it takes.
         count = len(guesses)
         self.texts = [""] * count
         self.decoded = [0] * count
-        self.tokens_of_word: dict[str, list[int]] = {}  # with the white space before it
 
         self.planned = torch.full((count, width), NO_TOKEN)
         self.until = torch.zeros(count, dtype=torch.long)
-        self.is_stale = torch.zeros(count, dtype=torch.bool)
+        self.is_stale = torch.ones(count, dtype=torch.bool)
         self.matched = torch.zeros(count, dtype=torch.long)
         self.rejected = torch.zeros(count, dtype=torch.long)
-        no_tokens = torch.empty(count, 0, dtype=torch.long)
-        self._plan(torch.arange(count), no_tokens, torch.zeros_like(self.until), SHORT)
+
+        # The first plan is the right answer to the prompt. It costs nothing: its tokens are known.
+        G = count // max(1, len(answers))
+        for p, answer in enumerate(answers):
+            self._set([*range(p * G, p * G + G)], 0, answer, answer[-1] == policy.end)
 
     def make(
         self, rows: Tensor, written: Tensor, live: Tensor, needed: int, tokens: Tensor
@@ -181,10 +189,8 @@ class DraftPlans:
             parts.append(rest[:cut] if cut > 0 else rest)
             is_whole.append(cut <= 0)
 
-        plans = self._tokens(parts) if tokens.shape[1] else self._encode(parts)
+        plans = self._tokens(parts)
         for (_, start, _), same, plan, ends in zip(alike, alike.values(), plans, is_whole):
-            if plan and max(plan) >= self.policy.vocabulary:  # some tokenizers have more
-                plan = [token if token < self.policy.vocabulary else NO_TOKEN for token in plan]
             self._set(same, start, [*plan, self.policy.end] if ends else plan, ends)
 
     def _text(self, row: int, tokens: Tensor) -> str:
@@ -202,23 +208,15 @@ class DraftPlans:
         return text
 
     def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the tokens of `texts`, word by word: the words of a problem recur.
-
-        Each is encoded after a line end, because many tokenizers add a space to a text.
-        """
+        """Return the tokens of `texts`, word by word: the words of a problem recur."""
         words = [_PIECE.findall(text) for text in texts]
-        new = [word for word in dict.fromkeys(chain(*words)) if word not in self.tokens_of_word]
-        if new:
-            line_end, *encoded = self._encode(["\n", *("\n" + word for word in new)])
-            for word, tokens in zip(new, encoded):
-                self.tokens_of_word[word] = tokens[len(line_end) :]
-        return [list(chain(*map(self.tokens_of_word.__getitem__, text))) for text in words]
-
-    def _encode(self, texts: list[str]) -> list[list[int]]:
-        return plain_tokens(self.policy.tokenizer, texts)
+        tokens = iter(self.policy.word_tokens(chain(*words)))
+        return [list(chain(*islice(tokens, len(text)))) for text in words]
 
     def _set(self, rows: list[int], start: int, plan: Sequence[int], is_whole: bool) -> None:
         """Set the plan of some rows from place `start` on, up to the completion's end if whole."""
+        if plan and max(plan) >= self.policy.vocabulary:  # some tokenizers have more
+            plan = [token if token < self.policy.vocabulary else NO_TOKEN for token in plan]
         width = self.planned.shape[1]
         end = min(start + len(plan), width)
         planned = self.planned.numpy()  # the same memory: it takes a list in a tenth of the time

@@ -7,7 +7,7 @@ until `grpo.model.load` puts those of `grpo.fast` in their place.
 import math
 import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -47,8 +47,10 @@ from grpo.tasks.base import Problem
 # What an update runs at once: a `PaddedBatch`, or a `grpo.fast.packing.Packing`.
 Batch = Any
 
-# The number of prompts, and of other texts, whose tokens are kept for the rest of a step.
+# The number of prompts, and of other texts, whose tokens are kept for the rest of a step; and of
+# words, which recur in later steps.
 CACHED_ENCODINGS = 1024
+CACHED_WORDS = 100_000
 
 CPU_TOKENS_AT_ONCE = 4096
 
@@ -74,6 +76,7 @@ class Policy:
         self.is_lora = isinstance(model, PeftModel)
 
         self._texts = Encodings(partial(plain_tokens, tokenizer), CACHED_ENCODINGS)
+        self._words = Encodings(partial(_word_tokens, tokenizer), CACHED_WORDS)
         self.use(PromptFormat())
 
         # The token ids that end a completion, and the one that ends a right answer.
@@ -205,6 +208,10 @@ class Policy:
     def target_tokens(self, target: str) -> tuple[int, ...]:
         """Return the token ids of the answer `target`, without the end token."""
         return self._texts([target])[0]
+
+    def word_tokens(self, words: Iterable[str]) -> list[tuple[int, ...]]:
+        """Return the token ids of words of a text, each with the white space before it."""
+        return self._words(words)
 
     def answer_tokens(self, problem: Problem) -> tuple[int, ...]:
         """Return the token ids of the right answer to `problem`, or of its window."""
@@ -430,6 +437,14 @@ def _recomputed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if not torch.is_grad_enabled():
         return forward(*args, **kwargs)
     return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+
+def _word_tokens(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
+    """Return the token ids of each of the `words`, which are encoded after a line end: many
+    tokenizers add a space to a text.
+    """
+    line_end, *encoded = plain_tokens(tokenizer, ["\n", *("\n" + word for word in words)])
+    return [tokens[len(line_end) :] for tokens in encoded]
 
 
 def _from_the_first_word(problem: Problem) -> str:

@@ -48,6 +48,7 @@ class RolloutRequest:
     budgets: Sequence[int]  # the most new tokens of a completion
     truncate: Callable | None = None  # cuts the distribution, see `sampling.truncation`
     guesses: Sequence[Guess] | None = None  # what is drafted from; None for no drafts
+    answers: Sequence[Sequence[int]] = ()  # the right ones, which are drafted first
     is_enough: Sequence[IsEnough | None] | None = None  # None: everything is scored
 
     @property
@@ -68,8 +69,8 @@ class RolloutRequest:
 
     def of(self, prompts: Sequence[int]) -> "RolloutRequest":
         """Return the request for some of the prompts."""
-        by_prompt = ("prompts", "keys", "budgets", "guesses", "is_enough")
-        given = {name: x for name in by_prompt if (x := getattr(self, name)) is not None}
+        by_prompt = ("prompts", "keys", "budgets", "guesses", "answers", "is_enough")
+        given = {name: x for name in by_prompt if (x := getattr(self, name))}
         chosen: dict[str, Any] = {name: [x[p] for p in prompts] for name, x in given.items()}
         return replace(self, **chosen)
 
@@ -208,6 +209,7 @@ def sample_groups(
         budgets,
         truncate,
         guesses if any(guesses) else None,
+        [policy.answer_tokens(problem) for problem in problems] if any(guesses) else (),
         is_enough=tests_of_enough(policy, task, problems, stops_early),
     )
     answers = generate(policy, request, drafting, engine)

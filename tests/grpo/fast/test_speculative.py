@@ -2,6 +2,7 @@
 
 import copy
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -14,6 +15,8 @@ from grpo.fast import speculative
 from grpo.fast.decoder import CudaRows, EagerRows, pass_costs
 from grpo.fast.speculative import LENGTHS, NO_TOKEN, Costs, DraftPlans, draft_length
 from grpo.model.load import BUILTIN, load_policy
+from grpo.model.policy import Encodings, _word_tokens
+from grpo.model.prompts import plain_tokens
 from grpo.rollout.generate import Drafting, RolloutRequest, generate
 from grpo.rollout.sampling import sample_key, uniform
 from grpo.tasks.interleave import Interleave
@@ -333,6 +336,7 @@ def test_plans_by_hand():
 
     policy = SimpleNamespace(stops=(9,), end=9, tokenizer=tokenizer, vocabulary=11)
     policy.decode = lambda tokens: "".join("abcdefgh"[token] for token in tokens)
+    policy.word_tokens = lambda words: tokenizer(words).input_ids
     guesses = [lambda text: "abcd"[len(text) :], lambda text: "hg"[len(text) :]]
     plans = DraftPlans(policy, guesses, 38)
     rows, live, nothing = torch.arange(2), torch.tensor([True, True]), torch.tensor([0, 0])
@@ -360,9 +364,10 @@ def test_a_long_guess_is_planned_in_parts_and_its_seams_are_no_slips(builtin):
     target = builtin.tokenizer(words, add_special_tokens=False).input_ids
     assert len(target) == 5 * 60  # a token a word
     plans = DraftPlans(builtin, [lambda text: words[len(text.lstrip()) :]], 2032)
-    assert 0 < plans.until[0] < len(target)
-    rows, live, place = torch.tensor([0]), torch.tensor([True]), 0
+    rows, live, place = torch.tensor([0]), torch.tensor([True]), 1
     tokens = torch.tensor([target + [0] * (2000 - len(target))])
+    offer(plans, rows, live, tokens, torch.tensor([place]), 7)
+    assert 0 < plans.until[0] < len(target)
     while place + 8 <= len(target):
         k = 7 if place % 3 else 0
         written = torch.tensor([place])
@@ -393,12 +398,15 @@ def test_texts_are_decoded_as_they_grow(builtin, monkeypatch, text):
     assert max(decoded) < 6  # the new word alone, behind a token that is known
 
 
-def test_words_are_tokenized_once_and_as_they_stand_in_a_text(builtin):
-    plans, asked = DraftPlans(builtin, [str], 100), []
-    encode = plans._encode
-    plans._encode = lambda texts: asked.append(texts) or encode(texts)
+def test_words_are_tokenized_once_and_as_they_stand_in_a_text(builtin, monkeypatch):
+    asked, known = [], Encodings(partial(_word_tokens, builtin.tokenizer), 100)
+    encode = known.encode
+    known.encode = lambda words: asked.append(words) or encode(words)
+    monkeypatch.setattr(builtin, "_words", known)
+    plans = DraftPlans(builtin, [str], 100)
     texts = ["l saw the sea,  and 12 owls.\n Then", " the sea, and na\u00efve owls", ""]
-    whole = [encode(["\n" + text])[0][len(encode(["\n"])[0]) :] for text in texts]
+    line_end, *encoded = plain_tokens(builtin.tokenizer, ["\n", *("\n" + text for text in texts)])
+    whole = [tokens[len(line_end) :] for tokens in encoded]
     assert plans._tokens(texts) == whole and plans._tokens(texts[::-1]) == whole[::-1]
     assert len(asked) == 1 and len(set(asked[0])) == len(asked[0])
 
@@ -411,19 +419,16 @@ def test_rows_that_have_written_the_same_are_aimed_once(builtin):
         for name in "ab"
     )
     plans = DraftPlans(builtin, [one, one, one, one, other], 64)
-    assert asked == [("a", ""), ("b", "")]
+    assert asked == []
     ids = builtin.tokenizer([words, "the cat"], add_special_tokens=False).input_ids
     tokens = torch.zeros(5, 64, dtype=torch.long)
     written, rows = torch.tensor([1, 1, 2, 2, 1]), torch.arange(5)
     for row, source in enumerate((0, 0, 0, 1, 0)):
         tokens[row, : written[row]] = torch.tensor(ids[source][: written[row]])
     plans.is_stale[:] = True
-    encoded, encode = [], plans._encode
-    plans._encode = lambda texts: encoded.append(texts) or encode(texts)
-    asked.clear()
     some = torch.tensor([0, 1, 2, 4])
     offered = offer(plans, some, some >= 0, tokens, written[some], 3)
-    assert sorted(asked) == [("a", "the"), ("a", "the sea"), ("b", "the")] and len(encoded) == 1
+    assert sorted(asked) == [("a", "the"), ("a", "the sea"), ("b", "the")]
     assert offered.tolist() == [ids[0][1:4], ids[0][1:4], ids[0][2:5], ids[0][1:4]]
     assert plans.is_stale.tolist() == [False, False, False, True, False]
     asked.clear()
@@ -435,7 +440,7 @@ def test_a_row_whose_plan_is_not_made_yet_has_no_draft(builtin):
     words = "the sea and the owl"
     plans = DraftPlans(builtin, [lambda text: words[len(text) :]] * 2, 64)
     rows, nothing = torch.arange(2), torch.zeros(2, 64, dtype=torch.long)
-    plans.is_stale[1] = True
+    plans.make(rows, nothing[:, 0], rows == 0, 3, nothing)
 
     first, second = plans.drafts(rows, nothing[:, 0], 3).tolist()
     assert builtin.decode(first).strip() == "the sea and" and second == [NO_TOKEN] * 3
@@ -443,3 +448,23 @@ def test_a_row_whose_plan_is_not_made_yet_has_no_draft(builtin):
     plans.make(rows, nothing[:, 0], rows >= 0, 3, nothing)
     assert builtin.decode(plans.drafts(rows, nothing[:, 0], 3)[1].tolist()).strip() == "the sea and"
     assert not plans.is_stale.any()
+
+
+def test_the_right_answer_is_drafted_first_and_no_guess_is_asked_until_a_row_departs(builtin):
+    end = builtin.end
+    asked, answers = [], [[5, 6, 7, builtin.vocabulary, end], [8, 9, end]]
+    guesses = [lambda text, p=p: asked.append(p) or "the sea" for p in (0, 0, 1, 1)]
+    plans = DraftPlans(builtin, guesses, 64, answers)
+    rows, tokens = torch.arange(4), torch.zeros(4, 64, dtype=torch.long)
+    written = torch.zeros(4, dtype=torch.long)
+    first = [[5, 6, 7, NO_TOKEN]] * 2 + [[8, 9, end, NO_TOKEN]] * 2
+    assert offer(plans, rows, rows >= 0, tokens, written, 4).tolist() == first and not asked
+
+    tokens[:, 0] = torch.tensor([5, 5, 8, 7])  # the last row departs
+    plans.observe(rows, written, tokens[:, :1], written + 1)
+    assert offer(plans, rows, rows >= 0, tokens, written + 1, 2)[:3].tolist() == [
+        [6, 7],
+        [6, 7],
+        [9, end],
+    ]
+    assert asked == [1]
