@@ -83,7 +83,7 @@ class FastLlama:
         """
         llama = FastLlama(causal)
         for i, layer in enumerate(causal.base_model.layers):
-            layer.forward, llama.layers[i] = llama.layers[i], layer
+            layer.forward, llama.layers[i] = partial(_copied, llama.layers[i]), layer
         for linear, whole in zip(llama.linears, self.linears):
             linear.is_divided, linear.gradient_products = True, whole.gradient_products
         llama.linears = []  # nothing to `refresh`: each is merged when it is used
@@ -185,6 +185,11 @@ def build_fast_llama(causal: Model) -> FastLlama | None:
     model = FastLlama(causal)
     merged = {id(module) for layer in model.linears for module in layer.modules}
     return model if all(id(module) in merged for module in adapted) else None
+
+
+def _copied(run: Any, *inputs: Any) -> tuple[Tensor, ...]:
+    """Return copies of a block's outputs, because FSDP forbids views."""
+    return tuple(tensor.clone() for tensor in run(*inputs))
 
 
 def _summed(layer: Any, x_NE: Tensor, inputs: Inputs) -> Tensor:

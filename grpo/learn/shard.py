@@ -49,7 +49,7 @@ class Sharding:
                 "--config: shard: divides a model among several ranks; start with torchrun "
                 "--nproc-per-node N, or give --config '{shard: false}'"
             )
-        self.policy = policy
+        self.policy, self.ranks = policy, ranks
         with blaming(f"--config: shard: {type(policy.causal).__name__} cannot be divided"):
             policy.learner = self._learner(ranks)
 
@@ -117,22 +117,34 @@ class Sharding:
     @torch.no_grad()
     def publish(self) -> None:
         """Give the policy the weights of the learner. All ranks must call it together."""
+        is_lora = self.policy.is_lora
+        changed = self.modules if self.given_up or not is_lora else []
         for storage, size in self.given_up:
             storage.resize_(size)
             # A merged layer has rows of zeros below its weights.
             storage.fill_(0)  # type: ignore[attr-defined]
         self.given_up.clear()
-        for module, divided_module in self.modules:
+        for module, divided_module in changed:
             divided_module.unshard()
             for weight, part in zip(module.parameters(), divided_module.parameters()):
                 if not isinstance(part, DTensor):  # else it belongs to a layer
                     weight.copy_(part)
             divided_module.reshard()
 
-        # What is not in the model's precision has been rounded to it: adapters.
-        for weight, part in self.pairs:
-            if weight.requires_grad and weight.dtype != self.policy.dtype:
-                weight.copy_(whole(part))
+        # FSDP gathers in the model's precision, and adapters are float32.
+        if is_lora:
+            self._publish_adapters()
+
+    def _publish_adapters(self) -> None:
+        """Give the policy the adapters of the learner, all by one sum over the ranks' parts."""
+        weights = [weight for weight, _ in self.pairs if weight.requires_grad]
+        for weight, part in zip(weights, self.masters):
+            rows = -(-len(weight) // self.ranks.size)
+            weight.zero_()[rows * self.ranks.rank :][:rows] = local(part)
+        flat = torch.cat([weight.flatten() for weight in weights])
+        self.ranks.all_reduce([flat])
+        parts = flat.split([weight.numel() for weight in weights])
+        torch._foreach_copy_(weights, [p.view_as(weight) for p, weight in zip(parts, weights)])
 
 
 # Tensors that may be divided. All ranks must call `whole` together.

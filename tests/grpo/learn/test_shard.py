@@ -43,7 +43,7 @@ def updated(folder, options, ranks, micro_tokens=1000, is_divided=False):
     policy = load_policy(str(folder), device="cpu", keep_reference=True, **options)
     sharding = Sharding(policy, ranks) if is_divided else None
     if sharding:
-        sharding.is_short = True
+        sharding.is_short = not policy.is_lora  # else frozen weights stay where they are
         policy.enable_gradient_checkpointing()
     optimizer = Optimizer(policy.parameters, 1e-3, ranks=ranks, sharding=sharding)
     # Else rounding alone decides steps of gradients that are 0, such as those of a key's bias.
@@ -77,6 +77,8 @@ def child(rank, folder):
         # A checkpoint is written while the next step is made.
         assert rank or state[0]["step"] is not divided[2].inner.state_dict()["state"][0]["step"]
 
+        for weight, master in zip(divided[1].parameters, divided[2].masters):
+            torch.testing.assert_close(weight, whole(master).to(weight.dtype), atol=0, rtol=0)
         held = sum(part.to_local().numel() for _, part in divided[2].sharding.pairs)
         assert held < 0.6 * policy.model.num_parameters()
 
