@@ -4,7 +4,6 @@ import asyncio
 import gzip
 import json
 import random
-import threading
 import time
 import unicodedata
 from dataclasses import replace
@@ -540,25 +539,6 @@ def test_components_are_added_and_kept():
     assert score.parts == {} and score.reward == 0.2
     one, two = scores(lambda completion: dict.fromkeys(completion, 0.5), ["a", "ab"])
     assert one.parts == {"reward/a": 0.5} and two.parts == {"reward/a": 0.5, "reward/b": 0.5}
-
-
-def test_no_more_calls_than_threads_run_at_once(monkeypatch):
-    monkeypatch.setattr("grpo.tasks.rows.WORKERS", 6)
-    at_once, most, lock = 0, 0, threading.Lock()
-
-    def slow(completion):
-        nonlocal at_once, most
-        with lock:
-            at_once += 1
-            most = max(most, at_once)
-        time.sleep(0.02)
-        with lock:
-            at_once -= 1
-        return 1.0
-
-    groups = [(problem(str(n)), ["a", "b", "c"]) for n in range(8)]
-    assert [len(group) for group in small_rewards.rows([slow]).score_groups(groups)] == [3] * 8
-    assert 3 < most <= 6
 
 
 def test_a_failure_abandons_the_other_calls_and_the_next_ones_run(monkeypatch):
