@@ -215,12 +215,6 @@ def test_words_are_what_python_splits(text):
 
 
 @given(TEXTS)
-def test_words_survive_joining(text):
-    words = split_words(text)
-    assert split_words(" ".join(words)) == words
-
-
-@given(TEXTS)
 # An en quad, which normalises to another space; a mark on a space.
 @example("\u2000e\u0301 \u0301x")
 def test_ends_are_in_the_text_as_it_is(text):
