@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from grpo.data.corpus import (
     TEXTS,
@@ -15,7 +16,6 @@ from grpo.data.corpus import (
     split_of,
     without_repeats,
 )
-from grpo.data.errors import UserError
 
 SPLITS = ("train", "validation", "test")
 words = st.text(st.characters(exclude_categories=["Z", "C"]), min_size=1, max_size=6)
@@ -77,9 +77,7 @@ def test_a_folder_of_texts_is_read_with_all_below(tmp_path):
 def test_a_folder_that_cannot_be_taken_is_one_line(tmp_path, monkeypatch, name, content, fault):
     monkeypatch.setattr("grpo.data.corpus.MAX_TEXT", 40)
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError) as error:
-        load_texts(tmp_path)
-    assert str(error.value).startswith(f"{tmp_path}{fault}")
+    assert refused(load_texts, tmp_path).startswith(f"{tmp_path}{fault}")
 
 
 # ---- the split

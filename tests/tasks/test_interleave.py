@@ -5,10 +5,10 @@ from itertools import pairwise
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from grpo.align.needleman import nw_align
 from grpo.data.corpus import Document, documents_of
-from grpo.data.errors import UserError
 from grpo.tasks.base import SPLITS
 from grpo.tasks.interleave import Interleave, interleaved
 from grpo.tasks.supply import problem_at
@@ -242,9 +242,7 @@ def test_a_corpus_that_is_too_short():
     task = Interleave()
     task._documents = documents
     for words, enough in ((second + 1, 1), (longest + 1, 0)):
-        with pytest.raises(UserError) as error:
-            task.make(words, "train", random.Random(0))
-        line = str(error.value)
+        line = refused(task.make, words, "train", random.Random(0))
         assert line.startswith(f"--words {words}: of 40 texts these have {words} words or more: ")
         assert f": {enough} of train, " in line and f"allows at most --words {second}; " in line
     made = task.make(second, "train", random.Random(0))  # the most that was promised can be made
@@ -271,9 +269,7 @@ def test_own_texts_need_two_documents_in_each_split(tmp_path):
     few = texts_of(tmp_path / "few", 12)
     numbers = [len(documents_of(split, few._documents)) for split in SPLITS]
     assert min(numbers) < 2 <= numbers[0]
-    with pytest.raises(UserError) as error:
-        few.make(30, "train", random.Random(0))
-    assert str(error.value).startswith(
+    assert refused(few.make, 30, "train", random.Random(0)).startswith(
         f"--texts {tmp_path}/few: of 12 texts these have 30 words or more: {numbers[0]} of train, "
         f"{numbers[1]} of validation, {numbers[2]} of test; a problem takes two of one split"
     )

@@ -6,6 +6,7 @@ from itertools import count
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from refusals import refused
 
 from grpo.data.errors import UserError
 from grpo.tasks.arithmetic import Arithmetic
@@ -182,9 +183,7 @@ def test_a_problem_is_never_its_own_example():
 def test_too_few_examples_are_one_line():
     problem = problem_at(TASK, seed=7, split="test", level=11, index=0)
     there = {problem_at(TASK, seed=0, split="train", level=11, index=i).key for i in range(500)}
-    with pytest.raises(UserError) as caught:
-        examples_of(TASK, 11, problem.key, seed=0, count=50)
-    assert str(caught.value) == (
+    assert refused(examples_of, TASK, 11, problem.key, seed=0, count=50) == (
         f"--shots 50: level 11 of task arithmetic, train: only {len(there)} different problems "
         f"found, and 50 are asked for; ask for {len(there)} or less"
     )
@@ -252,9 +251,7 @@ def test_what_is_written_is_read(tmp_path_factory, problems):
 def test_a_damaged_line_is_named_by_number(tmp_path, line, fault):
     path = tmp_path / "a.jsonl"
     path.write_text(f"{json.dumps(GOOD)}\n\n{line}\n{json.dumps(GOOD)}\n")
-    with pytest.raises(UserError) as error:
-        read_problems(path)
-    assert str(error.value).startswith(f"{path}, line 3: {fault}")
+    assert refused(read_problems, path).startswith(f"{path}, line 3: {fault}")
 
 
 def test_a_file_without_problems_is_named(tmp_path):
@@ -283,6 +280,5 @@ def test_a_problem_whose_key_or_data_is_not_its_own_is_refused(tmp_path):
         (replace(made, data={}), "its data is not that of task interleave: key()"),
     ]:
         write_problems(tmp_path / "set.jsonl", [made, changed])
-        with pytest.raises(UserError) as error:
-            read_problems(tmp_path / "set.jsonl", task)
-        assert "line 2" in str(error.value) and words in str(error.value)
+        line = refused(read_problems, tmp_path / "set.jsonl", task)
+        assert "line 2" in line and words in line

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import peft
 import pytest
+from refusals import refused
 from small_library import FLAGS, QUICK, ROWS, alike, example, reward
 from transformers import AutoModelForCausalLM
 
@@ -52,16 +53,10 @@ def test_any_text_that_names_nothing_is_refused_in_one_line(home, text):
         {"resume": text},
         {"name": text},
     ):
-        with pytest.raises(UserError) as caught:
-            train(
-                **{"data": ROWS, "reward": reward, "reward_range": (0, 1.2), **QUICK, **arguments}
-            )
-        line = str(caught.value)
-        assert "\n" not in line and len(line) < 1_010, arguments
+        usual = {"data": ROWS, "reward": reward, "reward_range": (0, 1.2), **QUICK}
+        assert len(refused(train, **usual | arguments)) < 1_010, arguments
     for load in (load_model, load_run, lambda task: train(task=task, **QUICK)):
-        with pytest.raises(UserError) as caught:
-            load(text)
-        assert "\n" not in str(caught.value)
+        refused(load, text)
     assert not Path("runs").exists()
 
 

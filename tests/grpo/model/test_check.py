@@ -1,9 +1,11 @@
 """What is supported of a model: its context, and the comparison with the unmodified model."""
 
+import re
 from types import SimpleNamespace
 
 import pytest
 import torch
+from refusals import refused
 from tiny_models import SHAPE, VOCABULARY, make_tiny_model, write_model
 from transformers import (
     CONFIG_MAPPING,
@@ -39,12 +41,9 @@ def model_of(config, dtype=torch.float32):
     return AutoModelForCausalLM.from_config(config).to(dtype).eval()
 
 
-def refused(model) -> str:
-    with pytest.raises(UserError) as error:
-        Policy(model, TOKENIZER, name="odd")
-    said = str(error.value)
+def refused_model(model) -> str:
+    said = refused(Policy, model, TOKENIZER, name="odd")
     assert said.startswith(f"--model odd: {type(model).__name__} is not supported: ")
-    assert "\n" not in said
     return said
 
 
@@ -93,13 +92,13 @@ def test_logits_are_capped_and_scaled_as_the_model_does_it(kind, settings, dtype
 
 def test_a_model_that_looks_ahead_is_refused():
     config = BertConfig(**(SHAPE | {"num_key_value_heads": 4}), is_decoder=False)
-    assert refused(model_of(config))
+    assert refused_model(model_of(config))
 
 
 def test_a_model_that_mixes_the_sequences_of_a_batch_is_refused(tmp_path):
     model = AutoModelForCausalLM.from_pretrained(make_tiny_model(tmp_path))
     model.model.layers[0].mlp.register_forward_hook(lambda module, _, x: x - 0.5 * x.flip(0))
-    assert "depend on more than the tokens before it" in refused(model)
+    assert "depend on more than the tokens before it" in refused_model(model)
 
 
 def test_what_goes_wrong_in_the_model_itself_is_named(tmp_path, monkeypatch):
@@ -109,7 +108,7 @@ def test_what_goes_wrong_in_the_model_itself_is_named(tmp_path, monkeypatch):
         raise TypeError("missing 1 required argument: 'token_type_ids'\nand more")
 
     monkeypatch.setattr(model, "forward", fails)
-    said = refused(model)
+    said = refused_model(model)
     assert "on token ids alone (TypeError: missing 1 required argument: 'token_type_ids')" in said
 
 
@@ -121,9 +120,9 @@ def test_an_encoder_decoder_is_refused(tmp_path):
     )
     T5ForConditionalGeneration(config).save_pretrained(tmp_path)
     TOKENIZER.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="cannot be loaded .*T5Config") as error:
-        load_policy(str(tmp_path), device="cpu")
-    assert "\n" not in str(error.value)
+    assert re.search(
+        "cannot be loaded .*T5Config", refused(load_policy, str(tmp_path), device="cpu")
+    )
 
 
 def test_weights_that_are_not_numbers_are_named_as_such(tmp_path):

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from refusals import refused
 from safetensors.torch import load_file, save_file
 from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM, LlamaConfig, ResNetConfig
 
-from grpo.data.errors import UserError
 from grpo.model import check, load
 from grpo.model.check import fits_float16
 from grpo.model.load import load_policy
@@ -50,19 +50,15 @@ def change(path, damage):
     save_file(tensors, path, {"format": "pt"})
 
 
-def refused(spec, **options) -> str:
+def refused_model(spec, **options) -> str:
     """Return the line by which a model is refused."""
-    with pytest.raises(UserError) as error:
-        load_policy(str(spec), device="cpu", **options)
-    line = str(error.value)
-    assert "\n" not in line
-    return line
+    return refused(load_policy, str(spec), device="cpu", **options)
 
 
 @pytest.mark.parametrize("damage, said", DAMAGES)
 def test_tensors_that_are_not_the_models_are_named(folder, damage, said):
     change(folder / "model.safetensors", damage)
-    assert refused(folder).startswith(
+    assert refused_model(folder).startswith(
         f"--model {folder}: the tensors there are not those of LlamaForCausalLM: {said}; give a "
         "folder"
     )
@@ -79,23 +75,23 @@ def test_a_checkpoint_and_the_reference_beside_it_are_looked_at_too(
 
     change(base / "model.safetensors", damage)
     assert load_policy(str(base), device="cpu", weights=weights)  # its base is not read
-    line = refused(base, weights=weights, keep_reference=True)
+    line = refused_model(base, weights=weights, keep_reference=True)
     assert line.startswith(f"--model {base}: ") and said in line
 
     change(weights / "model.safetensors", damage)
-    line = refused(tiny_model, weights=weights)
+    line = refused_model(tiny_model, weights=weights)
     assert line.startswith(f"--model {weights}: ") and said in line
 
 
 def test_a_file_of_no_bytes_and_a_shard_that_is_absent(tiny_model, folder):
     (folder / "model.safetensors").write_bytes(b"")
-    assert "cannot be loaded" in refused(folder)
+    assert "cannot be loaded" in refused_model(folder)
 
     (folder / "model.safetensors").unlink()
     AutoModelForCausalLM.from_pretrained(tiny_model).save_pretrained(folder, max_shard_size="50KB")
     assert load_policy(str(folder), device="cpu")
     (folder / "model-00002-of-00006.safetensors").unlink()
-    assert "model-00002-of-00006.safetensors" in refused(folder)
+    assert "model-00002-of-00006.safetensors" in refused_model(folder)
 
 
 def test_a_tied_head_may_be_missing_and_old_buffers_may_be_there(folder):
@@ -153,28 +149,28 @@ def test_an_adapter_is_loaded_whole_or_refused(tiny_model, adapter, tmp_path, da
     weights = shutil.copytree(adapter, tmp_path / "adapter")
     assert load_policy(str(tiny_model), device="cpu", weights=weights).is_lora
     change(weights / "adapter_model.safetensors", damage)
-    line = refused(tiny_model, weights=weights)
+    line = refused_model(tiny_model, weights=weights)
     assert said in line and str(weights) in line
 
 
 def test_an_adapter_for_another_base_or_without_its_file_is_refused(tiny_model, adapter, tmp_path):
     other = make_tiny_model(tmp_path / "other", layers=1)
-    assert re.search("14 unexpected .*layers.1", refused(other, weights=adapter))
+    assert re.search("14 unexpected .*layers.1", refused_model(other, weights=adapter))
 
     weights = shutil.copytree(adapter, tmp_path / "adapter")
     (weights / "adapter_model.safetensors").unlink()
-    assert "its adapter does not fit" in refused(tiny_model, weights=weights)
+    assert "its adapter does not fit" in refused_model(tiny_model, weights=weights)
 
     weights = shutil.copytree(adapter, tmp_path / "alpha")
     file = weights / "adapter_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"lora_alpha": "x"}))
-    assert "its adapter does not fit" in refused(tiny_model, weights=weights)
+    assert "its adapter does not fit" in refused_model(tiny_model, weights=weights)
 
 
 def test_a_damaged_tokenizer_is_refused(folder):
     file = folder / "tokenizer_config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"model_max_length": "x"}))
-    assert "cannot be loaded ('>' not supported" in refused(folder)
+    assert "cannot be loaded ('>' not supported" in refused_model(folder)
 
 
 # What --dtype auto stands for
@@ -201,7 +197,7 @@ def test_the_default_rank(tmp_path, hidden_size, quantise, rank):
 
 def test_a_model_without_a_hidden_size_is_no_language_model(tmp_path):
     ResNetConfig().save_pretrained(tmp_path)
-    assert "cannot be loaded" in refused(tmp_path, lora_rank=None)
+    assert "cannot be loaded" in refused_model(tmp_path, lora_rank=None)
 
 
 def enlarge(folder, factor):
