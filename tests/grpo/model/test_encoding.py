@@ -95,27 +95,6 @@ def without_template(tokenizer):
     return tokenizer
 
 
-def tidies_spaces() -> PreTrainedTokenizerFast:
-    """A tokenizer that takes the space before marks away, if it is let ("said ," to "said,")."""
-    made = Tokenizer(models.Unigram())
-    made.pre_tokenizer = pre_tokenizers.Metaspace()
-    made.decoder = decoders.Metaspace()
-    texts = [problem.prompt for problem in problems(40)] + ODD
-    made.train_from_iterator(
-        texts,
-        trainers.UnigramTrainer(
-            vocab_size=700, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
-        ),
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=made,
-        eos_token="</s>",
-        unk_token="<unk>",
-        chat_template=CHAT,
-        clean_up_tokenization_spaces=True,
-    )
-
-
 KINDS = {
     "builtin": lambda: AutoTokenizer.from_pretrained(BUILTIN),
     "sentencepiece": lambda: sentencepiece(legacy=False),
@@ -264,25 +243,16 @@ def test_only_the_last_end_token_is_not_seen(kind):
 
 
 def test_spaces_before_marks_are_read_as_they_were_written():
-    tokenizer = tidies_spaces()
+    tidies = dict(
+        clean_up_tokenization_spaces=True,
+        clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output=True,
+    )
+    tokenizer = AutoTokenizer.from_pretrained(BUILTIN, **tidies)
     problem = TASK.problem("the old man said , no .".split(), "it was not here ,".split())
     (ids,) = plain_tokens(tokenizer, [problem.target])
     assert tokenizer.decode(ids) != problem.target  # otherwise nothing is shown
     (score,) = TASK.score(problem, [policy_of(tokenizer).decode([*ids, tokenizer.eos_token_id])])
     assert score.exact
-
-
-def test_control_tokens_inside_an_answer_cost_the_reward():
-    """Issue: with "<|pad|>" between the words the reward was 1.0."""
-    tokenizer = tokenizer_of("builtin")
-    policy, (problem,) = policy_of(tokenizer), problems(1)
-    (ids,) = plain_tokens(tokenizer, [problem.target])
-    pad, end = tokenizer.convert_tokens_to_ids("<|pad|>"), tokenizer.eos_token_id
-
-    answers = [[*ids, end], [*ids[:20], pad, *ids[20:], end], [*ids, pad, end], [pad, *ids, end]]
-    scores = TASK.score(problem, [policy.decode(answer) for answer in answers])
-    assert scores[0].reward == 1.0 and scores[0].exact
-    assert all(score.reward < 1.0 and not score.exact for score in scores[1:])
 
 
 def test_no_end_token_stands_between_a_prompt_and_its_answer():
