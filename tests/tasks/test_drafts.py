@@ -56,6 +56,9 @@ def test_an_unfinished_word_is_completed(text, rest):
         ("a1 zz a2 a3 b2 zz", " b3 b4"),  # b1 and, after a turn lost, a4 are garbled
         ("a1 a2 a3", " b1 a4 b2 b3 b4"),  # the turn was kept, twice in a row
         ("a1 a2 a3 b1", " a4 b2 b3 b4"),
+        ("a1 b1 b2 b3 b4", " a2 a3 a4"),  # the other text follows at one stroke
+        ("b1 b2 b3 b4", " a1 a2 a3 a4"),
+        ("a1 a2 a3 a4", " b1 b2 b3 b4"),
     ],
 )
 def test_slips_by_hand(text, rest):
@@ -129,18 +132,6 @@ def test_only_what_is_new_is_read(monkeypatch):
     guess(" ".join(words[:30]))
     assert guess(" ".join(words[:33])) == " " + " ".join(words[33:])
     assert read == [[], words[:29], words[29:32]]  # the last may be unfinished
-
-
-@pytest.mark.parametrize(
-    "text, rest",
-    [
-        ("a1 b1 b2 b3 b4", " a2 a3 a4"),
-        ("b1 b2 b3 b4", " a1 a2 a3 a4"),
-        ("a1 a2 a3 a4", " b1 b2 b3 b4"),
-    ],
-)
-def test_the_other_text_follows_at_one_stroke(text, rest):
-    assert draft(text) == rest
 
 
 def test_words_are_compared_as_the_score_compares_them():

@@ -222,18 +222,6 @@ def test_credits_and_what_is_missing_at_the_end_add_up_to_the_reward(attempt, re
     assert earned + rest == pytest.approx(score(text, reward, a, b).reward, abs=1e-12)
 
 
-@settings(max_examples=60)
-@given(
-    attempts(),
-    st.lists(st.sampled_from(["a1", "b1", "x"]), max_size=3),
-    st.sampled_from(Interleave.rewards),
-)
-def test_credits_do_not_hang_on_what_comes_later(attempt, more, reward):
-    a, b, words = attempt
-    before = credits(" ".join(words), reward, a, b)
-    assert credits(" ".join(words + more), reward, a, b)[: len(words)] == before
-
-
 def test_a_corpus_that_is_too_short():
     documents = [Document(str(i), " ".join(f"w{i}.{j}" for j in range(50 + i))) for i in range(40)]
     longest, second = sorted(
