@@ -63,7 +63,10 @@ def write_gguf(
     for name, weight in load_file(folder / "model.safetensors").items():
         rows = VOCABULARY if name == "model.embed_tokens.weight" else len(weight)
         _add_tensor(writer, name, weight[:rows], heads, precision)
+    return _written(writer, path)
 
+
+def _written(writer: GGUFWriter, path: Path) -> Path:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -140,11 +143,7 @@ def write_gemma_vocabulary(path: Path) -> Path:
     writer.add_bos_token_id(2)
     writer.add_unk_token_id(3)
     writer.add_add_bos_token(True)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return _written(writer, path)
 
 
 # The characters by which byte-level vocabularies write the bytes of ASCII, a blank among them.
@@ -173,8 +172,4 @@ def write_byte_level_vocabulary(path: Path, pre: str, **fields: bool) -> Path:
     writer.add_eos_token_id(1)
     for name, value in fields.items():
         writer.add_bool(f"tokenizer.ggml.{name}", value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+    return _written(writer, path)
