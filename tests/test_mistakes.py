@@ -106,15 +106,6 @@ def test_a_hostile_name_reaches_no_terminal(run, capsys):
         assert "\x1b" not in out + err and "\x9b" not in out + err and "\u202e" not in out + err
 
 
-def test_suggested_commands_can_be_pasted(run, capsys):
-    spaced = Path("runs/two words; rm x")
-    run.rename(spaced)
-    assert train.main(["--resume", str(spaced), "--steps", "3", *BY_PLACE]) in (0, 3)
-    said = capsys.readouterr().out
-    assert "eval.py --model 'runs/two words; rm x' --task" in said
-    assert "python -m grpo.tasks.audit 'runs/two words; rm x'" in said
-
-
 # Gives the process half a GB more than it has once the libraries are loaded, whatever these take.
 SHORT_OF_MEMORY = """
 import resource, runpy, sys
@@ -182,12 +173,6 @@ def test_ctrl_c_waits_for_the_end_of_an_import(program, name, function, monkeypa
     threading.Thread(target=time.sleep, args=(1,), daemon=True).start()
     assert program.main([]) == 130 and imported == [function]
     assert ": interrupted\n" in capsys.readouterr().err
-
-
-def test_the_gpu_of_a_mac_is_refused_in_one_line(run, tiny_model, capsys):
-    flags = ["--model", tiny_model, *SMALL, "--device", "mps"]
-    line = fails(capsys, *flags)
-    assert line.startswith("train.py: --device") and "mps" in line
 
 
 @pytest.mark.parametrize(
