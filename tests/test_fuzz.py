@@ -12,13 +12,14 @@ import zstandard
 from hostile import PROBLEM
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from report_runs import group
 
 from grpo.config import Config, load_config, parse
 from grpo.data.corpus import load_texts
 from grpo.data.errors import UserError
 from grpo.data.files import read_json, read_jsonl, read_jsonl_zst, read_text
 from grpo.run.checkpoint import find_resume, verify
-from grpo.run.logs import groups_of, load_run, read_metrics
+from grpo.run.logs import groups_of, load_run, read_metrics, write_rollouts
 from grpo.tasks.supply import read_problems
 
 MANY = settings(max_examples=60)
@@ -32,30 +33,10 @@ JSON = st.recursive(
 
 # Valid records, to be damaged.
 CONFIG = vars(Config())
-GROUP = {
-    "step": 1,
-    "index": 0,
-    "attempt": 0,
-    "temperature": 1.0,
-    "problem": PROBLEM,
-    "prompt_tokens": [1, 2],
-    "class": "varied",
-    "action": "keep",
-    "trap": None,
-    "completions": [
-        {
-            "text": "a",
-            "tokens": [1],
-            "logprobs": [-0.1],
-            "finish": "stop",
-            "reward": 0.5,
-            "value": 0.5,
-            "exact": False,
-            "parts": {},
-            "advantage": 0.1,
-        }
-    ],
-}
+with tempfile.TemporaryDirectory() as folder:
+    path = Path(folder, "step-000001.jsonl.zst")
+    write_rollouts(path, [group(("a", 0.5), advantages=[0.1])], step=1)
+    (GROUP,) = read_jsonl_zst(path)
 MANIFEST = {"step": 1, "files": {"a.json": "0" * 64}}
 
 
