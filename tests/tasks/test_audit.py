@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from small_runs import whole_run
+from small_train import fails
 
 from grpo.data.files import read_jsonl_zst, write_jsonl_zst
 from grpo.tasks.audit import audit, main
@@ -130,8 +131,7 @@ def test_a_run_that_was_killed_within_a_line_is_read(run):
 
 
 def test_what_is_no_run(tmp_path, capsys):
-    assert main([str(tmp_path)]) == 2
-    (line,) = capsys.readouterr().err.strip().split("\n")
+    line = fails(capsys, tmp_path, main=main)
     assert line.startswith("grpo.tasks.audit: ") and "config.yaml" in line
 
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from sample_groups import group_of
 from screens import unbroken
 from small_runs import check_often
+from small_train import fails
 
 from grpo.config import load_config
 from grpo.data import corpus
@@ -138,8 +139,8 @@ def test_duplicate_lines_of_a_dataset_count_once(tiny_model, capsys):
     (line,) = evaluated(*flags)
     assert (line["n"], line["asked"]) == (3, 200)
     assert "3 distinct problems at level 2; 200 asked for" in capsys.readouterr().out
-    assert evaluation.main([*flags, "--words", "9"]) == 2
-    assert "set.jsonl, level 9: there is no problem" in capsys.readouterr().err
+    line = fails(capsys, *flags, "--words", "9", main=evaluation.main)
+    assert "set.jsonl, level 9: there is no problem" in line
 
 
 def test_an_evaluation_without_problems_is_skipped_and_the_run_goes_on(run, capsys):
@@ -383,11 +384,10 @@ def test_a_run_on_own_texts_from_training_to_its_audit(run, notes, capsys):
 
 def test_a_task_without_texts_refuses_them_in_one_line(run, notes, capsys):
     flags = ["--task", "arithmetic", "--texts", str(notes)]
-    fault = "--texts: task arithmetic has no such flag; it has --family\n"
-    assert run(*flags) == 2 and not Path("runs").exists()
-    assert capsys.readouterr().err == f"train.py: {fault}"
-    assert evaluation.main(flags) == 2
-    assert capsys.readouterr().err == f"eval.py: {fault}"
+    fault = "--texts: task arithmetic has no such flag; it has --family"
+    assert fails(capsys, *flags, main=evaluation.main) == f"eval.py: {fault}"
+    assert fails(capsys, *flags, main=lambda given: run(*given)) == f"train.py: {fault}"
+    assert not Path("runs").exists()
 
 
 def words_of(file):

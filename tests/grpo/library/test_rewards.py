@@ -6,6 +6,7 @@ from statistics import fmean
 
 import pytest
 from small_library import FLAGS, OWN, QUICK
+from small_train import fails
 
 from grpo import inspect, load_run, train
 from grpo.data.errors import UserError
@@ -39,10 +40,8 @@ def test_rewards_that_compare_completions_see_whole_groups_in_evaluations(home, 
     (result,) = json.loads(Path("a.json").read_text())
     assert (result["n"], result["samples"], result["mean"]) == (2, 4, 0.625)
 
-    capsys.readouterr()
-    assert evaluation.main([*command, "--samples", "1"]) == 2
     said = "--samples 1: the reward may compare the completions of a group; leave it out"
-    assert said in one_line(capsys)
+    assert said in fails(capsys, *command, "--samples", "1", main=evaluation.main)
 
 
 def test_a_reward_that_fails_costs_no_step_that_was_made(home, capsys):
@@ -51,9 +50,9 @@ def test_a_reward_that_fails_costs_no_step_that_was_made(home, capsys):
         "    calls.append(1)\n    return len(completion) % 7 / 7 if len(calls) < 60 else 1 / 0\n"
     )
     command = ["--data", "rows.jsonl", "--reward-file", "late.py:reward", *FLAGS, "--name", "a"]
-    assert main([*command, "--steps", "40"]) == 2
+    line = fails(capsys, *command, "--steps", "40")
     made = load_run("runs/a").metrics[-1]["step"]
-    assert "ZeroDivisionError" in (line := one_line(capsys)) and made < 40
+    assert "ZeroDivisionError" in line and made < 40
     assert f"step {made} is saved, continue with --resume runs/a" in line
 
 
@@ -61,17 +60,14 @@ def test_the_reward_file_of_a_run_is_not_executed_unless_it_is_named(home, capsy
     command = ["--data", "rows.jsonl", "--reward-file", "own.py:reward", "--reward-range", "0,1.2"]
     assert main([*command, *FLAGS, "--steps", "1", "--name", "a"]) in (0, 3)
     Path("own.py").write_text("raise SystemExit('executed')")
-    capsys.readouterr()
     for program, arguments in (
         (main, ["--resume", "runs/a"]),
         (evaluation.main, ["--model", "runs/a"]),
         (audit.main, ["runs/a"]),
         (inspect.main, ["runs/a", "replay", "1"]),
     ):
-        assert program(arguments) == 2
-        error = capsys.readouterr().err
-        assert "if you trust it, give --reward-file own.py:reward" in error, error
-        assert error.count("\n") == 1
+        line = fails(capsys, *arguments, main=program)
+        assert "if you trust it, give --reward-file own.py:reward" in line, line
 
     Path("own.py").write_text(OWN)
     named = ["--reward-file", "own.py:reward"]
@@ -83,14 +79,11 @@ def test_the_reward_file_of_a_run_is_not_executed_unless_it_is_named(home, capsy
     # An option that decides no result may change.
     slower = [*named, "--reward-timeout", "99", "--steps", "3"]
     assert main(["--resume", "runs/a", *slower]) in (0, 3)
-    assert main(["--resume", "runs/a", *named, "--reward-range", "0,2"]) == 2
-    error = capsys.readouterr().err
-    assert "0,2" in error and "0,1.2" in error and error.count("\n") == 1
+    line = fails(capsys, "--resume", "runs/a", *named, "--reward-range", "0,2")
+    assert "0,2" in line and "0,1.2" in line
 
     Path("own.py").write_text(OWN + "# changed\n")
-    capsys.readouterr()
-    assert main(["--resume", "runs/a", *named, "--steps", "4"]) == 2
-    assert "files: own.py" in capsys.readouterr().err
+    assert "files: own.py" in fails(capsys, "--resume", "runs/a", *named, "--steps", "4")
 
 
 OWN_LOSS = """
@@ -109,24 +102,21 @@ def test_a_loss_of_ones_own_trains_and_its_file_is_executed_only_if_it_is_named(
     assert "loss" in load_run("runs/own").metrics[0]
 
     Path("mine.py").write_text("raise SystemExit('executed')")
-    capsys.readouterr()
     for program, arguments in (
         (main, ["--resume", "runs/own"]),
         (inspect.main, ["runs/own", "replay", "1"]),
     ):
-        assert program(arguments) == 2
-        assert one_line(capsys).endswith("if you trust it, give --loss mine.py:loss as well\n")
+        line = fails(capsys, *arguments, main=program)
+        assert line.endswith("if you trust it, give --loss mine.py:loss as well")
     assert evaluation.main(["--model", "runs/own", "--problems", "2"]) == 0  # needs no loss
 
-    capsys.readouterr()
-    assert main(["--resume", "runs/own", *own, "--steps", "2"]) == 2
-    assert "executed" in one_line(capsys)
+    again = ["--resume", "runs/own", *own, "--steps", "2"]
+    assert "executed" in fails(capsys, *again)
     Path("mine.py").write_text(OWN_LOSS + "# changed\n")
-    assert main(["--resume", "runs/own", *own, "--steps", "2"]) == 2
-    assert "changed since it was saved: files: mine.py" in one_line(capsys)
+    assert "changed since it was saved: files: mine.py" in fails(capsys, *again)
     Path("mine.py").write_text(OWN_LOSS)
     assert inspect.main(["runs/own", "replay", "1", *own]) == 0
-    assert main(["--resume", "runs/own", *own, "--steps", "2"]) in (0, 3)
+    assert main(again) in (0, 3)
 
 
 def clipless(inputs, settings):
@@ -157,14 +147,7 @@ def test_loss_and_advantages_may_be_functions_in_python(home, capsys, name, sett
     where = [str(place[key]) for key in ("step", "group", "sample")]
     assert inspect.main(["runs/a", "why", *where]) == 0
     assert (name == "loss") == ("standard" in capsys.readouterr().out)
-    assert main(["--resume", "runs/a", "--steps", "4"]) == 2
-    assert f"again, as grpo.train({name}=FUNCTION)" in one_line(capsys)
+    line = fails(capsys, "--resume", "runs/a", "--steps", "4")
+    assert f"again, as grpo.train({name}=FUNCTION)" in line
     with pytest.raises(UserError, match=f"^(--loss|train).* mse: give one of grpo|{name} must be"):
         train(**options, **{name: "mse"})
-
-
-def one_line(capsys):
-    """Return the standard error of a program, which is one line."""
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1, error
-    return error

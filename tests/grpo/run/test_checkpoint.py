@@ -13,6 +13,7 @@ import pytest
 import torch
 from refusals import refused
 from small_runs import OWN
+from small_train import fails
 
 from grpo.records import StepReport
 from grpo.run import checkpoint as store
@@ -239,8 +240,7 @@ def test_a_disk_that_is_full_ends_the_run_at_the_next_step(options, monkeypatch,
     monkeypatch.setattr(store, "save_file", full)
     collect = Saver.collect
     monkeypatch.setattr(Saver, "collect", lambda self, wait=False: collect(self, wait=True))
-    assert train.main([*options, "--steps", "9", "--name", "a"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = fails(capsys, *options, "--steps", "9", "--name", "a")
     assert "step-000002: cannot be written (No space left on device)" in line
     assert len(read_metrics(Path("runs/a/metrics.jsonl"))) == 3
     assert list(Path("runs/a/checkpoints").iterdir()) == []
