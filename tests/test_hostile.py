@@ -12,17 +12,14 @@ from contextlib import contextmanager
 
 import pytest
 from hostile import ACCEPTED, REFUSED, command_lines, damages, datasets, models, texts
-from small_runs import BY_PLACE, whole_run
+from small_runs import BY_PLACE, FEW, whole_run
 
 from grpo import export, inspect
 from grpo import report as report_program
 from grpo.tasks import audit
 from grpo.tools import evaluation, train
 
-SMALL = (
-    "--lora-rank 0 --words 2 --prompts 2 --group-size 4 --preflight off --device cpu "
-    "--config {'eval_problems':2}"
-).split()
+SMALL = [*FEW, *"--lora-rank 0 --words 2 --config {'eval_problems':2}".split()]
 NEXT = [*SMALL, "--steps", "1", "--max-new-tokens", "16"]
 LEVEL = ["--words", "2", "--problems", "2", "--device", "cpu"]
 RUN = "runs/whole"

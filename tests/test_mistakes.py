@@ -14,7 +14,7 @@ import pytest
 import torch
 import yaml
 from hostile import ESCAPE
-from small_runs import BY_PLACE, whole_run
+from small_runs import BY_PLACE, FEW, whole_run
 from small_train import fails
 
 from grpo import export, inspect
@@ -23,10 +23,8 @@ from grpo.tasks import audit
 from grpo.tools import evaluation, train
 
 TOP = Path(__file__).resolve().parents[1]
-SMALL = (
-    "--words 2 --prompts 2 --group-size 4 --config {'eval_problems':2} --preflight off "
-    "--device cpu --max-new-tokens 8 --steps 2 --save-every 1"
-).split()
+SMALL = [*FEW, *"--words 2 --config {'eval_problems':2} --max-new-tokens 8".split()]
+SMALL += "--steps 2 --save-every 1".split()
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,8 @@ import shutil
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from small_runs import FEW
+from small_train import fails
 from tiny_models import hidden_states
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -14,10 +16,8 @@ from grpo.data.errors import UserError
 from grpo.model.load import load_policy, read_tokenizer
 from grpo.tools import evaluation, train
 
-SMALL = (
-    "--words 2 --prompts 2 --group-size 4 --steps 1 --config {'eval_problems':2} --device cpu "
-    "--preflight off --reward similarity --config {'on_degenerate':'keep'}"
-).split()
+SMALL = [*FEW, *"--words 2 --steps 1 --reward similarity".split()]
+SMALL += "--config {'eval_problems':2,'on_degenerate':'keep'}".split()
 
 
 def model_with(base, tokens):
@@ -165,8 +165,8 @@ def test_what_cannot_be_merged_is_one_line(adapter, tiny_model, tmp_path, capsys
     with pytest.raises(UserError, match="does not fit"):
         load_policy(str(tmp_path / "other"), device="cpu")
 
-    assert export.main([str(adapter), str(tmp_path / "out"), "--adapter"]) == 2
-    assert "is an adapter already" in capsys.readouterr().err
+    line = fails(capsys, adapter, tmp_path / "out", "--adapter", main=export.main)
+    assert "is an adapter already" in line
 
 
 def test_fewer_bits_under_it_are_refused(adapter, monkeypatch):

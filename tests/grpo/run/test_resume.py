@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from small_runs import OWN
+from small_runs import FEW, OWN
 from tiny_models import make_tiny_model
 
 from grpo import export
@@ -21,10 +21,7 @@ from grpo.tasks.registry import load_task
 from grpo.tasks.supply import problem_at, write_problems
 from grpo.tools import evaluation, train
 
-SMALL = (
-    "--prompts 2 --group-size 4 --preflight off --config {'eval_problems':2} --save-every 1 "
-    "--config {'schedule':'constant'} --device cpu"
-).split()
+SMALL = [*FEW, *"--save-every 1 --config {'eval_problems':2,'schedule':'constant'}".split()]
 LORA = [*SMALL, "--model", "model", "--lora-rank", "2", "--words", "2", "--dataset", "set.jsonl"]
 
 

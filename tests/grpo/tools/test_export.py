@@ -9,6 +9,8 @@ import pytest
 import torch
 from peft import PeftModel
 from safetensors import SafetensorError
+from small_runs import FEW
+from small_train import fails
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from grpo import export
@@ -17,10 +19,7 @@ from grpo.export import card
 from grpo.run.logs import load_run
 from grpo.tools import train
 
-FLAGS = (
-    "--words 10 --steps 2 --prompts 2 --group-size 4 --preflight off --device cpu "
-    "--config {'eval_problems':2}"
-).split()
+FLAGS = [*FEW, *"--words 10 --steps 2 --config {'eval_problems':2}".split()]
 LORA = "--lora-rank 4 --learning-rate 0.01".split()
 TEXT = "Copy text A.\nA: the owl saw"
 
@@ -66,8 +65,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(runs, tmp_path, capsys, monk
     folder = tmp_path / "out"
     if exists:
         folder.mkdir()
-    assert export.main([str(runs / "full"), str(folder)]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    line = fails(capsys, runs / "full", folder, main=export.main)
     assert line.startswith(f"grpo.export: {folder}: cannot be written (Error while serializing")
     assert list(tmp_path.iterdir()) == [folder] * exists and not any(tmp_path.rglob("*.json"))
 
@@ -157,7 +155,6 @@ def test_what_cannot_be_exported_is_said(runs, tmp_path, capsys):
         ((tmp_path / "none", tmp_path / "a"), f"grpo.export: {tmp_path / 'none'}: not a run"),
         ((runs / "full",), "the following arguments are required: folder"),
     ]:
-        assert export.main([str(part) for part in argv]) == 2
-        said = capsys.readouterr().err
-        assert words in said and said.count("\n") == 1 and not (tmp_path / "a").exists()
+        assert words in fails(capsys, *argv, main=export.main)
+        assert not (tmp_path / "a").exists()
     assert (tmp_path / "full" / "mine").exists()
