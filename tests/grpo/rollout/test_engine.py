@@ -9,7 +9,7 @@ import pytest
 import torch
 from servers import completion, serving, vllm
 from small_library import QUICK, ROWS, reward
-from small_runs import BY_PLACE
+from small_runs import BY_PLACE, FEW
 from small_train import fails
 from tiny_architectures import ARCHITECTURES, write
 
@@ -25,10 +25,8 @@ from grpo.run.logs import load_run
 from grpo.tools import train
 from grpo.tools.replay import replay
 
-SMALL = (
-    "--prompts 2 --group-size 4 --preflight off --device cpu --eval-every 0 --save-every 9 "
-    "--config {'eval_problems':2,'dynamic_sampling':0}"
-).split()
+SMALL = [*FEW, *"--config {'eval_problems':2,'dynamic_sampling':0}".split()]
+SMALL += "--eval-every 0 --save-every 9".split()
 
 
 @pytest.fixture(autouse=True)
@@ -92,7 +90,7 @@ FAULTS = {
     "for users": (("/collective_rpc", 404), "; start the server with VLLM_SERVER_DEV_MODE=1"),
     "fixed": (("/v1/load_lora_adapter", 404), "; start the server with --enable-lora, --max-lora"),
     "raw": (always([3], [-2.0]), "start the server with --logprobs-mode processed_logprobs"),
-    "hangs": (lambda choices: time.sleep(4), ": no answer within 3 s; step 1 is saved"),
+    "hangs": (lambda choices: time.sleep(2.5), ": no answer within 2 s; step 1 is saved"),
     "count": (lambda choices: choices[1:], "returned 6 completions of 2 prompts; 4 of each of 2"),
     "no tokens": (lambda choices: [{"text": "a"}] * 4, "the response is not that of vLLM: {"),
     "null": (always([5] * 8, [None] * 8), "has a log-probability of None; give that of"),
@@ -114,7 +112,7 @@ FAULTS = {
 def test_what_an_engine_gets_wrong_is_one_line_and_the_run_goes_on(
     quick_flags, tiny_model, monkeypatch, capsys, fault
 ):
-    monkeypatch.setattr(engine, "LIMIT", 3.0 if fault == "hangs" else 60.0)
+    monkeypatch.setattr(engine, "LIMIT", 2.0 if fault == "hangs" else 60.0)
     spoil, message = FAULTS[fault]
     good, updates = vllm(tiny_model), []
 
