@@ -150,10 +150,7 @@ def test_ctrl_c_while_loading_is_one_line(program, tmp_path):
 
 @pytest.mark.parametrize(
     ("program", "name", "function"),
-    [
-        (train, "grpo.run.session", "start_run"),
-        (evaluation, "grpo.tools.evaluate", "report"),
-    ],
+    [(train, "grpo.run.session", "start_run"), (evaluation, "grpo.tools.evaluate", "report")],
 )
 def test_ctrl_c_waits_for_the_end_of_an_import(program, name, function, monkeypatch, capsys):
     """One that is broken off ended in an ImportError of transformers, or crashed later."""

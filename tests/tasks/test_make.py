@@ -8,15 +8,7 @@ import pytest
 
 from grpo.data.corpus import documents_of, load_corpus, load_foreign
 from grpo.tasks import make
-from grpo.tasks.make import (
-    LONG,
-    SHORTEST,
-    SIZES,
-    Batches,
-    Words,
-    make_tokenizer,
-    raw,
-)
+from grpo.tasks.make import LONG, SHORTEST, SIZES, Batches, Words, make_tokenizer, raw
 
 
 @functools.cache

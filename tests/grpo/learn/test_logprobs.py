@@ -112,11 +112,7 @@ def test_a_token_that_truncation_would_exclude_joins_after_the_cut():
     mass = [0.4, 0.3, 0.2, 0.06, 0.04]
     logits_NV = torch.tensor([mass, mass], dtype=torch.float64).log()
     logprobs_N, _ = token_logprobs(
-        logits_NV,
-        nn.Identity(),
-        torch.tensor([0, 4]),
-        1.0,
-        truncation(0.65),
+        logits_NV, nn.Identity(), torch.tensor([0, 4]), 1.0, truncation(0.65)
     )
     assert logprobs_N.exp().tolist() == pytest.approx([0.4 / 0.7, 0.04 / 0.74])
 
