@@ -310,8 +310,8 @@ class Config:
 
     on_degenerate: str = flag(
         "skip",
-        "groups without variance; those that are sampled again and do not vary are skipped",
-        choices=("keep", "skip", "resample"),
+        "what happens to groups without variance",
+        choices=("keep", "skip"),
         heading="Degenerate groups",
     )
     dynamic_sampling: int | None = setting(

@@ -800,15 +800,13 @@ def demonstrate(
     (runs/archive/LOG.md, 2026-11-27). So here the ratio uses the trainer's own log-probabilities:
     the gradient of a token is its advantage times the one of log p.
 
-    The group's action becomes "demonstrate"; the copy is learned from. A group is left alone that
-    will be sampled again, or whose target is not right or earns no more than its completions.
+    The group's action becomes "demonstrate"; the copy is learned from. A group is left alone whose
+    target is not right or earns no more than its completions.
     """
     stuck = [
         group
         for group in groups
-        if group.action != "resample"
-        and group.problem.target.strip()
-        and not any(score.exact for score in group.scores)
+        if group.problem.target.strip() and not any(score.exact for score in group.scores)
     ]
     answers = [
         replace(group, completions=[demonstration(policy, group.problem)], scores=[])

@@ -51,7 +51,6 @@ GROUP_FIGURES = "group level reward reward_std value exact distinct".split()
 DONE_TO = {
     "keep": "kept",
     "skip": "skipped",
-    "resample": "resampled",
     "demonstrate": "shown the right answer",
 }
 

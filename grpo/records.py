@@ -38,10 +38,9 @@ ENDINGS = {
     "enough": "ended where nothing more is scored",
 }
 
-# What a step does with a group: learn from it, leave it out, discard this try and sample it again,
-# learn from a copy that shows the right answer instead, or imitate it (a right answer, before the
-# first step).
-Action = Literal["keep", "skip", "resample", "demonstrate", "imitate"]
+# What a step does with a group: learn from it, leave it out, learn from a copy that shows the right
+# answer instead, or imitate it (a right answer, before the first step).
+Action = Literal["keep", "skip", "demonstrate", "imitate"]
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ one may be shown (`demonstrate`); `--reward-alone` forbids both.
 
 A group whose completions all earn the same has no gradient from its rewards; any other is varied.
 The variance monitor (`grpo.variance`) decides what happens to a group without one: by
-`on_degenerate` it is skipped (the default), kept, or sampled again, at most twice, and then
-skipped. `Trainer.collect` draws further problems until `dynamic_sampling` groups teach, that is,
-vary and are trained on.
+`on_degenerate` it is skipped (the default) or kept. `Trainer.collect` draws further problems until
+`dynamic_sampling` groups teach, that is, vary and are trained on.
 """
 
 import math
@@ -192,7 +191,7 @@ class Trainer:
     def collect(self, step: int) -> tuple[list[Indexed], list[Group]]:
         """Sample until `dynamic_sampling` groups teach (0: one batch), but at most MAX_BATCHES.
 
-        Returns the problems, and the groups of every attempt, discarded ones included.
+        Returns the problems and the groups, skipped ones included.
         """
         self.timer = StepTimer()
         self.is_sampling = True
@@ -250,40 +249,29 @@ class Trainer:
         return problems
 
     def rollout(self, step: int, problems: Sequence[Indexed]) -> list[Group]:
-        """Sample, score and classify these problems; return a group for each attempt at one.
+        """Sample, score and classify these problems; return a group for each.
 
         With `demonstrate`, a group without a right completion gets the action `demonstrate`, and a
         copy follows whose action is `keep` and whose last completion is the right answer.
         """
-        groups: list[Group] = []
-        attempt = 0
+        # Each of several ranks samples and scores some of the groups.
+        local = self.sample(step, self.ranks.share(problems))
+        self.timer.lap("rollout")
+        score_groups(self.task, local)
+        groups = self.ranks.gather(local)
 
-        while problems:
-            # Each of several ranks samples and scores some of the groups.
-            local = self.sample(step, self.ranks.share(problems), attempt)
-            self.timer.lap("rollout")
-            score_groups(self.task, local)
-            tried = self.ranks.gather(local)
-            self.timer.lap("score")
+        # In a control experiment only: shuffle or flatten the rewards.
+        self.monitor.apply_control(groups, f"{self.config.seed}/{step}/{groups[0].index}")
 
-            # In a control experiment only: shuffle or flatten the rewards.
-            key = f"{self.config.seed}/{step}/{attempt}/{tried[0].index}"
-            self.monitor.apply_control(tried, key)
-
-            # Decide what happens to groups without variance: keep, skip or resample.
-            self.monitor.classify(tried)
-            groups += tried
-            attempt += 1
-            again = [group for group in tried if group.action == "resample"]
-            problems = [(group.index, group.problem) for group in again]
-
+        # Decide what happens to groups without variance: keep or skip.
+        self.monitor.classify(groups)
         if self.demonstrates:
             groups += demonstrate(self.policy, self.task, groups, self.ranks)
         self.timer.lap("score")
         return groups
 
-    def sample(self, step: int, problems: Sequence[Indexed], attempt: int) -> list[Group]:
-        """Return an unscored group for each problem. `attempt` counts from 0."""
+    def sample(self, step: int, problems: Sequence[Indexed]) -> list[Group]:
+        """Return an unscored group for each problem."""
         if not problems:
             return []
 
@@ -294,15 +282,15 @@ class Trainer:
             self.task,
             asked,
             indices=indices,
+            # The 0 keeps the random numbers of runs made when a group could be sampled again.
             keys=[
-                [sample_key(config.seed, step, index, n, attempt) for n in range(config.group_size)]
+                [sample_key(config.seed, step, index, n, 0) for n in range(config.group_size)]
                 for index in indices
             ],
             temperature=config.temperature,
             budgets=budgets(self.policy, self.task, asked, config.max_new_tokens),
             truncate=self.truncate,
             drafting=self.drafting,
-            attempt=attempt,
             stops_early=True,
             engine=self.engine,
         )

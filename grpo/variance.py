@@ -19,7 +19,6 @@ from grpo.config import Config
 from grpo.records import (
     CLASSES,
     WHY,
-    Action,
     Group,
     GroupClass,
     Resumable,
@@ -39,9 +38,6 @@ LEAST = 1e-9
 
 # A group of which the reward judged a smaller share is not solved, whatever these few earn.
 MOSTLY_JUDGED = 0.5
-
-# The most times that a group is sampled again.
-RETRIES = 2
 
 # An alarm is raised after this many steps in a row with a larger share (of a trap: at least it).
 ALARM_STEPS = 5
@@ -109,7 +105,7 @@ class VarianceMonitor(Resumable):
     """Decides what happens to groups without variance, and raises alarms.
 
     The configuration's `on_degenerate` says what happens to such a group: "keep" (it stays in the
-    denominator), "skip" (it leaves the step) or "resample" (it is sampled again, then skipped).
+    denominator) or "skip" (it leaves the step).
     """
 
     STATE = ("wasted", "shares", "lasted", "best")
@@ -147,16 +143,8 @@ class VarianceMonitor(Resumable):
         for group in groups:
             group.class_name = classify(group, self.reward_range)
             group.trap = common_trap(group.scores)
-            group.action = self.decide(group.class_name, group.attempt)
-
-    def decide(self, class_name: GroupClass, attempt: int) -> Action:
-        """Return the action for a group of this class after try number `attempt` (from 0)."""
-        way = self.config.on_degenerate
-        if class_name == "varied" or way == "keep":
-            return "keep"
-
-        may_retry = way == "resample" and attempt < RETRIES
-        return "resample" if may_retry and class_name != "solved" else "skip"
+            is_kept = group.class_name == "varied" or self.config.on_degenerate == "keep"
+            group.action = "keep" if is_kept else "skip"
 
     def observe(self, groups: Sequence[Group], level: int | None = None) -> list[str]:
         """Take note of all groups of a step, every try; return the alarms.
@@ -199,7 +187,6 @@ class VarianceMonitor(Resumable):
             "distinct_completions": fmean(len(set(group.texts)) for group in first),
             "groups/count": len(first),
             "groups/kept": actions["keep"],
-            "groups/resampled": actions["resample"],
             "groups/skipped": actions["skip"],
             "groups/demonstrated": actions["demonstrate"],
             "groups/windows": sum(bool(group.problem.begun) for group in first),

@@ -1,4 +1,4 @@
-"""The five everyday changes of docs/design.md: a test names the file that was forgotten.
+"""The four everyday changes of docs/design.md: a test names the file that was forgotten.
 
 What a new reward needs is tested in `tasks/test_explanations.py` (its formula) and
 `tasks/test_interleave.py` (its credits).
@@ -6,7 +6,6 @@ What a new reward needs is tested in `tasks/test_explanations.py` (its formula) 
 
 import re
 from configparser import ConfigParser
-from dataclasses import fields
 from pathlib import Path
 
 from forced import trainer_for
@@ -14,13 +13,11 @@ from forced import trainer_for
 from grpo.config import TRACKERS, WEIGHTED_BY, Config
 from grpo.learn import loss
 from grpo.model.load import load_policy
-from grpo.records import CLASSES
 from grpo.run import trackers
 from grpo.show.console import FIGURES
 from grpo.tasks.interleave import Interleave
 from grpo.tasks.supply import Supply
 from grpo.trainer import Trainer
-from grpo.variance import RETRIES, VarianceMonitor
 
 WEIGHTS = {
     "completion": "1 / (R * its length)",
@@ -36,16 +33,6 @@ def test_a_loss_has_a_term_and_a_weight():
         "another loss is in the table at the head of grpo/learn/loss.py, beside its policy term, "
         "than in WEIGHTED_BY of grpo/config.py"
     )
-
-
-def test_a_way_to_sample_again_decides_something_of_its_own():
-    (setting,) = (each for each in fields(Config) if each.name == "on_degenerate")
-    decisions = {}
-    for way in setting.metadata["choices"]:
-        decide = VarianceMonitor(Config(on_degenerate=way)).decide
-        table = [decide(name, attempt) for name in CLASSES for attempt in range(RETRIES + 1)]
-        same = decisions.setdefault(tuple(table), way)
-        assert same == way, f"grpo/variance.py: decide() does the same for {way} as for {same}"
 
 
 def test_a_metric_that_the_console_shows_is_measured(tiny_model):

@@ -191,7 +191,6 @@ def sample_groups(
     budgets: Sequence[int],
     truncate: Callable | None = None,
     drafting: Drafting | None = None,
-    attempt: int = 0,
     stops_early: bool = False,
     engine: Any = None,
 ) -> list[Group]:
@@ -220,7 +219,6 @@ def sample_groups(
             prompt,
             temperature,
             completions,
-            attempt,
             shots=policy.shots(problem),
             opened=policy.opened(problem),
         )

@@ -173,7 +173,7 @@ def test_a_process_that_a_reward_has_forked_is_no_run(tmp_path):
 
 
 LADDER = "--curriculum 3,4,5,6".split()
-ADAPTER = ["--lora-rank", "4", "--beta", "0.1", "--config", "{on_degenerate: resample}"]
+ADAPTER = ["--lora-rank", "4", "--beta", "0.1", "--config", "{dynamic_sampling: 2}"]
 FLOAT16 = ["--dtype", "float16"]
 
 

@@ -34,7 +34,7 @@ ENVIRONMENT = {
 FLAGS = [
     *"--words 4 --prompts 4 --group-size 4 --steps 4 --preflight off".split(),
     *"--eval-every 2 --save-every 1 --beta 0.1 --device cpu --dtype float32 --config".split(),
-    "{eval_problems: 5, schedule: constant, on_degenerate: resample, top_p: 0.95}",
+    "{eval_problems: 5, schedule: constant, dynamic_sampling: 4, top_p: 0.95}",
 ]
 DIVIDED, WHOLE = (["--config", f"{{shard: {is_divided}}}"] for is_divided in ("true", "false"))
 

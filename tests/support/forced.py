@@ -1,7 +1,5 @@
 """A task whose rewards are forced, and a trainer on it, for tests of single steps."""
 
-from collections import Counter
-
 from grpo.config import Config
 from grpo.tasks.base import Problem, Score, key_of
 from grpo.tasks.supply import Supply
@@ -9,14 +7,12 @@ from grpo.trainer import Trainer
 
 
 class Forced:
-    """Rewards by index, whatever is written: even problems vary, odd ones earn `odd` in their
-    first `stuck` tries.
-    """
+    """Rewards by index, whatever is written: even problems vary, odd ones earn `odd`."""
 
     name, rewards, default_level = "forced", (), 1
 
-    def __init__(self, odd=0.5, stuck=9):
-        self.odd, self.stuck, self.drawn, self.tries = odd, stuck, {}, Counter()
+    def __init__(self, odd=0.5):
+        self.odd, self.drawn = odd, {}
 
     def make(self, level, split, rng):
         number = rng.randrange(10**6)
@@ -25,12 +21,11 @@ class Forced:
         )
 
     def score(self, problem, completions):
-        self.tries[problem.key] += 1
-        varied = self.drawn[problem.key] % 2 == 0 or self.tries[problem.key] > self.stuck
+        varied = self.drawn[problem.key] % 2 == 0
         return [Score(0.1 * i if varied else self.odd) for i in range(len(completions))]
 
 
-def trainer_for(policy, odd=0.5, stuck=9, kind=Forced, **options):
+def trainer_for(policy, odd=0.5, kind=Forced, **options):
     """A trainer whose prompts 1, 3, ... of each step are degenerate."""
     config = Config(
         task="forced",
@@ -39,7 +34,7 @@ def trainer_for(policy, odd=0.5, stuck=9, kind=Forced, **options):
         **{"learning_rate": 1e-3, "steps": 4, "prompts": 4, "max_new_tokens": 24, "save_every": 1}
         | options,
     )
-    trainer = Trainer(config, Supply(kind(odd, stuck), seed=config.seed), policy)
+    trainer = Trainer(config, Supply(kind(odd), seed=config.seed), policy)
     trainer.task.drawn = {trainer.stream.supply.at(index, 1).key: index for index in range(20)}
     return trainer
 

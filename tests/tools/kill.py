@@ -38,16 +38,16 @@ SMALL = (
     "--config {'eval_problems':3} --device cpu"
 ).split()
 CASES = {
-    "interleave, full, ladder, resampling": [
+    "interleave, full, ladder, dynamic sampling": [
         *"--words 6 --curriculum 3,4,6".split(),
-        *("--config", "{on_degenerate: resample}"),
+        *("--config", "{dynamic_sampling: 2}"),
     ],
     "interleave, LoRA, ladder, KL": (
         "--words 6 --curriculum 1,2,4,6 --lora-rank 4 --beta 0.1".split()
     ),
-    "arithmetic, full, resampling": [
-        *"--task arithmetic --config".split(),
-        "{on_degenerate: resample}",
+    "arithmetic, full, one batch": [
+        *"--task arithmetic".split(),
+        *("--config", "{dynamic_sampling: 0}"),
     ],
     "arithmetic, LoRA, dynamic sampling": [
         *"--task arithmetic --lora-rank 4".split(),

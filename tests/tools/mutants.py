@@ -80,8 +80,6 @@ one epoch whatever was asked | Trainer.update_policy | range(_a) | range(1) | CO
 # sampling
 one draw for two problems | Trainer.sample | sample_key(_a, _b, index, _c, _d) | \
 sample_key(_a, _b, _c, _d) | CORE/test_trainer.py
-one draw for two tries | Trainer.sample | sample_key(_a, _b, _c, _d, attempt) | \
-sample_key(_a, _b, _c, _d) | CORE/test_trainer.py
 two ranks share their prompts | Ranks.share | items[self.rank::self.size] | items[::self.size] | \
 CORE/test_distributed.py
 another generator | uniform | _shift(_a, 27) | _shift(_a, 26) | tests/grpo/rollout/test_sampling.py
@@ -117,8 +115,9 @@ tests/grpo/curriculum/test_curriculum.py
 
 # groups and levels
 groups always vary | classify | max(_a) - min(_a) > _b and not _c | True | CORE/test_variance.py
-a try too many | VarianceMonitor.decide | _a < _b | _a <= _b | CORE/test_variance.py
-later tries count | Trainer.metrics | first_tries(_a) | _a | CORE/test_trainer.py
+every group is kept | VarianceMonitor.classify | _a or _b | True | CORE/test_variance.py
+shown answers count | Trainer.metrics | first_tries(_a) | _a | \
+tests/grpo/curriculum/test_demonstrations.py
 rewards are not shuffled | VarianceMonitor.apply_control | random.Random(_a).shuffle(_b) | None | \
 CORE/test_trainer.py
 a level opens by luck | reaches_mark | _a and _b | _a | tests/grpo/curriculum/test_curriculum.py

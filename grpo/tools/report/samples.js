@@ -253,7 +253,7 @@ function showGroup() {
   showTints();
   const group = groupNow();
   if (!group || !matches(group)) return $("group").replaceChildren();
-  const actions = { keep: "trained on", skip: "skipped", resample: "sampled again" };
+  const actions = { keep: "trained on", skip: "skipped" };
   const order = orderOf(group);
   const count = group.rows.reward.length;
   const facts = [

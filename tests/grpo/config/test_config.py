@@ -109,7 +109,7 @@ def test_what_is_no_configuration(tmp_path, content, line):
         dict(device="tpu"),
         dict(name="a/b"),
         dict(track="wandb,mlflow"),
-        dict(on_degenerate="ignore"),
+        dict(on_degenerate="resample"),
         dict(clip=[0.2, -1]),
         dict(chat_template_kwargs="enable_thinking=false"),
         dict(chat_template_kwargs="[1]"),

@@ -31,8 +31,8 @@ SMALL = [*FEW, "--steps", "2", "--config", "{eval_problems: 2}", "--level", "2"]
 
 
 def trainer_for(policy):
-    """A trainer whose groups all vary."""
-    return forced.trainer_for(policy, stuck=0, prompts=2, learning_rate=0.0)
+    """A trainer whose update leaves the weights as they are."""
+    return forced.trainer_for(policy, prompts=2, learning_rate=0.0)
 
 
 def spoil(trainer, name, value):
@@ -200,7 +200,7 @@ def test_completions_of_no_text_are_scored_and_learned_from(tiny_policy, monkeyp
 
     monkeypatch.setattr("grpo.rollout.generate.generate", empty)
     report = trainer_for(tiny_policy).step()
-    assert math.isfinite(report.metrics["loss"]) and report.metrics["groups/kept"] == 2
+    assert math.isfinite(report.metrics["loss"]) and report.metrics["groups/kept"] == 1
     assert all(group.texts[0] == "" for group in report.groups)
 
 

@@ -98,55 +98,13 @@ def test_state_survives_json(tiny_policy):
     assert other.stream.next_index == 4
 
 
-def test_groups_without_variance_are_drawn_again_then_skipped(tiny_policy):
-    report = trainer_for(tiny_policy, on_degenerate="resample").step()
-    tries = sorted((group.index, group.attempt, group.action) for group in report.groups)
-    again = [(0, "resample"), (1, "resample"), (2, "skip")]
-    assert tries == [
-        *((0, 0, "keep"), *((1, *one) for one in again)),
-        *((2, 0, "keep"), *((3, *one) for one in again)),
-    ]
-    assert report.metrics["groups/resampled"] == 4 and report.metrics["groups/count"] == 4
-
-    drawn = {
-        tuple(c.tokens for c in group.completions) for group in report.groups if group.index == 1
-    }
-    assert len(drawn) == 3  # each try by its own numbers, at one temperature
-
-
 def test_every_completion_of_a_step_is_drawn_with_its_own_numbers(tiny_policy, monkeypatch):
     drawn = []
     monkeypatch.setattr("grpo.trainer.sample_groups", lambda *_, keys, **__: drawn.extend(keys))
     trainer = trainer_for(tiny_policy)
-    trainer.sample(1, trainer.problems(1), 0)
+    trainer.sample(1, trainer.problems(1))
     keys = [key for group in drawn for key in group]
     assert len(set(keys)) == trainer.prompts * trainer.config.group_size
-
-
-def test_a_second_try_that_varies_is_learned_from(tiny_policy):
-    trainer = trainer_for(tiny_policy, stuck=1, on_degenerate="resample")
-    report = trainer.step()
-    tries = sorted((group.index, group.attempt, group.action) for group in report.groups)
-    assert tries == [
-        *((0, 0, "keep"), (1, 0, "resample"), (1, 1, "keep")),
-        *((2, 0, "keep"), (3, 0, "resample"), (3, 1, "keep")),
-    ]
-    assert all(
-        len(group.advantages) == (4 if group.action == "keep" else 0) for group in report.groups
-    )
-    assert report.metrics["groups/kept"] == 4
-    assert report.metrics["sampling/sampling_logp_difference/max"] < 1e-4
-    # Figures of reward, and what the curriculum sees, are those of first tries; tokens of all.
-    assert report.metrics["reward"] == pytest.approx((0.15 + 0.5 + 0.15 + 0.5) / 4)
-    assert list(trainer.curriculum.recent) == [pytest.approx([0.15, 0.5, 0.15, 0.5])]
-    first = sum(group.tokens for group in report.groups if not group.attempt)
-    assert report.metrics["num_tokens"] == sum(group.tokens for group in report.groups) > first
-
-
-def test_solved_groups_are_not_drawn_again(all_end, tiny_policy):
-    report = trainer_for(tiny_policy, odd=1.0, on_degenerate="resample").step()
-    assert {group.action for group in report.groups if group.index % 2} == {"skip"}
-    assert report.metrics["groups/class/solved"] == 2 and len(report.groups) == 4
 
 
 @pytest.mark.parametrize("wanted, drawn, kept", [(0, 2, 1), (1, 2, 1), (3, 6, 3), (9, 8, 4)])
@@ -172,9 +130,8 @@ def test_batches_are_those_that_the_share_of_varying_groups_takes(
     assert trainer.batches_needed(missing, drawn, share) == batches
 
 
-@pytest.mark.parametrize("on_degenerate", ["skip", "resample"])
-def test_a_step_without_a_group_to_learn_from_leaves_the_weights(tiny_policy, on_degenerate):
-    trainer = trainer_for(tiny_policy, prompts=2, on_degenerate=on_degenerate)
+def test_a_step_without_a_group_to_learn_from_leaves_the_weights(tiny_policy):
+    trainer = trainer_for(tiny_policy, prompts=2)
     trainer.task.drawn = dict.fromkeys(trainer.task.drawn, 1)
     before = weights(tiny_policy)
     report = trainer.step()

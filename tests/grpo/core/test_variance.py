@@ -137,7 +137,7 @@ def test_an_answer_that_does_not_end_is_not_solved():
 
 
 def test_later_tries_do_not_alarm():
-    monitor = monitor_for("resample")
+    monitor = monitor_for()
     tries = [group("identical", "skip", attempt) for attempt in (1, 2) for _ in range(4)]
     # one first try of four collapsed; of all twelve groups it would be three quarters
     said = [monitor.observe(step(varied=3, identical=1) + tries) for _ in range(6)]
@@ -155,18 +155,11 @@ def test_only_the_named_level_counts():
     assert "75% solved" in said[-1]  # nothing at that level: all groups count
 
 
-@pytest.mark.parametrize("class_name", CLASSES)
-def test_decisions(class_name):
-    def decisions(way):
-        return [monitor_for(way).decide(class_name, attempt) for attempt in range(3)]
-
-    assert decisions("keep") == ["keep"] * 3
-    if class_name == "varied":
-        assert decisions("skip") == decisions("resample") == ["keep"] * 3
-        return
-    assert decisions("skip") == ["skip"] * 3
-    again = "skip" if class_name == "solved" else "resample"
-    assert decisions("resample") == [again, again, "skip"]
+@pytest.mark.parametrize("way", ["keep", "skip"])
+def test_groups_without_variance_are_kept_or_skipped(way):
+    varied, tied = (group_of("ab", [Score(0.5), Score(other)]) for other in (0.2, 0.5))
+    monitor_for(way).classify([varied, tied])
+    assert (varied.action, tied.action) == ("keep", way)
 
 
 def scored(*traps, attempt=0, level=1):
@@ -307,12 +300,12 @@ def test_figures_of_a_step_by_hand():
         scored("b", "b", "b", "b", level=25),
         scored("c", "c", "c", "c", level=25, attempt=1),
     ]
-    groups[2].class_name, groups[2].action = "tied", "resample"
+    groups[2].class_name, groups[2].action = "tied", "skip"
     monitor.observe(groups)
     metrics = monitor.metrics(groups)
     assert metrics["traps/a"] == 4 / 12 and metrics["traps/b"] == 5 / 12
     assert "traps/c" not in metrics and metrics["groups/trapped"] == 2  # of first tries
-    assert [metrics[f"groups/{name}"] for name in ("count", "kept", "resampled")] == [3, 3, 1]
+    assert [metrics[f"groups/{name}"] for name in ("count", "kept", "skipped")] == [3, 3, 1]
     assert metrics["groups/class/tied"] == 1 and metrics["wasted_tokens"] == 4
     # three rewards of 0.5 and one of 0: std 0.25; two of each: 0.5 / sqrt(3); and none
     assert metrics["levels"] == {

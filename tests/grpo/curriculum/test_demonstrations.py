@@ -74,7 +74,6 @@ def test_a_group_without_a_right_completion_gets_a_copy_with_the_right_answer(ti
     [
         (["one owl two rain", "one"], "keep"),  # one is right
         (["one owl two rain", "one owl two rain"], "skip"),
-        (["one", "one"], "resample"),  # it is sampled again first
     ],
 )
 def test_other_groups_are_left_alone(tiny_policy, texts, action):
@@ -243,7 +242,7 @@ def test_each_token_of_a_demonstration_has_the_advantage_of_the_whole(tiny_polic
 class Stuck(Interleave):
     """Nothing that a policy writes is right: `Forced` for the interleave task."""
 
-    def __init__(self, odd, stuck):
+    def __init__(self, odd):
         super().__init__("similarity")
 
 

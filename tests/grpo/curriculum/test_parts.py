@@ -54,10 +54,10 @@ def test_the_prompts_of_windows_are_read_with_the_answers_and_not_by_other_weigh
     trainer = Trainer(config, Supply(Interleave(), seed=0), tiny_policy)
     passes, sample = tiny_policy.forward, trainer.sample
 
-    def sample_what_was_read(step, problems, attempt):
+    def sample_what_was_read(step, problems):
         for _, problem in problems:
             assert any(read.places(tiny_policy.encode(problem)) for read in passes.kept)
-        return sample(step, problems, attempt)
+        return sample(step, problems)
 
     trainer.sample = sample_what_was_read
     problems, _ = trainer.collect(1)
