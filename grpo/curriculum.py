@@ -36,7 +36,7 @@ from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import UpdateMemory, imitate
 from grpo.model.policy import Policy
 from grpo.model.prompts import check_conversations, format_of
-from grpo.records import Completion, Decision, Group, Resumable, first_tries, truncated_share
+from grpo.records import Completion, Decision, Group, Resumable, originals, truncated_share
 from grpo.rollout.generate import fitting
 from grpo.statistics import mean_interval, problems_needed, reaches_mark
 from grpo.tasks.base import (
@@ -139,7 +139,7 @@ class Curriculum(Resumable):
         return levels if drawn else [self.level, *levels[1:]]
 
     def observe(self, step: int, groups: Sequence[Group]) -> list[Decision]:
-        """Take note of the groups of a training step, every try; return its decisions."""
+        """Take note of the groups of a training step; return its decisions."""
         self._take_note(groups)
         before = self.level
         why = self._reached(ANNEAL_AT if self.is_last else OPEN_AT)
@@ -157,13 +157,11 @@ class Curriculum(Resumable):
 
     def _take_note(self, groups: Sequence[Group]) -> None:
         """Move the shares of varied groups, and add the step to the window of the running mean."""
-        # Of several tries only the last is marked as shown.
-        shown = {group.index for group in groups if group.action == "demonstrate"}
         values = []
-        for group in first_tries(groups):
+        for group in originals(groups):
             level = group.problem.level
             if level in self.varied:  # a dataset as it comes has more levels
-                varies = group.class_name == "varied" or group.index in shown
+                varies = group.class_name == "varied" or group.action == "demonstrate"
                 self.varied[level] += MEMORY * (varies - self.varied[level])
             if level == self.level:
                 value = group.problem.expected
@@ -829,7 +827,6 @@ def demonstrate(
             group,
             completions=[*group.completions[:-1], *answer.completions],
             scores=scores,
-            attempt=group.attempt + 1,
             class_name="varied",
             trap=common_trap(scores),
             action="keep",

@@ -16,7 +16,7 @@ from statistics import fmean
 from typing import Any, Literal, NamedTuple, get_args
 
 from grpo.config import Config
-from grpo.records import WHY, Decision, Group, Resumable, first_tries, level_name, truncated_share
+from grpo.records import WHY, Decision, Group, Resumable, level_name, originals, truncated_share
 from grpo.statistics import MARGIN, TAIL, mean_interval, problems_needed, reaches_mark
 from grpo.tasks.base import Score
 from grpo.variance import common_trap
@@ -113,16 +113,16 @@ class EndWatch(Resumable):
         self.trap = ""  # which one
 
     def observe(self, groups: Sequence[Group], level: int | None, *, is_last: bool = True) -> None:
-        """Count a step whose hardest level is `level` (None: all); `groups` has every try."""
-        first = first_tries(groups)
+        """Count a step whose hardest level is `level` (None: all)."""
+        sampled = originals(groups)
         if any(group.teaches for group in groups):
             self.untrained = 0
             self.classes.clear()
         else:
             self.untrained += 1
-            self.classes.update(group.class_name for group in first)
+            self.classes.update(group.class_name for group in sampled)
 
-        hardest = [group for group in first if level in (None, group.problem.level)]
+        hardest = [group for group in sampled if level in (None, group.problem.level)]
         if not hardest:
             return
         if is_last:

@@ -247,9 +247,8 @@ VIEWS = {"steps": 0, "step": 1, "group": 2, "why": 3, "tokens": 3, "degenerate":
 
 
 def done_to(line: Record) -> str:
-    """Return what was done with a group, e.g. "kept" or "skipped (try 3)"."""
-    tries = f" (try {line['attempt'] + 1})" if line["attempt"] else ""
-    return DONE_TO.get(line["action"], str(line["action"])) + tries
+    """Return what was done with a group, e.g. "kept"."""
+    return DONE_TO.get(line["action"], str(line["action"]))
 
 
 def completion_lines(group: Group, samples: Sequence[int], reward_name: str) -> Iterator[Text]:
@@ -363,7 +362,7 @@ def _enough_digits(advantage: str, reward: float, mean: float, divisor: float) -
 def training_in_words(group: Group, sample: int) -> str:
     """Return whether the step trained on a completion, and which way."""
     if group.action == "demonstrate":
-        return "in the group's next try, where the right answer replaces the last completion"
+        return "in the group's copy, where the right answer replaces the last completion"
     if not group.advantages:
         return "no: the group taught nothing"
 

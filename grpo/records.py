@@ -79,7 +79,6 @@ class Group:
     prompt: tuple[int, ...]  # token ids, chat template included
     temperature: float
     completions: list[Completion]
-    attempt: int = 0  # 0 for the first try, 1, 2, ... if it was sampled again or is shown an answer
     scores: list[Score] = field(default_factory=list)
     class_name: GroupClass = "varied"
     action: Action = "keep"
@@ -157,9 +156,9 @@ def judged_mean(name: str, groups: Sequence[Group]) -> float | None:
     return fmean(found) if found else None
 
 
-def first_tries(groups: Sequence[Group]) -> list[Group]:
-    """Return the groups of first tries, without those that were sampled again."""
-    return [group for group in groups if group.attempt == 0]
+def originals(groups: Sequence[Group]) -> list[Group]:
+    """Return the groups without the copies that show the right answer."""
+    return [group for group in groups if not group.has_demonstration]
 
 
 @dataclass(frozen=True)
@@ -257,7 +256,6 @@ def group_values(group: Group) -> dict[str, Any]:
     """Return what every record of a group, and of its completions, begins with."""
     return {
         "index": group.index,
-        "attempt": group.attempt,
         "level": group.problem.level,
         "temperature": group.temperature,
         "class": group.class_name,

@@ -48,7 +48,7 @@ from grpo.learn.update import PARITY, FirstPass, UpdateMemory, UpdateSettings, u
 from grpo.model.check import MEASURED_SIZE, text_config
 from grpo.model.policy import Policy
 from grpo.model.prompts import format_of
-from grpo.records import Group, StepReport, first_tries, truncated_share
+from grpo.records import Group, StepReport, originals, truncated_share
 from grpo.rollout.engine import Engine, EngineDecoder
 from grpo.rollout.generate import Drafting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
@@ -409,8 +409,8 @@ class Trainer:
 
     def metrics(self, step: int, groups: list[Group], learned: dict[str, Any]) -> dict[str, Any]:
         """Return the line of metrics.jsonl; `learned` are the metrics of the update."""
-        first = first_tries(groups)
-        lengths = [len(each.tokens) for group in first for each in group.completions]
+        sampled = originals(groups)
+        lengths = [len(each.tokens) for group in sampled for each in group.completions]
         # The same on all ranks.
         seconds = self.ranks.on_rank0(lambda: time.perf_counter() - self.timer.start)
 
@@ -420,14 +420,14 @@ class Trainer:
             **self.config.mark,
             **({"engine": self.config.engine} if self.engine else {}),
             "level": self.curriculum.level,
-            **reward_metrics(first),
+            **reward_metrics(sampled),
             **self.monitor.metrics(groups),
             **learned,
             **self.drafting.metrics(),
             **self.stream.metrics(self.curriculum.level),
             "learning_rate": self.optimizer.inner.param_groups[0]["lr"],
             "completions/mean_length": fmean(lengths),
-            "completions/clipped_ratio": truncated_share(first),
+            "completions/clipped_ratio": truncated_share(sampled),
             "num_tokens": self.tokens,
             "tokens_per_second": sum(group.tokens for group in groups) / seconds,
             "step_time": seconds,

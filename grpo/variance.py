@@ -22,8 +22,8 @@ from grpo.records import (
     Group,
     GroupClass,
     Resumable,
-    first_tries,
     judged_mean,
+    originals,
     truncated_share,
 )
 from grpo.tasks.base import LARGEST, Score, component_means
@@ -147,18 +147,18 @@ class VarianceMonitor(Resumable):
             group.action = "keep" if is_kept else "skip"
 
     def observe(self, groups: Sequence[Group], level: int | None = None) -> list[str]:
-        """Take note of all groups of a step, every try; return the alarms.
+        """Take note of all groups of a step; return the alarms.
 
         An alarm is raised once its cause has lasted for ALARM_STEPS steps in a row, and again when
-        it has lasted 2, 4, 8, ... times as long. Only first tries count, and of these the groups of
-        `level` if there are any: easier levels must not hide problems of the hardest one.
+        it has lasted 2, 4, 8, ... times as long. Only groups of `level` count if there are any:
+        easier levels must not hide problems of the hardest one.
         """
         self.wasted += _wasted(groups)
-        first = first_tries(groups)
-        first = [group for group in first if group.problem.level == level] or first
-        now = _shares(first, shown={one.index for one in groups if one.action == "demonstrate"})
+        sampled = originals(groups)
+        sampled = [group for group in sampled if group.problem.level == level] or sampled
+        now = _shares(sampled)
         self.shares.append(now)
-        self.best = max([self.best, *(max(group.rewards) for group in first)])
+        self.best = max([self.best, *(max(group.rewards) for group in sampled)])
         mean = {cause: fmean(step.get(cause, 0) for step in self.shares) for cause in now}
 
         causes = [cause for cause in now if cause.startswith(TRAP) and now[cause] >= ALARM_SHARE]
@@ -173,28 +173,28 @@ class VarianceMonitor(Resumable):
         return [_alarm(cause, n, mean) for cause, n in self.lasted.items() if n in due]
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, Any]:
-        """Return the metrics of a step's groups (every try), after `observe`."""
-        first = first_tries(groups)
-        completions = sum(len(group.scores) for group in first)
+        """Return the metrics of a step's groups, after `observe`."""
+        sampled = originals(groups)
+        completions = sum(len(group.scores) for group in sampled)
         actions = Counter(group.action for group in groups)
-        classes = Counter(group.class_name for group in first)
-        expected = [x for group in first if (x := group.problem.expected) is not None]
+        classes = Counter(group.class_name for group in sampled)
+        expected = [x for group in sampled if (x := group.problem.expected) is not None]
         return {
             "frac_reward_zero_std": fmean(
-                max(group.rewards) == min(group.rewards) for group in first
+                max(group.rewards) == min(group.rewards) for group in sampled
             ),
-            "group_std": fmean(group.reward_std for group in first),
-            "distinct_completions": fmean(len(set(group.texts)) for group in first),
-            "groups/count": len(first),
+            "group_std": fmean(group.reward_std for group in sampled),
+            "distinct_completions": fmean(len(set(group.texts)) for group in sampled),
+            "groups/count": len(sampled),
             "groups/kept": actions["keep"],
             "groups/skipped": actions["skip"],
             "groups/demonstrated": actions["demonstrate"],
-            "groups/windows": sum(bool(group.problem.begun) for group in first),
+            "groups/windows": sum(bool(group.problem.begun) for group in sampled),
             **({"windows/expected": fmean(expected)} if expected else {}),
             **{f"groups/class/{name}": classes[name] for name in CLASSES},
-            "groups/trapped": sum(group.trap is not None for group in first),
-            **{f"traps/{name}": n / completions for name, n in _traps(first).most_common()},
-            "levels": by_level(first),
+            "groups/trapped": sum(group.trap is not None for group in sampled),
+            **{f"traps/{name}": n / completions for name, n in _traps(sampled).most_common()},
+            "levels": by_level(sampled),
             "wasted_tokens": _wasted(groups),
             "wasted_tokens_total": self.wasted,
         }
@@ -217,13 +217,15 @@ def _alarm(cause: str, steps: int, mean: dict[str, float]) -> str:
     return f"{kind}: for {steps} steps {found} {remedy}"
 
 
-def _shares(groups: Sequence[Group], shown: set[int]) -> dict[str, float]:
+def _shares(groups: Sequence[Group]) -> dict[str, float]:
     """Return the share of each cause of an alarm: of a step's groups for a class, of its
     completions for truncation and for a trap.
 
-    Groups whose index is in `shown` are learned from by a copy, and so count as varied.
+    A group that is learned from by a copy counts as varied.
     """
-    classes = Counter("varied" if group.index in shown else group.class_name for group in groups)
+    classes = Counter(
+        "varied" if group.action == "demonstrate" else group.class_name for group in groups
+    )
     traps = _traps(groups)
     completions = sum(len(group.scores) for group in groups)
     return {
@@ -242,19 +244,19 @@ def _wasted(groups: Sequence[Group]) -> int:
     return sum(group.tokens for group in groups if group.action not in ("keep", "demonstrate"))
 
 
-def reward_metrics(first: Sequence[Group]) -> dict[str, float | None]:
-    """Return means over the completions of first tries that the reward judged, and the rewards'
-    standard deviation. If it judged none, `value` and `exact` are None.
+def reward_metrics(groups: Sequence[Group]) -> dict[str, float | None]:
+    """Return means over the completions that the reward judged, and the rewards' standard
+    deviation. If it judged none, `value` and `exact` are None.
 
     The parts of a score that are called "reward/..." are components of the reward.
     """
-    every = [score for group in first for score in group.scores]
+    every = [score for group in groups for score in group.scores]
     scores = [score for score in every if not score.abstained] or every
     return {
         "reward": fmean(score.reward for score in scores),
         "reward_std": stdev(score.reward for score in scores) if len(scores) > 1 else 0.0,
-        "value": judged_mean("value", first),
-        "exact": judged_mean("exact", first),
+        "value": judged_mean("value", groups),
+        "exact": judged_mean("exact", groups),
         **{name: mean for name, (mean,) in component_means([scores]).items()},
     }
 

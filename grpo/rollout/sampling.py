@@ -1,7 +1,7 @@
 """From logits to tokens: counter-based uniform numbers, inverse CDF, truncation.
 
-Each token has its own uniform number, which is a hash of (run seed, step, problem, sample, try) and
-the position. So a sample depends only on the policy's distribution and on this number, and not on
+Each token has its own uniform number, which is a hash of (run seed, step, problem, sample) and the
+position. So a sample depends only on the policy's distribution and on this number, and not on
 the layout of the batch, its padding, or its other rows.
 
 Shapes: R rows, T places in each, N draws, C completions, V vocabulary, B blocks of b tokens.

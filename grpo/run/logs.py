@@ -240,7 +240,8 @@ def _from_json(line: dict[str, Any]) -> Group:
         "completions": rows,
         "scores": rows,
         "class_name": line["class"],
-        **{name: line[name] for name in ("attempt", "action", "trap")},
+        "action": line["action"],
+        "trap": line["trap"],
         "advantages": [] if None in advantages else advantages,
     }
     return msgspec.convert(values, Group)
@@ -407,8 +408,8 @@ class RunData:
     ) -> list[dict[str, Any]]:
         """Return a record for each completion of one or several steps; None means all steps.
 
-        Keys: step, group, sample (both from 0), index, attempt, level, temperature, class, action,
-        trap, key, prompt, target, text, finish, num_tokens, tokens, logprobs, reward, value, exact,
+        Keys: step, group, sample (both from 0), index, level, temperature, class, action, trap,
+        key, prompt, target, text, finish, num_tokens, tokens, logprobs, reward, value, exact,
         parts, and advantage. The advantage is a number, a list with one per token, or None if the
         group was not trained on. A group with the action "demonstrate" comes a second time, as it
         was trained on: its last completion is the right answer, with `is_demonstration`. The other

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from grpo.align.needleman import nw_align, split_words
 from grpo.data.errors import escape_control, shortened
-from grpo.records import Group, row_of
+from grpo.records import Group, originals, row_of
 from grpo.tasks.base import Problem
 from grpo.tasks.registry import explain
 
@@ -77,8 +77,7 @@ def best_and_worst(groups: Sequence[Group]) -> str:
     """Return the best and the worst sampled completion of a step, as samples.log has them."""
     samples = [
         (score.reward, group, score, completion)
-        for group in groups
-        if not group.has_demonstration
+        for group in originals(groups)
         for score, completion in zip(group.scores, group.completions, strict=True)
     ]
     text = ""

@@ -19,7 +19,7 @@ import torch
 from grpo.config import load_config
 from grpo.data.errors import UserError
 from grpo.model.load import load_policy
-from grpo.records import Group, first_tries
+from grpo.records import Group, originals
 from grpo.run.checkpoint import load_optimizer, verify
 from grpo.run.logs import RunData, checkpoint_folders, step_of
 from grpo.tasks.registry import load_task, require_trusted
@@ -50,7 +50,7 @@ def replay(run: RunData, step: int, allowed: Collection[str | None] = ()) -> dic
     }
     repeated = {
         **trainer.update_policy(groups, stored["learning_rate"]),
-        **reward_metrics(first_tries(everything)),
+        **reward_metrics(originals(everything)),
         "texts": [trainer.policy.decode(completion.tokens) for completion in completions],
         "advantages": trainer.compute_advantages(groups),
     }

@@ -66,7 +66,7 @@ def alone(flags, tmp_path_factory):
 
 def drawn(run: Path) -> list:
     """Return what was sampled in training and what became of it."""
-    names = ("step", "index", "attempt", "class", "action", "problem")
+    names = ("step", "index", "class", "action", "problem")
     return [
         ([record[name] for name in names], [c["tokens"] for c in record["completions"]])
         for path in sorted((run / "rollouts").glob("step-*"))

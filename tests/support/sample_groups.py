@@ -1,5 +1,7 @@
 """Groups of a few completions, for tests of what becomes of their scores."""
 
+from dataclasses import replace
+
 from grpo.records import Completion, Group
 from grpo.tasks.base import Problem
 
@@ -11,3 +13,9 @@ def group_of(texts, scores, *, level=1, target="x", key="k", finish="stop", **fa
     ]
     problem = Problem("t", level, "p", target, key)
     return Group(0, problem, (1,), 1.0, completions, scores=list(scores), **facts)
+
+
+def copy_of(group):
+    """Return the group as a copy whose last completion is the right answer."""
+    *others, last = group.completions
+    return replace(group, completions=[*others, replace(last, is_demonstration=True)])

@@ -116,7 +116,7 @@ tests/grpo/curriculum/test_curriculum.py
 # groups and levels
 groups always vary | classify | max(_a) - min(_a) > _b and not _c | True | CORE/test_variance.py
 every group is kept | VarianceMonitor.classify | _a or _b | True | CORE/test_variance.py
-shown answers count | Trainer.metrics | first_tries(_a) | _a | \
+shown answers count | Trainer.metrics | originals(_a) | _a | \
 tests/grpo/curriculum/test_demonstrations.py
 rewards are not shuffled | VarianceMonitor.apply_control | random.Random(_a).shuffle(_b) | None | \
 CORE/test_trainer.py

@@ -259,7 +259,6 @@ function showGroup() {
   const facts = [
     group.class,
     actions[group.action] ?? group.action,
-    group.attempt ? `try ${group.attempt + 1}` : "",
     `level ${group.level}`,
     `T ${group.temperature.toFixed(2)}`,
     `${group.distinct} distinct of ${count}`,

@@ -28,9 +28,9 @@ from grpo.tasks.base import ABSTAINED, EXPECTED, Score
 UNJUDGED = Score(0.5, {"reason": ABSTAINED})
 
 
-def group(class_name="varied", action="keep", attempt=0, value=0.5):
+def group(class_name="varied", action="keep", value=0.5):
     scores = [Score(0.0 if class_name == "failed" else value)] * 2
-    return group_of("xx", scores, attempt=attempt, class_name=class_name, action=action)
+    return group_of("xx", scores, class_name=class_name, action=action)
 
 
 SOLVED, FAILED = [group("solved", "skip", value=1.0)], [group("failed", "skip")]

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sample_groups import group_of
+from sample_groups import copy_of, group_of
 
 from grpo.config import Config
 from grpo.records import CLASSES, summaries
@@ -22,13 +22,13 @@ from grpo.variance import (
 )
 
 
-def group(class_name, action="keep", attempt=0, distinct=None):
+def group(class_name, action="keep", distinct=None):
     """A group of eight completions: one text if it is identical or solved, else eight, or
     `distinct`.
     """
     distinct = distinct or (1 if class_name in ("identical", "solved") else 8)
     texts = [str(min(i, distinct - 1)) for i in range(8)]
-    facts = {"class_name": class_name, "action": action, "attempt": attempt}
+    facts = {"class_name": class_name, "action": action}
     return group_of(texts, [Score(0.5)] * 8, **facts)
 
 
@@ -136,12 +136,12 @@ def test_an_answer_that_does_not_end_is_not_solved():
     assert class_of([1.0, 1.0], ["a", "b"], finishes=("stop", "length")) == "tied"
 
 
-def test_later_tries_do_not_alarm():
+def test_copies_do_not_hide_an_alarm():
     monitor = monitor_for()
-    tries = [group("identical", "skip", attempt) for attempt in (1, 2) for _ in range(4)]
-    # one first try of four collapsed; of all twelve groups it would be three quarters
-    said = [monitor.observe(step(varied=3, identical=1) + tries) for _ in range(6)]
-    assert said == [[]] * 6
+    copies = [copy_of(group("varied")) for _ in range(8)]
+    # Three of four groups collapsed; of all twelve it would be a quarter.
+    *_, said = [monitor.observe(step(varied=1, identical=3) + copies) for _ in range(5)]
+    assert "75% identical" in said[-1]
 
 
 def test_only_the_named_level_counts():
@@ -162,13 +162,13 @@ def test_groups_without_variance_are_kept_or_skipped(way):
     assert (varied.action, tied.action) == ("keep", way)
 
 
-def scored(*traps, attempt=0, level=1):
+def scored(*traps, level=1):
     """A varied group whose completions are in these traps; those that are in none earn nothing."""
     scores = [
         Score(0.5, {"trap": trap}, 0.25) if trap else Score(0.0, {"trap": None}) for trap in traps
     ]
     texts = "x" * len(traps)
-    return group_of(texts, scores, level=level, attempt=attempt, trap=common_trap(scores))
+    return group_of(texts, scores, level=level, trap=common_trap(scores))
 
 
 def trapped(share, name="sulks"):
@@ -285,7 +285,7 @@ def test_a_trap_must_last_anew_after_a_step_without_it():
         [trapped(0.4)] * 9,  # never half
         [*[trapped(0.9)] * 4, trapped(0.4)] * 3,  # not in a row
         [trapped(0.9), trapped(0.9, "mumbles")] * 5,  # not one and the same
-        [[scored(None, None), scored("sulks", "sulks", attempt=1)]] * 9,  # later tries
+        [[scored(None, None), copy_of(scored("sulks", "sulks"))]] * 9,
     ],
 )
 def test_no_alarm_without_a_lasting_trap(steps):
@@ -298,13 +298,13 @@ def test_figures_of_a_step_by_hand():
         scored("a", "a", "a", None, level=10),
         scored("a", "b", None, None, level=25),
         scored("b", "b", "b", "b", level=25),
-        scored("c", "c", "c", "c", level=25, attempt=1),
+        copy_of(scored("c", "c", "c", "c", level=25)),
     ]
     groups[2].class_name, groups[2].action = "tied", "skip"
     monitor.observe(groups)
     metrics = monitor.metrics(groups)
     assert metrics["traps/a"] == 4 / 12 and metrics["traps/b"] == 5 / 12
-    assert "traps/c" not in metrics and metrics["groups/trapped"] == 2  # of first tries
+    assert "traps/c" not in metrics and metrics["groups/trapped"] == 2
     assert [metrics[f"groups/{name}"] for name in ("count", "kept", "skipped")] == [3, 3, 1]
     assert metrics["groups/class/tied"] == 1 and metrics["wasted_tokens"] == 4
     # three rewards of 0.5 and one of 0: std 0.25; two of each: 0.5 / sqrt(3); and none

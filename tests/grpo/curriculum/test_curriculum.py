@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 from forced import trainer_for
-from sample_groups import group_of
+from sample_groups import copy_of, group_of
 
 from grpo.config import Config
 from grpo.curriculum import (
@@ -28,9 +28,9 @@ from grpo.tasks.supply import Supply
 MANY = 2 * problems_needed(OPEN_AT)  # groups that the running mean needs
 
 
-def group(level, value=0.5, class_name="varied", action="keep", attempt=0):
-    facts = {"class_name": class_name, "action": action, "attempt": attempt}
-    return group_of([], [Score(value, value=value)] * 2, level=level, **facts)
+def group(level, value=0.5, class_name="varied", action="keep"):
+    facts = {"class_name": class_name, "action": action}
+    return group_of("xx", [Score(value, value=value)] * 2, level=level, **facts)
 
 
 def groups(level, count, value=0.5, **options):
@@ -82,10 +82,10 @@ def test_each_seed_step_and_batch_has_a_draw_of_its_own():
     assert {curriculum.levels_for(0, step, 1, 8)[0] for step in range(20)} != {3}
 
 
-def test_shares_move_by_first_tries_and_demonstrations_count_as_varied():
+def test_shares_leave_out_copies_and_demonstrations_count_as_varied():
     curriculum = open_to([1, 2], 2)
     tied = group(1, 0.3, "tied", "skip")
-    curriculum.observe(1, [tied, group(1, attempt=1), group(7)])
+    curriculum.observe(1, [tied, copy_of(group(1)), group(7)])
     # A level of the dataset alone is passed.
     assert curriculum.varied == {1: pytest.approx(1 - MEMORY), 2: 1.0}
     curriculum.observe(2, [group(1, 0.8, "tied", "demonstrate")])

@@ -62,9 +62,9 @@ def test_a_group_without_a_right_completion_gets_a_copy_with_the_right_answer(ti
     assert shown == demonstration(tiny_policy, PROBLEM) and shown.is_demonstration
     assert shown.text.split() == ["one", "owl", "two", "rain"] and score.reward == 1.0
     assert shown.tokens[-1] == tiny_policy.end
-    assert (copy.action, copy.class_name, copy.attempt, copy.index) == ("keep", "varied", 1, 3)
+    assert (copy.action, copy.class_name, copy.index) == ("keep", "varied", 3)
     # Nothing but the action of the sampled group has changed, and its tokens are counted once.
-    assert wrong.action == "demonstrate" and wrong.attempt == 0
+    assert wrong.action == "demonstrate"
     assert [each.text.split()[-1] for each in wrong.completions] == ["two", "owl", "rain"]
     assert copy.tokens == 0 < wrong.tokens
 
@@ -253,8 +253,8 @@ def stuck_trainer(policy, **options):
 def test_a_step_counts_what_was_sampled_and_learns_from_what_is_shown(tiny_policy, tmp_path):
     trainer = stuck_trainer(tiny_policy, demonstrate=True, credit="alignment")
     report = trainer.step()
-    first = [each for each in report.groups if each.attempt == 0]
-    shown = [each for each in report.groups if each.attempt == 1]
+    first = [each for each in report.groups if not each.has_demonstration]
+    shown = [each for each in report.groups if each.has_demonstration]
     assert len(first) == len(shown) == 4
     assert {each.action for each in first} == {"demonstrate"}
     assert {each.action for each in shown} == {"keep"}

@@ -154,7 +154,7 @@ def test_rollout_lines_hold_what_the_docs_say(tmp_path):
     write_rollouts(path, [group(["a", "b"])], step=3)
     (line,) = read_jsonl_zst(path)
     assert set(line) == set(
-        "step group index attempt task level temperature class action trap problem prompt_tokens "
+        "step group index task level temperature class action trap problem prompt_tokens "
         "completions".split()
     )
     assert line["completions"][1] == {

@@ -42,9 +42,7 @@ def copied(run, tmp_path):
 
 @pytest.fixture
 def made(tmp_path):
-    """A run written by hand: two steps, one group that varies, one solved, one tied at its second
-    try.
-    """
+    """A run written by hand: two steps, one group that varies, one solved, one tied."""
     folder = tmp_path / "made"
     (folder / "rollouts").mkdir(parents=True)
     (folder / "config.yaml").write_text("task: t\nreward: prefix\n")
@@ -57,7 +55,6 @@ def made(tmp_path):
         ("a x", 0.25),
         class_name="tied",
         action="skip",
-        attempt=1,
         trap="stops half way",
     )
     for step, groups in ((1, [varied, solved]), (2, [tied])):
@@ -152,7 +149,7 @@ def test_degenerate(made, capsys):
     for words in (
         "all right",
         "different texts, equal rewards",
-        "skipped (try 2)",
+        "skipped",
         "stops half way",
     ):
         assert words in text
