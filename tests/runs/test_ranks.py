@@ -34,7 +34,7 @@ ENVIRONMENT = {
 FLAGS = [
     *"--words 4 --prompts 4 --group-size 4 --steps 4 --preflight off".split(),
     *"--eval-every 2 --save-every 1 --beta 0.1 --device cpu --dtype float32 --config".split(),
-    "{eval_problems: 5, schedule: constant, dynamic_sampling: 4, top_p: 0.95}",
+    "{eval_problems: 5, schedule: constant, dynamic_sampling: 5, top_p: 0.95}",
 ]
 DIVIDED, WHOLE = (["--config", f"{{shard: {is_divided}}}"] for is_divided in ("true", "false"))
 
@@ -76,7 +76,7 @@ def drawn(run: Path) -> list:
 
 def assert_alike(one: Path, two: Path):
     """The same completions; figures and weights that differ by rounding."""
-    assert drawn(one) == drawn(two) and len(drawn(one)) >= 16
+    assert drawn(one) == drawn(two) and len(drawn(one)) > 16  # in two batches a step
     for mine, other in zip(
         read_metrics(one / "metrics.jsonl"), read_metrics(two / "metrics.jsonl"), strict=True
     ):
