@@ -210,7 +210,7 @@ class DraftPlans:
     def _tokens(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the tokens of `texts`, word by word: the words of a problem recur."""
         words = [_PIECE.findall(text) for text in texts]
-        tokens = iter(self.policy.word_tokens(chain(*words)))
+        tokens = iter(self.policy.words(chain(*words)))
         return [list(chain(*islice(tokens, len(text)))) for text in words]
 
     def _set(self, rows: list[int], start: int, plan: Sequence[int], is_whole: bool) -> None:

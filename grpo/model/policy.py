@@ -7,7 +7,7 @@ until `grpo.model.load` puts those of `grpo.fast` in their place.
 import math
 import operator
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -76,7 +76,8 @@ class Policy:
         self.is_lora = isinstance(model, PeftModel)
 
         self._texts = Encodings(partial(plain_tokens, tokenizer), CACHED_ENCODINGS)
-        self._words = Encodings(partial(_word_tokens, tokenizer), CACHED_WORDS)
+        # Of words of a text, each with the white space before it.
+        self.words = Encodings(partial(_word_tokens, tokenizer), CACHED_WORDS)
         self.use(PromptFormat())
 
         # The token ids that end a completion, and the one that ends a right answer.
@@ -208,10 +209,6 @@ class Policy:
     def target_tokens(self, target: str) -> tuple[int, ...]:
         """Return the token ids of the answer `target`, without the end token."""
         return self._texts([target])[0]
-
-    def word_tokens(self, words: Iterable[str]) -> list[tuple[int, ...]]:
-        """Return the token ids of words of a text, each with the white space before it."""
-        return self._words(words)
 
     def answer_tokens(self, problem: Problem) -> tuple[int, ...]:
         """Return the token ids of the right answer to `problem`, or of its window."""

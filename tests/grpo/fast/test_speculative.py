@@ -336,7 +336,7 @@ def test_plans_by_hand():
 
     policy = SimpleNamespace(stops=(9,), end=9, tokenizer=tokenizer, vocabulary=11)
     policy.decode = lambda tokens: "".join("abcdefgh"[token] for token in tokens)
-    policy.word_tokens = lambda words: tokenizer(words).input_ids
+    policy.words = lambda words: tokenizer(words).input_ids
     guesses = [lambda text: "abcd"[len(text) :], lambda text: "hg"[len(text) :]]
     plans = DraftPlans(policy, guesses, 38)
     rows, live, nothing = torch.arange(2), torch.tensor([True, True]), torch.tensor([0, 0])
@@ -402,7 +402,7 @@ def test_words_are_tokenized_once_and_as_they_stand_in_a_text(builtin, monkeypat
     asked, known = [], Encodings(partial(_word_tokens, builtin.tokenizer), 100)
     encode = known.encode
     known.encode = lambda words: asked.append(words) or encode(words)
-    monkeypatch.setattr(builtin, "_words", known)
+    monkeypatch.setattr(builtin, "words", known)
     plans = DraftPlans(builtin, [str], 100)
     texts = ["l saw the sea,  and 12 owls.\n Then", " the sea, and na\u00efve owls", ""]
     line_end, *encoded = plain_tokens(builtin.tokenizer, ["\n", *("\n" + text for text in texts)])
