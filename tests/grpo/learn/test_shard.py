@@ -57,7 +57,11 @@ def updated(folder, options, ranks, micro_tokens=1000, is_divided=False):
 def child(rank, folder):
     where = f"file://{folder}/meeting"
     torch.distributed.init_process_group("gloo", init_method=where, rank=rank, world_size=2)
-    ranks = Ranks(rank, 2)
+    compare_updates(folder, Ranks(rank, 2))
+    compare_gradients(folder, Ranks(rank, 2))
+
+
+def compare_updates(folder, ranks):
     for name, (options, rounding) in CASES.items():
         close = {"atol": rounding, "rtol": 10 * rounding}
         metrics, policy, optimizer, logprobs = updated(folder / name, options, Ranks())
@@ -72,10 +76,12 @@ def child(rank, folder):
                 torch.testing.assert_close(mine, other, atol=rounding / 10, rtol=0)
             torch.testing.assert_close(found[3], logprobs, **close)
             state = found[2].state_dict()["state"]
-            if rank == 0:
+            if ranks.is_rank0:
                 torch.testing.assert_close(state, optimizer.state_dict()["state"], **close)
         # A checkpoint is written while the next step is made.
-        assert rank or state[0]["step"] is not divided[2].inner.state_dict()["state"][0]["step"]
+        assert (
+            ranks.rank or state[0]["step"] is not divided[2].inner.state_dict()["state"][0]["step"]
+        )
 
         for weight, master in zip(divided[1].parameters, divided[2].masters):
             torch.testing.assert_close(weight, whole(master).to(weight.dtype), atol=0, rtol=0)
@@ -94,9 +100,7 @@ def results(policy):
     return [*found, logprobs.detach()], [whole(each.grad) for each in learner.parameters]
 
 
-def child_of_gradients(rank, folder):
-    where = f"file://{folder}/meeting"
-    torch.distributed.init_process_group("gloo", init_method=where, rank=rank, world_size=2)
+def compare_gradients(folder, ranks):
     for family, lora_rank in product(FAST, (0, 4)):
         policy = load_policy(str(folder / family), device="cpu", lora_rank=lora_rank)
         torch.manual_seed(0)
@@ -106,7 +110,7 @@ def child_of_gradients(rank, folder):
         logprobs, gradients = results(policy)
         assert all(gradient.norm() > 0 for gradient in gradients)
 
-        Sharding(policy, Ranks(rank, 2))
+        Sharding(policy, ranks)
         assert policy.learner.forward.llama
         for _ in range(2):
             found_logprobs, found_gradients = results(policy)
@@ -119,16 +123,12 @@ def child_of_gradients(rank, folder):
             policy.enable_gradient_checkpointing()  # for the second time
 
 
-def test_a_divided_model_has_the_gradient_of_the_whole_one(tmp_path):
-    for family, config in FAST.items():
-        write_model(config(), tmp_path / family)
-    torch.multiprocessing.spawn(child_of_gradients, (tmp_path,), nprocs=2)
-
-
-def test_two_ranks_update_a_policy_as_one_does(tmp_path):
+def test_two_ranks_have_the_gradient_of_one_and_update_a_policy_as_one_does(tmp_path):
     make_tiny_model(tmp_path / "whole")
     make_tiny_model(tmp_path / "adapter")
     write_model(OTHERS["bloom"](), tmp_path / "other")
+    for family, config in FAST.items():
+        write_model(config(), tmp_path / family)
     torch.multiprocessing.spawn(child, (tmp_path,), nprocs=2)
 
 
