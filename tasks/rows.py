@@ -24,6 +24,7 @@ import copy
 import inspect
 import json
 import math
+import os
 import random
 import re
 import time
@@ -497,11 +498,13 @@ class _Call:
 
     def _run(self) -> Any:
         """Call the function. A coroutine runs in an event loop of its own."""
-        self.began = time.monotonic()
+        self.began, process = time.monotonic(), os.getpid()
         try:
             result = self.function.function(**self.columns)
             return asyncio.run(result) if inspect.iscoroutine(result) else result
         except BaseException as error:  # even KeyboardInterrupt, which would end the thread
+            if os.getpid() != process:  # in a child that the function forked, which ends here
+                os._exit(0 if isinstance(error, SystemExit) and not error.code else 1)
             raise raised(self.whose, error) from error
 
     def results(self, timeout: float) -> list[Any]:

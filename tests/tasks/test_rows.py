@@ -3,7 +3,9 @@
 import asyncio
 import gzip
 import json
+import os
 import random
+import sys
 import time
 import unicodedata
 from dataclasses import replace
@@ -409,6 +411,18 @@ def test_a_function_that_hangs_is_named_with_its_row():
         said = f"reward {name}, row p, completion 1: took more than 0.2 s"
         assert said in refused(scores, function, reward_timeout=0.2)
         assert time.monotonic() - start < 5
+
+
+@pytest.mark.filterwarnings("ignore:This process")  # that forks has threads
+@pytest.mark.parametrize("status, reward", [(0, 1.0), (3, 0.0)])
+def test_a_child_that_a_function_forks_may_exit(status, reward):
+    def fork(completion):
+        if not (child := os.fork()):
+            sys.exit(status)
+        return float(os.waitpid(child, 0)[1] == 0)
+
+    (score,) = scores(fork, ["a"], reward_timeout=5)
+    assert score.reward == reward
 
 
 def raises(completion):
