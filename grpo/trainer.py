@@ -260,8 +260,8 @@ class Trainer:
         score_groups(self.task, local)
         groups = self.ranks.gather(local)
 
-        # In a control experiment only: shuffle or flatten the rewards.
-        self.monitor.apply_control(groups, f"{self.config.seed}/{step}/{groups[0].index}")
+        # In a control experiment only: shuffle or flatten the rewards. For the 0 see `sample`.
+        self.monitor.apply_control(groups, f"{self.config.seed}/{step}/0/{groups[0].index}")
 
         # Decide what happens to groups without variance: keep or skip.
         self.monitor.classify(groups)

@@ -107,6 +107,16 @@ def test_every_completion_of_a_step_is_drawn_with_its_own_numbers(tiny_policy, m
     assert len(set(keys)) == trainer.prompts * trainer.config.group_size
 
 
+def test_each_batch_of_a_control_experiment_is_shuffled_by_its_own_numbers(
+    tiny_policy, monkeypatch
+):
+    keys = []
+    trainer = trainer_for(tiny_policy, prompts=2, dynamic_sampling=2)
+    monkeypatch.setattr(trainer.monitor, "apply_control", lambda _, key: keys.append(key))
+    trainer.step()
+    assert keys == ["0/1/0/0", "0/1/0/2"]
+
+
 @pytest.mark.parametrize("wanted, drawn, kept", [(0, 2, 1), (1, 2, 1), (3, 6, 3), (9, 8, 4)])
 def test_dynamic_sampling_draws_on_until_enough_groups_vary(tiny_policy, wanted, drawn, kept):
     # One of each two prompts varies; four times two are the most.
