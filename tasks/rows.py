@@ -31,7 +31,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from contextlib import suppress
 from dataclasses import asdict, replace
-from itertools import chain
 from multiprocessing.pool import AsyncResult, ThreadPool
 from pathlib import Path
 from statistics import fmean
@@ -177,10 +176,8 @@ class Rows:
         The calls run side by side, in threads. Results are put in the order of the completions, so
         they do not depend on timing. If a call fails or takes too long, the others are abandoned.
         """
-        calls = [[function.calls(*group) for function in self.functions] for group in groups]
         with ThreadPool(WORKERS) as pool:
-            for call in chain.from_iterable(chain.from_iterable(calls)):
-                call.start(pool)
+            calls = [[each.calls(pool, *group) for each in self.functions] for group in groups]
             scores = [
                 self._scores(problem, of_group) for (problem, _), of_group in zip(groups, calls)
             ]
@@ -458,8 +455,10 @@ class _Function:
                     f"{', '.join([*own, *row])}; add it, e.g. by --columns {name}=COLUMN"
                 )
 
-    def calls(self, problem: Problem, completions: Sequence[str]) -> list["_Call"]:
-        """Return the calls for a group: one, or one for each completion."""
+    def calls(
+        self, pool: ThreadPool, problem: Problem, completions: Sequence[str]
+    ) -> list["_Call"]:
+        """Start the calls for a group: one, or one for each completion."""
         whose = f"reward {self.name}, {problem.title}"
 
         # Each completion has copies, so that a function that changes a list changes no other call.
@@ -472,28 +471,28 @@ class _Function:
                 lists["completions"] = [
                     [{"role": "assistant", "content": completion}] for completion in completions
                 ]
-            return [_Call(self, lists, f"{whose}, {len(rows)} completions")]
+            return [_Call(pool, self, lists, f"{whose}, {len(rows)} completions")]
 
         columns = [
             row | {"prompt": problem.prompt, "completion": completion}
             for row, completion in zip(rows, completions)
         ]
-        return [_Call(self, each, f"{whose}, completion {n}") for n, each in enumerate(columns, 1)]
+        return [
+            _Call(pool, self, each, f"{whose}, completion {n}")
+            for n, each in enumerate(columns, start=1)
+        ]
 
 
 class _Call:
-    """A call of a function, in a thread. Messages begin with `whose`."""
+    """A call of a function, in a thread of the `pool`. Messages begin with `whose`."""
 
-    def __init__(self, function: _Function, columns: dict[str, Any], whose: str):
+    def __init__(self, pool: ThreadPool, function: _Function, columns: dict[str, Any], whose: str):
         self.function, self.whose = function, whose
         self.size = len(columns["completions"]) if function.takes_group else None
         if not function.takes_all:
             columns = {name: columns[name] for name in function.parameters if name in columns}
         self.columns = columns
         self.began = math.inf  # while it waits for a free thread
-
-    def start(self, pool: ThreadPool) -> None:
-        """Let a thread of the `pool` call the function."""
         self.result: AsyncResult = pool.apply_async(self._run)
 
     def _run(self) -> Any:
