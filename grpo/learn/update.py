@@ -18,7 +18,6 @@ import torch
 from torch import Tensor
 
 from grpo.data.errors import EngineError, UserError, lacks_memory
-from grpo.distributed import Ranks
 from grpo.learn.batch import (
     MicroBatch,
     Truncate,
@@ -140,7 +139,10 @@ def update(
         own = None  # how many of them are this rank's; None: all
         if optimizer.sharding:
             optimizer.sharding.give_up()
-            batches, own = _with_idle(list(batches), groups, policy, ranks)
+            # A layer is gathered by all ranks together, so they make equally many passes.
+            batches = [*batches]
+            own = len(batches)
+            batches += [idle_batch(groups, policy.device)] * (ranks.max(own) - own)
 
         # The sums stay on the device, so that the host can queue every micro-batch before it waits
         # for the first.
@@ -182,18 +184,6 @@ def update(
     check_step(optimizer.tensors(policy.model))
     metrics = _metrics(sums, grad_norm)
     return metrics | {"loss_scale": optimizer.loss_scale} if is_float16 else metrics
-
-
-def _with_idle(
-    batches: list[MicroBatch], groups: Sequence[Group], policy: Policy, ranks: Ranks
-) -> tuple[list[MicroBatch], int]:
-    """Return a rank's micro-batches and idle ones behind them, and how many its own are.
-
-    A layer is gathered by all ranks together, so they make equally many passes.
-    """
-    own = len(batches)
-    idle = ranks.max(own) - own
-    return batches + [idle_batch(groups, policy.device)] * idle, own
 
 
 def _backward(
