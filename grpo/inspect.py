@@ -48,11 +48,7 @@ STEP_FIGURES = (
 GROUP_FIGURES = "group level reward reward_std value exact distinct".split()
 
 # What was done with a group, by its action.
-DONE_TO = {
-    "keep": "kept",
-    "skip": "skipped",
-    "demonstrate": "shown the right answer",
-}
+DONE_TO = {"keep": "kept", "skip": "skipped", "demonstrate": "shown the right answer"}
 
 # The colours of words that are not right.
 STYLES = {"substitute": "bold magenta", "delete": "bold red", "insert": "bold blue"}

@@ -146,8 +146,7 @@ def row_of(problem: Problem) -> dict[str, Any]:
 
 def truncated_share(groups: Sequence[Group]) -> float:
     """Return the share of the groups' sampled completions that the budget cut off."""
-    completions = [each for group in groups for each in group.completions]
-    return fmean(each.is_truncated for each in completions if not each.is_demonstration)
+    return fmean(each.is_truncated for group in groups for each in group.completions)
 
 
 def judged_mean(name: str, groups: Sequence[Group]) -> float | None:
@@ -226,7 +225,7 @@ class StepReport:
 
     step: int
     metrics: dict[str, Any]  # its line of metrics.jsonl
-    groups: list[Group]  # all that it sampled, skipped and discarded ones included
+    groups: list[Group]  # all that it sampled, and copies that show a right answer
     events: list[str] = field(default_factory=list)  # for the console: alarms and decisions
     decisions: list[Decision] = field(default_factory=list)
     end: str = ""  # why the run ends after this step, if a callback says so

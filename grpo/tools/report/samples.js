@@ -253,12 +253,11 @@ function showGroup() {
   showTints();
   const group = groupNow();
   if (!group || !matches(group)) return $("group").replaceChildren();
-  const actions = { keep: "trained on", skip: "skipped" };
   const order = orderOf(group);
   const count = group.rows.reward.length;
   const facts = [
     group.class,
-    actions[group.action] ?? group.action,
+    { keep: "trained on", skip: "skipped" }[group.action] ?? group.action,
     `level ${group.level}`,
     `T ${group.temperature.toFixed(2)}`,
     `${group.distinct} distinct of ${count}`,
