@@ -136,7 +136,7 @@ class DraftPlans:
         # The first plan is the right answer to the prompt. It costs nothing: its tokens are known.
         G = count // max(1, len(answers))
         for p, answer in enumerate(answers):
-            self._set([*range(p * G, p * G + G)], 0, answer, answer[-1] == policy.end)
+            self._set([*range(p * G, p * G + G)], 0, answer, policy.end in answer[-1:])
 
     def make(
         self, rows: Tensor, written: Tensor, live: Tensor, needed: int, tokens: Tensor
