@@ -176,7 +176,8 @@ class Rows:
         The calls run side by side, in threads. Results are put in the order of the completions, so
         they do not depend on timing. If a call fails or takes too long, the others are abandoned.
         """
-        with ThreadPool(WORKERS) as pool:
+        most = sum(len(completions) for _, completions in groups) * len(self.functions)
+        with ThreadPool(max(1, min(WORKERS, most))) as pool:
             calls = [[each.calls(pool, *group) for each in self.functions] for group in groups]
             scores = [
                 self._scores(problem, of_group) for (problem, _), of_group in zip(groups, calls)
