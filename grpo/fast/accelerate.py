@@ -41,7 +41,6 @@ from grpo.model.check import (
     update_distance,
 )
 from grpo.model.policy import Batch, PlainForward, Policy
-from grpo.model.rows import decoding
 
 ATTENTION_NAME = "grpo_shared_prompt"
 
@@ -601,16 +600,15 @@ def rollout_distance(policy: Policy, forward: FastForward, probe: Probe) -> floa
     found = [hidden_PE]
     wanted = [expected[0][0], expected[2][0]]
 
-    with decoding(policy.causal, len(probe.completions)):
-        for rows, sources, filled, length, accepted in ROLLOUT:
-            cache.reorder(torch.tensor(sources, device=device), torch.tensor(filled, device=device))
-            tokens_RT = torch.zeros(len(rows), length, dtype=torch.long)
-            for row, (c, begin, count) in enumerate(zip(rows, filled, accepted)):
-                tokens_RT[row, :count] = torch.tensor(probe.completions[c][begin : begin + count])
-                wanted += expected[c][begin + 1 : begin + 1 + count]
+    for rows, sources, filled, length, accepted in ROLLOUT:
+        cache.reorder(torch.tensor(sources, device=device), torch.tensor(filled, device=device))
+        tokens_RT = torch.zeros(len(rows), length, dtype=torch.long)
+        for row, (c, begin, count) in enumerate(zip(rows, filled, accepted)):
+            tokens_RT[row, :count] = torch.tensor(probe.completions[c][begin : begin + count])
+            wanted += expected[c][begin + 1 : begin + 1 + count]
 
-            hidden_RTE = forward.extend(tokens_RT.to(device), cache)
-            found += [hidden_RTE[row, :count] for row, count in enumerate(accepted)]
+        hidden_RTE = forward.extend(tokens_RT.to(device), cache)
+        found += [hidden_RTE[row, :count] for row, count in enumerate(accepted)]
 
     logprobs = logprobs_of(policy.logits(torch.cat(found)))
     return distance(logprobs, torch.stack(wanted), has_low_precision(policy.causal))

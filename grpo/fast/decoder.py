@@ -18,7 +18,6 @@ R rows, k drafted tokens, T = 1 + k, M = R * T; L prompt tokens, E hidden size, 
 import math
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -29,7 +28,6 @@ from grpo.fast.cuda_layers import MAX_TOKENS, WIDTH, Capacity, CudaLayers, Decod
 from grpo.fast.speculative import LENGTHS, SHORT, Costs, Drafter, DraftPlans
 from grpo.model.check import probe_adapters, probe_tokens
 from grpo.model.policy import Policy
-from grpo.model.rows import decoding
 from grpo.rollout.generate import Drafting, RolloutRequest, Written
 from grpo.rollout.sampling import choose, uniform
 
@@ -79,10 +77,7 @@ class FastDecoder:
         """
         room = self.room(request, drafting)
         rows = self.rows(request, room)
-        completions = len(request.prompts) * request.group_size
-        is_drafted = request.guesses is not None  # then a row reads many tokens
-        with nullcontext() if is_drafted else decoding(self.policy.causal, completions):
-            written = self._decode(rows, request, drafting, room)
+        written = self._decode(rows, request, drafting, room)
         if self.step and not all(math.isfinite(sum(values)) for _, values in written):
             self.policy.events.append(
                 "the captured decode step gave numbers that are not finite: this rollout was "
