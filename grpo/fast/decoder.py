@@ -28,7 +28,7 @@ from grpo.fast.cuda_layers import MAX_TOKENS, WIDTH, Capacity, CudaLayers, Decod
 from grpo.fast.speculative import LENGTHS, SHORT, Costs, Drafter, DraftPlans
 from grpo.model.check import probe_adapters, probe_tokens
 from grpo.model.policy import Policy
-from grpo.rollout.generate import Drafting, RolloutRequest, Written
+from grpo.rollout.generate import RolloutRequest, Written
 from grpo.rollout.sampling import choose, uniform
 
 BURST = 8  # tokens a row between two checks for finished rows
@@ -64,40 +64,36 @@ class FastDecoder:
             return CudaRows(self.step, request, room)
         return EagerRows(self.policy, request, room)
 
-    def room(self, request: RolloutRequest, drafting: Drafting | None) -> int:
+    def room(self, request: RolloutRequest) -> int:
         """Return the room for the tokens of a completion, and for drafts beyond its budget."""
-        return max(request.budgets) + _longest_draft(request, drafting) + 1
+        return max(request.budgets) + _longest_draft(request) + 1
 
     @torch.no_grad()
-    def decode(self, request: RolloutRequest, drafting: Drafting | None = None) -> Written:
+    def decode(self, request: RolloutRequest) -> Written:
         """Return the tokens of each completion, and their log-probabilities.
 
         Should the captured step write a log-probability that is not finite, the rollout is repeated
         without it: the same uniform numbers draw the same tokens, up to rounding.
         """
-        room = self.room(request, drafting)
-        rows = self.rows(request, room)
-        written = self._decode(rows, request, drafting, room)
+        room = self.room(request)
+        written = self._decode(self.rows(request, room), request, room)
         if self.step and not all(math.isfinite(sum(values)) for _, values in written):
             self.policy.events.append(
                 "the captured decode step gave numbers that are not finite: this rollout was "
                 "repeated without it"
             )
-            rows = EagerRows(self.policy, request, room)
-            written = self._decode(rows, request, drafting, room)
+            written = self._decode(EagerRows(self.policy, request, room), request, room)
         return written
 
-    def _decode(
-        self, decoder: Any, request: RolloutRequest, drafting: Drafting | None, room: int
-    ) -> Written:
+    def _decode(self, decoder: Any, request: RolloutRequest, room: int) -> Written:
         policy, G = self.policy, request.group_size
         C = len(request.prompts) * G
 
         drafter = None
-        if request.guesses is not None and drafting is not None and drafting.fixed != 0:
+        if request.is_drafted:
             guesses = [guess for guess in request.guesses for _ in range(G)]
             plans = DraftPlans(policy, guesses, room, request.answers)
-            drafter = Drafter(decoder, plans, drafting, _longest_draft(request, drafting))
+            drafter = Drafter(decoder, plans, request.drafting, _longest_draft(request))
 
         tokens = torch.zeros(C, room, dtype=torch.long)
         logprobs = torch.zeros(tokens.shape)
@@ -139,10 +135,9 @@ class FastDecoder:
         ]
 
 
-def _longest_draft(request: RolloutRequest, drafting: Drafting | None) -> int:
+def _longest_draft(request: RolloutRequest) -> int:
     """Return the largest number of tokens that one pass may draft."""
-    is_drafted = request.guesses is not None and drafting is not None and drafting.fixed != 0
-    most = max(request.budgets) if is_drafted else 0
+    most = max(request.budgets) if request.is_drafted else 0
     return max(k for k in LENGTHS if k <= max(SHORT, most))
 
 

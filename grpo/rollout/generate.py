@@ -9,7 +9,7 @@ Shapes: P prompts, G completions each, C completions that are still being writte
 import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -35,48 +35,10 @@ Written = list[tuple[list[int], list[float]]]
 IsEnough = Callable[[Sequence[int]], bool]
 
 
-@dataclass(frozen=True)
-class RolloutRequest:
-    """P prompts to be answered, with the same number G of completions each.
-
-    E.g. two greedy completions of a prompt: ``RolloutRequest([(5, 8)], [[1, 2]], 0.0, [32])``.
-    """
-
-    prompts: Sequence[tuple[int, ...]]  # token ids
-    keys: Sequence[Sequence[int]]  # (P, G), see `sampling.sample_key`
-    temperature: float  # 0 is greedy
-    budgets: Sequence[int]  # the most new tokens of a completion
-    truncate: Callable | None = None  # cuts the distribution, see `sampling.truncation`
-    guesses: Sequence[Guess] | None = None  # what is drafted from; None for no drafts
-    answers: Sequence[Sequence[int]] = ()  # the right ones, which are drafted first
-    is_enough: Sequence[IsEnough | None] | None = None  # None: everything is scored
-
-    @property
-    def group_size(self) -> int:
-        """The number of completions of each prompt, G."""
-        return len(self.keys[0])
-
-    @property
-    def flat(self) -> tuple[Tensor, Tensor]:
-        """The sample keys and budgets of all completions, (P * G,) each."""
-        keys = torch.tensor([key for group in self.keys for key in group])
-        return keys, torch.tensor(self.budgets).repeat_interleave(self.group_size)
-
-    def ends_at(self, c: int, tokens: Sequence[int]) -> bool:
-        """Return whether nothing after the `tokens` of completion `c` is scored."""
-        is_enough = self.is_enough[c // self.group_size] if self.is_enough else None
-        return is_enough is not None and is_enough(tokens)
-
-    def of(self, prompts: Sequence[int]) -> "RolloutRequest":
-        """Return the request for some of the prompts."""
-        by_prompt = ("prompts", "keys", "budgets", "guesses", "answers", "is_enough")
-        given = {name: x for name in by_prompt if (x := getattr(self, name))}
-        chosen: dict[str, Any] = {name: [x[p] for p in prompts] for name, x in given.items()}
-        return replace(self, **chosen)
-
-
 class Drafting(Resumable):
-    """How often drafted tokens are accepted, which decides how much `grpo.fast` drafts."""
+    """How often drafted tokens are accepted, which decides how much `grpo.fast` drafts. A rollout
+    adds what it has seen.
+    """
 
     STATE = ("matched", "rejected")
 
@@ -124,6 +86,52 @@ class Drafting(Resumable):
         self.matched, self.rejected = (sum(each) / len(each) for each in zip(*counts, strict=True))
 
 
+@dataclass(frozen=True)
+class RolloutRequest:
+    """P prompts to be answered, with the same number G of completions each.
+
+    E.g. two greedy completions of a prompt: ``RolloutRequest([(5, 8)], [[1, 2]], 0.0, [32])``.
+    """
+
+    prompts: Sequence[tuple[int, ...]]  # token ids
+    keys: Sequence[Sequence[int]]  # (P, G), see `sampling.sample_key`
+    temperature: float  # 0 is greedy
+    budgets: Sequence[int]  # the most new tokens of a completion
+    truncate: Callable | None = None  # cuts the distribution, see `sampling.truncation`
+    guesses: Sequence[Guess] = ()  # what is drafted from; () for no drafts
+    drafting: Drafting = field(default_factory=Drafting)  # how much is drafted
+    answers: Sequence[Sequence[int]] = ()  # the right ones, which are drafted first
+    is_enough: Sequence[IsEnough | None] | None = None  # None: everything is scored
+
+    @property
+    def group_size(self) -> int:
+        """The number of completions of each prompt, G."""
+        return len(self.keys[0])
+
+    @property
+    def flat(self) -> tuple[Tensor, Tensor]:
+        """The sample keys and budgets of all completions, (P * G,) each."""
+        keys = torch.tensor([key for group in self.keys for key in group])
+        return keys, torch.tensor(self.budgets).repeat_interleave(self.group_size)
+
+    @property
+    def is_drafted(self) -> bool:
+        """Whether a decoder that can do so drafts tokens."""
+        return bool(self.guesses) and self.drafting.fixed != 0
+
+    def ends_at(self, c: int, tokens: Sequence[int]) -> bool:
+        """Return whether nothing after the `tokens` of completion `c` is scored."""
+        is_enough = self.is_enough[c // self.group_size] if self.is_enough else None
+        return is_enough is not None and is_enough(tokens)
+
+    def of(self, prompts: Sequence[int]) -> "RolloutRequest":
+        """Return the request for some of the prompts."""
+        by_prompt = ("prompts", "keys", "budgets", "guesses", "answers", "is_enough")
+        given = {name: x for name in by_prompt if (x := getattr(self, name))}
+        chosen: dict[str, Any] = {name: [x[p] for p in prompts] for name, x in given.items()}
+        return replace(self, **chosen)
+
+
 class PlainDecoder:
     """The decoder for every model and device: one token a step, see `grpo.model.rows`."""
 
@@ -131,7 +139,7 @@ class PlainDecoder:
         self.policy = policy
 
     @torch.no_grad()
-    def decode(self, request: RolloutRequest, drafting: Drafting | None = None) -> Written:
+    def decode(self, request: RolloutRequest) -> Written:
         """Return the tokens of each completion, and their log-probabilities."""
         lots: dict[int, list[int]] = {}  # of prompts that are answered together
         for p, prompt in enumerate(request.prompts):
@@ -174,7 +182,7 @@ class PlainDecoder:
             place += 1
             rows.go_on(stay, torch.tensor(tokens)[stay])
 
-    def room(self, request: RolloutRequest, drafting: Drafting | None) -> int:
+    def room(self, request: RolloutRequest) -> int:
         """Return for how many tokens of a row, its prompt included, there must be memory."""
         return max(map(len, request.prompts)) + max(request.budgets)
 
@@ -188,8 +196,8 @@ def sample_groups(
     keys: Sequence[Sequence[int]],
     temperature: float,
     budgets: Sequence[int],
+    drafting: Drafting,
     truncate: Callable | None = None,
-    drafting: Drafting | None = None,
     stops_early: bool = False,
     engine: Any = None,
 ) -> list[Group]:
@@ -206,11 +214,12 @@ def sample_groups(
         temperature,
         budgets,
         truncate,
-        guesses if any(guesses) else None,
+        guesses if any(guesses) else (),
+        drafting,
         [policy.answer_tokens(problem) for problem in problems] if any(guesses) else (),
         is_enough=tests_of_enough(policy, task, problems, stops_early),
     )
-    answers = generate(policy, request, drafting, engine)
+    answers = generate(policy, request, engine)
     return [
         Group(
             index,
@@ -227,20 +236,17 @@ def sample_groups(
     ]
 
 
-def generate(
-    policy: Policy, request: RolloutRequest, drafting: Drafting | None = None, engine: Any = None
-) -> Completions:
+def generate(policy: Policy, request: RolloutRequest, engine: Any = None) -> Completions:
     """Return the completions of each prompt, in order; those of an `engine` if there is one.
 
-    `drafting` decides how much is drafted, and learns from what is accepted; without it nothing is
-    drafted. If a GPU has too little memory for all prompts at once, they are answered in several
+    If a GPU has too little memory for all prompts at once, they are answered in several
     batches. Raises FloatingPointError if a token was drawn from a distribution that is not finite.
     """
     if engine:
         return _completions(policy, request, engine.decode(request))
 
     decoder = policy.decoder or PlainDecoder(policy)
-    longest, room = max(map(len, request.prompts)), decoder.room(request, drafting)
+    longest, room = max(map(len, request.prompts)), decoder.room(request)
     G = request.group_size
 
     answers: Completions = []
@@ -250,7 +256,7 @@ def generate(
         at_once = max(1, int(min(at_once, policy.rollout_tokens / (G * room))))
         batch = request.of(range(start, min(start + at_once, len(request.prompts))))
         try:
-            written = decoder.decode(batch, drafting)
+            written = decoder.decode(batch)
         except RuntimeError as error:
             if not lacks_memory(error):
                 raise

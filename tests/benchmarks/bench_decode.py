@@ -165,18 +165,18 @@ class Size:
     prompt: int
 
 
-def rollout(policy: Policy, size: Size, repeats: int = 2, guesses=None, drafting=None):
+def rollout(policy: Policy, size: Size, repeats: int = 2, **drafts):
     """Return the least time of a whole rollout, and its completions."""
     P = size.P
     rng = random.Random(0)
     prompts = [tuple(rng.choices(range(1000), k=size.prompt)) for _ in range(P)]
     keys = [[rng.getrandbits(62) for _ in range(size.G)] for _ in range(P)]
-    request = RolloutRequest(prompts, keys, 1.0, [size.new] * P, guesses=guesses)
+    request = RolloutRequest(prompts, keys, 1.0, [size.new] * P, **drafts)
     times = []
     for _ in range(repeats + 1):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        answers = generate(policy, request, drafting)
+        answers = generate(policy, request)
         torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     return times[0], min(times[1:]), answers

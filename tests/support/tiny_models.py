@@ -75,7 +75,6 @@ def rollout(policy, prompts=PROMPTS, samples=4, budget=24, temperature=1.0, **se
     keys = [
         [sample_key(0, 1, prompt, sample, 0) for sample in range(samples)] for prompt in prompts
     ]
-    drafting = settings.pop("drafting", None)
     request = RolloutRequest(
         ids,
         keys=keys,
@@ -83,7 +82,7 @@ def rollout(policy, prompts=PROMPTS, samples=4, budget=24, temperature=1.0, **se
         budgets=[budget] * len(ids),
         **settings,
     )
-    return ids, generate(policy, request, drafting)
+    return ids, generate(policy, request)
 
 
 @torch.no_grad()

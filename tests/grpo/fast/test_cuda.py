@@ -251,8 +251,8 @@ def test_drafted_bfloat16_samples_have_the_distribution_of_undrafted_ones(tmp_pa
                     temperature=0.3,
                     budgets=[places],
                     guesses=[str],
+                    drafting=drafting,
                 ),
-                drafting,
             )[0]
         ]
         return torch.tensor([answer.tokens for answer in answers]), drafting

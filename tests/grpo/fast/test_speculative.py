@@ -215,9 +215,10 @@ def test_rows_are_planned_again_while_the_next_pass_runs(builtin, monkeypatch):
         rest = words[len(so_far.split()) - ("cat" in so_far) :]
         return " " * bool(so_far) + " ".join(rest)
 
-    drafting = Drafting(15)
-    request = RolloutRequest([(1, 2)], [[1, 2, 3, 4]], 1.0, [len(text)], guesses=[guess])
-    (answers,) = generate(builtin, request, drafting)
+    request = RolloutRequest(
+        [(1, 2)], [[1, 2, 3, 4]], 1.0, [len(text)], None, [guess], Drafting(15)
+    )
+    (answers,) = generate(builtin, request)
     assert [list(answer.tokens) for answer in answers] == [text] * 4
     assert planned_in[0] is False and planned_in[-1] is True
     assert decoder.passes < 16
@@ -233,8 +234,8 @@ def test_a_long_guess_is_drafted_in_every_pass(builtin, monkeypatch, meanwhile):
     def guess(written):
         return words[1 + len(written.lstrip()) :] if written.strip() else words
 
-    request = RolloutRequest([(1, 2)], [[1]], 1.0, [len(text)], guesses=[guess])
-    generate(builtin, request, Drafting(15))
+    request = RolloutRequest([(1, 2)], [[1]], 1.0, [len(text)], None, [guess], Drafting(15))
+    generate(builtin, request)
     assert decoder.passes == 1 + math.ceil((len(text) - 1) / 16)
 
 

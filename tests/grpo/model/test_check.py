@@ -185,15 +185,15 @@ def tokens(count, seed=1):
     return tuple(drawn.tolist())
 
 
-def sampled(policy, prompts, budgets, guesses=None, drafting=None):
+def sampled(policy, prompts, budgets, **drafts):
     request = RolloutRequest(
         prompts,
         keys=[[number] for number in range(len(prompts))],
         temperature=1.0,
         budgets=budgets,
-        guesses=guesses,
+        **drafts,
     )
-    return [completion for (completion,) in generate(policy, request, drafting)]
+    return [completion for (completion,) in generate(policy, request)]
 
 
 def test_a_window_is_the_context_and_only_what_outgrows_it_is_refused(tmp_path):
@@ -209,7 +209,8 @@ def test_a_window_is_the_context_and_only_what_outgrows_it_is_refused(tmp_path):
 
     plain = sampled(policy, [long], [12])
     right = policy.decode(plain[0].tokens)
-    drafted = sampled(policy, [long], [12], [lambda text: right * 5], Drafting(7))
+    drafts = dict(guesses=[lambda text: right * 5], drafting=Drafting(7))
+    drafted = sampled(policy, [long], [12], **drafts)
     assert drafted[0].tokens == plain[0].tokens
 
     with pytest.raises(UserError, match="window is 64 tokens, but prompt and completion have 65"):

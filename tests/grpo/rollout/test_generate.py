@@ -233,12 +233,12 @@ def short_of_memory(policy, monkeypatch, most):
     """Let rollouts of more than `most` prompts fail; return the numbers of prompts tried."""
     plain, tried = policy.decoder.decode, []
 
-    def hungry(request, drafting):
+    def hungry(request):
         tried.append(len(request.prompts))
         assert len(tried) < 20, "it is tried for ever"
         if len(request.prompts) > most:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return plain(request, drafting)
+        return plain(request)
 
     monkeypatch.setattr(policy.decoder, "decode", hungry)
     return tried
