@@ -19,7 +19,7 @@ Shapes: queries (N, H, D), keys and values (N, K, D), log-sum-exps (N, H). N is 
 queries or of keys.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, cached_property
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -316,11 +316,8 @@ def attend(
     query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Return the attention (N, H, D) within `segments`, and its log-sum-exps (N, H)."""
-    if _has_flash_kernel(query):
-        return _flash(query, key, value, segments, scale)
-    if query.is_cuda:
-        return _efficient(query, key, value, segments, scale)
-    return _padded(query, key, value, segments, scale)
+    forward, _ = _kernels_for(query)
+    return forward(query, key, value, segments, scale)
 
 
 def attend_backward(
@@ -331,12 +328,17 @@ def attend_backward(
     `attention` holds queries, keys, values, output and log-sum-exps. The latter two may be those of
     a softmax over more keys. The gradients are then exactly the share of the given keys.
     """
-    query = attention[0]
-    if _has_flash_kernel(query):
-        return _flash_backward(gradient, attention, segments, scale)
-    if query.is_cuda:
-        return _efficient_backward(gradient, attention, segments, scale)
-    return _padded_backward(gradient, attention, segments, scale)
+    _, backward = _kernels_for(attention[0])
+    return backward(gradient, attention, segments, scale)
+
+
+def _kernels_for(query: Tensor) -> tuple[Callable, Callable]:
+    """Return what computes the attention of queries of this kind, and what its gradients."""
+    if not query.is_cuda:
+        return _padded, _padded_backward
+    if query.dtype in (torch.float16, torch.bfloat16):
+        return _flash, _flash_backward
+    return _efficient, _efficient_backward
 
 
 def merge_lse(
@@ -350,10 +352,6 @@ def merge_lse(
 
 
 # FlashAttention, on a GPU in half precision
-
-
-def _has_flash_kernel(query: Tensor) -> bool:
-    return query.is_cuda and query.dtype in (torch.float16, torch.bfloat16)
 
 
 def _flash(
