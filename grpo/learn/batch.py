@@ -18,11 +18,11 @@ common (see `PaddedBatch.distinct`); N tokens, n of a chunk; V vocabulary; E hid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from grpo.learn.loss import token_weights
@@ -153,9 +153,7 @@ def _micro_batch(bundle: list[list[_Row]], device: torch.device) -> MicroBatch:
     def of_rows(values: list, dtype: torch.dtype | None = None) -> Tensor:
         """Return one value a row (R,), or a list of them a row (R, T) with 0 at padding."""
         if isinstance(values[0], Sequence):
-            flat = torch.tensor(list(chain.from_iterable(values)))
-            padded = flat.new_zeros(mask_RT.shape).masked_scatter_(mask_RT, flat)
-            return to_device(padded, device)
+            return to_device(pad_sequence([*map(torch.tensor, values)], batch_first=True), device)
         return to_device(torch.tensor(values, dtype=dtype), device)
 
     sampled = [not completion.is_demonstration for completion in completions]

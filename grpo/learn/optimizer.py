@@ -186,14 +186,11 @@ class Optimizer:
         if self.sharding:
             for entry in state.values():
                 for kind, value in entry.items():
-                    entry[kind] = self._on_rank0(value)
+                    gathered = whole(value)
+                    if self.ranks.is_rank0:  # a copy: the next step changes what was whole already
+                        entry[kind] = gathered.to("cpu", copy=True)
         scale = {"factor": self.loss_scale, "steps": self.steps_at_scale}
         return {"state": state, "loss_scale": scale}
-
-    def _on_rank0(self, value: Tensor) -> Tensor:
-        gathered = whole(value)
-        # On a CPU the counts of steps are whole already, and the next step changes them.
-        return gathered.to("cpu", copy=True) if self.ranks.is_rank0 else value
 
     @torch.no_grad()
     def load_state_dict(self, saved: dict[str, Any]) -> None:
