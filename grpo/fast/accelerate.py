@@ -34,9 +34,7 @@ from grpo.model.check import (
     cause_of,
     context_of,
     distance,
-    has_low_precision,
     is_rounding,
-    logprobs_of,
     probe_adapters,
     update_distance,
 )
@@ -610,5 +608,4 @@ def rollout_distance(policy: Policy, forward: FastForward, probe: Probe) -> floa
         hidden_RTE = forward.extend(tokens_RT.to(device), cache)
         found += [hidden_RTE[row, :count] for row, count in enumerate(accepted)]
 
-    logprobs = logprobs_of(policy.logits(torch.cat(found)))
-    return distance(logprobs, torch.stack(wanted), has_low_precision(policy.causal))
+    return distance(policy, policy.logits(torch.cat(found)), torch.stack(wanted))

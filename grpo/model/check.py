@@ -32,8 +32,7 @@ MEASURED_SIZE = 576
 
 def text_config(config: Any) -> Any:
     """Return the configuration of the language model, which may be a part of a larger one's."""
-    whole = getattr(config, "get_text_config", None)
-    return whole(decoder=True) if whole else config
+    return config.get_text_config(decoder=True)
 
 
 def context_of(config: Any, supports_windows: bool = True) -> tuple[int, str]:
@@ -339,9 +338,8 @@ def whole_head(policy: Any, probe: Probe) -> WholeHead | None:
 def update_distance(policy: Any, forward: Any, probe: Probe) -> float:
     """Return the distance from the expected log-probabilities in a micro-batch of `forward`."""
     batch = forward.pack(probe.prompts, probe.completions)
-    found = logprobs_of(policy.head(batch.of_tokens(forward.predict(batch))))
-    wanted = torch.cat([each[:-1] for each in probe.expected])
-    return distance(found, wanted, has_low_precision(policy.causal))
+    logits = policy.head(batch.of_tokens(forward.predict(batch)))
+    return distance(policy, logits, torch.cat([each[:-1] for each in probe.expected]))
 
 
 def is_rounding(policy: Any, difference: float, probe: Probe) -> bool:
@@ -359,13 +357,13 @@ def own_rounding(policy: Any, probe: Probe) -> float:
     """Return the distance that one rounding explains: in float32 the part of it in what a NUDGE to
     the embeddings changes, else what another attention implementation does; 0 if there is none.
     """
-    model, low_precision = policy.causal, has_low_precision(policy.causal)
+    model, is_low = policy.causal, has_low_precision(policy.causal)
     before = model.config._attn_implementation
     hook = None
     other = "sdpa" if probe.attention == "eager" else "eager"
     try:
-        model.set_attn_implementation(other if low_precision else probe.attention)
-        if not low_precision:
+        model.set_attn_implementation(other if is_low else probe.attention)
+        if not is_low:
             hook = model.get_input_embeddings().register_forward_hook(_nudge)
         moved = probe_of(policy)
     except Exception as error:  # the model may have no other, or one that cannot be run
@@ -376,8 +374,8 @@ def own_rounding(policy: Any, probe: Probe) -> float:
         if hook:
             hook.remove()
         model.set_attn_implementation(before)
-    moved_by = distance(torch.cat(moved.expected), torch.cat(probe.expected), low_precision)
-    return moved_by if low_precision else moved_by / NUDGE_ROUNDINGS
+    moved_by = distance(policy, torch.cat(moved.expected), torch.cat(probe.expected))
+    return moved_by if is_low else moved_by / NUDGE_ROUNDINGS
 
 
 def _nudge(module: Any, inputs: Any, embedded: Tensor) -> Tensor:
@@ -396,16 +394,16 @@ def logprobs_of(logits: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32)).log_softmax(-1)
 
 
-def distance(found_NV: Tensor, expected_NV: Tensor, low_precision: bool) -> float:
-    """Return the distance between two sets of log-probabilities.
+def distance(policy: Any, logits_NV: Tensor, expected_NV: Tensor) -> float:
+    """Return the distance of the log-softmax of logits from log-probabilities.
 
     In float32 it is the mean absolute difference over the vocabulary, in nats, at the worst token.
-    In `low_precision` it is the mean absolute deviation of the differences over the vocabulary,
+    In low precision it is the mean absolute deviation of the differences over the vocabulary,
     divided by that of the expected log-probabilities, at the median token: a single token may
     differ by more, where rounding makes a router choose another expert.
     """
-    difference_NV = found_NV - expected_NV
-    if not low_precision:
+    difference_NV = logprobs_of(logits_NV) - expected_NV
+    if not has_low_precision(policy.causal):
         return difference_NV.abs().mean(-1).max().item()
 
     # Rounding of the largest logit (from 16 on bfloat16 has only multiples of 1/8) moves the

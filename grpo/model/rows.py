@@ -19,9 +19,7 @@ from grpo.data.errors import lacks_memory
 from grpo.model.check import (
     Probe,
     distance,
-    has_low_precision,
     is_rounding,
-    logprobs_of,
     own_rounding,
     probe_adapters,
     text_config,
@@ -172,11 +170,7 @@ def rows_distance(policy: Any, kind: type[CachedRows], probe: Probe) -> float:
 
     # Each prompt by itself: a distance in low precision is that of the median token.
     distances = [
-        distance(
-            logprobs_of(torch.stack(found[c] + found[c + 1])),
-            torch.cat(probe.expected[c : c + 2]),
-            has_low_precision(policy.causal),
-        )
+        distance(policy, torch.stack(found[c] + found[c + 1]), torch.cat(probe.expected[c : c + 2]))
         for c in (0, 2)
     ]
     return torch.tensor(distances).max().item()  # NaN if either is

@@ -17,6 +17,7 @@ from transformers import (
     LlamaConfig,
     MistralConfig,
     MptConfig,
+    PretrainedConfig,
     Qwen2Config,
 )
 
@@ -56,14 +57,18 @@ def test_the_probe_is_the_same_each_time_and_of_valid_tokens():
 
 
 def test_differences_by_hand():
-    expected = torch.tensor([[0.0, 2.0], [1.0, 3.0]])
-    found = torch.tensor([[0.1, 2.0], [1.3, 3.3]])
-    assert distance(found, expected, False) == pytest.approx(0.3)  # 0.05 and 0.3: the worst
+    found = torch.tensor([[0.1, 2.0], [1.3, 3.3]]).log_softmax(-1)
+    added = torch.tensor([[0.1, 0.0], [0.3, 0.3]])
+    exact, half = (
+        SimpleNamespace(causal=SimpleNamespace(dtype=dtype))
+        for dtype in (torch.float32, torch.bfloat16)
+    )
+    assert distance(exact, found, found - added) == pytest.approx(0.3)  # 0.05 and 0.3: the worst
     # Less what is common to a place: 0.05 and 0. The deviations are 1.
-    assert distance(found[:1], expected[:1], True) == pytest.approx(0.05)
-    assert distance(found[1:], expected[1:], True) == pytest.approx(0.0, abs=1e-6)
-    for low_precision, tolerance in ((False, FLOAT32_TOLERANCE), (True, LOW_PRECISION_TOLERANCE)):
-        assert not distance(found * torch.nan, expected, low_precision) <= tolerance
+    assert distance(half, found[:1], (found - added)[:1]) == pytest.approx(0.05)
+    assert distance(half, found[1:], (found - added)[1:]) == pytest.approx(0.0, abs=1e-6)
+    for policy, tolerance in ((exact, FLOAT32_TOLERANCE), (half, LOW_PRECISION_TOLERANCE)):
+        assert not distance(policy, found * torch.nan, found) <= tolerance
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -166,7 +171,7 @@ LONGROPE = {
             512,
         ),
         (LlamaConfig(**SHAPE, head_dim=32, rope_parameters=LONGROPE), 32, 32),
-        (SimpleNamespace(), NO_CONTEXT_LIMIT, NO_CONTEXT_LIMIT),
+        (PretrainedConfig(), NO_CONTEXT_LIMIT, NO_CONTEXT_LIMIT),
     ],
 )
 def test_the_context_is_the_shortest_limit(config, tokens, with_windows):
