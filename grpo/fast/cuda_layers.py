@@ -10,7 +10,6 @@ Shapes: P prompts, R rows, T tokens of each, M = R * T; E hidden size, H query h
 Q = H / K, D head size.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -70,23 +69,17 @@ class DecodeMemory:
 
     def __init__(self, fast: FastLlama, capacity: Capacity, device: torch.device):
         self.capacity = capacity
-        rows, prompts = capacity.rows, capacity.prompts
-        prompt_room, row_room = capacity.prompt_room, capacity.row_room
-        dtype = fast.embedding.weight.dtype
-        blocks = len(fast.blocks)
+        rows, prompts, prompt_room, row_room = capacity
+        weight, blocks = fast.embedding.weight, len(fast.blocks)
 
         # Keys and values (2) of each layer.
-        self.row_cache = torch.zeros(
-            blocks, 2, rows, fast.K, row_room, fast.D, dtype=dtype, device=device
-        )
-        self.prompt_cache = torch.zeros(
-            blocks, 2, prompts, fast.K, prompt_room, fast.D, dtype=dtype, device=device
-        )
+        self.row_cache = weight.new_zeros(blocks, 2, rows, fast.K, row_room, fast.D)
+        self.prompt_cache = weight.new_zeros(blocks, 2, prompts, fast.K, prompt_room, fast.D)
         self.prompt_lengths = torch.zeros(prompts, dtype=torch.int32, device=device)
 
         # The angles of every position (positions, D / 2).
         positions = torch.arange(prompt_room + row_room, device=device)[None]
-        cos, sin = fast.rotary(fast.embedding.weight[:1], positions)
+        cos, sin = fast.rotary(weight[:1], positions)
         self.cos = cos[0, :, : fast.D // 2].contiguous()
         self.sin = sin[0, :, : fast.D // 2].contiguous()
 
@@ -117,31 +110,59 @@ def multiply(x_MI: Tensor, linear: MergedLinear) -> Product:
     return x_MI @ linear.padded.t(), linear
 
 
-@dataclass(frozen=True)
 class AttentionPlan:
     """How the attention of one pass is divided among programs (see `kernels.attend`)."""
 
-    tiles: int
-    prompt_split: int  # keys of a prompt that a program reads
-    row_split: int  # keys of a row that a program reads
-    prompt_splits: int
-    splits: int  # of prompt and row together
-    prompt_queries: int  # of a program
-    row_queries: int
-    programs: int
+    def __init__(self, layers: "CudaLayers", R: int, T: int, tiles: int, capacity: Capacity):
+        self.tiles = tiles
+
+        # The keys of a prompt, and of a row, that a program reads. Many splits take long to
+        # combine, but few tokens make few programs, and the GPU has processors to fill. Measured on
+        # an H100 and an H200.
+        M = R * T
+        if M <= 16:
+            self.prompt_split, self.row_split = 128, 256
+        elif M < 64:
+            self.prompt_split, self.row_split = 256, 256
+        else:
+            self.prompt_split, self.row_split = 512, 1024
+        if capacity.prompt_room <= 128:
+            self.prompt_split = 64
+        self.prompt_splits = -(-capacity.prompt_room // self.prompt_split)
+        row_splits = -(-capacity.row_room // self.row_split)
+        self.splits = self.prompt_splits + row_splits  # of prompt and row together
+
+        # A program's queries are a power of two, and at least 16 for the tensor cores.
+        def queries(tokens: int) -> int:
+            return max(16, 1 << (tokens * layers.Q - 1).bit_length())
+
+        self.prompt_queries = queries(layers.tile_tokens(T))
+        self.row_queries = queries(min(T, max(1, 64 // layers.Q)))
+        parts_of_row = -(-T // (self.row_queries // layers.Q))
+        self.programs = layers.K * (tiles * self.prompt_splits + R * row_splits * parts_of_row)
 
 
-class PassBuffers(NamedTuple):
-    """Intermediate results of one pass, which all layers use in turn."""
+class PassBuffers:
+    """Intermediate results of one pass, which the kernels write, in all layers in turn."""
 
-    residual_ME: Tensor
-    weighted_ME: Tensor  # the residual stream times the weight of the next norm
-    squares_MB: Tensor  # its sums of squares
-    query_MHD: Tensor
-    attended: Tensor  # (M, H * D)
-    maxima: Tensor  # partial results of the attention, see `kernels.attention`
-    sums: Tensor
-    outputs: Tensor
+    def __init__(self, x_ME: Tensor, H: int, D: int, splits: int):
+        M, E = x_ME.shape
+
+        def floats(*size: int) -> Tensor:
+            return torch.empty(size, dtype=torch.float32, device=x_ME.device)
+
+        # The residual stream, that times the weight of the next norm, and its sums of squares.
+        self.residual_ME = x_ME
+        self.weighted_ME = torch.empty_like(x_ME)
+        self.squares_MB = floats(M, -(-E // BLOCK))
+
+        self.query_MHD = x_ME.new_empty(M, H, D)
+        self.attended = x_ME.new_empty(M, H * D)
+
+        # Partial results of the attention, see `kernels.attend`.
+        self.maxima = floats(M, H, splits)
+        self.sums = floats(M, H, splits)
+        self.outputs = floats(M, H, splits, D)
 
 
 class CudaLayers:
@@ -168,10 +189,10 @@ class CudaLayers:
 
         Their keys and values are appended to the rows' caches.
         """
-        plan = self._attention_plan(R, T, tiles, memory)
+        plan = AttentionPlan(self, R, T, tiles, memory.capacity)
         tokens_M = memory.feed[:R, :T].reshape(R * T)
         x_ME = functional.embedding(tokens_M, self.fast.embedding.weight)
-        buffers = self._buffers(x_ME, plan)
+        buffers = PassBuffers(x_ME, self.H, self.D, plan.splits)
 
         product = None  # of the layer before, which the next norm's kernel adds to x
         for i, block in enumerate(self.fast.blocks):
@@ -185,57 +206,6 @@ class CudaLayers:
         norm = self.fast.final_norm
         self._add(product, norm, buffers)
         return functional.rms_norm(x_ME, (self.E,), norm.weight, norm.variance_epsilon)
-
-    def _attention_plan(self, R: int, T: int, tiles: int, memory: DecodeMemory) -> AttentionPlan:
-        """Return how the keys are divided into splits, and the tokens into programs."""
-        # Many splits take long to combine, but few tokens make few programs, and the GPU has
-        # processors to fill. Measured on an H100 and an H200.
-        M = R * T
-        if M <= 16:
-            prompt_split, row_split = 128, 256
-        elif M < 64:
-            prompt_split, row_split = 256, 256
-        else:
-            prompt_split, row_split = 512, 1024
-        if memory.capacity.prompt_room <= 128:
-            prompt_split = 64
-        prompt_splits = -(-memory.capacity.prompt_room // prompt_split)
-        row_splits = -(-memory.capacity.row_room // row_split)
-
-        # A program's queries are a power of two, and at least 16 for the tensor cores.
-        def queries(tokens: int) -> int:
-            return max(16, 1 << (tokens * self.Q - 1).bit_length())
-
-        row_queries = queries(min(T, max(1, 64 // self.Q)))
-        parts_of_row = -(-T // (row_queries // self.Q))
-        return AttentionPlan(
-            tiles=tiles,
-            prompt_split=prompt_split,
-            row_split=row_split,
-            prompt_splits=prompt_splits,
-            splits=prompt_splits + row_splits,
-            prompt_queries=queries(self.tile_tokens(T)),
-            row_queries=row_queries,
-            programs=self.K * (tiles * prompt_splits + R * row_splits * parts_of_row),
-        )
-
-    def _buffers(self, x_ME: Tensor, plan: AttentionPlan) -> PassBuffers:
-        """Return the tensors that the kernels of a forward pass write."""
-        M, H, D = len(x_ME), self.H, self.D
-
-        def floats(*size: int) -> Tensor:
-            return torch.empty(size, dtype=torch.float32, device=x_ME.device)
-
-        return PassBuffers(
-            residual_ME=x_ME,
-            weighted_ME=torch.empty_like(x_ME),
-            squares_MB=floats(M, -(-self.E // BLOCK)),
-            query_MHD=x_ME.new_empty(M, H, D),
-            attended=x_ME.new_empty(M, H * D),
-            maxima=floats(M, H, plan.splits),
-            sums=floats(M, H, plan.splits),
-            outputs=floats(M, H, plan.splits, D),
-        )
 
     def _add(self, product: Product | None, norm: nn.Module, buffers: PassBuffers) -> None:
         """Add a product to the residual stream, and begin the norm of the sum."""
@@ -254,12 +224,7 @@ class CudaLayers:
         )  # fmt: skip
 
     def _attention(
-        self,
-        i: int,
-        T: int,
-        plan: AttentionPlan,
-        memory: DecodeMemory,
-        buffers: PassBuffers,
+        self, i: int, T: int, plan: AttentionPlan, memory: DecodeMemory, buffers: PassBuffers
     ) -> None:
         """Compute the attention of layer `i`, up to its output projection, into `attended`."""
         self._rotate_and_store(i, T, memory, buffers)
