@@ -12,9 +12,8 @@ whose log-probabilities are the model's own is taken; if there is none, its own 
 """
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from typing import Any
 
 import torch
@@ -429,23 +428,12 @@ class FastForward(PlainForward):
         if self.llama:
             self.llama.refresh()
 
-        new = dict(enumerate(prompts))
-        passes: list[tuple[list[int], Callable[[], tuple[Tensor, PrefixCache]]]] = []
-        for read in self.kept:
-            places = {p: found for p, prompt in new.items() if (found := read.places(prompt))}
-            new = {p: prompt for p, prompt in new.items() if p not in places}
-            if places:
-                passes.append(([*places], partial(read.prefill, [*places.values()])))
-        for part in _of_like_length(new):
-            passes.append((part, partial(self._together, [new[p] for p in part])))
-        if len(passes) == 1:
-            return passes[0][1]()
-
         lengths_P = torch.tensor([len(prompt) for prompt in prompts], device=self.policy.device)
-        cache = PrefixCache(lengths_P, int(lengths_P.max()))
+        cache = PrefixCache(lengths_P, max(map(len, prompts)))
         hidden: dict[int, Tensor] = {}  # of the last token, by prompt
-        for part, run in passes:
-            hidden_PE, own = run()
+        for part, hidden_PE, own in self._passes(prompts):
+            if len(part) == len(prompts):
+                return hidden_PE, own
             hidden |= zip(part, hidden_PE)
             for layer, tensors in own.prompt.items():
                 if layer not in cache.prompt:
@@ -455,6 +443,19 @@ class FastForward(PlainForward):
                 for whole, of_part in zip(cache.prompt[layer], tensors):
                     whole[part, :, : of_part.shape[2]] = of_part
         return torch.stack([hidden[p] for p in range(len(prompts))]), cache
+
+    def _passes(
+        self, prompts: Sequence[tuple[int, ...]]
+    ) -> Iterator[tuple[list[int], Tensor, PrefixCache]]:
+        """Yield the numbers of some prompts, in order, and what `prefill` returns for these."""
+        new = dict(enumerate(prompts))
+        for read in self.kept:
+            places = {p: found for p, prompt in new.items() if (found := read.places(prompt))}
+            new = {p: prompt for p, prompt in new.items() if p not in places}
+            if places:
+                yield [*places], *read.prefill([*places.values()])
+        for part in _of_like_length(new):
+            yield part, *self._together([new[p] for p in part])
 
     def extend(self, tokens_RT: Tensor, cache: PrefixCache) -> Tensor:
         """Run the model on the next tokens of each row; return their hidden states (R, T, E)."""
