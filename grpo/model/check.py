@@ -9,7 +9,6 @@ Shapes: T tokens of a completion, N tokens of all completions, V vocabulary.
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -198,14 +197,31 @@ REFUSED = (
 LARGE_LOGIT = 1000.0  # see `whole_head`
 
 
-@dataclass(frozen=True)
 class Probe:
-    """Token ids of the test sequences, and the unmodified model's log-probabilities."""
+    """Token ids of the test sequences, and the log-probabilities of a policy's unmodified model.
 
-    prompts: list[tuple[int, ...]]  # two of different lengths
-    completions: list[tuple[int, ...]]  # two of each, which begin with the same token
-    expected: list[Tensor]  # (T + 1, V) each: its tokens, and what follows its end
-    attention: str  # the implementation of attention with which the model computed them
+    Raises UserError if the logits are not finite.
+    """
+
+    def __init__(self, policy: Any):
+        model = policy.causal
+        # Two prompts of different lengths; two completions of each, which begin alike.
+        self.prompts, self.completions = probe_tokens(len(model.get_input_embeddings().weight))
+
+        self.expected = []  # (T + 1, V) each: its tokens, and what follows its end
+        for c, completion in enumerate(self.completions):
+            prompt = self.prompts[c // 2]
+            tokens = torch.tensor([[*prompt, *completion]], device=policy.device)
+            logits = model(input_ids=tokens, use_cache=False).logits
+            self.expected.append(logprobs_of(logits[0, len(prompt) - 1 :]))
+
+        if any(each.isnan().any() for each in self.expected):
+            raise UserError(
+                f"--model {policy.name}: its logits are not finite; give a fresh copy of its "
+                "weights"
+            )
+        # The implementation of attention with which the model computed them.
+        self.attention: str = model.config._attn_implementation
 
 
 class WholeHead:
@@ -263,7 +279,7 @@ def check_model(policy: Any) -> Probe:
     """Return the probe of a policy's model. Raises UserError if its micro-batches disagree."""
     with probe_adapters(policy.causal):
         try:
-            probe = probe_of(policy)
+            probe = Probe(policy)
             policy.whole_head = whole_head(policy, probe)
             difference = update_distance(policy, policy.forward, probe)
         except UserError:
@@ -297,25 +313,6 @@ def probe_adapters(model: Model) -> Iterator[None]:
     finally:
         for weight, data in zip(adapters, kept):
             weight.data = data
-
-
-def probe_of(policy: Any) -> Probe:
-    """Return the probe. Raises UserError if the logits are not finite."""
-    model = policy.causal
-    prompts, completions = probe_tokens(model.get_input_embeddings().weight.shape[0])
-
-    expected = []
-    for c, completion in enumerate(completions):
-        prompt = prompts[c // 2]
-        tokens = torch.tensor([[*prompt, *completion]], device=policy.device)
-        logits = model(input_ids=tokens, use_cache=False).logits
-        expected.append(logprobs_of(logits[0, len(prompt) - 1 :]))
-
-    if any(each.isnan().any() for each in expected):
-        raise UserError(
-            f"--model {policy.name}: its logits are not finite; give a fresh copy of its weights"
-        )
-    return Probe(prompts, completions, expected, model.config._attn_implementation)
 
 
 def whole_head(policy: Any, probe: Probe) -> WholeHead | None:
@@ -365,7 +362,7 @@ def own_rounding(policy: Any, probe: Probe) -> float:
         model.set_attn_implementation(other if is_low else probe.attention)
         if not is_low:
             hook = model.get_input_embeddings().register_forward_hook(_nudge)
-        moved = probe_of(policy)
+        moved = Probe(policy)
     except Exception as error:  # the model may have no other, or one that cannot be run
         if lacks_memory(error):
             raise
