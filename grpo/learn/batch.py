@@ -17,7 +17,6 @@ common (see `PaddedBatch.distinct`); N tokens, n of a chunk; V vocabulary; E hid
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -38,28 +37,6 @@ KEPT = 1 << 28  # bytes of probabilities that a CPU may keep for the backward pa
 BLOCK = 4096  # columns that a CUDA kernel handles at once
 
 
-@dataclass(frozen=True)
-class MicroBatch:
-    """Some completions of P prompts, padded on the right to T tokens."""
-
-    prompts: list[tuple[int, ...]]
-    completions: list[tuple[int, ...]]  # the tokens of each row, without padding
-    row_ids: list[tuple[int, int]]  # of each row: the indices of its group and of its sample
-
-    tokens_RT: Tensor
-    mask_RT: Tensor  # True at tokens, False at padding
-
-    # The index of each token in the flattened (R, T), row after row. To compute it from the mask,
-    # the host would have to wait for the GPU.
-    places_M: Tensor
-
-    old_RT: Tensor  # log-probabilities under the policy that sampled
-    sampled_R: Tensor | None  # False at demonstrations; None if there are none
-    advantages: Tensor  # (R,), or (R, T) with 0 at padding if each token has its own
-    weights_R: Tensor  # of each token of a row, float64
-    temperature: float  # a step has one
-
-
 class _Row(NamedTuple):
     """A completion of the step, and the weight of each of its tokens."""
 
@@ -67,6 +44,46 @@ class _Row(NamedTuple):
     sample: int
     completion: Completion
     weight: float
+
+
+class MicroBatch:
+    """Some completions of P prompts, padded on the right to T tokens: the parts of a `bundle`."""
+
+    def __init__(self, bundle: list[list[_Row]], device: torch.device):
+        rows = [row for part in bundle for row in part]
+        completions = [row.completion for row in rows]
+        lengths = [len(completion.tokens) for completion in completions]
+
+        def of_rows(values: list, dtype: torch.dtype | None = None) -> Tensor:
+            """Return one value a row (R,), or a list of them a row (R, T) with 0 at padding."""
+            if isinstance(values[0], Sequence):
+                padded = pad_sequence([*map(torch.tensor, values)], batch_first=True)
+                return to_device(padded, device)
+            return to_device(torch.tensor(values, dtype=dtype), device)
+
+        self.prompts = [part[0].group.prompt for part in bundle]
+        self.completions = [completion.tokens for completion in completions]  # without padding
+        # Of each row: the indices of its group and of its sample.
+        self.row_ids = [(row.group.index, row.sample) for row in rows]
+        (self.temperature,) = {row.group.temperature for row in rows}  # a step has one
+
+        self.tokens_RT = of_rows(self.completions)
+        # True at tokens, False at padding.
+        is_token_RT = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+        self.mask_RT = to_device(is_token_RT, device)
+        # The index of each token in the flattened (R, T), row after row. To compute it from the
+        # mask, the host would have to wait for the GPU.
+        self.places_M = flat_indices(lengths, max(lengths), device)
+
+        # Log-probabilities under the policy that sampled.
+        self.old_RT = of_rows([completion.logprobs for completion in completions])
+        # False at demonstrations; None if there are none.
+        sampled = [not completion.is_demonstration for completion in completions]
+        self.sampled_R = None if all(sampled) else of_rows(sampled)
+        # (R,), or (R, T) with 0 at padding if each token has its own.
+        self.advantages = of_rows([row.group.advantages[row.sample] for row in rows])
+        # Of each token of a row.
+        self.weights_R = of_rows([row.weight for row in rows], torch.float64)
 
 
 def micro_batches(
@@ -104,17 +121,17 @@ def micro_batches(
     for part in pieces:
         is_full = sum(map(_tokens, [*bundle, part])) > micro_tokens
         if bundle and (is_full or len(part) != len(bundle[0])):
-            yield _micro_batch(bundle, device)
+            yield MicroBatch(bundle, device)
             bundle = []
         bundle.append(part)
     if bundle:
-        yield _micro_batch(bundle, device)
+        yield MicroBatch(bundle, device)
 
 
 def idle_batch(groups: Sequence[Group], device: torch.device) -> MicroBatch:
     """Return a micro-batch without weight, for a rank that has none left while others have."""
     group = groups[0]
-    return _micro_batch([[_Row(group, 0, group.completions[0], 0.0)]], device)
+    return MicroBatch([[_Row(group, 0, group.completions[0], 0.0)]], device)
 
 
 def _tokens(part: list[_Row]) -> int:
@@ -139,37 +156,6 @@ def _assign(parts: list[list[_Row]], rank: int, ranks: int) -> list[list[_Row]]:
         if least == rank:
             local.append(number)
     return [parts[number] for number in sorted(local)]
-
-
-def _micro_batch(bundle: list[list[_Row]], device: torch.device) -> MicroBatch:
-    """Return the parts of a `bundle` as one micro-batch."""
-    rows = [row for part in bundle for row in part]
-    completions = [row.completion for row in rows]
-    lengths = [len(completion.tokens) for completion in completions]
-    T = max(lengths)
-    (temperature,) = {row.group.temperature for row in rows}
-    mask_RT = torch.arange(T) < torch.tensor(lengths)[:, None]
-
-    def of_rows(values: list, dtype: torch.dtype | None = None) -> Tensor:
-        """Return one value a row (R,), or a list of them a row (R, T) with 0 at padding."""
-        if isinstance(values[0], Sequence):
-            return to_device(pad_sequence([*map(torch.tensor, values)], batch_first=True), device)
-        return to_device(torch.tensor(values, dtype=dtype), device)
-
-    sampled = [not completion.is_demonstration for completion in completions]
-    return MicroBatch(
-        prompts=[part[0].group.prompt for part in bundle],
-        completions=[completion.tokens for completion in completions],
-        row_ids=[(row.group.index, row.sample) for row in rows],
-        tokens_RT=of_rows([completion.tokens for completion in completions]),
-        mask_RT=to_device(mask_RT, device),
-        places_M=flat_indices(lengths, T, device),
-        old_RT=of_rows([completion.logprobs for completion in completions]),
-        sampled_R=None if all(sampled) else of_rows(sampled),
-        advantages=of_rows([row.group.advantages[row.sample] for row in rows]),
-        weights_R=of_rows([row.weight for row in rows], torch.float64),
-        temperature=temperature,
-    )
 
 
 def completion_logprobs(
