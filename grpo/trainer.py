@@ -45,7 +45,7 @@ from grpo.learn.loss import OwnLoss, load_loss
 from grpo.learn.optimizer import Optimizer, default_rate, lr_factor, optimizer_bytes
 from grpo.learn.shard import Sharding
 from grpo.learn.update import PARITY, FirstPass, UpdateMemory, UpdateSettings, update
-from grpo.model.check import MEASURED_SIZE, text_config
+from grpo.model.check import MEASURED_SIZE
 from grpo.model.policy import Policy
 from grpo.model.prompts import format_of
 from grpo.records import Group, StepReport, originals, truncated_share
@@ -516,7 +516,7 @@ class Trainer:
 def resolve_for_model(config: Config, policy: Policy) -> Config:
     """Fill in the automatic settings that depend on the size of the model."""
     is_builtin = config.model == "builtin"
-    hidden_size = text_config(policy.causal.config).hidden_size
+    hidden_size = policy.causal.config.get_text_config(decoder=True).hidden_size
     is_small = hidden_size <= MEASURED_SIZE and not is_builtin
     default = BUILTIN_PROMPTS if is_builtin else SMALL_MODELS_PROMPTS if is_small else PROMPTS
     prompts = config.prompts or default

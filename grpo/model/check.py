@@ -29,11 +29,6 @@ NO_CONTEXT_LIMIT = 1 << 30
 MEASURED_SIZE = 576
 
 
-def text_config(config: Any) -> Any:
-    """Return the configuration of the language model, which may be a part of a larger one's."""
-    return config.get_text_config(decoder=True)
-
-
 def context_of(config: Any, supports_windows: bool = True) -> tuple[int, str]:
     """Return the most tokens of prompt and completion together, and why that is less than usual.
 
@@ -44,7 +39,7 @@ def context_of(config: Any, supports_windows: bool = True) -> tuple[int, str]:
       turns all positions of a batch by other factors, so the log-probabilities of a short text
       would depend on the longest one beside it.
     """
-    config = text_config(config)
+    config = config.get_text_config(decoder=True)
     limits = (getattr(config, name, None) for name in ("max_position_embeddings", "max_seq_len"))
     found = [(next(filter(None, limits), NO_CONTEXT_LIMIT), "")]  # MPT has the second
 

@@ -40,7 +40,6 @@ from grpo.model.check import (
     check_loaded,
     check_names,
     fits_float16,
-    text_config,
 )
 from grpo.model.policy import Policy
 from grpo.model.prompts import Tokenizer
@@ -205,8 +204,9 @@ def dtype_on(
 
 def default_rank(source: str, quantise: str = "none") -> int:
     """Return the default rank of a model's adapter; 0: none (runs/decisions.md)."""
+    config = transformers_config(source).get_text_config(decoder=True)
     # What is not a language model may lack a hidden size; loading it says what is wrong.
-    hidden_size = getattr(text_config(transformers_config(source)), "hidden_size", math.inf)
+    hidden_size = getattr(config, "hidden_size", math.inf)
     return 0 if hidden_size <= MEASURED_SIZE and quantise == "none" else LORA_RANK
 
 
@@ -427,7 +427,7 @@ ALPHA = 32  # an adapter adds ALPHA / rank times its product
 def new_adapter(model: Model, rank: int, seed: int) -> PeftModel:
     """Return `model` with a new adapter on all linear layers that text passes, but the head."""
     beside = []  # layers of images, of sound
-    if text_config(model.config) is not model.config:
+    if model.config.get_text_config(decoder=True) is not model.config:
         of_text = set(model.get_decoder().modules())
         beside = [
             name
@@ -504,7 +504,7 @@ def load_adapter(model: Model, folder: Path) -> PeftModel:
     differences = {"missing": needed - rows.keys(), "unexpected": rows.keys() - known}
     check_names(str(folder), "its adapter", differences)
     ends = (adapted.get_input_embeddings(), adapted.get_output_embeddings())
-    if text_config(model.config).tie_word_embeddings and any(
+    if model.config.get_text_config(decoder=True).tie_word_embeddings and any(
         isinstance(layer, BaseTunerLayer) for layer in ends
     ):
         raise UserError(

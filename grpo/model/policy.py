@@ -29,7 +29,6 @@ from grpo.model.check import (
     WholeHead,
     check_model,
     context_of,
-    text_config,
 )
 from grpo.model.prompts import (
     Encodings,
@@ -545,7 +544,7 @@ def shape_of(config: Any, number: int) -> Shape:
 
     Sizes that it does not name, or that differ between layers, are guessed.
     """
-    config = text_config(config)
+    config = config.get_text_config(decoder=True)
 
     def size(name: str, guess: int) -> int:
         with suppress(AttributeError, RuntimeError):  # the latter: it differs between layers

@@ -22,7 +22,6 @@ from grpo.model.check import (
     is_rounding,
     own_rounding,
     probe_adapters,
-    text_config,
 )
 
 
@@ -152,7 +151,7 @@ def use_own_cache(policy: Any, probe: Probe) -> None:
         is_as_good = is_rounding(policy, padded, probe) and padded <= MORE_ROUNDING * rounding
 
     # Blocks of tokens that are counted from the padding on may be longer than the probe.
-    kinds = getattr(text_config(policy.causal.config), "layer_types", None) or ()
+    kinds = getattr(policy.causal.config.get_text_config(decoder=True), "layer_types", None) or ()
     if is_as_good and not any("compressed" in kind for kind in kinds):
         policy.rows = CachedRows
 
