@@ -272,18 +272,9 @@ class ReadSequences:
         return self.hidden_NE[places_PL.gather(1, lengths_P[:, None] - 1)[:, 0]], cache
 
 
-# Arguments that plain causal attention does not need. Any other that is not None would change the
-# result, as learned sinks (`s_aux`) and soft caps do.
-HARMLESS = frozenset(
-    {
-        "position_ids",  # rotary positions have been applied already
-        "cache_position",
-        "use_cache",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-    }
-)
+# Arguments that plain causal attention does not need: rotary positions have been applied already.
+# Any other that is not None would change the result, as learned sinks (`s_aux`) and soft caps do.
+HARMLESS = frozenset({"position_ids", "use_cache", "output_attentions"})
 
 
 def causal_mask(
