@@ -60,12 +60,8 @@ def base_layer(module: Model) -> Model:
 
 
 def is_plain_lora(module: Model) -> bool:
-    """Return whether `module` is a linear layer with one adapter, W x + s B A x, and no more."""
-    if (
-        not hasattr(module, "lora_A")
-        or len(module.active_adapters) != 1
-        or type(module.base_layer) is not nn.Linear
-    ):
+    """Return whether a layer with adapters is linear and has one, W x + s B A x, and no more."""
+    if len(module.active_adapters) != 1 or type(module.base_layer) is not nn.Linear:
         return False
 
     name = module.active_adapters[0]
