@@ -139,8 +139,7 @@ class PrefixCache:
 
         self.prompt_R = prompt_R
         self.slots_per_prompt = W
-        bias_PKL = keys_PKLD.new_zeros(P, K, L)
-        bias_PKL.masked_fill_(self.padding_PL[:, None], -torch.inf)
+        bias_PKL = keys_PKLD.new_zeros(P, K, L).masked_fill_(self.padding_PL[:, None], -torch.inf)
         self.bias = bias_PKL.view(P * K, 1, L)
 
     @property

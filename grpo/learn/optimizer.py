@@ -195,16 +195,15 @@ class Optimizer:
     @torch.no_grad()
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Continue from the result of `state_dict`."""
-        state = {number: dict(entry) for number, entry in saved["state"].items()}
-        for number, master in enumerate(self.masters):
-            if number in state and "master" in state[number]:
-                master.copy_(divided(state[number].pop("master"), like=master))
-
-        moments = {number: entry for number, entry in state.items() if entry}
-        for number, entry in moments.items():
-            for kind, value in entry.items():
-                if value.ndim:  # no count of steps
-                    entry[kind] = divided(value, like=self.masters[number])
+        moments = {}
+        for number, entry in saved["state"].items():
+            master = self.masters[number]
+            # A count of steps has no dimension.
+            found = {kind: divided(x, master) if x.ndim else x for kind, x in entry.items()}
+            if "master" in found:
+                master.copy_(found.pop("master"))
+            if found:
+                moments[number] = found
         groups = self.inner.state_dict()["param_groups"]
         self.inner.load_state_dict({"state": moments, "param_groups": groups})
         self.loss_scale = saved["loss_scale"]["factor"]
