@@ -31,8 +31,6 @@ from grpo.model.check import check_step
 from grpo.model.policy import Policy
 from grpo.records import Group
 
-MAX_GRAD_NORM = 1.0  # gradients are clipped to it
-
 # How the names of metrics begin that compare trainer and sampler.
 PARITY = ("parity/", "sampling/")
 
@@ -46,7 +44,7 @@ class UpdateSettings(LossSettings):
     """How a step updates the policy: the loss, and what surrounds it."""
 
     max_length: int  # the completion budget in tokens, by which Dr. GRPO divides
-    max_grad_norm: float = MAX_GRAD_NORM  # 0: gradients are not clipped
+    max_grad_norm: float = 1.0  # gradients are clipped to it; 0: they are not
     truncate: Truncate | None = None  # the sampler's; the loss must use the same
     importance_limit: float = 0.0  # C of an engine, see above; 0: no weights
 
@@ -287,18 +285,12 @@ def _metrics(sums: dict[str, float], grad_norm: float) -> dict[str, float]:
 
 
 def imitate(
-    policy: Policy,
-    optimizer: Optimizer,
-    groups: Sequence[Group],
-    memory: UpdateMemory,
-    max_grad_norm: float = MAX_GRAD_NORM,
+    policy: Policy, optimizer: Optimizer, groups: Sequence[Group], memory: UpdateMemory
 ) -> dict[str, float]:
     """Take one step towards the completions of `groups`, by the cross-entropy of their tokens.
 
     These are demonstrations with advantage 1, whose ratio is 1: there the gradient of cispo is that
     of log p. All tokens of the step have the same weight. "loss" is in nats a token.
     """
-    settings = UpdateSettings(
-        "cispo", clip_low=1.0, clip_high=1.0, max_length=0, max_grad_norm=max_grad_norm
-    )
+    settings = UpdateSettings("cispo", clip_low=1.0, clip_high=1.0, max_length=0)
     return update(policy, optimizer, groups, settings, memory)

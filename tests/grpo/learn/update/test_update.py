@@ -66,7 +66,7 @@ def test_gradients_that_were_switched_off_are_computed(tiny_policy, groups):
     before = [p.clone() for p in tiny_policy.parameters]
     with torch.no_grad():
         update(tiny_policy, sgd(tiny_policy, 1.0), groups, kind="dapo", **SETTINGS)
-        imitate(tiny_policy, sgd(tiny_policy, 1.0), groups, UpdateMemory(tiny_policy), 0)
+        imitate(tiny_policy, sgd(tiny_policy, 1.0), groups, UpdateMemory(tiny_policy))
     assert not all(torch.equal(a, b) for a, b in zip(before, tiny_policy.parameters))
 
 
@@ -150,7 +150,7 @@ def test_updates_and_imitation_survive_an_overflow(tiny_model, groups, monkeypat
         ]
         memory = UpdateMemory(policy)
         memory.micro_tokens = 60
-        imitated = imitate(policy, optimizer, answers, memory, 1.0)
+        imitated = imitate(policy, optimizer, answers, memory)
         norms.append((metrics["grad_norm"], imitated["grad_norm"]))
         assert optimizer.loss_scale < 2.0**28
     assert norms[0] == pytest.approx(norms[1], rel=1e-2) and all(norm > 0 for norm in norms[0])
