@@ -378,11 +378,7 @@ class Trainer:
         return latest if reached is None else min(reached, latest)
 
     def observe(
-        self,
-        step: int,
-        problems: Sequence[Indexed],
-        groups: list[Group],
-        learned: dict[str, Any],
+        self, step: int, problems: Sequence[Indexed], groups: list[Group], learned: dict[str, Any]
     ) -> StepReport:
         """Let the monitor, the watch for the end and the curriculum take note; report the step."""
         self.timer.lap("update")

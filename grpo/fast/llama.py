@@ -257,11 +257,7 @@ def _apply(function: type[torch.autograd.Function], *inputs: Any) -> Any:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        x: Tensor,
-        layer: MergedLinear,
-        has_swiglu: bool,
-        *parameters: Tensor | None,
+        ctx: Any, x: Tensor, layer: MergedLinear, has_swiglu: bool, *parameters: Tensor | None
     ) -> Tensor:
         # The parameters are inputs only so that autograd asks for their gradients.
         y, lora_hidden = layer.gathered().forward(swiglu(x) if has_swiglu else x)

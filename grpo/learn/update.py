@@ -18,13 +18,7 @@ import torch
 from torch import Tensor
 
 from grpo.data.errors import EngineError, UserError, lacks_memory
-from grpo.learn.batch import (
-    MicroBatch,
-    Truncate,
-    completion_logprobs,
-    idle_batch,
-    micro_batches,
-)
+from grpo.learn.batch import MicroBatch, Truncate, completion_logprobs, idle_batch, micro_batches
 from grpo.learn.loss import LossInputs, LossSettings, kl_k3, step_loss, zero_padding
 from grpo.learn.optimizer import Optimizer
 from grpo.model.check import check_step

@@ -86,12 +86,7 @@ class EngineDecoder:
     """Asks an engine, and checks what it returns. `name` is the setting `engine`."""
 
     def __init__(
-        self,
-        engine: Engine | None,
-        name: str,
-        policy: Policy,
-        top_p: float,
-        ranks: Ranks = SINGLE,
+        self, engine: Engine | None, name: str, policy: Policy, top_p: float, ranks: Ranks = SINGLE
     ):
         if ranks.size > 1:
             raise UserError("--engine: trains on one rank; leave it out, or start without torchrun")
