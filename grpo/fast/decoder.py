@@ -49,9 +49,32 @@ class FastDecoder:
         self.policy = policy
 
     @cached_property
+    @torch.no_grad()
     def step(self) -> "CudaStep | None":
-        """The captured decode step, or None if there is none; made when it is first asked for."""
-        return new_cuda_step(self.policy)
+        """The captured decode step, made when it is first asked for; None where device or model do
+        not allow one.
+
+        It is also refused, with a warning, where it disagrees with the model's own forward pass.
+        """
+        policy = self.policy
+        llama = getattr(policy.forward, "llama", None)
+        if policy.device.type != "cuda" or llama is None or llama.D not in (32, 64, 128):
+            return None
+
+        step = CudaStep(policy)
+        with probe_adapters(policy.causal):
+            difference = disagreement(step)
+        llama.refresh()
+
+        # In bfloat16 rounding amounts to 0.03 in 28 layers.
+        is_half = llama.embedding.weight.dtype in (torch.bfloat16, torch.float16)
+        if difference <= (0.1 if is_half else 1e-3):
+            return step
+        warnings.warn(
+            f"the fused decoder disagrees with the model by {difference:.1e} and is not used",
+            stacklevel=2,
+        )
+        return None
 
     def free(self) -> None:
         """Free the memory and the graphs of the captured step."""
@@ -508,32 +531,6 @@ class CudaRows:
         memory.tiles[:, :number] = torch.tensor(tiles, dtype=torch.int32).t()
         self.laid_out = (T, number)
         return number
-
-
-@torch.no_grad()
-def new_cuda_step(policy: Policy) -> CudaStep | None:
-    """Return a new captured decode step, or None where device or model do not allow one.
-
-    It is also refused, with a warning, where it disagrees with the model's own forward pass.
-    """
-    llama = getattr(policy.forward, "llama", None)
-    if policy.device.type != "cuda" or llama is None or llama.D not in (32, 64, 128):
-        return None
-
-    step = CudaStep(policy)
-    with probe_adapters(policy.causal):
-        difference = disagreement(step)
-    llama.refresh()
-
-    # In bfloat16 rounding amounts to 0.03 in 28 layers.
-    is_half = llama.embedding.weight.dtype in (torch.bfloat16, torch.float16)
-    if difference <= (0.1 if is_half else 1e-3):
-        return step
-    warnings.warn(
-        f"the fused decoder disagrees with the model by {difference:.1e} and is not used",
-        stacklevel=2,
-    )
-    return None
 
 
 @torch.no_grad()

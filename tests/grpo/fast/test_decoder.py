@@ -171,12 +171,12 @@ def test_the_comparison_does_not_see_what_the_adapters_have_learned(
     on_gpu = SimpleNamespace(device=cuda, causal=policy.causal, forward=policy.forward)
     monkeypatch.setattr(policy.forward.llama, "D", 32)
     if is_used:
-        assert fast_decoder.new_cuda_step(on_gpu) == "the step"
+        assert fast_decoder.FastDecoder(on_gpu).step == "the step"
     else:
         with pytest.warns(
             UserWarning, match="the fused decoder disagrees with the model by 5.0e-01"
         ):
-            assert fast_decoder.new_cuda_step(on_gpu) is None
+            assert fast_decoder.FastDecoder(on_gpu).step is None
 
     assert len(seen) == len(b_matrices(policy)) and all(0.01 < each < 0.05 for each in seen)
     assert all((weight == 7.0).all() for weight in b_matrices(policy))
