@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 from refusals import refused
-from transformers import TrainingArguments
+from transformers import PretrainedConfig, TrainingArguments
 
 from grpo.config import (
     ELSEWHERE,
@@ -162,7 +162,7 @@ def test_a_small_model_of_the_users_learns_more_from_a_step(model, hidden_size, 
 
 
 def policy_of_size(hidden_size):
-    causal = SimpleNamespace(config=SimpleNamespace(hidden_size=hidden_size))
+    causal = SimpleNamespace(config=PretrainedConfig(hidden_size=hidden_size))
     return SimpleNamespace(causal=causal, lora_rank=0, is_lora=False)
 
 
