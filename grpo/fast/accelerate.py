@@ -38,6 +38,7 @@ from grpo.model.check import (
     update_distance,
 )
 from grpo.model.policy import Batch, PlainForward, Policy
+from grpo.model.rows import decoding
 
 ATTENTION_NAME = "grpo_shared_prompt"
 
@@ -589,14 +590,15 @@ def rollout_distance(policy: Policy, forward: FastForward, probe: Probe) -> floa
     found = [hidden_PE]
     wanted = [expected[0][0], expected[2][0]]
 
-    for rows, sources, filled, length, accepted in ROLLOUT:
-        cache.reorder(torch.tensor(sources, device=device), torch.tensor(filled, device=device))
-        tokens_RT = torch.zeros(len(rows), length, dtype=torch.long)
-        for row, (c, begin, count) in enumerate(zip(rows, filled, accepted)):
-            tokens_RT[row, :count] = torch.tensor(probe.completions[c][begin : begin + count])
-            wanted += expected[c][begin + 1 : begin + 1 + count]
+    with decoding(policy.causal, len(probe.completions)):
+        for rows, sources, filled, length, accepted in ROLLOUT:
+            cache.reorder(torch.tensor(sources, device=device), torch.tensor(filled, device=device))
+            tokens_RT = torch.zeros(len(rows), length, dtype=torch.long)
+            for row, (c, begin, count) in enumerate(zip(rows, filled, accepted)):
+                tokens_RT[row, :count] = torch.tensor(probe.completions[c][begin : begin + count])
+                wanted += expected[c][begin + 1 : begin + 1 + count]
 
-        hidden_RTE = forward.extend(tokens_RT.to(device), cache)
-        found += [hidden_RTE[row, :count] for row, count in enumerate(accepted)]
+            hidden_RTE = forward.extend(tokens_RT.to(device), cache)
+            found += [hidden_RTE[row, :count] for row, count in enumerate(accepted)]
 
     return distance(policy, policy.logits(torch.cat(found)), torch.stack(wanted))

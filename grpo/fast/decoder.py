@@ -18,6 +18,7 @@ R rows, k drafted tokens, T = 1 + k, M = R * T; L prompt tokens, E hidden size, 
 import math
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +29,7 @@ from grpo.fast.cuda_layers import MAX_TOKENS, WIDTH, Capacity, CudaLayers, Decod
 from grpo.fast.speculative import LENGTHS, SHORT, Costs, Drafter, DraftPlans
 from grpo.model.check import probe_adapters, probe_tokens
 from grpo.model.policy import Policy
+from grpo.model.rows import decoding
 from grpo.rollout.generate import RolloutRequest, Written
 from grpo.rollout.sampling import choose, uniform
 
@@ -99,7 +101,11 @@ class FastDecoder:
         without it: the same uniform numbers draw the same tokens, up to rounding.
         """
         room = self.room(request)
-        written = self._decode(self.rows(request, room), request, room)
+        rows = self.rows(request, room)
+        completions = len(request.prompts) * request.group_size
+        # Where tokens are drafted, a row reads many.
+        with nullcontext() if request.is_drafted else decoding(self.policy.causal, completions):
+            written = self._decode(rows, request, room)
         if self.step and not all(math.isfinite(sum(values)) for _, values in written):
             self.policy.events.append(
                 "the captured decode step gave numbers that are not finite: this rollout was "

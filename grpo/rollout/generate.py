@@ -158,29 +158,30 @@ class PlainDecoder:
 
         rows = policy.rows(policy, request.prompts, request.group_size)
         live_C, place = torch.arange(len(written)), 0
-        while True:
-            token_C1, logprob_C1 = choose(
-                rows.logits[:, None],
-                request.temperature,
-                uniform(keys_C[live_C], place)[:, None].to(policy.device),
-                torch.arange(len(live_C), device=policy.device),
-                request.truncate,
-            )
-            tokens, logprobs = token_C1[:, 0].tolist(), logprob_C1[:, 0].tolist()
-            for c, token, logprob in zip(live_C.tolist(), tokens, logprobs):
-                written[c][0].append(token)
-                written[c][1].append(logprob)
+        with rows.decoding():
+            while True:
+                token_C1, logprob_C1 = choose(
+                    rows.logits[:, None],
+                    request.temperature,
+                    uniform(keys_C[live_C], place)[:, None].to(policy.device),
+                    torch.arange(len(live_C), device=policy.device),
+                    request.truncate,
+                )
+                tokens, logprobs = token_C1[:, 0].tolist(), logprob_C1[:, 0].tolist()
+                for c, token, logprob in zip(live_C.tolist(), tokens, logprobs):
+                    written[c][0].append(token)
+                    written[c][1].append(logprob)
 
-            goes_on = [
-                token not in policy.stops and not request.ends_at(c, written[c][0])
-                for c, token in zip(live_C.tolist(), tokens)
-            ]
-            stay = (torch.tensor(goes_on) & (place + 1 < budgets_C[live_C])).nonzero()[:, 0]
-            if not len(stay):
-                return written
-            live_C = live_C[stay]
-            place += 1
-            rows.go_on(stay, torch.tensor(tokens)[stay])
+                goes_on = [
+                    token not in policy.stops and not request.ends_at(c, written[c][0])
+                    for c, token in zip(live_C.tolist(), tokens)
+                ]
+                stay = (torch.tensor(goes_on) & (place + 1 < budgets_C[live_C])).nonzero()[:, 0]
+                if not len(stay):
+                    return written
+                live_C = live_C[stay]
+                place += 1
+                rows.go_on(stay, torch.tensor(tokens)[stay])
 
     def room(self, request: RolloutRequest) -> int:
         """Return for how many tokens of a row, its prompt included, there must be memory."""

@@ -5,13 +5,15 @@ from dataclasses import replace
 import pytest
 import torch
 from forced import trainer_for
+from tiny_architectures import Architecture, write
 from tiny_models import OTHERS, PROMPTS, VOCABULARY, make_tiny_model, rollout, write_model
 from transformers import AutoModelForCausalLM
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 from grpo.curriculum import demonstration
 from grpo.data.errors import UserError
 from grpo.learn.batch import completion_logprobs, micro_batches
-from grpo.model import load
+from grpo.model import load, rows
 from grpo.model.load import load_policy
 from grpo.model.rows import CachedRows, CachedRowsOfOneLength, PlainRows
 from grpo.records import Group
@@ -178,6 +180,42 @@ def test_all_rows_sample_from_the_models_own_distribution(tmp_path, family, lora
         for samples in (1, 4):
             _, (alone,) = rollout(policy, [prompt], samples=samples, budget=12)
             assert [a.tokens for a in alone] == [a.tokens for a in answers[:samples]]
+
+
+@pytest.mark.parametrize("kind", ["gpt_oss", "qwen3_moe"])
+def test_experts_multiply_by_token_only_while_decoding(tmp_path, monkeypatch, kind):
+    write(Architecture(kind, ""), tmp_path)
+    policy = load_policy(str(tmp_path), device="cpu")
+    policy.stops, ways = (), []
+
+    def note(_):
+        ways.append(policy.causal.get_experts_implementation()[""])
+        return False
+
+    request = RolloutRequest([(5, 6, 7)], [[1, 2, 3]], 1.0, [12], is_enough=[note])
+    (grouped,) = generate(policy, request)
+    assert set(ways) == {"grouped_mm"}
+
+    monkeypatch.setattr(rows, "GROUPED_IS_FASTER", ())  # as on a GPU
+    ways.clear()
+    (by_token,) = generate(policy, request)
+    assert set(ways[:36]) == {"batched_mm"} and set(ways[36:]) == {"grouped_mm"}
+    for one, other in zip(grouped, by_token):
+        assert one.tokens == other.tokens
+        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    with pytest.raises(ZeroDivisionError):
+        generate(policy, replace(request, is_enough=[lambda tokens: len(tokens) == 5 and 1 / 0]))
+    assert policy.causal.get_experts_implementation() == {"": "grouped_mm"}
+
+    # More rows stay grouped, also when some have ended.
+    ways.clear()
+    policy.stops = tuple(range(0, 4096, 12))
+    generate(policy, replace(request, keys=[range(rows.FEW_ROWS + 1)]))
+    assert set(ways) == {"grouped_mm"}
+
+    # The check of a model runs it in the same way.
+    monkeypatch.setitem(ALL_EXPERTS_FUNCTIONS, "batched_mm", lambda _, hidden, *__: hidden)
+    assert load_policy(str(tmp_path), device="cpu").path == "plain"
 
 
 def test_the_fallback_learns_with_the_gradient_of_a_plain_forward(tmp_path):
