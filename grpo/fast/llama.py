@@ -7,7 +7,7 @@ Difference from `peft`: `peft` computes the adapter of a bfloat16 layer in float
 copy of the input and four passes over the output. Here its products are in the layer's precision.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import chain
 from types import SimpleNamespace
@@ -76,14 +76,15 @@ class FastLlama:
         self._copies: dict[float, tuple[list[Tensor], list[Tensor]]] | None = None
         self.gradient_checkpointing = False
 
-    def divided(self, causal: Model) -> "FastLlama":
+    def divided(self, causal: Model, copies_of: Callable) -> "FastLlama":
         """Return the forward pass of a copy of the model that FSDP has divided.
 
-        FSDP gathers a module's weights when the module is called, so each layer runs its block.
+        FSDP gathers a module's weights when the module is called, so each layer runs its block and
+        returns copies (see `grpo.learn.shard`).
         """
         llama = FastLlama(causal)
         for i, layer in enumerate(causal.base_model.layers):
-            layer.forward, llama.layers[i] = partial(_copied, llama.layers[i]), layer
+            layer.forward, llama.layers[i] = partial(copies_of, llama.layers[i]), layer
         for linear, whole in zip(llama.linears, self.linears):
             linear.is_divided, linear.gradient_products = True, whole.gradient_products
         llama.linears = []  # nothing to `refresh`: each is merged when it is used
@@ -185,11 +186,6 @@ def build_fast_llama(causal: Model) -> FastLlama | None:
     model = FastLlama(causal)
     merged = {id(module) for layer in model.linears for module in layer.modules}
     return model if all(id(module) in merged for module in adapted) else None
-
-
-def _copied(run: Any, *inputs: Any) -> tuple[Tensor, ...]:
-    """Return copies of a block's outputs, because FSDP forbids views."""
-    return tuple(tensor.clone() for tensor in run(*inputs))
 
 
 def _summed(layer: Any, x_NE: Tensor, inputs: Inputs) -> Tensor:

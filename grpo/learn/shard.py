@@ -28,16 +28,19 @@ from grpo.model.policy import Policy, decoder_layers
 SHORT = 0.4
 
 
+def copies_of(function: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    """Return copies of the tensors that a function returns, because FSDP forbids views."""
+    return tuple(tensor.clone() for tensor in function(*args, **kwargs))
+
+
 class Root(nn.Module):
     """What FSDP gathers the embeddings and the head for: a function that runs the model."""
+
+    forward = staticmethod(copies_of)
 
     def __init__(self, model: Model):
         super().__init__()
         self.model = model
-
-    def forward(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return the tensors that the function returns; copies, because FSDP forbids views."""
-        return tuple(tensor.clone() for tensor in function(*args, **kwargs))
 
 
 class Sharding:
@@ -88,7 +91,7 @@ class Sharding:
         forward: Any = copy.copy(policy.forward)
         forward.policy = learner
         if policy.path == "fast":
-            forward.llama = forward.llama.divided(learner.causal)
+            forward.llama = forward.llama.divided(learner.causal, copies_of)
         learner.forward = forward
         return learner
 
