@@ -30,7 +30,7 @@ import torch
 from grpo.config import Config, resolve_config
 from grpo.data.errors import UserError, lacks_memory
 from grpo.distributed import SINGLE, Ranks
-from grpo.evaluate import EvaluationSettings, budgets, evaluate, score_groups, select, turns_of
+from grpo.evaluate import budgets, evaluate, score_groups, select, turns_of
 from grpo.learn.batch import Truncate, completion_logprobs, micro_batches
 from grpo.learn.optimizer import Optimizer
 from grpo.learn.update import UpdateMemory, imitate
@@ -634,8 +634,8 @@ def sample_levels(
             if level in required:
                 raise
 
-    settings = EvaluationSettings.of(config, SURVEY_SEED, config.group_size)
-    answered = ranks.gather(evaluate(policy, supply.task, ranks.share(problems), settings))
+    sampling = config, SURVEY_SEED, config.group_size
+    answered = ranks.gather(evaluate(policy, supply.task, ranks.share(problems), *sampling))
     groups = [group for group in answered if group.judged]
     for group in groups:
         group.class_name = classify(group, range_of(supply.task))

@@ -4,7 +4,7 @@ Each mean comes with its 95 % interval.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -34,24 +34,6 @@ BATCH = 64  # problems that are answered at once
 
 # A warning is shown if a larger share of the completions is truncated.
 TOO_MANY_TRUNCATED = 0.5
-
-
-@dataclass(frozen=True)
-class EvaluationSettings:
-    """How problems are answered, e.g. ``EvaluationSettings(temperature=0.7, samples=8)``."""
-
-    temperature: float = 1.0  # 0: greedy
-    top_p: float = 1.0  # 1: all tokens
-    max_new_tokens: int | None = None  # chosen by the target and the task, see `budget_for`
-    seed: int = 0
-    samples: int = 1  # of each problem
-
-    @classmethod
-    def of(cls, config: Any, seed: int, samples: int) -> "EvaluationSettings":
-        """Return the settings of an evaluation that samples as `config` says."""
-        names = ("temperature", "top_p", "max_new_tokens")
-        own = {name: getattr(config, name) for name in names}
-        return cls(**own, seed=seed, samples=samples)
 
 
 def held_out_stream(
@@ -85,13 +67,16 @@ def evaluate(
     policy: Policy,
     task: Task,
     problems: Sequence[Problem],
-    settings: EvaluationSettings = EvaluationSettings(),
+    config: Any,
+    seed: int = 0,
+    samples: int = 1,
     progress: ShowProgress = lambda part, done, total: None,
 ) -> list[Group]:
-    """Return one group of scored completions for each problem.
+    """Return a group of so many scored `samples` for each problem.
 
-    Each completion is an independent draw. `progress` is called when a batch is about to be sampled
-    or scored, with the number of problems that are done.
+    Each completion is an independent draw, by the temperature (0: greedy), top_p and max_new_tokens
+    of `config`. `progress` is called when a batch is about to be sampled or scored, with the number
+    of problems that are done.
     """
     groups: list[Group] = []
     drafting = Drafting()
@@ -103,10 +88,10 @@ def evaluate(
             task,
             part,
             indices=range(start, start + len(part)),
-            keys=[_keys(settings.seed, problem, settings.samples) for problem in part],
-            temperature=settings.temperature,
-            budgets=budgets(policy, task, part, settings.max_new_tokens),
-            truncate=truncation(settings.top_p),
+            keys=[_keys(seed, problem, samples) for problem in part],
+            temperature=config.temperature,
+            budgets=budgets(policy, task, part, config.max_new_tokens),
+            truncate=truncation(config.top_p),
             drafting=drafting,
         )
         progress("scoring", start, len(problems))

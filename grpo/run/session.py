@@ -32,7 +32,6 @@ from grpo.data.files import read_json
 from grpo.distributed import Interrupt, Ranks, peer_errors
 from grpo.ending import CHECK_PROBLEMS, HeldOut, Verdict, conclude
 from grpo.evaluate import (
-    EvaluationSettings,
     budgets,
     evaluate,
     held_out_stream,
@@ -470,15 +469,12 @@ class Run:
 
         # In a small family of problems a report and a validation check may share a problem. With
         # different seeds they do not share its completion.
-        settings = EvaluationSettings.of(
-            config,
-            seed=0 if seed == EVAL_SEED else seed,
-            samples=config.group_size if compares(task) else 1,
-        )
+        own_seed = 0 if seed == EVAL_SEED else seed
+        sampling = config, own_seed, config.group_size if compares(task) else 1
         unit = getattr(task, "level_unit", "")
         with self.console.working(f"evaluating at {level_name(level, unit)}") as progress:
             mine = trainer.ranks.share(found.problems)
-            groups = trainer.ranks.gather(evaluate(policy, task, mine, settings, progress))
+            groups = trainer.ranks.gather(evaluate(policy, task, mine, *sampling, progress))
         for index, group in enumerate(groups):
             group.index = index
         if not any(group.judged for group in groups):

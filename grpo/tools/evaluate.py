@@ -23,7 +23,6 @@ from grpo.config import Config
 from grpo.data.errors import UserError, escape_control, shortened
 from grpo.data.files import check_output, write_whole
 from grpo.evaluate import (
-    EvaluationSettings,
     ShowProgress,
     budgets,
     evaluate,
@@ -126,8 +125,7 @@ class Evaluation:
             raise UserError(
                 "--samples 1: the reward may compare the completions of a group; leave it out"
             )
-        samples = flags.samples or (config.group_size if compares(self.task) else 1)
-        self.answering = EvaluationSettings.of(settings, flags.seed, samples)
+        self.samples = flags.samples or (config.group_size if compares(self.task) else 1)
         self.format = format_of(self.task, settings, flags.seed)
 
     def _settings(self, others: list[str]) -> argparse.Namespace:
@@ -243,8 +241,9 @@ class Evaluation:
             **settings.task_options,
             "level": level,
             **source,
-            **{name: getattr(settings, name) for name in PROMPT},
-            **vars(self.answering),
+            **{name: getattr(settings, name) for name in (*PROMPT, *SAMPLING)},
+            "seed": self.flags.seed,
+            "samples": self.samples,
             **{name: getattr(found, name) for name in COUNTS},
             **figures_of(groups),
             **self._about(task, found.problems),
@@ -267,17 +266,18 @@ class Evaluation:
 
     def _select(self, problems: Iterable[Problem], size: int, **limits: Any) -> DistinctProblems:
         """Return distinct problems that training has not seen, and that fit the model's context."""
-        budget = self.answering.max_new_tokens
+        budget = self.settings.max_new_tokens
         return select(self.policy, problems, size, self.seen, budget, **limits)
 
     def _answer(
         self, task: Task, problems: Sequence[Problem], progress: ShowProgress
     ) -> list[Group]:
-        return evaluate(self.policy, task, problems, self.answering, progress)
+        sampling = self.settings, self.flags.seed, self.samples
+        return evaluate(self.policy, task, problems, *sampling, progress)
 
     def _about(self, task: Task, problems: Sequence[Problem]) -> Result:
         """Return the largest budget, and the first prompt, decoded from its token ids."""
-        budget = max(budgets(self.policy, task, problems, self.answering.max_new_tokens))
+        budget = max(budgets(self.policy, task, problems, self.settings.max_new_tokens))
         return {"budget": budget, "sent": sent_lines(self.policy, problems[0])}
 
 
@@ -300,7 +300,7 @@ class RemoteEvaluation(Evaluation):
         self, task: Task, problems: Sequence[Problem], progress: ShowProgress
     ) -> list[Group]:
         """Ask for the completions of each problem, and score them."""
-        size = self.answering.samples
+        size = self.samples
         bodies = [self._body(task, problem, i) for problem in problems for i in range(size)]
         pending: list[AsyncResult] = []
         with ThreadPool(AT_A_TIME) as pool:
@@ -318,7 +318,7 @@ class RemoteEvaluation(Evaluation):
         groups = []
         for number, problem in enumerate(problems):
             own = completions[number * size : (number + 1) * size]
-            groups.append(Group(number, problem, (), self.answering.temperature, own))
+            groups.append(Group(number, problem, (), self.settings.temperature, own))
         progress("scoring", 0, len(groups))
         score_groups(task, groups)
         return groups
@@ -335,7 +335,7 @@ class RemoteEvaluation(Evaluation):
 
     def _budget(self, task: Task, problem: Problem) -> int:
         declared = declared_budget(task, problem.level)
-        return self.answering.max_new_tokens or max(declared, len(problem.target) + MARGIN)
+        return self.settings.max_new_tokens or max(declared, len(problem.target) + MARGIN)
 
     def _body(self, task: Task, problem: Problem, sample: int) -> Result:
         turns = self.format.turns(problem)
@@ -344,8 +344,8 @@ class RemoteEvaluation(Evaluation):
             **({"chat_template_kwargs": variables} if variables else {}),
             "model": self.model,
             "messages": [{"role": role, "content": text} for role, text in turns],
-            "temperature": self.answering.temperature,
-            "top_p": self.answering.top_p,
+            "temperature": self.settings.temperature,
+            "top_p": self.settings.top_p,
             "max_tokens": self._budget(task, problem),
             "seed": int(key_of(self.flags.seed, problem.key, sample), 16) % 2**31,
         }

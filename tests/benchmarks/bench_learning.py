@@ -47,7 +47,7 @@ from bench_model import device_name, memory_used, now, trained_by, trl_config, t
 from peft import LoraConfig
 
 from grpo.config import CLIP, Config, resolve_config
-from grpo.evaluate import EvaluationSettings, budgets, evaluate, held_out_stream, select, summarise
+from grpo.evaluate import budgets, evaluate, held_out_stream, select, summarise
 from grpo.learn.optimizer import BETAS, WARMUP
 from grpo.model.load import ALPHA, load_policy, read_tokenizer, resolve
 from grpo.rollout.generate import fitting
@@ -175,8 +175,8 @@ class Course:
     def evaluate(self) -> dict[str, float]:
         """Return mean score and share of exact answers on held-out problems."""
         self.take_over()
-        settings = EvaluationSettings(max_new_tokens=self.budget)
-        found = summarise(evaluate(self.policy, self.task, self.heldout, settings))
+        sampling = Config(max_new_tokens=self.budget)
+        found = summarise(evaluate(self.policy, self.task, self.heldout, sampling))
         return {"score": found["mean"], "exact": found["exact"]}
 
     def write(self, **line):

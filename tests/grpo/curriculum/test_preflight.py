@@ -146,7 +146,7 @@ def test_thinking_is_off_where_the_template_knows_of_it(template, given, expecte
 def test_survey_of_prompts(tiny_policy, monkeypatch):
     asked = []
 
-    def answer(policy, task, problems, settings):
+    def answer(policy, task, problems, config, seed, samples):
         asked.append([(policy.shots(problem) != (), problem.level) for problem in problems])
         best = 0.5 if len(asked) == 2 else 0.4
         return [group(("a", 0.0, False), ("long", best, False)) for _ in problems]

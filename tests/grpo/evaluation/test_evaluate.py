@@ -17,13 +17,12 @@ from screens import unbroken
 from small_runs import check_often
 from small_train import fails
 
-from grpo.config import load_config
+from grpo.config import Config, load_config
 from grpo.data import corpus
 from grpo.data.corpus import documents_of, load_texts
 from grpo.data.errors import UserError
 from grpo.data.files import read_jsonl_zst
 from grpo.evaluate import (
-    EvaluationSettings,
     evaluate,
     held_out_stream,
     score_groups,
@@ -251,11 +250,11 @@ def test_samples_of_a_problem_are_independent_draws(tiny_policy):
     task = load_task("ponder.py:Ponder")
     stream, limits = held_out_stream(task, 1, "test", seed=0, size=5)
     found = select(tiny_policy, stream, 5, **limits)
-    one = evaluate(tiny_policy, task, found.problems)
-    many = evaluate(tiny_policy, task, found.problems, EvaluationSettings(samples=8))
+    one = evaluate(tiny_policy, task, found.problems, Config())
+    many = evaluate(tiny_policy, task, found.problems, Config(), samples=8)
     assert [group.texts[0] for group in many] == [group.texts[0] for group in one]
     assert all(len(group.completions) == 8 == len(set(group.texts)) for group in many)
-    other = evaluate(tiny_policy, task, found.problems, EvaluationSettings(seed=1, samples=8))
+    other = evaluate(tiny_policy, task, found.problems, Config(), seed=1, samples=8)
     assert all(not set(a.texts) & set(b.texts) for a, b in zip(many, other))
 
 
