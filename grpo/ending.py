@@ -10,10 +10,12 @@ the report reads verdicts.
 
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import takewhile
 from statistics import fmean
 from typing import Any, Literal, NamedTuple, get_args
+
+import msgspec
 
 from grpo.config import Config
 from grpo.records import WHY, Decision, Group, Resumable, level_name, originals, truncated_share
@@ -277,8 +279,7 @@ class Verdict:
     @classmethod
     def from_json(cls, line: Mapping[str, Any]) -> "Verdict":
         """Return the verdict in a line of eval.jsonl."""
-        values = {"kind": line["verdict"], "steps": line["step"], **line}
-        return cls(**{field.name: values[field.name] for field in fields(cls)})
+        return msgspec.convert({"kind": line["verdict"], "steps": line["step"], **line}, cls)
 
 
 class HeldOut(NamedTuple):
@@ -307,13 +308,9 @@ class HeldOut(NamedTuple):
         before training, when reinforcement began, and after it. Unless `trapped` answers count,
         one whose trap is of a kind that ignores a part of the task is worth 0.
         """
-        # By the names of their traps: answers of older runs were stored without the kind.
-        groups = () if trapped else (*self.before, *self.begun, *self.after)
-        parts = [score.parts for group in groups for score in group.scores]
-        worthless = {each["trap"] for each in parts if each.get("trap_kind")}
 
         def worth(score: Score) -> float:
-            return 0.0 if score.parts.get("trap") in worthless else getattr(score, name)
+            return getattr(score, name) if trapped or not score.parts.get("trap_kind") else 0.0
 
         before, begun, after = (
             {group.problem.key: fmean(map(worth, group.judged)) for group in groups if group.judged}

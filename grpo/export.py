@@ -12,14 +12,13 @@ The hub takes the folder as it is: `hf upload OWNER/NAME FOLDER`.
 import os
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from grpo.config import Config, load_config
+from grpo.config import load_config
 from grpo.data.errors import Parser, UserError, command_of, exit_status, printable
 from grpo.data.files import kind_of
 from grpo.ending import Verdict
@@ -131,8 +130,8 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
 
     It may be published, so it names files and folders without this machine's paths.
     """
-    config: Mapping[str, Any] = {**asdict(Config()), **run.config}
-    facts = config.get("facts", {})
+    config = run.config
+    facts = config["facts"]
     base, model = "", config["model"]
     if model != "builtin" and not facts.get("is_local_model", True):
         base = f"base_model: {model}\n"
@@ -153,7 +152,7 @@ tags: [grpo, reinforcement-learning]
 
 `{model}` trained by GRPO for {step} steps on the task `{task}`, level {config["level"]}.
 
-{_results(run, step, config.get("control", "none"))}Settings: {settings}.
+{_results(run, step, config["control"])}Settings: {settings}.
 
 Made with {made_with}.
 

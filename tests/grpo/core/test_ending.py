@@ -431,12 +431,6 @@ def of_classes(steps, updated, **counts):
     return [line | {"step": n} | values for n, line in enumerate(metrics(steps, updated), start=1)]
 
 
-def test_older_runs_stored_traps_without_their_kind():
-    old, new = answers(PROBLEMS, parts={"trap": "copies A"}), answers(PROBLEMS, **TRAPPED)
-    pairs = [HeldOut(each, new).paired("value", trapped=False) for each in (old, new)]
-    assert pairs[0] == pairs[1] == [(0.0, 0.0, 0.0)] * len(PROBLEMS)
-
-
 RISEN, BEFORE = (dict.fromkeys(PROBLEMS, value) for value in (0.9, 0.277))
 COPIED = "the score rose by answers that ignore a part of the task"
 
