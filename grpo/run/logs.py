@@ -327,9 +327,13 @@ class NoFiles:
 
 
 class RunData:
-    """The stored data of a run. UserError names a damaged file, and what is not there."""
+    """The stored data of the run in directory `path`, read when it is needed. UserError names a
+    damaged file, and what is not there.
+    """
 
     def __init__(self, path: str | Path):
+        if not isinstance(path, str | Path):
+            raise UserError(f"load_run: the run is {path!r}; give the path of its directory")
         self.path = Path(path)
         if kind_of(self.path) == "folder":
             check_links(self.path)
@@ -432,6 +436,9 @@ class RunData:
         return records
 
 
+load_run = RunData  # as the library calls it
+
+
 def tokenizer_of(run: Path) -> Any | None:
     """Return the tokenizer of the run's last checkpoint; None if it has no checkpoint."""
     files = sorted((run / "checkpoints").glob("step-*/tokenizer.json"))
@@ -441,10 +448,3 @@ def tokenizer_of(run: Path) -> Any | None:
 
     with blaming(f"{files[-1]}: is not a tokenizer"):
         return Tokenizer.from_file(str(files[-1]))
-
-
-def load_run(path: str | Path) -> RunData:
-    """Return the stored data of the run in directory `path`, read when it is needed."""
-    if not isinstance(path, str | Path):
-        raise UserError(f"load_run: the run is {path!r}; give the path of its directory")
-    return RunData(path)

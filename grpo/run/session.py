@@ -45,7 +45,7 @@ from grpo.model.policy import Policy
 from grpo.model.prompts import middle_left_out, sent_lines
 from grpo.next_command import EndedRun, advice, next_commands
 from grpo.records import Decision, Group, StepReport, level_name
-from grpo.run.checkpoint import Saver, remove_checkpoints_after, seen_keys
+from grpo.run.checkpoint import Saver, remove_checkpoints_after
 from grpo.run.logs import (
     NoFiles,
     RunData,
@@ -164,22 +164,20 @@ class Run:
         # Absolute, because a reward may change the working directory while a checkpoint is written.
         self.saver = Saver(self.folder.absolute(), trainer, sources)
 
+        self.warned: set[str] = set()  # keys of the warnings that were shown
         about = facts(opened, trainer)
         self.files: RunFiles | NoFiles = NoFiles()
         if self.ranks.is_rank0:
             self.config.save(self.folder / "config.yaml", **about)
             done = step_of(opened.checkpoint) if opened.checkpoint else 0
             self.files = RunFiles(self.folder, self.config, done, self._warn)
-        self.warned: set[str] = set()  # keys of the warnings that are shown once
 
-    def _warn(self, line: str) -> None:
-        self.console.warn(line)
-        self.files.write_warning(line)
-
-    def _warn_once(self, line: str, key: str) -> None:
-        if line and key not in self.warned:
-            self.warned.add(key)
-            self._warn(line)
+    def _warn(self, line: str, key: str = "") -> None:
+        """Show and store a warning, once for each `key`, by default the line."""
+        if line and (key or line) not in self.warned:
+            self.warned.add(key or line)
+            self.console.warn(line)
+            self.files.write_warning(line)
 
     def train(self, interrupt: Interrupt) -> int:
         """Make the steps, with held-out evaluations before, during and after them.
@@ -191,7 +189,7 @@ class Run:
             self._show_prompt()
             notes = getattr(self.trainer.task, "notes", ())
             for warning in (*self.opened.warnings, *self.trainer.policy.notes, *notes):
-                self._warn_once(warning, warning)
+                self._warn(warning)
 
             if self.opened.checkpoint:
                 self._restore(self.opened.checkpoint)
@@ -255,13 +253,12 @@ class Run:
     def _find_start(self) -> Start | None:
         """Exclude what an earlier run has seen from evaluations; return the pre-flight's choice."""
         if self.config.start:
-            start = Path(self.config.start)
-            seen = seen_keys(start)
-            self.trainer.stream.begin_after(read_json(start / "trainer.json")["trainer"])
-            self.files.write_seen(0, seen)
+            start, stream = Path(self.config.start), self.trainer.stream
+            stream.begin_after(read_json(start / "trainer.json")["trainer"])
+            self.files.write_seen(0, sorted(stream.seen))
             self.console.say(
-                f"started from {start}: the {len(seen):,} problems that it was trained on are "
-                "excluded from evaluations"
+                f"started from {start}: the {len(stream.seen):,} problems that it was trained on "
+                "are excluded from evaluations"
             )
         return self._make_preflight() if self.config.preflight != "off" else None
 
@@ -311,7 +308,7 @@ class Run:
                 "--model that solves some of these problems, or an easier task"
             )
         for note in trainer.policy.notes:  # those of levels that were added are new
-            self._warn_once(note, note)
+            self._warn(note)
         return start
 
     def wants_imitation(self, start: Start) -> bool:
@@ -443,7 +440,7 @@ class Run:
             # A policy that is still imitating right answers is not expected to stop by itself.
             if purpose != "warm start":
                 warning = truncation_warning(line, f"level {line['level']}")
-                self._warn_once(warning, f"truncated/{purpose}/{line['level']}")
+                self._warn(warning, f"truncated/{purpose}/{line['level']}")
         return lines
 
     def _measure(self, purpose: str, level: int) -> tuple[dict[str, Any] | None, list[Group]]:
@@ -463,8 +460,7 @@ class Run:
             stream = (problem for ((_, problem),) in windows)
         found = select(policy, stream, size, seen, asked, **limits)
         if not found.problems:
-            why = f"no {purpose} evaluation at level {level}: {found.why_none}"
-            self._warn_once(why, why)
+            self._warn(f"no {purpose} evaluation at level {level}: {found.why_none}")
             return None, []
 
         # In a small family of problems a report and a validation check may share a problem. With
@@ -479,8 +475,7 @@ class Run:
             group.index = index
         if not any(group.judged for group in groups):
             none = f"the reward judged no answer to its {len(groups)} problems"
-            why = f"no {purpose} evaluation at level {level}: {none}"
-            self._warn_once(why, why)
+            self._warn(f"no {purpose} evaluation at level {level}: {none}")
             return None, groups
 
         line = {
@@ -554,18 +549,8 @@ class Run:
 
     def _verdict(self, run: RunData) -> Verdict:
         trainer = self.trainer
-
-        def answers(kind: str, step: int) -> list[Group] | None:
-            return run.groups(step, kind) if step in run.steps(kind) else None
-
-        return conclude(
-            self.level,
-            HeldOut(
-                before=answers("eval", 0) or [],
-                after=answers("eval", trainer.done) or [],
-                imitated=answers("imitated", 0),
-            ),
-            run.metrics,
-            run.evals,
-            stopped=trainer.stopped,
+        places = ("before", "eval", 0), ("after", "eval", trainer.done), ("imitated", "imitated", 0)
+        held_out = HeldOut(
+            **{what: run.groups(n, kind) for what, kind, n in places if n in run.steps(kind)}
         )
+        return conclude(self.level, held_out, run.metrics, run.evals, stopped=trainer.stopped)
