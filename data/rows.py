@@ -50,33 +50,23 @@ def read_rows(source: Any) -> list[Row]:
 def _read_named(name: str) -> list[Row]:
     path = Path(name)
     if path.suffix == ".parquet":
-        return _read_parquet(path)
+        content = read_bytes(path)
+        with needs("pyarrow", "data", f"{path}"):
+            from pyarrow import parquet
+        with blaming(f"{path}: is not a Parquet file"):
+            return _numbered(str(path), parquet.read_table(BytesIO(content)).to_pylist())
+
     if path.suffix in (".jsonl", ".json", ".ndjson") or kind_of(path):
-        return _read_json(path)
+        if read_bytes(path).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
+            return _numbered(str(path), read_json(path))
+        return [(where, _columns(row, where)) for where, row in read_jsonl(path)]
+
     if path.suffix or path.is_absolute() or not ON_THE_HUB.fullmatch(name):
         raise UserError(
             f"{shortened(name)}: no such file; give a .jsonl or .parquet file, or a hub dataset"
         )
-    return _read_hub(name)
 
-
-def _read_json(path: Path) -> list[Row]:
-    if read_bytes(path).removeprefix(codecs.BOM_UTF8).lstrip().startswith(b"["):
-        return _numbered(str(path), read_json(path))
-    return [(where, _columns(row, where)) for where, row in read_jsonl(path)]
-
-
-def _read_parquet(path: Path) -> list[Row]:
-    content = read_bytes(path)
-    with needs("pyarrow", "data", f"{path}"):
-        from pyarrow import parquet
-    with blaming(f"{path}: is not a Parquet file"):
-        rows = parquet.read_table(BytesIO(content)).to_pylist()
-    return _numbered(str(path), rows)
-
-
-def _read_hub(name: str) -> list[Row]:
-    """Return the rows of a dataset of the hub. Nothing that it brings along is executed."""
+    # A dataset of the hub. Nothing that it brings along is executed.
     with needs("datasets", "data", name):
         import datasets
     repository, _, rest = name.partition(":")
