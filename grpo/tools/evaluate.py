@@ -6,11 +6,13 @@ A model is loaded here, or is asked by way of an OpenAI-compatible server (--end
 import argparse
 import json
 import math
+import multiprocessing
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from math import comb
-from multiprocessing.pool import AsyncResult, ThreadPool
+from multiprocessing.pool import ThreadPool
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -302,18 +304,15 @@ class RemoteEvaluation(Evaluation):
         """Ask for the completions of each problem, and score them."""
         size = self.samples
         bodies = [self._body(task, problem, i) for problem in problems for i in range(size)]
-        pending: list[AsyncResult] = []
+        completions: list[Completion] = []
         with ThreadPool(AT_A_TIME) as pool:
             # The first is alone: it shows whether the server can be reached, and what it refuses.
             for part in (bodies[:1], bodies[1:]):
-                pending += [pool.apply_async(self._ask, (body,)) for body in part]
-                for each in pending:
-                    while not each.ready():
-                        done = sum(one.ready() for one in pending)
-                        progress(self.server.doing, done, len(bodies))
-                        each.wait(LOOK)
-                    each.get()
-        completions = [each.get() for each in pending]
+                answers, last = pool.imap(self._ask, part), len(completions) + len(part)
+                while len(completions) < last:
+                    progress(self.server.doing, len(completions), len(bodies))
+                    with suppress(multiprocessing.TimeoutError):
+                        completions.append(answers.next(LOOK))
 
         groups = []
         for number, problem in enumerate(problems):
