@@ -241,13 +241,6 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
     raise UserError(f"{flag} {path}: it has no valid checkpoint{why}{advice}".lstrip())
 
 
-def seen_keys(checkpoint: Path) -> list[str]:
-    """Return the keys of the problems that the policy of a checkpoint has seen."""
-    path = checkpoint / "trainer.json"
-    with blaming(f"{path}: is not the state of a run"):
-        return [str(key) for key in read_json(path)["trainer"]["seen"]]
-
-
 def prune(run: Path, keep: str = "") -> None:
     """Remove all checkpoints except the first, the last two and the one named `keep`."""
     _remove([path for path in checkpoint_folders(run)[1:-2] if path.name != keep])

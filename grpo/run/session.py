@@ -27,7 +27,7 @@ from grpo.curriculum import (
     survey,
     survey_prompts,
 )
-from grpo.data.errors import EngineError, UserError
+from grpo.data.errors import EngineError, UserError, blaming
 from grpo.data.files import read_json
 from grpo.distributed import Interrupt, Ranks, peer_errors
 from grpo.ending import CHECK_PROBLEMS, HeldOut, Verdict, conclude
@@ -254,7 +254,9 @@ class Run:
         """Exclude what an earlier run has seen from evaluations; return the pre-flight's choice."""
         if self.config.start:
             start, stream = Path(self.config.start), self.trainer.stream
-            stream.begin_after(read_json(start / "trainer.json")["trainer"])
+            path = start / "trainer.json"
+            with blaming(f"{path}: is not the state of a run"):
+                stream.begin_after(read_json(path)["trainer"])
             self.files.write_seen(0, sorted(stream.seen))
             self.console.say(
                 f"started from {start}: the {len(stream.seen):,} problems that it was trained on "
