@@ -4,7 +4,9 @@
 `grpo/tools/evaluation.py`.
 """
 
-from grpo.tools.evaluation import program
+import sys
+
+from grpo.tools.evaluation import main
 
 if __name__ == "__main__":
-    program()
+    sys.exit(main())

@@ -4,7 +4,9 @@
 ...`, with the same flags. The program itself is in `grpo/tools/train.py`.
 """
 
-from grpo.tools.train import program
+import sys
+
+from grpo.tools.train import main
 
 if __name__ == "__main__":
-    program()
+    sys.exit(main())

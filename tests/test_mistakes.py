@@ -183,7 +183,7 @@ def test_flags_are_read_before_torch_is_loaded(program, flags, status):
     """Torch takes seconds to load."""
     code = (
         f"import sys, grpo.tools.{program} as tool; sys.argv = ['', *{flags}]\n"
-        "try: tool.program()\n"
+        "try: sys.exit(tool.main())\n"
         "finally: print('torch' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": str(TOP)}

@@ -6,7 +6,7 @@ evaluated as it was trained, with its task, prompt and sampling, unless a flag o
 """
 
 import argparse
-import sys
+from collections.abc import Sequence
 
 from grpo import __version__
 from grpo.data.errors import Parser, UserError, command_of, exit_status, importing
@@ -25,18 +25,13 @@ LIMITS = {
 }
 
 
-def program() -> None:
-    """Run `eval.py`; an installed package calls it `grpo-eval`."""
-    let_threads_sleep()
-    sys.exit(main(sys.argv[1:]))
-
-
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Evaluate with these flags; return the exit status."""
+    let_threads_sleep()
     return exit_status("eval.py", lambda: start(argv))
 
 
-def start(argv: list[str]) -> int:
+def start(argv: Sequence[str] | None) -> int:
     """Read the flags, and evaluate. Torch is loaded after that, because it takes seconds."""
     flags, others = parse(argv)
     with importing():
@@ -45,7 +40,7 @@ def start(argv: list[str]) -> int:
     return report(flags, others)
 
 
-def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
+def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
     """Return the flags, and the words that may be flags of the task.
 
     A flag that is None takes the value of the run. Raises UserError for a value out of range.

@@ -5,6 +5,7 @@ A mistake in the flags is reported before torch is loaded, which takes seconds.
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 
 from grpo.config import parse
@@ -18,12 +19,6 @@ from grpo.distributed import RANK, join_ranks, only_rank0_prints
 SPIN_COUNT = "2000"
 
 
-def program() -> None:
-    """Run `train.py`; an installed package calls it `grpo-train`."""
-    let_threads_sleep()
-    sys.exit(main(sys.argv[1:]))
-
-
 def let_threads_sleep() -> None:
     """Make threads that wait for work sleep soon. Must be called before torch is loaded.
 
@@ -33,18 +28,19 @@ def let_threads_sleep() -> None:
         os.environ.setdefault("GOMP_SPINCOUNT", SPIN_COUNT)
 
 
-def main(argv: list[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Train with these flags; return the exit status. Training goes on if the console is lost."""
+    let_threads_sleep()
     name = f"train.py, rank {RANK}" if RANK else "train.py"
     with (
         only_rank0_prints(),
         redirect_stdout(Lasting(sys.stdout)),
         redirect_stderr(Lasting(sys.stderr)),
     ):
-        return exit_status(name, lambda: start(argv))
+        return exit_status(name, lambda: start(sys.argv[1:] if argv is None else argv))
 
 
-def start(argv: list[str]) -> int:
+def start(argv: Sequence[str]) -> int:
     """Read the flags, and start the run on this rank."""
     config, given = parse(argv)
     with importing():

@@ -64,7 +64,7 @@ def go(way: str) -> None:
 
         print_at_first_gradient()
         sys.argv = ["train.py", "--task=interleave", "--words=3", "--config", json.dumps(SMALL)]
-        train.program()
+        train.main()
     else:
         from grpo import make_trainer
 
