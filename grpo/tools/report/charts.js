@@ -487,12 +487,10 @@ function makeCharts() {
     $("charts").append(el("section", { id }, el("h2", {}, section), aside(note), grid));
   }
   showEvents();
-  $("drawn").textContent = [
-    matchMedia("(pointer: coarse)").matches
-      ? "Tap a point to see the completions of that step."
-      : "Drag over a chart to zoom all of them in, double-click to zoom out. " +
-        "Click a point to see the completions of that step.",
-  ].join(" ");
+  $("drawn").textContent = matchMedia("(pointer: coarse)").matches
+    ? "Tap a point to see the completions of that step."
+    : "Drag over a chart to zoom all of them in, double-click to zoom out. " +
+      "Click a point to see the completions of that step.";
 }
 
 /** Add a chart for every metric that no other chart shows. */
