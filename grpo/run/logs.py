@@ -199,24 +199,23 @@ def write_rollouts(path: Path, groups: Sequence[Group], *, step: int) -> None:
 
 
 def _to_json(group: Group) -> dict[str, Any]:
+    rows = []
+    for sample, (completion, score) in enumerate(zip(group.completions, group.scores)):
+        values = completion_values(group, sample)
+        # Most runs need neither of these.
+        if completion.is_demonstration:
+            values["is_demonstration"] = True
+        if score.credits is not None:
+            values["credits"] = score.credits
+        rows.append({name: raw_json(x) if name in RAW else x for name, x in values.items()})
     return {
         **group_values(group),
         "task": group.problem.task,
         "problem": raw_json(dataclasses.asdict(group.problem)),
         "prompt_tokens": group.prompt,
         **({"shots": group.shots} if group.shots else {}),
-        "completions": [_completion_to_json(group, i) for i in range(len(group.completions))],
+        "completions": rows,
     }
-
-
-def _completion_to_json(group: Group, sample: int) -> dict[str, Any]:
-    values = completion_values(group, sample)
-    # Most runs need neither of these.
-    if group.completions[sample].is_demonstration:
-        values["is_demonstration"] = True
-    if group.scores[sample].credits is not None:
-        values["credits"] = group.scores[sample].credits
-    return {name: raw_json(x) if name in RAW else x for name, x in values.items()}
 
 
 def groups_of(path: Path) -> list[Group]:

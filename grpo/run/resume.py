@@ -98,7 +98,14 @@ def open_run(
 def _open_resumed(
     resume: str, given: dict[str, Any], locks: ExitStack, ranks: Ranks
 ) -> tuple[OpenedRun, Config]:
-    path = _resumed_path(resume)
+    path = Path(resume)
+    if resume == "latest":
+        runs = [each.parent for each in HOME.glob("*/config.yaml")]
+        saved_runs = [run for run in runs if checkpoint_folders(run)]
+        if not saved_runs:
+            raise UserError(f"--resume: no run in {HOME}{os.sep} has a checkpoint; start a new one")
+        # It is written when a run is started or resumed.
+        path = max(saved_runs, key=lambda run: (run / "config.yaml").stat().st_mtime_ns)
     folder = run_of(path)
     # Before the latest checkpoint is looked for: another process may be about to write one.
     ranks.on_rank0(lambda: locks.enter_context(locked(folder)))
@@ -119,17 +126,6 @@ def _open_resumed(
     if (merged["steps"] or 0) < (step := step_of(checkpoint)):
         raise UserError(f"--steps {merged['steps']}: {checkpoint} is of step {step}; give more")
     return OpenedRun(folder, checkpoint, warnings), Config(**merged)
-
-
-def _resumed_path(resume: str) -> Path:
-    """Return the path `resume`, or the run that was written last ("latest")."""
-    if resume != "latest":
-        return Path(resume)
-    configs = [path for path in HOME.glob("*/config.yaml") if checkpoint_folders(path.parent)]
-    if not configs:
-        raise UserError(f"--resume: no run in {HOME}{os.sep} has a checkpoint; start a new one")
-    # config.yaml is written when a run is started or resumed.
-    return max(configs, key=lambda path: path.stat().st_mtime_ns).parent
 
 
 # --- the folder of a run ----------------------------------------------------------------------
