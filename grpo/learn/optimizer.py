@@ -175,37 +175,41 @@ class Optimizer:
         return found
 
     def state_dict(self) -> dict[str, Any]:
-        """Return "loss_scale", and "state" by number of the weight, "master" included if it is
+        """Return "loss_scale", and "moments" by "weight's number/name", "master" included if it is
         another tensor. The tensors are the optimizer's own, which the next step changes; or, if
         they are divided among the ranks, whole copies in the host's memory, on rank 0 alone.
         """
-        state = {number: dict(each) for number, each in self.inner.state_dict()["state"].items()}
+        moments = {
+            f"{number}/{name}": value
+            for number, entry in self.inner.state_dict()["state"].items()
+            for name, value in entry.items()
+        }
         for number, (weight, master) in enumerate(zip(self.weights, self.masters)):
             if weight.dtype != master.dtype:
-                state.setdefault(number, {})["master"] = master.detach()
+                moments[f"{number}/master"] = master.detach()
         if self.sharding:
-            for entry in state.values():
-                for kind, value in entry.items():
-                    gathered = whole(value)
-                    if self.ranks.is_rank0:  # a copy: the next step changes what was whole already
-                        entry[kind] = gathered.to("cpu", copy=True)
+            for name, value in moments.items():
+                gathered = whole(value)
+                if self.ranks.is_rank0:  # a copy: the next step changes what was whole already
+                    moments[name] = gathered.to("cpu", copy=True)
         scale = {"factor": self.loss_scale, "steps": self.steps_at_scale}
-        return {"state": state, "loss_scale": scale}
+        return {"moments": moments, "loss_scale": scale}
 
     @torch.no_grad()
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Continue from the result of `state_dict`."""
-        moments = {}
-        for number, entry in saved["state"].items():
-            master = self.masters[number]
-            # A count of steps has no dimension.
-            found = {kind: divided(x, master) if x.ndim else x for kind, x in entry.items()}
-            if "master" in found:
-                master.copy_(found.pop("master"))
-            if found:
-                moments[number] = found
+        state: dict[int, dict[str, Tensor]] = {}
+        for key, value in saved["moments"].items():
+            number, name = key.split("/")
+            master = self.masters[int(number)]
+            own = divided(value, like=master) if value.ndim else value  # a count of steps is whole
+            if name == "master":
+                master.copy_(own)
+            else:
+                state.setdefault(int(number), {})[name] = own
+
         groups = self.inner.state_dict()["param_groups"]
-        self.inner.load_state_dict({"state": moments, "param_groups": groups})
+        self.inner.load_state_dict({"state": state, "param_groups": groups})
         self.loss_scale = saved["loss_scale"]["factor"]
         self.steps_at_scale = saved["loss_scale"]["steps"]
         self._publish()

@@ -81,7 +81,7 @@ class Saver:
         if not trainer.ranks.is_rank0:
             return
 
-        weights, moments = trainer.policy.saved_tensors(), moments_of(optimizer)
+        weights, moments = trainer.policy.saved_tensors(), optimizer["moments"]
         size = sum(tensor.nbytes for tensor in (*weights.values(), *moments.values()))
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         is_copied = size <= COPIED_SHARE * memory
@@ -264,15 +264,6 @@ def _remove(paths: list[Path]) -> None:
 # --- optimizer and random generators ----------------------------------------------------------
 
 
-def moments_of(state: dict[str, Any]) -> dict[str, Tensor]:
-    """Return the tensors in an optimizer's `state_dict()`, by number of the weight and name."""
-    return {
-        f"{number}/{name}": tensor
-        for number, entry in state["state"].items()
-        for name, tensor in entry.items()
-    }
-
-
 def save_optimizer(
     folder: Path, moments: Mapping[str, Tensor], loss_scale: Mapping[str, Any]
 ) -> None:
@@ -286,14 +277,9 @@ def load_optimizer(folder: Path, optimizer: Optimizer) -> None:
     """Load the state that `save_optimizer` wrote, bit for bit."""
     path = folder / "optimizer.safetensors"
     with blaming(f"{path}: does not fit the optimizer of this run"):
-        state: dict[int, dict[str, Tensor]] = {}
-        for key, tensor in load_file(path).items():
-            number, name = key.split("/", 1)
-            state.setdefault(int(number), {})[name] = tensor
-
         rest = read_json(folder / "optimizer.json")
         scale = msgspec.convert(rest["loss_scale"], dict[str, int | float])
-        optimizer.load_state_dict({"state": state, "loss_scale": scale})
+        optimizer.load_state_dict({"moments": load_file(path), "loss_scale": scale})
 
 
 def rng_state() -> str:

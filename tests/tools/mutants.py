@@ -129,7 +129,7 @@ solved without an end | solves_level | _a and _b | _a | CORE/test_ending.py
 no step is untrained | EndWatch.observe | _a.teaches | True | CORE/test_ending.py
 
 # state
-a checkpoint without moments | moments_of | _a['state'].items() | {}.items() | \
+a checkpoint without moments | Optimizer.state_dict | _a['state'].items() | {}.items() | \
 LEARN/test_optimizer.py
 damage overlooked | verify | _sha256(_a) != _b | False | tests/grpo/run/test_checkpoint.py
 the best checkpoint removed | prune | _a.name != keep | True | tests/grpo/run/test_checkpoint.py

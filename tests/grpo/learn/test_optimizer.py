@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from grpo.learn.optimizer import BACKOFF, LARGEST, STEPS_TO_DOUBLE, Optimizer, lr_factor
-from grpo.run.checkpoint import load_optimizer, moments_of, save_optimizer
+from grpo.run.checkpoint import load_optimizer, save_optimizer
 
 RATE = 1e-4
 
@@ -99,7 +99,7 @@ def test_what_is_saved_goes_on_bit_for_bit(tmp_path, dtype, steps):
     for seed in range(steps):
         take(*one, seed)
     state = one[1].state_dict()
-    save_optimizer(tmp_path, moments_of(state), state["loss_scale"])
+    save_optimizer(tmp_path, state["moments"], state["loss_scale"])
 
     two[0].load_state_dict(one[0].state_dict())
     load_optimizer(tmp_path, two[1])
@@ -166,7 +166,7 @@ def test_the_factor_is_saved_and_restored(tmp_path):
     gradient_of(weight, optimizer, 16.0)
     optimizer.step()
     state = optimizer.state_dict()
-    save_optimizer(tmp_path, moments_of(state), state["loss_scale"])
+    save_optimizer(tmp_path, state["moments"], state["loss_scale"])
     _, other = float16_optimizer()
     load_optimizer(tmp_path, other)
     assert other.loss_scale == optimizer.loss_scale < LARGEST and other.steps_at_scale == 1

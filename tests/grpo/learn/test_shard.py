@@ -77,13 +77,12 @@ def compare_updates(folder, ranks):
             for mine, other in zip(found[1].model.parameters(), policy.model.parameters()):
                 torch.testing.assert_close(mine, other, atol=rounding / 10, rtol=0)
             torch.testing.assert_close(found[3], logprobs, **close)
-            state = found[2].state_dict()["state"]
+            moments = found[2].state_dict()["moments"]
             if ranks.is_rank0:
-                torch.testing.assert_close(state, optimizer.state_dict()["state"], **close)
+                torch.testing.assert_close(moments, optimizer.state_dict()["moments"], **close)
         # A checkpoint is written while the next step is made.
-        assert (
-            ranks.rank or state[0]["step"] is not divided[2].inner.state_dict()["state"][0]["step"]
-        )
+        count = divided[2].inner.state_dict()["state"][0]["step"]
+        assert ranks.rank or moments["0/step"] is not count
 
         for weight, master in zip(divided[1].parameters, divided[2].masters):
             torch.testing.assert_close(weight, whole(master).to(weight.dtype), atol=0, rtol=0)
