@@ -13,12 +13,12 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from grpo.config import load_config
 from grpo.data.errors import Parser, UserError, command_of, exit_status, printable
 from grpo.data.files import kind_of
 from grpo.ending import Verdict
@@ -27,7 +27,7 @@ from grpo.model.load import is_adapter, load_policy
 from grpo.model.policy import Policy, save_model
 from grpo.run.checkpoint import disk_refusal, find_resume
 from grpo.run.logs import RunData, load_run, step_of
-from grpo.run.resume import check_base, checkpoint_of
+from grpo.run.resume import checkpoint_of, config_of, load_run_policy
 from grpo.show.console import evaluation_in_words
 
 # The settings and facts that the model card names.
@@ -72,17 +72,15 @@ def export(run: Path, folder: Path, *, adapter: bool = False, dtype: str | None 
 
     checkpoint, _ = find_resume(run, flag="")
     data, step = load_run(checkpoint.parent.parent), step_of(checkpoint)
-    config = load_config(data.path)
+    config = config_of(checkpoint)
     if adapter and not config.lora_rank:
         raise UserError(
             f"--adapter: {data.path} trained the whole model and has no adapter; leave the flag out"
         )
-    check_base(checkpoint, config.model)
 
-    options = config.loading | {"keep_reference": False, "quantise": "none"}
-    if config.dtype == "auto":
-        options["dtype"] = "float32"
-    policy = load_policy(config.model, device="cpu", weights=checkpoint, **options)
+    dtype_as_trained = "float32" if config.dtype == "auto" else config.dtype
+    config = replace(config, quantise="none", dtype=dtype_as_trained)
+    policy, _ = load_run_policy(checkpoint, config, "cpu")
     is_merged = config.lora_rank and not adapter
     model = policy.model.merge_and_unload() if is_merged else policy.model
     write_policy(policy, model, folder, dtype, card(data, step, adapter=adapter))
