@@ -236,7 +236,6 @@ def _from_json(line: dict[str, Any]) -> Group:
     values = {
         **line,
         "prompt": line["prompt_tokens"],
-        "completions": rows,
         "scores": rows,
         "class_name": line["class"],
         "action": line["action"],
