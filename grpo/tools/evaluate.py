@@ -21,7 +21,7 @@ import httpx
 from rich.console import Console as RichConsole
 from rich.table import Table
 
-from grpo.config import Config
+from grpo.config import Config, with_texts
 from grpo.data.errors import UserError, escape_control, shortened
 from grpo.data.files import check_output, write_whole
 from grpo.evaluate import (
@@ -36,7 +36,7 @@ from grpo.evaluate import (
     truncation_warning,
 )
 from grpo.model.load import load_policy
-from grpo.model.prompts import format_of, middle_left_out, sent_lines, wording_text
+from grpo.model.prompts import format_of, middle_left_out, sent_lines
 from grpo.records import Completion, Group, row_of
 from grpo.rollout.server import Server, reason_of
 from grpo.run.resume import checkpoint_of, config_of, load_run_policy
@@ -146,15 +146,12 @@ class Evaluation:
         options = {**(config.task_options if is_runs_task else {}), **given}
         require_trusted({"task_options": options}, (given.get(REWARD_FILE),), where)
 
-        settings = argparse.Namespace(**vars(config) | {"task": spec, "task_options": options})
-        for name in (*SAMPLING, *PROMPT):
-            if (own := getattr(flags, name)) is not None:
-                setattr(settings, name, own)
-        if flags.wording:
-            settings.wording = wording_text(flags.wording)
-        elif not is_runs_task:
-            settings.wording = ""  # that of the run is for another task
-        return settings
+        settings = vars(config) | {"task": spec, "task_options": options}
+        if not is_runs_task:
+            settings["wording"] = ""  # that of the run is for another task
+        own = {name: getattr(flags, name) for name in (*SAMPLING, *PROMPT)}
+        own = with_texts({name: value for name, value in own.items() if value is not None})
+        return argparse.Namespace(**settings | own)
 
     def _levels(self) -> list[int]:
         """Return the levels asked for, else the run's, else the task's own."""

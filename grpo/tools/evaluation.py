@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from grpo import __version__
 from grpo.data.errors import Parser, UserError, command_of, exit_status, importing
-from grpo.model.prompts import system_text
 from grpo.tasks.registry import flags_of_tasks
 from grpo.tools.train import let_threads_sleep
 
@@ -56,8 +55,6 @@ def parse(argv: Sequence[str] | None) -> tuple[argparse.Namespace, list[str]]:
         raise UserError(f"--top-p {flags.top_p}: give a number above 0 and up to 1")
     if flags.strip_reasoning and not flags.endpoint:
         raise UserError("--strip-reasoning: is for answers of a server; give --endpoint as well")
-    if flags.system is not None:
-        flags.system = system_text(flags.system)
     return flags, others
 
 
