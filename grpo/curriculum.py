@@ -412,6 +412,7 @@ def two_spellings(answer: Group, policy: Policy) -> Group:
     return replace(answer, completions=[*answer.completions, other], advantages=[1.0, 1.0])
 
 
+@torch.no_grad()
 def answer_logprobs(
     policy: Policy, answers: Sequence[Group], memory: UpdateMemory, truncate: Truncate | None = None
 ) -> list[list[float]]:
@@ -420,16 +421,22 @@ def answer_logprobs(
 
     Of an answer with `two_spellings` of the first word, all of that word's is at its first token.
     """
-    found = None
-    while found is None:
+    exclude = truncate and (lambda logits_NV, _: truncate(logits_NV, None))
+    found: dict[tuple[int, int], list[float]] = {}  # by the indices of group and sample
+    while True:
+        limits = {"max_length": 0, "micro_tokens": memory.micro_tokens}
         try:
-            found = _answer_logprobs(policy, answers, memory.micro_tokens, truncate)
+            for batch in micro_batches(answers, "cispo", **limits, device=policy.device):
+                logp_RT, _ = completion_logprobs(policy, batch, exclude)
+                for name, row, tokens in zip(batch.row_ids, logp_RT.tolist(), batch.completions):
+                    found[name] = row[: len(tokens)]
+            break
         except RuntimeError as error:
             if not lacks_memory(error):
                 raise
-        if found is None:  # not while the error is handled: it keeps the tensors of the failed pass
-            policy.free_decoder()
-            memory.save_more(answers)
+        # Not while the error is handled: it keeps the tensors of the failed pass.
+        policy.free_decoder()
+        memory.save_more(answers)
 
     for answer in answers:
         if spaced := found.get((answer.index, 1)):
@@ -437,23 +444,6 @@ def answer_logprobs(
             either = torch.tensor([sum(values[:size]), sum(spaced)]).logsumexp(0).item()
             values[:size] = [min(either, 0.0), *[0.0] * (size - 1)]
     return [found[answer.index, 0] for answer in answers]
-
-
-@torch.no_grad()
-def _answer_logprobs(
-    policy: Policy, answers: Sequence[Group], micro_tokens: int, truncate: Truncate | None
-) -> dict[tuple[int, int], list[float]]:
-    """Return the log-probabilities of all completions, by the indices of group and sample."""
-    exclude = truncate and (lambda logits_NV, _: truncate(logits_NV, None))
-    batches = micro_batches(
-        answers, "cispo", max_length=0, micro_tokens=micro_tokens, device=policy.device
-    )
-    found = {}
-    for batch in batches:
-        logp_RT, _ = completion_logprobs(policy, batch, exclude)
-        for name, row, tokens in zip(batch.row_ids, logp_RT.tolist(), batch.completions):
-            found[name] = row[: len(tokens)]
-    return found
 
 
 def expected_share(logprobs: Sequence[float]) -> float:
