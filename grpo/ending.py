@@ -284,24 +284,23 @@ class Verdict:
 
 class HeldOut(NamedTuple):
     """Scored answers to held-out problems: those of the untrained policy (`before`), of the trained
-    one (`after`), and of the policy after the warm start (`imitated`; None without one).
+    one (`after`), and of the policy after the warm start (`imitated`; none without one).
     """
 
     before: Sequence[Group] = ()
     after: Sequence[Group] = ()
-    imitated: Sequence[Group] | None = None
+    imitated: Sequence[Group] = ()
 
     @property
     def begun(self) -> Sequence[Group]:
         """The answers when reinforcement began: what imitation taught does not count."""
-        return self.before if self.imitated is None else self.imitated
+        return self.imitated or self.before
 
     def at(self, level: int) -> "HeldOut":
         """Return the answers at one level."""
-        before, after, imitated = (
-            [each for each in groups or () if each.problem.level == level] for groups in self
+        return HeldOut(
+            *([each for each in groups if each.problem.level == level] for groups in self)
         )
-        return HeldOut(before, after, None if self.imitated is None else imitated)
 
     def paired(self, name: str, *, trapped: bool = True) -> list[tuple[float, float, float]]:
         """Return the mean "value", "exact" or "reward" of each problem that was judged each time:
@@ -449,7 +448,7 @@ def reach_verdict(
         n=len(values),
         **figures,
         stopped=stopped,
-        imitated=None if answers.imitated is None else begun,
+        imitated=begun if answers.imitated else None,
         before=before,
         after=after,
         difference=fmean(now - then for _, then, now in values) if values else None,

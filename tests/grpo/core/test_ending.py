@@ -199,7 +199,7 @@ def answers(values, level=10, text="", finish="stop", **score):
 
 
 def held_out(before, after, imitated=None, level=10):
-    then = None if imitated is None else answers(imitated, level)
+    then = () if imitated is None else answers(imitated, level)
     return HeldOut(answers(before, level), answers(after, level), then)
 
 
