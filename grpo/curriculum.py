@@ -391,25 +391,16 @@ def doubtful_parts(
     return stream.with_windows(problems, parts)
 
 
-def first_word(policy: Policy, problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the tokens of the first word of the right answer, without and with a space before it.
-
-    Both begin a right answer, and many tokenizers have other tokens for the second.
-    """
-    word = problem.target.split()[0]
-    return policy.target_tokens(word), policy.target_tokens(f" {word}")
-
-
 def two_spellings(answer: Group, policy: Policy) -> Group:
-    """Return a group of the right answer, and if it differs of the second spelling of its first
-    word.
+    """Return a group of the right answer, and of its first word with a space before it, which
+    begins a right answer, too, if its tokens differ, as those of many tokenizers do.
     """
-    plain, spaced = first_word(policy, answer.problem)
+    word = answer.problem.target.split()[0]
+    plain, spaced = policy.target_tokens(word), policy.target_tokens(f" {word}")
     if spaced == plain or answer.completions[0].tokens[: len(plain)] != plain:
         return answer
-    zeros = (0.0,) * len(spaced)
-    other = Completion(spaced, zeros, policy.decode(spaced), "enough", is_demonstration=True)
-    return replace(answer, completions=[*answer.completions, other], advantages=[1.0, 1.0])
+    completions = [*answer.completions, demonstration(policy, spaced)]
+    return replace(answer, completions=completions, advantages=[1.0, 1.0])
 
 
 @torch.no_grad()
@@ -440,7 +431,8 @@ def answer_logprobs(
 
     for answer in answers:
         if spaced := found.get((answer.index, 1)):
-            values, size = found[answer.index, 0], len(first_word(policy, answer.problem)[0])
+            word = answer.problem.target.split()[0]
+            values, size = found[answer.index, 0], len(policy.target_tokens(word))
             either = torch.tensor([sum(values[:size]), sum(spaced)]).logsumexp(0).item()
             values[:size] = [min(either, 0.0), *[0.0] * (size - 1)]
     return [found[answer.index, 0] for answer in answers]
@@ -754,9 +746,8 @@ def target_score(stream: ProblemStream, problem: Problem) -> Score | None:
     return None if score.abstained else score
 
 
-def demonstration(policy: Policy, problem: Problem) -> Completion:
-    """Return the right answer of a problem as a completion."""
-    tokens = policy.answer_tokens(problem)
+def demonstration(policy: Policy, tokens: tuple[int, ...]) -> Completion:
+    """Return the tokens of a right answer as a completion."""
     zeros = (0.0,) * len(tokens)
     finish = "stop" if tokens[-1] == policy.end else "enough"
     return Completion(tokens, zeros, policy.decode(tokens), finish, is_demonstration=True)
@@ -769,7 +760,7 @@ def right_answer(policy: Policy, index: int, problem: Problem, temperature: floa
         problem,
         policy.encode(problem),
         temperature,
-        [demonstration(policy, problem)],
+        [demonstration(policy, policy.answer_tokens(problem))],
         action="imitate",
         advantages=[1.0],
         shots=policy.shots(problem),
@@ -796,10 +787,10 @@ def demonstrate(
         for group in groups
         if group.problem.target.strip() and not any(score.exact for score in group.scores)
     ]
-    answers = [
-        replace(group, completions=[demonstration(policy, group.problem)], scores=[])
-        for group in ranks.share(stuck)
-    ]
+    answers = []
+    for group in ranks.share(stuck):
+        right = demonstration(policy, policy.answer_tokens(group.problem))
+        answers.append(replace(group, completions=[right], scores=[]))
     score_groups(task, answers)
 
     shown = []

@@ -59,7 +59,8 @@ def test_a_group_without_a_right_completion_gets_a_copy_with_the_right_answer(ti
     (copy,) = demonstrate(tiny_policy, TASK, [wrong])
     assert copy.completions[:2] == wrong.completions[:2] and copy.scores[:2] == wrong.scores[:2]
     shown, score = copy.completions[2], copy.scores[2]
-    assert shown == demonstration(tiny_policy, PROBLEM) and shown.is_demonstration
+    right = tiny_policy.answer_tokens(PROBLEM)
+    assert shown == demonstration(tiny_policy, right) and shown.is_demonstration
     assert shown.text.split() == ["one", "owl", "two", "rain"] and score.reward == 1.0
     assert shown.tokens[-1] == tiny_policy.end
     assert (copy.action, copy.class_name, copy.index) == ("keep", "varied", 3)
@@ -209,7 +210,7 @@ def test_no_metric_counts_the_tokens_of_a_demonstration(tiny_model):
 def test_a_policy_that_is_sure_of_a_mistake_learns_the_right_answer(tiny_model):
     """All completions are the same, and so there is no gradient; with the right answer there is."""
     policy = load_policy(str(tiny_model), device="cpu")
-    shown = demonstration(policy, PROBLEM)
+    shown = demonstration(policy, policy.answer_tokens(PROBLEM))
     before = right_logprob(policy, shown).sum().item()
     optimizer = Optimizer(policy.parameters, 1e-3)
     for _ in range(12):

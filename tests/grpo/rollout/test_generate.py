@@ -133,7 +133,7 @@ def test_a_demonstration_fills_the_window(tiny_policy):
     whole = task.problem("the owl saw a boat".split(), "it rains on my hat".split())
     for start, end in ((0, False), (3, False), (6, True)):
         window = task.window(whole, 4, start)
-        shown = demonstration(tiny_policy, window)
+        shown = demonstration(tiny_policy, tiny_policy.answer_tokens(window))
         tokens = tiny_policy.encode(window) + shown.tokens
         assert tiny_policy.decode(tokens).endswith(f"{window.begun} {window.target}".strip())
         assert (shown.tokens[-1] == tiny_policy.end, shown.finish == "stop") == (end, end)
