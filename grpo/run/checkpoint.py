@@ -65,14 +65,17 @@ class Saver:
     writer: Executor = field(default_factory=partial(ThreadPoolExecutor, 1))
     writing: Future[None] | None = None
 
-    def save(self, report: StepReport | None = None) -> None:
-        """Copy the state after this step, and write the copy while training continues.
+    def save(self, report: StepReport | None = None, *, wait: bool = False) -> None:
+        """Copy the state after this step, unless it is saved already, and write the copy while
+        training continues.
 
-        Training waits while a state that is too large to be copied is written. With the `report`
-        of the step the checkpoint may become the best one.
+        Training waits if it is asked to, or while a state that is too large to be copied is
+        written. With the `report` of the step the checkpoint may become the best one.
         """
         self.collect(wait=True)
         trainer = self.trainer
+        if self.saved == trainer.done:
+            return
         self.saved = trainer.done
         if report:
             name = f"step-{self.saved:06d}"
@@ -97,7 +100,7 @@ class Saver:
         self.writing = self.writer.submit(
             self._write, weights, moments, optimizer["loss_scale"], texts
         )
-        if not is_copied:
+        if wait or not is_copied:
             self.collect(wait=True)
 
     def _write(self, weights: dict, moments: dict, loss_scale: dict, texts: dict) -> None:

@@ -210,7 +210,7 @@ class Run:
 
             self.take_steps(interrupt)
             if number := self.ranks.max(interrupt.wanted or 0):
-                self.save_now()
+                self.saver.save(wait=True)
                 self.console.say(
                     f"{signal.Signals(number).name}: stopped after step {self.trainer.done}, which "
                     f"is saved; {resume_hint(self.folder)}"
@@ -370,7 +370,7 @@ class Run:
                 is_harmless = trainer.is_sampling and self.ranks.size == 1
                 if not (is_harmless or isinstance(error, EngineError)):
                     raise
-                self.save_now()
+                self.saver.save(wait=True)
                 raise UserError(
                     f"{error}; step {trainer.done} is saved, {resume_hint(self.folder)}"
                 ) from error
@@ -394,12 +394,6 @@ class Run:
 
         # Saved last, so that a run that is resumed here has everything about the step.
         self.save_if_due(report)
-
-    def save_now(self) -> None:
-        """Save the last step, unless it is saved already."""
-        if self.saver.saved != self.trainer.done:
-            self.saver.save()
-        self.saver.collect(wait=True)
 
     def save_if_due(self, report: StepReport) -> None:
         """Save the state of this step if that is due; raise the error of the previous save."""
