@@ -48,18 +48,15 @@ class Document:
         return split_words(self.text)
 
 
-def load_corpus() -> list[Document]:
-    """Return the documents of the embedded corpus, sorted by title."""
-    return _documents_in(TEXTS)
+def load_corpus(folder: Path | None = None) -> list[Document]:
+    """Return the documents of a folder, by default of the embedded corpus, sorted by title."""
+    files = sorted((folder or TEXTS).glob("*.txt"))
+    return [Document(file.stem, read_text(file)) for file in files]
 
 
 def load_foreign() -> dict[str, list[Document]]:
     """Return the documents of each of `KINDS`, of some thousand words each."""
-    return {kind: _documents_in(FOREIGN / kind) for kind in KINDS}
-
-
-def _documents_in(folder: Path) -> list[Document]:
-    return [Document(file.stem, read_text(file)) for file in sorted(folder.glob("*.txt"))]
+    return {kind: load_corpus(FOREIGN / kind) for kind in KINDS}
 
 
 def load_texts(folder: str | Path) -> list[Document]:
