@@ -93,21 +93,21 @@ class Saver:
             if not trainer.optimizer.sharding:  # else they are copies already
                 moments = copied(moments, self.memory)
         texts = {
+            "optimizer.json": json.dumps({"loss_scale": optimizer["loss_scale"]}),
             "rng.json": rng_state(),
             "trainer.json": json.dumps({"trainer": trainer.state(), "best": self.best}),
             "sources.json": json.dumps(self.sources, indent=1) + "\n",
         }
-        self.writing = self.writer.submit(
-            self._write, weights, moments, optimizer["loss_scale"], texts
-        )
+        self.writing = self.writer.submit(self._write, weights, moments, texts)
         if wait or not is_copied:
             self.collect(wait=True)
 
-    def _write(self, weights: dict, moments: dict, loss_scale: dict, texts: dict) -> None:
+    def _write(self, weights: dict, moments: dict, texts: dict) -> None:
         """Write the checkpoint in the thread. The next `save` waits before it changes `best`."""
         with new_checkpoint(self.folder, self.saved) as folder:
             self.trainer.policy.save(folder, weights)
-            save_optimizer(folder, moments, loss_scale)
+            moments = {name: tensor.contiguous() for name, tensor in moments.items()}
+            save_file(moments, folder / "optimizer.safetensors")
             for name, text in texts.items():
                 (folder / name).write_text(text, "utf-8")
 
@@ -267,17 +267,8 @@ def _remove(paths: list[Path]) -> None:
 # --- optimizer and random generators ----------------------------------------------------------
 
 
-def save_optimizer(
-    folder: Path, moments: Mapping[str, Tensor], loss_scale: Mapping[str, Any]
-) -> None:
-    """Write the state of an optimizer: tensors to safetensors, the loss scale to JSON."""
-    contiguous = {name: tensor.contiguous() for name, tensor in moments.items()}
-    save_file(contiguous, folder / "optimizer.safetensors")
-    (folder / "optimizer.json").write_text(json.dumps({"loss_scale": loss_scale}), "utf-8")
-
-
 def load_optimizer(folder: Path, optimizer: Optimizer) -> None:
-    """Load the state that `save_optimizer` wrote, bit for bit."""
+    """Load the state of an optimizer from a checkpoint, bit for bit."""
     path = folder / "optimizer.safetensors"
     with blaming(f"{path}: does not fit the optimizer of this run"):
         rest = read_json(folder / "optimizer.json")

@@ -2,14 +2,16 @@
 
 import copy
 import gc
+import json
 import math
 import weakref
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from grpo.learn.optimizer import BACKOFF, LARGEST, STEPS_TO_DOUBLE, Optimizer, lr_factor
-from grpo.run.checkpoint import load_optimizer, save_optimizer
+from grpo.run.checkpoint import load_optimizer
 
 RATE = 1e-4
 
@@ -92,14 +94,20 @@ def test_an_optimizer_is_freed_while_its_weights_remain():
     assert layers[0].weight.dtype == torch.bfloat16 and master() is None
 
 
+def save(folder, optimizer):
+    """Write the state as a checkpoint does."""
+    state = optimizer.state_dict()
+    save_file(state["moments"], folder / "optimizer.safetensors")
+    (folder / "optimizer.json").write_text(json.dumps({"loss_scale": state["loss_scale"]}))
+
+
 @pytest.mark.parametrize("steps", [0, 3])  # before the first step there are no moments
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_saved_goes_on_bit_for_bit(tmp_path, dtype, steps):
     one, two = made(dtype), made(dtype, seed=1)
     for seed in range(steps):
         take(*one, seed)
-    state = one[1].state_dict()
-    save_optimizer(tmp_path, state["moments"], state["loss_scale"])
+    save(tmp_path, one[1])
 
     two[0].load_state_dict(one[0].state_dict())
     load_optimizer(tmp_path, two[1])
@@ -165,8 +173,7 @@ def test_the_factor_is_saved_and_restored(tmp_path):
     weight, optimizer = float16_optimizer()
     gradient_of(weight, optimizer, 16.0)
     optimizer.step()
-    state = optimizer.state_dict()
-    save_optimizer(tmp_path, state["moments"], state["loss_scale"])
+    save(tmp_path, optimizer)
     _, other = float16_optimizer()
     load_optimizer(tmp_path, other)
     assert other.loss_scale == optimizer.loss_scale < LARGEST and other.steps_at_scale == 1
