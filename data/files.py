@@ -87,11 +87,8 @@ def load_yaml(text: str) -> Any:
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """Return the mapping in a YAML file, unchecked."""
     text = read_text(path)
-    try:
+    with blaming(f"{path}: not valid YAML"):
         values = load_yaml(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not valid YAML ({str(error).splitlines()[0]})") from error
-
     if not isinstance(values, dict):
         raise UserError(f"{path}: not a mapping of names to values")
     return values
