@@ -137,8 +137,7 @@ def new_folder(config: Config) -> Path:
     for value in config.task_options.values():
         if "," not in value:  # a list of numbers says little
             parts.append(Path(value.partition(":")[0]).stem[:60])
-    level = [str(config.level)] if config.level else []
-    parts += [*level, *config.mark.values(), f"seed{config.seed}"]
+    parts += [str(config.level or ""), *config.mark.values(), f"seed{config.seed}"]
 
     base = "-".join(filter(None, (re.sub(r"[^a-z0-9-]+", "-", part.lower()) for part in parts)))
     names = [base, *(f"{base}-{number}" for number in range(2, 10_000))]
