@@ -40,7 +40,7 @@ from grpo.model.prompts import format_of, middle_left_out, sent_lines
 from grpo.records import Completion, Group, row_of
 from grpo.rollout.server import Server, reason_of
 from grpo.run.resume import checkpoint_of, config_of, load_run_policy
-from grpo.show.console import Console, control_mark
+from grpo.show.console import Console, control_mark, counted
 from grpo.show.group import question_of
 from grpo.tasks.base import (
     Problem,
@@ -512,8 +512,7 @@ def _mean(entry: Result, sign: str = "") -> str:
 
 def _remarks(name: str, result: Result) -> Iterator[str]:
     if result["n"] < result["asked"]:
-        kind = "judged" if result["unjudged"] else "distinct"
-        yield f"{result['n']} {kind} problems at {name}; {result['asked']} asked for"
+        yield f"{name}: {counted(result)}"
     if result["unjudged"]:
         yield (
             f"warning: {name}: the reward did not judge {result['unjudged']} of "

@@ -128,7 +128,7 @@ def test_few_problems_are_evaluated_once_each(run, capsys):
 
     (line,) = evaluated("--model", "runs/a")
     assert (line["n"], line["asked"]) == (3, 200)
-    assert "3 distinct problems at level 11; 200 asked for" in capsys.readouterr().out
+    assert "level 11: n = 3 distinct problems, 200 asked for" in capsys.readouterr().out
 
 
 def test_duplicate_lines_of_a_dataset_count_once(tiny_model, capsys):
@@ -137,7 +137,7 @@ def test_duplicate_lines_of_a_dataset_count_once(tiny_model, capsys):
     flags = ["--model", str(tiny_model), "--task", "arithmetic", "--dataset", "set.jsonl"]
     (line,) = evaluated(*flags)
     assert (line["n"], line["asked"]) == (3, 200)
-    assert "3 distinct problems at level 2; 200 asked for" in capsys.readouterr().out
+    assert "level 2: n = 3 distinct problems, 200 asked for" in capsys.readouterr().out
     line = fails(capsys, *flags, "--words", "9", main=evaluation.main)
     assert "set.jsonl, level 9: there is no problem" in line
 
@@ -175,7 +175,7 @@ def test_an_evaluation_of_which_the_reward_judged_nothing_has_no_line(run, capsy
     assert (result["n"], result["mean"], result["unjudged"]) == (1, 1, 2)
     assert [each["scores"] for each in result["answers"]].count([None]) == 2
     said = capsys.readouterr().out
-    assert "1 judged problems at level 1; 200 asked for" in said
+    assert "level 1: n = 1 judged problems, 200 asked for" in said
     assert "level 1: the reward did not judge 2 of 3 answers, which the figures leave out" in said
 
     assert evaluation.main([*flags, "--levels", "1,2"]) == 2
