@@ -606,12 +606,11 @@ def sample_levels(
     budget = config.max_new_tokens
     problems: list[Problem] = []
     for level in levels:
-        family = supply.family_size(level)
         cut = partial(window_of, supply.task, config.window, config.seed)
         drawn = starmap(cut, enumerate(supply.sample(level, SURVEY_SEED)))
-        limits = {"fruitless": patience(count, family), "family": family}
+        fruitless = patience(count, supply.family_size(level))
         try:
-            problems += select(policy, drawn, count, frozenset(), budget, **limits).problems
+            problems += select(policy, drawn, count, frozenset(), budget, fruitless).problems
         except Exception:
             if level in required:
                 raise

@@ -38,11 +38,10 @@ TOO_MANY_TRUNCATED = 0.5
 
 def held_out_stream(
     task: Task, level: int, split: str, *, seed: int, size: int
-) -> tuple[Iterator[Problem], dict[str, int | None]]:
-    """Return the problems of a split, and how long `select` looks for `size` distinct ones."""
-    family = family_size(task, level)
+) -> tuple[Iterator[Problem], int]:
+    """Return the problems of a split, and how many fruitless draws end a search for `size` ones."""
     stream = problem_stream(task, seed=seed, split=split, level=level)
-    return stream, {"fruitless": patience(size, family), "family": family}
+    return stream, patience(size, family_size(task, level))
 
 
 def select(
@@ -51,15 +50,14 @@ def select(
     size: int,
     seen: Set[str] = frozenset(),
     budget: int | None = None,
-    **limits: int | None,
+    fruitless: int | None = None,
 ) -> DistinctProblems:
     """Return `size` distinct `problems` that training has not `seen` and that fit the model's
-    context and the `budget` of --max-new-tokens; if there are fewer, all of them.
-
-    `limits` are passed on to `first_distinct`.
+    context and the `budget` of --max-new-tokens; if there are fewer, all of them. `fruitless` is
+    that of `first_distinct`.
     """
     too_long: list[Problem] = []
-    found = first_distinct(fitting(policy, problems, too_long, budget), size, seen, **limits)
+    found = first_distinct(fitting(policy, problems, too_long, budget), size, seen, fruitless)
     return replace(found, too_long=len({problem.key for problem in too_long}))
 
 

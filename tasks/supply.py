@@ -173,16 +173,13 @@ def first_distinct(
     problems: Iterable[Problem],
     size: int,
     seen: Container[str] = (),
-    *,
     fruitless: int | None = None,
-    family: int | None = None,
 ) -> DistinctProblems:
     """Return the first `size` distinct `problems` that training has not `seen`, or fewer.
 
     Two problems with the same key are the same problem. The search also ends with the `problems`,
-    after `fruitless` draws in a row without a new one (see `patience`), when all problems of a
-    `family` of known size have been drawn, and when the task refuses with a UserError, which the
-    result then names.
+    after `fruitless` draws in a row without a new one (see `patience`), and when the task refuses
+    with a UserError, which the result then names.
     """
     kept: dict[str, Problem] = {}
     dropped: set[str] = set()
@@ -198,7 +195,7 @@ def first_distinct(
                 kept[problem.key] = problem
                 idle = 0
 
-            if len(kept) == size or idle == fruitless or len(kept) + len(dropped) == family:
+            if len(kept) == size or idle == fruitless:
                 break
     except TaskError:
         raise
@@ -213,8 +210,7 @@ def distinct_problems(
 ) -> list[Problem]:
     """Return the first `size` problems of the stream that all differ, without those `seen`."""
     stream = problem_stream(task, seed=seed, split=split, level=level)
-    family = family_size(task, level)
-    found = first_distinct(stream, size, seen, fruitless=patience(size, family), family=family)
+    found = first_distinct(stream, size, seen, patience(size, family_size(task, level)))
 
     if found.error:
         raise UserError(found.error)

@@ -447,14 +447,14 @@ class Run:
         policy, task, asked = trainer.policy, trainer.task, config.max_new_tokens
         seed, size, _ = PURPOSES[purpose]
         size = size or config.eval_problems
-        stream, limits = held_out_stream(task, level, "validation", seed=seed, size=size)
+        stream, fruitless = held_out_stream(task, level, "validation", seed=seed, size=size)
         # Those of the data set, too, before training has drawn them: otherwise the first evaluation
         # would use problems that later ones lack.
         seen = trainer.stream.seen | {problem.key for problem in trainer.stream.supply.dataset}
         if purpose == "warm start":  # as in training
             windows = (trainer.stream.windows([each]) for each in enumerate(stream))
             stream = (problem for ((_, problem),) in windows)
-        found = select(policy, stream, size, seen, asked, **limits)
+        found = select(policy, stream, size, seen, asked, fruitless)
         if not found.problems:
             self._warn(f"no {purpose} evaluation at level {level}: {found.why_none}")
             return None, []

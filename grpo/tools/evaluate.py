@@ -219,8 +219,8 @@ class Evaluation:
 
     def _find(self, task: Task, level: int, size: int, split: str) -> DistinctProblems:
         """Return `size` distinct problems that the model may be evaluated on, or all there are."""
-        stream, limits = held_out_stream(task, level, split, seed=self.flags.seed, size=size)
-        return self._select(stream, size, **limits)
+        stream, fruitless = held_out_stream(task, level, split, seed=self.flags.seed, size=size)
+        return self._select(stream, size, fruitless)
 
     def _result(
         self, task: Task, level: int, found: DistinctProblems, source: Mapping[str, str]
@@ -263,10 +263,12 @@ class Evaluation:
             _say(f"warning: {note}")
         self.policy.use(self.format)
 
-    def _select(self, problems: Iterable[Problem], size: int, **limits: Any) -> DistinctProblems:
+    def _select(
+        self, problems: Iterable[Problem], size: int, fruitless: int | None = None
+    ) -> DistinctProblems:
         """Return distinct problems that training has not seen, and that fit the model's context."""
         budget = self.settings.max_new_tokens
-        return select(self.policy, problems, size, self.seen, budget, **limits)
+        return select(self.policy, problems, size, self.seen, budget, fruitless)
 
     def _answer(
         self, task: Task, problems: Sequence[Problem], progress: ShowProgress
@@ -292,8 +294,10 @@ class RemoteEvaluation(Evaluation):
         self.server = Server("--endpoint ", self.flags.endpoint, key=KEY, **limits)
         self.refused: set[str] = set()
 
-    def _select(self, problems: Iterable[Problem], size: int, **limits: Any) -> DistinctProblems:
-        return first_distinct(problems, size, (), **limits)
+    def _select(
+        self, problems: Iterable[Problem], size: int, fruitless: int | None = None
+    ) -> DistinctProblems:
+        return first_distinct(problems, size, (), fruitless)
 
     def _answer(
         self, task: Task, problems: Sequence[Problem], progress: ShowProgress

@@ -104,10 +104,10 @@ class Course:
         torch.backends.cuda.enable_cudnn_sdp(cudnn and options.child[0] == "trl")
 
         size = options.eval_problems
-        stream, limits = held_out_stream(
+        stream, fruitless = held_out_stream(
             self.task, options.level, "validation", seed=EVAL_SEED, size=size
         )
-        self.heldout = select(self.policy, stream, size, **limits).problems
+        self.heldout = select(self.policy, stream, size, fruitless=fruitless).problems
         supply = Supply(self.task, seed=0)
         known = [supply.at(index, options.level) for index in range(BUDGET_PROBLEMS)]
         self.budget = max(budgets(self.policy, self.task, known + self.heldout, None))

@@ -248,8 +248,8 @@ def test_another_task_does_not_inherit_the_runs_options_and_level(run):
 
 def test_samples_of_a_problem_are_independent_draws(tiny_policy):
     task = load_task("ponder.py:Ponder")
-    stream, limits = held_out_stream(task, 1, "test", seed=0, size=5)
-    found = select(tiny_policy, stream, 5, **limits)
+    stream, fruitless = held_out_stream(task, 1, "test", seed=0, size=5)
+    found = select(tiny_policy, stream, 5, fruitless=fruitless)
     one = evaluate(tiny_policy, task, found.problems, Config())
     many = evaluate(tiny_policy, task, found.problems, Config(), samples=8)
     assert [group.texts[0] for group in many] == [group.texts[0] for group in one]
