@@ -48,7 +48,12 @@ STEP_FIGURES = (
 GROUP_FIGURES = "group level reward reward_std value exact distinct".split()
 
 # What was done with a group, by its action.
-DONE_TO = {"keep": "kept", "skip": "skipped", "demonstrate": "shown the right answer"}
+DONE_TO = {
+    "keep": "kept",
+    "skip": "skipped",
+    "demonstrate": "shown the right answer",
+    "imitate": "imitated",
+}
 
 # The colours of words that are not right.
 STYLES = {"substitute": "bold magenta", "delete": "bold red", "insert": "bold blue"}
@@ -134,7 +139,7 @@ class View:
         for line, group in zip(summaries(groups), groups):
             rows = [row if isinstance(row, list) else [row] for row in group.advantages]
             extent = f"{min(map(min, rows)):+.2f} to {max(map(max, rows)):+.2f}" if rows else ""
-            lines.append({**line, "done": done_to(line), "advantages": extent})
+            lines.append({**line, "done": DONE_TO[group.action], "advantages": extent})
 
         # Only groups that were sampled for training have a class, and something done with them.
         is_training = self.kind in ("step", "failed")
@@ -144,7 +149,7 @@ class View:
     def degenerate(self) -> None:
         """Show the groups without gradient."""
         lines = [
-            {**line, "why": WHY[line["class"]], "done": done_to(line)}
+            {**line, "why": WHY[line["class"]], "done": DONE_TO.get(line["action"])}
             for line in self.run.group_index
             if line["class"] in WHY
         ]
@@ -155,7 +160,7 @@ class View:
         group = self.run.group(step, number, self.kind)
         (line,) = summaries([group])
         figures = (
-            f"{line['class']}, {done_to(line)}; reward {line['reward']:.3f} ± "
+            f"{group.class_name}, {DONE_TO[group.action]}; reward {line['reward']:.3f} ± "
             f"{line['reward_std']:.3f}, {line['distinct']} distinct texts in {len(group.texts)} "
             f"completions, temperature {group.temperature:g}"
         )
@@ -176,12 +181,6 @@ class View:
 
     def why(self, step: int, number: int, sample: int) -> None:
         """Say in words why a completion earned its reward and advantage, and what it taught."""
-        for name, sentence in self.sentences(step, number, sample).items():
-            line = Text.assemble((f"{name:<9}  ", "bold"), escape_control(sentence))
-            self.console.print(line, soft_wrap=not self.console.is_terminal)
-
-    def sentences(self, step: int, number: int, sample: int) -> dict[str, str]:
-        """Return the sentences on "reward", "advantage" and "training" of a completion."""
         config, kind = self.run.config, self.kind
         group = self._group_of(step, number, sample)
         advantage = training = "none: the completion was not sampled for training"
@@ -190,7 +189,10 @@ class View:
             advantage = advantage_in_words(config, groups, group, sample)
             training = training_in_words(group, sample)
         reward = reward_in_words(config, group, sample, is_of_step=kind in ("step", "failed"))
-        return {"reward": reward, "advantage": advantage, "training": training}
+        said = {"reward": reward, "advantage": advantage, "training": training}
+        for name, sentence in said.items():
+            line = Text.assemble((f"{name:<9}  ", "bold"), escape_control(sentence))
+            self.console.print(line, soft_wrap=not self.console.is_terminal)
 
     def tokens(self, step: int, number: int, sample: int) -> None:
         """Show a line for each token of a completion, with its text if the run has a tokenizer."""
@@ -240,11 +242,6 @@ VIEWS = {"steps": 0, "step": 1, "group": 2, "why": 3, "tokens": 3, "degenerate":
 
 
 # --- a group and its completions as text --------------------------------------------------------
-
-
-def done_to(line: Record) -> str:
-    """Return what was done with a group, e.g. "kept"."""
-    return DONE_TO.get(line["action"], str(line["action"]))
 
 
 def completion_lines(group: Group, samples: Sequence[int], reward_name: str) -> Iterator[Text]:
@@ -316,9 +313,8 @@ def advantage_in_words(config: Record, groups: Sequence[Group], group: Group, sa
     rewards = group.rewards
     mean = fmean(rewards)
     if not group.advantages:
-        done = DONE_TO.get(group.action, "not trained on")
         return (
-            f"none: the group was {done} ({group.class_name}: "
+            f"none: the group was {DONE_TO[group.action]} ({group.class_name}: "
             f"{WHY.get(group.class_name, 'its rewards vary')}); the mean of its {len(rewards)} "
             f"rewards is {mean:.3f}"
         )

@@ -1,7 +1,9 @@
 """The sentences of `grpo.inspect why`, which have the numbers of the update."""
 
 import re
+from contextlib import redirect_stdout
 from decimal import Decimal
+from io import StringIO
 
 import pytest
 from hypothesis import example, given
@@ -48,7 +50,9 @@ def write(folder, **settings):
 def why(run, step, number, sample, kind="step"):
     """Return the sentences on a completion of a stored step."""
     arguments = [str(run), "why", *map(str, (step, number, sample)), "--kind", kind]
-    return inspect.View(inspect.parse(arguments)).sentences(step, number, sample)
+    with redirect_stdout(StringIO()) as said:
+        assert inspect.main(arguments) == 0
+    return dict(line.split(maxsplit=1) for line in said.getvalue().splitlines())
 
 
 @pytest.mark.parametrize(
