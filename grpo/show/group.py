@@ -57,6 +57,16 @@ def question_of(problem: Problem) -> dict[str, str]:
     }
 
 
+def question_and_answer(problem: Problem, text: str, most: int = 1 << 30) -> str:
+    """Return lines of the question, of the right answer if there is one, and of what was written,
+    each answer in at most `most` characters.
+    """
+    lines = [*question_of(problem).items(), ("wrote", shortened(text, most))]
+    if problem.target.strip():
+        lines.insert(-1, ("wanted", shortened(problem.target, most)))
+    return "".join(f"  {name + ':':<8}{line}\n" for name, line in lines)
+
+
 def first_divergence(target: str, text: str) -> str:
     """Return where the text first differs from its target; "" if it does not, or there is none.
 
@@ -76,22 +86,16 @@ def first_divergence(target: str, text: str) -> str:
 def best_and_worst(groups: Sequence[Group]) -> str:
     """Return the best and the worst sampled completion of a step, as samples.log has them."""
     samples = [
-        (score.reward, group, score, completion)
+        (group.problem, score, completion)
         for group in originals(groups)
         for score, completion in zip(group.scores, group.completions, strict=True)
     ]
     text = ""
     for name, choose in (("best", max), ("worst", min)):
-        _, group, score, completion = choose(samples, key=lambda sample: sample[0])
+        problem, score, completion = choose(samples, key=lambda sample: sample[1].reward)
         text += (
             f"{name}: reward {score.reward:.4f}, score {score.value:.4f}, {completion.finish}, "
-            f"level {group.problem.level}\n"
-        )
-        if not group.problem.target:
-            text += "".join(f"  {n + ':':<8}{x}\n" for n, x in question_of(group.problem).items())
-        text += (
-            f"  wanted: {escape_control(group.problem.target)}\n"
-            f"  wrote:  {escape_control(completion.text)}\n"
+            f"level {problem.level}\n{question_and_answer(problem, completion.text)}"
         )
     return text
 

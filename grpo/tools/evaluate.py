@@ -22,7 +22,7 @@ from rich.console import Console as RichConsole
 from rich.table import Table
 
 from grpo.config import Config, with_texts
-from grpo.data.errors import UserError, escape_control, shortened
+from grpo.data.errors import UserError, escape_control
 from grpo.data.files import check_output, write_whole
 from grpo.evaluate import (
     ShowProgress,
@@ -41,7 +41,7 @@ from grpo.records import Completion, Group, row_of
 from grpo.rollout.server import Server, reason_of
 from grpo.run.resume import checkpoint_of, config_of, load_run_policy
 from grpo.show.console import Console, control_mark, counted
-from grpo.show.group import question_of
+from grpo.show.group import question_and_answer
 from grpo.tasks.base import (
     Problem,
     Task,
@@ -546,10 +546,4 @@ def _show_worst(console: RichConsole, name: str, groups: Sequence[Group]) -> Non
         if score.exact:
             return
         console.print(f"\n{name}, score {score.value:.4f}", style="bold")
-        for part, text in question_of(group.problem).items():
-            console.print(f"  {part + ':':<8}{text}")
-        if group.problem.target.strip():
-            console.print(
-                f"  wanted: {shortened(escape_control(group.problem.target), MOST_SHOWN)}"
-            )
-        console.print(f"  wrote:  {shortened(escape_control(completion.text), MOST_SHOWN)}")
+        console.print(question_and_answer(group.problem, completion.text, MOST_SHOWN), end="")
