@@ -33,9 +33,10 @@ EVERY = 30.0
 # The weight of a step's time in the moving average that predicts the time left.
 PACE_WEIGHT = 0.2
 
-# The columns of a log. Longer lines are broken at spaces, and go on indented.
-WIDTH = 100
-INDENT = " " * 10
+# Lines of a log that have more than 100 columns are broken at spaces, and go on indented.
+WRAPPER = textwrap.TextWrapper(
+    100, subsequent_indent=" " * 10, break_long_words=False, break_on_hyphens=False
+)
 
 # The metrics in the line of a step, and their formats. Widths are fixed, so that the lines of a run
 # form columns; metrics.jsonl has the rest. "{name}" is the name of the score. In a run by windows,
@@ -97,7 +98,7 @@ class Console:
     """The screen of a run: ``Console(300).step(report)``; `metric` is the name of the score.
 
     A terminal also shows what is being done, in a line that vanishes. Any other `file` (default:
-    standard output) gets lines without escape codes, of at most WIDTH columns.
+    standard output) gets lines without escape codes, of at most 100 columns.
     """
 
     def __init__(self, total_steps: int, metric: str = "score", *, file: TextIO | None = None):
@@ -178,13 +179,7 @@ class Console:
         """
         text = escape_control(line)
         if not (self.terminal or is_whole):
-            text = textwrap.fill(
-                text,
-                WIDTH,
-                subsequent_indent=INDENT,
-                break_long_words=False,
-                break_on_hyphens=False,
-            )
+            text = WRAPPER.fill(text)
         self._rich.print(Text(text, style), soft_wrap=True)
 
     # --- what is being done -------------------------------------------------------------------
@@ -226,14 +221,11 @@ def _ending(wording: str) -> str:
 
 def settings_of(folder: Path, config: Config, trainer: "Trainer") -> dict[str, str]:
     """Return a line for each aspect of the run in `folder`."""
-    control = {
-        name: f"{control}: a control experiment, whose rewards carry no information"
-        for name, control in config.mark.items()
-    }
-    texts = len(sources_of(trainer.task))
-    problems = config.dataset or "fresh" + (f", from {texts} texts" if texts else "")
+    problems = config.dataset or "fresh"
     if own := problems_of(trainer.task, "train"):
         problems = f"{len(own):,} training problems of the data, shuffled each epoch"
+    elif not config.dataset and (texts := sources_of(trainer.task)):
+        problems = f"fresh, from {len(texts)} texts"
 
     defaults = vars(Config()) | {"control": config.control, "model": config.model}  # shown above
     chosen = [
@@ -241,9 +233,10 @@ def settings_of(folder: Path, config: Config, trainer: "Trainer") -> dict[str, s
         for name, value in vars(config).items()
         if value != defaults[name] or name in MAIN
     ]
+    about_control = "a control experiment, whose rewards carry no information"
     return {
         "run": str(folder),
-        **control,
+        **{name: f"{control}: {about_control}" for name, control in config.mark.items()},
         "model": _model(config, trainer),
         "problems": problems,
         "settings": ", ".join(chosen),
