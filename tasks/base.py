@@ -361,10 +361,24 @@ def scores_of_groups(
             with calling(f"task {task.name}, {problem.title}: score()"):
                 found.append(list(task.score(problem, texts)))
 
-    return [
-        _all_checked(task, problem, texts, scores)
-        for (problem, texts), scores in zip(groups, found)
-    ]
+    reward_range = range_of(task)
+    checked: list[list[Score]] = []
+    for (problem, completions), scores in zip(groups, found):
+        where = f"task {task.name}, {problem.title}"
+        if len(scores) != len(completions):
+            raise UserError(
+                f"{where}: score() returned {len(scores)} scores for {len(completions)} completions"
+            )
+
+        checked.append([])
+        for number, score in enumerate(scores, start=1):
+            try:
+                checked[-1].append(_checked(score, reward_range))
+            except (TypeError, ValueError, RecursionError) as error:
+                raise UserError(
+                    f"{where}, completion {number}: score() returned {error}"
+                ) from error
+    return checked
 
 
 def without_end(task: Task, problem: Problem, completion: str, score: Score) -> Score:
@@ -377,25 +391,6 @@ def without_end(task: Task, problem: Problem, completion: str, score: Score) -> 
     if score.exact:
         parts |= {"reason": CUT_OFF, "unended": earned.reward - score.reward}
     return replace(earned, parts=parts, value=earned.value, exact=False)
-
-
-def _all_checked(
-    task: Task, problem: Problem, completions: Sequence[str], scores: Sequence[Any]
-) -> list[Score]:
-    where = f"task {task.name}, {problem.title}"
-    if len(scores) != len(completions):
-        raise UserError(
-            f"{where}: score() returned {len(scores)} scores for {len(completions)} completions"
-        )
-
-    reward_range = range_of(task)
-    checked = []
-    for number, score in enumerate(scores, start=1):
-        try:
-            checked.append(_checked(score, reward_range))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise UserError(f"{where}, completion {number}: score() returned {error}") from error
-    return checked
 
 
 def _checked(score: Any, reward_range: Range | None) -> Score:
