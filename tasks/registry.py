@@ -94,17 +94,9 @@ def _load_class(spec: str) -> Any:
         module, _, name = REGISTRY[spec.partition(":")[0]].rpartition(":")
         return getattr(importlib.import_module(module), name)
 
-    where, _, name = spec.rpartition(":")
-    if not where.endswith(".py"):
-        known = ", ".join(sorted(REGISTRY))
-        raise UserError(
-            f"--task {spec}: no such task; give one of {known}, or path/to/file.py:ClassName"
-        )
-
-    found = load_from_file(Path(where), name, kind="task", where=f"--task {spec}")
-    if not isinstance(found, type):
-        raise UserError(f"--task {spec}: {where} defines no class {name}")
-    return found
+    known = ", ".join(sorted(REGISTRY))
+    fix = f"no such task; give one of {known}, or path/to/file.py:ClassName"
+    return load_from_file(spec, "task", "class", fix)
 
 
 # ---- a user's own files
@@ -112,17 +104,21 @@ def _load_class(spec: str) -> Any:
 FOLDERS: set[str] = set()  # of the files that were executed
 
 
-def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
-    """Execute a user's file and return its attribute `name`; None if it has none.
+def load_from_file(program: str, flag: str, kind: str, fix: str) -> Any:
+    """Execute the file of a `program`, ``path/to/file.py:name``; return its "class" or "function".
 
-    `kind` ("task", "reward") is part of the module's name, so that a task and a reward in files of
+    The `flag` that names it is part of the module's name, so that a task and a reward in files of
     the same name do not replace each other. The file imports from its own folder, as a script does,
-    and from the working directory. Errors begin with `where`.
+    and from the working directory. `fix` says what to give where this is no program.
     """
+    file_name, _, name = program.rpartition(":")
+    path, where = Path(file_name), f"--{flag} {program}"
+    if not file_name.endswith(".py"):
+        raise UserError(f"{where}: {fix}")
     if kind_of(path) != "file":
-        raise UserError(f"{where}: no file {shortened(str(path), 300)}")
+        raise UserError(f"{where}: no file {shortened(file_name, 300)}")
 
-    spec = importlib.util.spec_from_file_location(f"users_{kind}_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(f"users_{flag}_{path.stem}", path)
     assert spec is not None and spec.loader is not None, "a .py file has both"
     module = importlib.util.module_from_spec(spec)
 
@@ -144,18 +140,16 @@ def load_from_file(path: Path, name: str, *, kind: str, where: str) -> Any:
     sys.modules[spec.name] = module
     with calling(f"{where}: the file"):
         spec.loader.exec_module(module)
-    return getattr(module, name, None)
+
+    found = getattr(module, name, None)
+    if not (isinstance(found, type) if kind == "class" else callable(found)):
+        raise UserError(f"{where}: {file_name} defines no {kind} {name}")
+    return found
 
 
 def load_function(spec: str, flag: str = REWARD_FILE) -> Callable:
     """Return the function ``path/to/file.py:name`` that --reward-file or --loss names."""
-    where, _, name = spec.rpartition(":")
-    if not where.endswith(".py"):
-        raise UserError(f"--{flag} {spec}: give path/to/file.py:function")
-    kind = flag.removesuffix("-file")
-    function = load_from_file(Path(where), name, kind=kind, where=f"--{flag} {spec}")
-    if not callable(function):
-        raise UserError(f"--{flag} {spec}: {where} defines no function {name}")
+    function: Callable = load_from_file(spec, flag, "function", "give path/to/file.py:function")
     return function
 
 

@@ -175,7 +175,7 @@ def test_no_program_of_a_strangers_settings_is_executed(capsys, flag):
 
 @pytest.mark.parametrize("flag", NAMING)
 def test_a_program_that_the_command_line_names_is_executed(monkeypatch, flag):
-    def execute(path, name, **more):
+    def execute(*arguments):
         raise UserError("executed")
 
     monkeypatch.setattr("grpo.tasks.registry.load_from_file", execute)
