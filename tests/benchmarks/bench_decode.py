@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from bench_model import SHAPES, device_name, least_time, rates
+from bench_model import SHAPES, adapter_of, device_name, least_time, rates
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from grpo.data.errors import UserError
@@ -51,13 +51,23 @@ from grpo.tasks.supply import problem_at
 sys.path.append(str(Path(__file__).parents[1] / "support"))
 import tiny_architectures  # noqa: E402
 
-# P prompts, G completions each, new tokens, tokens of a prompt.
+
+@dataclass(frozen=True)
+class Size:
+    """The work of a rollout: P prompts of `prompt` tokens, G completions of `new` tokens each."""
+
+    P: int
+    G: int
+    new: int
+    prompt: int
+
+
 ROLLOUTS = (
-    (4, 16, 128, 150),
-    (1, 16, 1024, 600),
-    (8, 16, 700, 700),
-    (16, 16, 128, 150),
-    (1, 16, 1300, 1300),
+    Size(4, 16, 128, 150),
+    Size(1, 16, 1024, 600),
+    Size(8, 16, 700, 700),
+    Size(16, 16, 128, 150),
+    Size(1, 16, 1300, 1300),
 )
 
 # By new tokens: the words of a problem whose answer takes about as many tokens.
@@ -72,12 +82,9 @@ def make_policy(size: str, lora: int) -> Policy:
         model = LlamaForCausalLM(config)
     torch.set_default_dtype(torch.float32)
     if lora:
-        from peft import LoraConfig, get_peft_model
+        from peft import get_peft_model
 
-        model = get_peft_model(
-            model,
-            LoraConfig(r=lora, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"),
-        )
+        model = get_peft_model(model, adapter_of(lora))
     policy = Policy(model, AutoTokenizer.from_pretrained(BUILTIN), name=size)
     accelerate(policy)
     policy.stops = ()
@@ -153,16 +160,6 @@ WIDE: dict[str, Any] = {
     "mamba_n_heads": 32,
     "mamba_d_ssm": 2048,
 }
-
-
-@dataclass(frozen=True)
-class Size:
-    """The work of a rollout: P prompts of `prompt` tokens, G completions of `new` tokens each."""
-
-    P: int
-    G: int
-    new: int
-    prompt: int
 
 
 def rollout(policy: Policy, size: Size, repeats: int = 2, **drafts):
@@ -334,19 +331,18 @@ def changes_of(kind: str, width: int) -> dict[str, Any]:
     return changes
 
 
-def rollout_table(policy, cases: list[tuple], right: float) -> None:
+def rollout_table(policy, cases: list[Size], right: float) -> None:
     """Measure and print rollouts, with and without drafts."""
     print(
         "  rollout: prompts x completions x new, prompt     first s   then s   tokens/s | "
         "drafted: first s   then s   acceptance   a forward"
     )
-    for P, G, new, prompt in cases:
-        size = Size(P, G, new, prompt)
+    for size in cases:
         first, best, _ = rollout(policy, size)
         d_first, d_best, figures = drafted(policy, size, right)
         print(
-            f"{P:>20} x {G} x {new}, "
-            f"{prompt:<12}{first:>12.2f}{best:>9.2f}{P * G * new / best:>11.0f} "
+            f"{size.P:>20} x {size.G} x {size.new}, {size.prompt:<12}{first:>12.2f}{best:>9.2f}"
+            f"{size.P * size.G * size.new / best:>11.0f} "
             f"|{d_first:>17.2f}{d_best:>9.2f}"
             f"{figures['draft/acceptance']:>13.3f}{figures['draft/tokens_per_forward']:>12.1f}",
             flush=True,

@@ -43,13 +43,20 @@ from pathlib import Path
 from statistics import fmean
 
 import torch
-from bench_model import device_name, memory_used, now, trained_by, trl_config, trl_dataset
-from peft import LoraConfig
+from bench_model import (
+    adapter_of,
+    device_name,
+    memory_used,
+    now,
+    trained_by,
+    trl_config,
+    trl_dataset,
+)
 
 from grpo.config import CLIP, Config, resolve_config
 from grpo.evaluate import budgets, evaluate, held_out_stream, select, summarise
 from grpo.learn.optimizer import BETAS, WARMUP
-from grpo.model.load import ALPHA, load_policy, read_tokenizer, resolve
+from grpo.model.load import load_policy, read_tokenizer, resolve
 from grpo.rollout.generate import fitting
 from grpo.tasks.base import scores_of
 from grpo.tasks.registry import load_task
@@ -281,16 +288,13 @@ def trl_trainer(course: Course, stream: Stream):
 
     dataset = trl_dataset("problem", list(range(STEPS * options.prompts)))
     dataset.set_transform(rows)  # problems are made when TRL asks for them
-    adapter = LoraConfig(
-        r=options.lora_rank, lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM"
-    )
     return Learner(
         model=resolve(options.model),
         reward_funcs=pay,
         args=settings_of(course),
         train_dataset=dataset,
         processing_class=tokenizer,
-        peft_config=adapter if options.lora_rank else None,
+        peft_config=adapter_of(options.lora_rank),
         callbacks=[Reporter()],
     )
 

@@ -13,6 +13,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from grpo.model.load import ALPHA
 from grpo.tasks.base import Problem, Score, key_of
 from grpo.tasks.supply import problem_at
 
@@ -186,6 +187,14 @@ def least_time(work: Callable[[], object], repeats: int = 8) -> float:
 def trained_by(model) -> int:
     """Return the number of parameters that are trained."""
     return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+
+
+def adapter_of(rank: int):
+    """Return the configuration of a LoRA adapter as our trainer makes it; None for rank 0."""
+    from peft import LoraConfig
+
+    given = dict(lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM")
+    return LoraConfig(r=rank, **given) if rank else None
 
 
 def trl_dataset(column: str, values: list):

@@ -56,6 +56,7 @@ import torch
 from bench_model import (
     SHAPES,
     RandomRewards,
+    adapter_of,
     make_model,
     memory_used,
     now,
@@ -179,7 +180,6 @@ def run_ours(arguments, folder: Path) -> Side:
 
 def run_trl(arguments, folder: Path, side: str) -> Side:
     """Run TRL's trainer, which generates by `generate` or by `batching` of `transformers`."""
-    from peft import LoraConfig
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOTrainer
 
@@ -205,11 +205,6 @@ def run_trl(arguments, folder: Path, side: str) -> Side:
         def on_train_end(self, *_, **__):
             marks.append(now())
 
-    adapter = None
-    if arguments.lora:
-        adapter = LoraConfig(
-            r=arguments.lora, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM"
-        )
     prompts = [prompt + "\n" for prompt in prompts_of(arguments)]
     config = trl_config(
         arguments.groups * arguments.group_size,
@@ -229,7 +224,7 @@ def run_trl(arguments, folder: Path, side: str) -> Side:
         model=str(folder / "model"),
         reward_funcs=RandomRewards().draw,
         args=config,
-        peft_config=adapter,
+        peft_config=adapter_of(arguments.lora),
         train_dataset=trl_dataset("prompt", prompts),
         processing_class=AutoTokenizer.from_pretrained(folder / "model"),
         callbacks=[Marks()],

@@ -5,7 +5,7 @@ import re
 
 from grpo import report
 from grpo.records import Completion, Group
-from grpo.run.logs import append_lines, load_run, write_rollouts
+from grpo.run.logs import append_lines, file_of, load_run, write_rollouts
 from grpo.tasks.base import Problem, Score
 
 EVIL = "<script>alert(1)</script>"
@@ -47,7 +47,7 @@ def metrics_of(step, **more):
     }
 
 
-def make_run(folder, *, steps=STEPS, control="none", groups=None):
+def make_run(folder, *, steps=STEPS, control="none"):
     """Write a run by the project's own writers: two groups a step, a decision at step 3,
     evaluations before and after.
     """
@@ -61,17 +61,9 @@ def make_run(folder, *, steps=STEPS, control="none", groups=None):
         varied = group(
             (f"a b c d{step}", 0.75), ("a x c", 0.25), (EVIL, 0.0), advantages=[1.0, -0.25, -0.75]
         )
-        drawn = groups or [
-            varied,
-            group(
-                ("a b c d", 1.0),
-                ("a b c d", 1.0),
-                class_name="solved",
-                action="skip",
-                trap="copies A",
-            ),
-        ]
-        write_rollouts(folder / "rollouts" / f"step-{step:06d}.jsonl.zst", drawn, step=step)
+        about = {"class_name": "solved", "action": "skip", "trap": "copies A"}
+        solved = group(("a b c d", 1.0), ("a b c d", 1.0), **about)
+        write_rollouts(file_of(folder, "step", step), [varied, solved], step=step)
     for step, mean in ((0, 0.1), (steps, 0.9)):
         append_lines(
             folder / "eval.jsonl",

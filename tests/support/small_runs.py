@@ -33,11 +33,11 @@ class Own:
 """
 
 
-def check_often(monkeypatch, problems: int = 3) -> None:
-    """Have each step checked on a few held-out problems, and levels open at once."""
+def check_often(monkeypatch) -> None:
+    """Have each step checked on three held-out problems, and levels open at once."""
     monkeypatch.setattr("grpo.ending.CHECK_EVERY", 1)
     monkeypatch.setattr("grpo.curriculum.OPEN_AT", 0.051)
-    monkeypatch.setitem(PURPOSES, "promotion", (PROMOTION_SEED, problems, "promotion"))
+    monkeypatch.setitem(PURPOSES, "promotion", (PROMOTION_SEED, 3, "promotion"))
 
 
 def whole_run(flags, home):

@@ -8,7 +8,7 @@ from small_runs import FEW
 
 from grpo.run.session import Run
 from grpo.tasks.registry import load_task
-from grpo.tasks.supply import problem_at, write_problems
+from grpo.tasks.supply import distinct_problems, write_problems
 from grpo.tools import train
 
 TOP = Path(__file__).resolve().parents[2]
@@ -49,12 +49,8 @@ def fails(capsys, *arguments, main=train.main, status=2):
     return line
 
 
-def make_set(path, *levels, size=3):
-    """Write `size` training problems of each level, one level after the other."""
+def make_set(path, *levels):
+    """Write three training problems of each level, one level after the other."""
     task = load_task("interleave")
-    problems = [
-        problem_at(task, seed=0, split="train", level=level, index=i)
-        for level in levels
-        for i in range(size)
-    ]
-    write_problems(path, problems)
+    sets = [distinct_problems(task, seed=0, split="train", level=level, size=3) for level in levels]
+    write_problems(path, sum(sets, []))
