@@ -69,13 +69,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show(argv: Sequence[str] | None) -> int:
     """Show the view that the arguments name; return the exit status."""
-    arguments = parse(argv)
-    numbers = [getattr(arguments, name) for name in NUMBERS if name in arguments]
-    return arguments.show(View(arguments), *numbers) or 0
-
-
-def parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the flags; `show` is the method of View."""
     parser = Parser(prog=command_of("inspect"), description=__doc__)
     parser.add_argument("run", type=Path, help="the directory of a run")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -99,7 +92,10 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     for flag, name in (("--task", "CLASS"), ("--reward-file", "FUNCTION"), ("--loss", "FUNCTION")):
         help = "the same as for train.py: allows this program of yours to be executed"
         parts["replay"].add_argument(flag, metavar=f"FILE:{name}", help=help)
-    return parser.parse_args(argv)
+
+    arguments = parser.parse_args(argv)
+    numbers = [getattr(arguments, name) for name in NUMBERS if name in arguments]
+    return arguments.show(View(arguments), *numbers) or 0
 
 
 class View:
@@ -217,22 +213,18 @@ class View:
 
         programs = [getattr(self.arguments, name) for name in ("task", "reward_file", "loss")]
         result = replay(self.run, step, programs)
-        lines, said = [], []
+        lines = []
         for name, (old, new) in result["figures"].items():
-            if source := {"texts": "tokens", "advantages": "rewards"}.get(name):
-                verb = "are the same" if old == new else "differ"
-                said.append(f"{name} from the stored {source}: they {verb}")
-            else:
-                same = Text("yes") if old == new else Text("no", "bold red")
-                lines.append({"figure": name, "stored": old, "repeated": new, "same": same})
+            same = Text("yes") if old == new else Text("no", "bold red")
+            numbers = {} if isinstance(old, list) else {"stored": old, "repeated": new}
+            lines.append({"figure": name, "same": same, **numbers})
         show_table(self.console, lines, "stored repeated figure same".split())
 
         start = "the run's first model"
         if result["start"]:
             start = f"step {result['start']}'s checkpoint"
         outcome = "identical to the last bit" if result["same"] else "it differs"
-        for line in (*said, f"step {step}, repeated from {start}: {outcome}"):
-            self.console.print(line)
+        self.console.print(f"step {step}, repeated from {start}: {outcome}")
         return 0 if result["same"] else 1
 
 
