@@ -3,8 +3,10 @@
 import json
 import re
 
+from screens import evaluation
+
 from grpo import report
-from grpo.records import Completion, Group
+from grpo.records import Completion, Decision, Group
 from grpo.run.logs import append_lines, file_of, load_run, write_rollouts
 from grpo.tasks.base import Problem, Score
 
@@ -65,33 +67,10 @@ def make_run(folder, *, steps=STEPS, control="none"):
         solved = group(("a b c d", 1.0), ("a b c d", 1.0), **about)
         write_rollouts(file_of(folder, "step", step), [varied, solved], step=step)
     for step, mean in ((0, 0.1), (steps, 0.9)):
-        append_lines(
-            folder / "eval.jsonl",
-            {
-                "step": step,
-                "purpose": "report",
-                "level": 4,
-                "unit": "words",
-                "temperature": 1.0,
-                "metric": "similarity",
-                "mean": mean,
-                "ci_low": mean - 0.05,
-                "ci_high": mean + 0.05,
-                "exact": mean,
-                "n": 20,
-            },
-        )
-    append_lines(
-        folder / "curriculum.jsonl",
-        {
-            "step": 3,
-            "from": 3,
-            "to": 4,
-            "kind": "promotion",
-            "why": f"mean 0.9 {EVIL}",
-            "figures": {},
-        },
-    )
+        line = evaluation(4, mean, step=step, metric="similarity", exact=mean, n=20)
+        append_lines(folder / "eval.jsonl", line)
+    decision = Decision(3, 3, 4, "open", f"mean 0.9 {EVIL}")
+    append_lines(folder / "curriculum.jsonl", decision.to_json())
     return folder
 
 

@@ -1,5 +1,6 @@
 """Rows, rewards and settings of small runs by the library."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -31,17 +32,13 @@ FLAGS = (
 ).split()
 
 
-# It differs within nearly every group, whatever the policy writes.
-OWN = """
 def reward(prompt, completion, answer, **row):
+    """It differs within nearly every group, whatever the policy writes."""
     right = completion.split() == answer.split()
     return {"length": len(completion) % 7 / 7, "all": 0.2 * right}
-"""
 
 
-def reward(prompt, completion, answer, **row):
-    right = completion.split() == answer.split()
-    return {"length": len(completion) % 7 / 7, "all": 0.2 * right}
+OWN = inspect.getsource(reward)
 
 
 def alike(one, other):

@@ -43,7 +43,7 @@ def test_page_shows_the_runs(opened):
     head = texts(opened, "#top thead th")
     rows = [row for row in texts(opened, "#top tbody tr") if row.startswith("held-out")]
     assert "CONTROL shuffled-rewards" in head[1] and "CONTROL" not in head[0]
-    assert rows[0].count("0.100 [0.050, 0.150] → 0.900 [0.850, 0.950]") == 2
+    assert rows[0].count("0.100 [0.090, 0.110] → 0.900 [0.890, 0.910]") == 2
     titles = [title.removesuffix("one") for title in texts(opened, "figcaption h3")]
     some = {"Reward", "Held-out score", "Timeline", "Outcomes of groups", "Step time (s)", "Level"}
     assert some < set(titles) and "KL to the reference" not in titles

@@ -71,7 +71,7 @@ def test_what_is_said_of_a_run(made):
         {
             "what": "similarity at 4 words",
             "how": "n = 20, temperature 1",
-            "scores": ["0.100 [0.050, 0.150]", "0.900 [0.850, 0.950]"],
+            "scores": ["0.100 [0.090, 0.110]", "0.900 [0.890, 0.910]"],
             "exact": "0.10 → 0.90",
         }
     ]
