@@ -26,7 +26,6 @@ docs/data-and-tasks.md compares it with math-verify.
 
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -282,10 +281,6 @@ class Gsm8k(Rows):
     def __init__(self, argument: str):
         super().__init__(list(_rows(Path(argument))), reward_functions=[reward])
         self.from_python, self.python_functions, self.notes = False, {}, []
-        self._by_split = {
-            split: [replace(one, target=f"Answer: {one.data['row']['answer']}") for one in part]
-            for split, part in self._by_split.items()
-        }
 
     @staticmethod
     def unended(problem: Problem, completion: str, score: Score) -> Score:
@@ -322,5 +317,6 @@ def _rows(folder: Path) -> Iterator[dict[str, str]]:
             yield {
                 "prompt": f"{question.rstrip()}\n\n{INSTRUCTION}",
                 "answer": answer.strip(),
+                "target": f"Answer: {answer.strip()}",
                 "split": "validation" if name == "train" and is_validation else name,
             }
