@@ -336,7 +336,8 @@ def _right_words(words: Sequence[str], target: Sequence[str]) -> int:
 KINDS = range(5)
 ALONG_A, ALONG_B, IN_TURN, B_LEADS, OUT_OF_TURN = KINDS
 
-ALONE = {ALONG_A: "copies A", ALONG_B: "copies B", B_LEADS: "B first", OUT_OF_TURN: "turn lost"}
+RIGHT = "in turn"  # no trap
+ALONE = ("copies A", "copies B", RIGHT, "B first", "turn lost")  # by kind
 CHANGES = {
     (ALONG_A, ALONG_B): "A then B",
     (ALONG_B, ALONG_A): "B then A",
@@ -433,24 +434,23 @@ class TrapNames:
             return None
 
         once = [word for word, before in zip(known, [None, *known]) if word != before]
-        found = self._strategy(once)
-        if found == IN_TURN:
+        strategy = self._strategy(once)
+        if strategy == RIGHT:
             # Few words match the last quarter of the target.
             near_end = sum(j >= 0.75 * length for j in matched)
             stops = len(words) < 0.8 * length and near_end <= length / 8
             return "stops half way" if stops else None
-        if not isinstance(found, int):
-            return found
-        doubles = found in (ALONG_A, ALONG_B) and len(known) >= 1.5 * len(once)
-        return ALONE[found].replace("copies", "doubles") if doubles else ALONE[found]
+        if strategy and len(known) >= 1.5 * len(once):
+            return strategy.replace("copies", "doubles")
+        return strategy
 
-    def _strategy(self, words: Sequence[str]) -> int | str | None:
-        """Return the kind of most steps, or the name of the change that explains most of them, or
-        None if neither explains enough.
+    def _strategy(self, words: Sequence[str]) -> str | None:
+        """Return the name of the kind of most steps, or of the change that explains most of them,
+        or None if neither explains enough.
         """
         steps = [self.kinds.get(step, 0) for step in pairwise(words)]
         if not steps:
-            return IN_TURN if words[:1] == self.target[:1] else None
+            return RIGHT if words[:1] == self.target[:1] else None
 
         # counts[k]: how many of the first k steps are of each kind, (steps + 1, kinds).
         is_kind = np.array(steps)[:, None] >> np.array(KINDS) & 1
@@ -473,7 +473,7 @@ class TrapNames:
         best = max(explained, key=explained.__getitem__)
         if explained[best] >= max(enough, total.max() + max(3, 0.1 * len(steps))):
             return best
-        return alone if total[alone] >= enough else None
+        return ALONE[alone] if total[alone] >= enough else None
 
 
 # ---- drafts for speculative decoding
