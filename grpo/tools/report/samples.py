@@ -33,11 +33,14 @@ def packed(
 
     - "around": what the chat template puts before and after the prompt; None without `pieces`, or
       if the tokens do not hold the prompt as it is;
+    - "view": how completions are shown: against the target ("alignment"), or "plain";
     - "texts": the distinct texts, see `_packed_text`;
     - "rows": a list for each column, with an entry for each completion: the number of its text, its
       reward and so on.
     """
-    view, prompt = view_of(group), group.problem.prompt
+    prompt = group.problem.prompt
+    is_read = any("answer" in score.parts for score in group.scores)  # out of a longer text
+    view = "alignment" if split_words(group.problem.target) and not is_read else "plain"
     texts: dict[tuple, dict[str, Any]] = {}
     numbers: dict[tuple, list[int] | None] = {}  # the word that each token of a text belongs to
     rows: dict[str, list] = defaultdict(list)
@@ -69,12 +72,6 @@ def packed(
         "texts": list(texts.values()),
         "rows": rows,
     }
-
-
-def view_of(group: Group) -> str:
-    """Return how completions are shown: against the target, or plain."""
-    is_read = any("answer" in score.parts for score in group.scores)  # out of a longer text
-    return "alignment" if split_words(group.problem.target) and not is_read else "plain"
 
 
 def _packed_text(group: Group, sample: int, view: str, numbers: list[int] | None) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def scored_group(target, *rows):
     ],
 )
 def test_a_group_is_shown_by_what_its_scores_hold(target, parts, view):
-    assert samples.view_of(scored_group(target, ("a", parts))) == view
+    assert packed(scored_group(target, ("a", parts)))["view"] == view
 
 
 def test_a_text_without_a_target_has_no_mistakes():
