@@ -215,9 +215,8 @@ class View:
         result = replay(self.run, step, programs)
         lines = []
         for name, (old, new) in result["figures"].items():
-            same = Text("yes") if old == new else Text("no", "bold red")
             numbers = {} if isinstance(old, list) else {"stored": old, "repeated": new}
-            lines.append({"figure": name, "same": same, **numbers})
+            lines.append({"figure": name, "same": "yes" if old == new else "no", **numbers})
         show_table(self.console, lines, "stored repeated figure same".split())
 
         start = "the run's first model"

@@ -316,9 +316,7 @@ def show_table(console: RichConsole, lines: Sequence[Record], names: Sequence[st
             if style:
                 column.append(Text("-" if value is None else format(value, style)))
             else:
-                column.append(
-                    value if isinstance(value, Text) else Text(escape_control(value or ""))
-                )
+                column.append(Text(escape_control(value or "")))
         width = max(cell.cell_len for cell in column)
         for cell in column:
             cell.align("right" if style else "left", width)
