@@ -221,11 +221,10 @@ def explain(
     }
     if not components:
         return f"{score.reward:.3f}, as the task scored it"
-    is_sum = abs(math.fsum(components.values()) - score.reward) < 1e-3
     terms = [f"{number:.3f} {name}" for name, number in components.items()]
-    return f"{score.reward:.3f}" + (
-        " = " + " + ".join(terms) if is_sum else f", {', '.join(terms)}"
-    )
+    if abs(math.fsum(components.values()) - score.reward) < 1e-3:
+        return f"{score.reward:.3f} = {' + '.join(terms)}"
+    return f"{score.reward:.3f}, {', '.join(terms)}"
 
 
 # ---- wordings and flags
