@@ -10,7 +10,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from huggingface_hub.utils import logging as hub_logging
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
 from safetensors import safe_open
+from safetensors.torch import load_file
 from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
 from transformers import (
     AutoConfig,
@@ -424,21 +425,35 @@ def _correct_tokenizer(tokenizer: Any, path: str) -> list[str]:
 ALPHA = 32  # an adapter adds ALPHA / rank times its product
 
 
+# PEFT refuses their "out_proj", because a fused kernel reads its weight and passes the adapter by.
+MAMBA = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
+
+
 def new_adapter(model: Model, rank: int, seed: int) -> PeftModel:
-    """Return `model` with a new adapter on all linear layers that text passes, but the head."""
-    beside = []  # layers of images, of sound
-    if model.config.get_text_config(decoder=True) is not model.config:
+    """Return `model` with a new adapter on all linear layers that text passes, but the head and the
+    routers of experts.
+    """
+    linear = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, torch.nn.Linear)
+    }
+    if len({module.weight for module in linear.values()}) < len(linear):
+        raise UserError(
+            f"--lora-rank {rank}: layers of {type(model).__name__} share weights, into which their "
+            "adapters could not be merged; give --lora-rank 0"
+        )
+    excluded = [name for name, module in linear.items() if not _is_product(module)]
+    if model.config.get_text_config(decoder=True) is not model.config:  # layers of images, of sound
         of_text = set(model.get_decoder().modules())
-        beside = [
-            name
-            for name, module in model.named_modules()
-            if isinstance(module, torch.nn.Linear) and module not in of_text
-        ]
+        excluded += [name for name, module in linear.items() if module not in of_text]
+    if model.config.model_type in MAMBA:
+        excluded += [name for name in linear if name.endswith(".out_proj")]
     settings = LoraConfig(
         r=rank,
         lora_alpha=ALPHA,
         target_modules="all-linear",
-        exclude_modules=beside or None,
+        exclude_modules=excluded or None,
         task_type="CAUSAL_LM",
     )
     torch.manual_seed(seed % 2**63)  # the adapter's A is random
@@ -448,6 +463,17 @@ def new_adapter(model: Model, rank: int, seed: int) -> PeftModel:
         raise UserError(
             f"--lora-rank {rank}: {str(error).splitlines()[0]}; give --lora-rank 0"
         ) from error
+
+
+@torch.no_grad()
+def _is_product(layer: torch.nn.Linear) -> bool:
+    """Return whether a layer returns its input times its weight, as a model's own kind may not."""
+    if not type(layer).__module__.startswith("transformers.models."):
+        return True
+    with suppress(RuntimeError, ValueError, IndexError):
+        found = layer(layer.weight.new_ones(1, layer.in_features))
+        return isinstance(found, torch.Tensor) and found.shape == (1, layer.out_features)
+    return False
 
 
 def is_adapter(folder: Path) -> bool:
@@ -500,11 +526,15 @@ def load_adapter(model: Model, folder: Path) -> PeftModel:
         ) from error
 
     needed = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
-    known = get_peft_model_state_dict(adapted, save_embedding_layers=True).keys()
-    differences = {"missing": needed - rows.keys(), "unexpected": rows.keys() - known}
+    known = get_peft_model_state_dict(adapted, save_embedding_layers=True)
+    differences = {"missing": needed - rows.keys(), "unexpected": rows.keys() - known.keys()}
     check_names(str(folder), "its adapter", differences)
+    # PEFT gives some weights another name (Laguna's), does not find them, and keeps random ones.
+    for name, weight in load_file(folder / "adapter_model.safetensors").items():
+        known[name].copy_(weight)
     ends = (adapted.get_input_embeddings(), adapted.get_output_embeddings())
-    if model.config.get_text_config(decoder=True).tie_word_embeddings and any(
+    config = model.config.get_text_config(decoder=True)
+    if getattr(config, "tie_word_embeddings", False) and any(
         isinstance(layer, BaseTunerLayer) for layer in ends
     ):
         raise UserError(

@@ -13,7 +13,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
 from grpo.data.errors import UserError
 from grpo.learn.batch import completion_logprobs, micro_batches
-from grpo.model.load import BUILTIN, load_policy
+from grpo.model.load import BUILTIN, load_adapter, load_policy
 from grpo.model.policy import Policy
 from grpo.model.rows import PlainRows
 from grpo.records import Group
@@ -87,11 +87,6 @@ class Architecture:
     outcome: str
     changes: dict[str, Any] = field(default_factory=dict)
     variant: str = ""
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether its test is slow."""
-        return self.kind not in TELLING
 
     @property
     def name(self) -> str:
@@ -227,15 +222,22 @@ class Comparison:
     reason: str = ""
 
 
-def compare(architecture: Architecture, folder: Path) -> Comparison:
+def compare(architecture: Architecture, folder: Path, lora_rank: int = 0) -> Comparison:
     """Load a model as a user does, sample, and compare the log-probabilities with those of the
-    unmodified model, which runs each sequence alone.
+    unmodified model, which runs each sequence alone. An adapter is saved, and loaded into that.
     """
     write(architecture, folder)
     try:
-        policy = load_policy(str(folder), device="cpu", dtype="float32")
+        policy = load_policy(str(folder), device="cpu", dtype="float32", lora_rank=lora_rank)
     except UserError as error:
         return Comparison("refused", reason=str(error))
+    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    if lora_rank:
+        for name, weight in policy.model.named_parameters():
+            if "lora_B" in name:  # 0 in a new adapter
+                weight.data += 0.1 * torch.randn_like(weight)
+        policy.save(folder / "adapter")
+        plain = load_adapter(plain, folder / "adapter")
     policy.stops = tuple(range(0, 4096, 12))  # so that completions end at different places
 
     generator = torch.Generator().manual_seed(1)
@@ -252,7 +254,6 @@ def compare(architecture: Architecture, folder: Path) -> Comparison:
         assert [[each.tokens for each in group] for group in groups] == expected
     trained = trained_logprobs(policy, prompts, groups)
 
-    plain = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     sampler = trainer = 0.0
     for prompt, completions, rows in zip(prompts, groups, trained.split(3), strict=True):
         for completion, row in zip(completions, rows, strict=True):
