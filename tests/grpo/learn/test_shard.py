@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from tiny_models import FAMILIES, OTHERS, make_tiny_model, write_model
+from tiny_architectures import ARCHITECTURES, write
+from tiny_models import FAMILIES, make_tiny_model, write_model
 from updates import one_batch, update
 
 from grpo.data.errors import UserError
@@ -18,7 +19,10 @@ LEARN = dict(kind="cispo", clip_low=1.0, clip_high=1.0, max_length=24, max_grad_
 CASES = {  # how the policy is loaded, and by how much rounding may change what is learned
     "whole": ({}, 2e-5),
     "adapter": ({"lora_rank": 4, "dtype": "bfloat16"}, 2e-2),
-    "other": ({}, 2e-5),
+    "bloom": ({}, 2e-5),
+    "qwen3_next": ({"lora_rank": 4}, 2e-5),
+    "gpt_oss": ({}, 2e-5),
+    "lfm2": ({}, 2e-5),
 }
 
 # Families of fast models, and ranks of their adapters.
@@ -127,7 +131,9 @@ def compare_gradients(folder, ranks):
 def test_two_ranks_have_the_gradient_of_one_and_update_a_policy_as_one_does(tmp_path):
     make_tiny_model(tmp_path / "whole")
     make_tiny_model(tmp_path / "adapter")
-    write_model(OTHERS["bloom"](), tmp_path / "other")
+    for each in ARCHITECTURES:
+        if each.name in CASES:
+            write(each, tmp_path / each.name)
     for family in {family for family, _ in FAST}:
         write_model(FAMILIES[family](), tmp_path / family)
     torch.multiprocessing.spawn(child, (tmp_path,), nprocs=2)
