@@ -65,6 +65,7 @@ def child(rank, folder):
     torch.distributed.init_process_group("gloo", init_method=where, rank=rank, world_size=2)
     compare_updates(folder, Ranks(rank, 2))
     compare_gradients(folder, Ranks(rank, 2))
+    torch.distributed.destroy_process_group()  # else a thread of it may end the process by SIGABRT
 
 
 def compare_updates(folder, ranks):
