@@ -69,6 +69,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show(argv: Sequence[str] | None) -> int:
     """Show the view that the arguments name; return the exit status."""
+    arguments = parse(argv)
+    numbers = [getattr(arguments, name) for name in NUMBERS if name in arguments]
+    return arguments.show(View(arguments), *numbers) or 0
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the flags; `show` is the method of View."""
     parser = Parser(prog=command_of("inspect"), description=__doc__)
     parser.add_argument("run", type=Path, help="the directory of a run")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -92,10 +99,7 @@ def show(argv: Sequence[str] | None) -> int:
     for flag, name in (("--task", "CLASS"), ("--reward-file", "FUNCTION"), ("--loss", "FUNCTION")):
         help = "the same as for train.py: allows this program of yours to be executed"
         parts["replay"].add_argument(flag, metavar=f"FILE:{name}", help=help)
-
-    arguments = parser.parse_args(argv)
-    numbers = [getattr(arguments, name) for name in NUMBERS if name in arguments]
-    return arguments.show(View(arguments), *numbers) or 0
+    return parser.parse_args(argv)
 
 
 class View:

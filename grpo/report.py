@@ -11,6 +11,7 @@ open page loads itself again, except while its reader looks at the samples. The 
 there is no such run, or if a file is damaged.
 """
 
+import argparse
 import hashlib
 import html
 import json
@@ -74,17 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def start(argv: Sequence[str] | None) -> int:
     """Write the page, and print its path; with --live, again until the runs have ended."""
-    parser = Parser(prog=command_of("report"), description=__doc__)
-    add = parser.add_argument
-    add("runs", type=Path, nargs="+", metavar="RUN", help="the directory of a run")
-    page = "the page to write (default: report.html in the first run)"
-    add("-o", "--output", type=Path, metavar="FILE", help=page)
-    size = "size of the completions of all runs (default: %(default)g); the charts take 5 more"
-    add("--megabytes", type=float, default=MEGABYTES, metavar="N", help=size)
-    add("--live", action="store_true", help="write the page again until the runs have ended")
-    arguments = parser.parse_args(argv)
-    if not 0 < arguments.megabytes < math.inf:
-        raise UserError("--megabytes: give a number above 0, such as 4")
+    arguments = parse(argv)
     if arguments.output:
         check_output(str(arguments.output), "--output")
 
@@ -103,6 +94,22 @@ def start(argv: Sequence[str] | None) -> int:
         if not is_live:
             return 0
         time.sleep(RELOAD_SECONDS)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Return the flags."""
+    parser = Parser(prog=command_of("report"), description=__doc__)
+    add = parser.add_argument
+    add("runs", type=Path, nargs="+", metavar="RUN", help="the directory of a run")
+    page = "the page to write (default: report.html in the first run)"
+    add("-o", "--output", type=Path, metavar="FILE", help=page)
+    size = "size of the completions of all runs (default: %(default)g); the charts take 5 more"
+    add("--megabytes", type=float, default=MEGABYTES, metavar="N", help=size)
+    add("--live", action="store_true", help="write the page again until the runs have ended")
+    arguments = parser.parse_args(argv)
+    if not 0 < arguments.megabytes < math.inf:
+        raise UserError("--megabytes: give a number above 0, such as 4")
+    return arguments
 
 
 # --- the page ---------------------------------------------------------------------------------

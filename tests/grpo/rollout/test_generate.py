@@ -242,7 +242,8 @@ def test_the_fallback_learns_with_the_gradient_of_a_plain_forward(tmp_path):
         torch.testing.assert_close(one.grad, other.grad, atol=1e-4, rtol=1e-4, msg=name)
 
 
-def test_a_model_that_takes_no_adapter(tmp_path):
+def test_a_model_that_takes_no_adapter(tmp_path, monkeypatch):
+    monkeypatch.setattr("grpo.model.load.MAMBA", ())
     refusal = "--lora-rank 4: .*incompatible with Mamba.*; give --lora-rank 0"
     with pytest.raises(UserError, match=refusal):
         other_policy(tmp_path, "mamba", lora_rank=4)
