@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 # What torch says if the memory of the host or of a GPU is not enough.
-_MEMORY = re.compile("allocate memory|out of memory|ALLOC_FAILED")
+# The last is oneDNN's: a CPU's product found no memory for its code.
+_MEMORY = re.compile("allocate memory|out of memory|ALLOC_FAILED|could not create a primitive")
 
 # The longest line for the user, in characters.
 LONGEST = 1_000
