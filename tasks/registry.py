@@ -52,11 +52,9 @@ def load_task(
     prompt of all problems (see `worded`).
     """
     task_class = _load_class(spec)
-    known = options_of(spec)
     for name in options:
-        if name not in known:
-            names = ", ".join(f"--{flag}" for flag in known) or "none"
-            raise UserError(f"--{name}: task {spec} has no such flag; it has {names}")
+        if name not in options_of(spec):
+            raise UserError(_no_such_flag(name, spec))
 
     keywords = {name.replace("-", "_"): value for name, value in options.items()}
     if is_of_project(spec):
@@ -272,22 +270,30 @@ def implied_task(arguments: Sequence[str]) -> str | None:
 def split_options(spec: str, arguments: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """Split command line words into the options of task `spec` and the rest.
 
-    An option is written ``--family product`` or ``--family=product``. `load_task` refuses one that
-    another task of `REGISTRY` has and this one lacks.
+    An option is written ``--family product`` or ``--family=product``. One that another task of
+    `REGISTRY` has and this one lacks is refused.
     """
-    flags = {name: text for each in (*REGISTRY, spec) for name, text in options_of(each).items()}
+    known = options_of(spec)
+    others = {name for other in REGISTRY for name in options_of(other)} - set(known)
     options = {}
     rest = []
 
     words = iter(arguments)
     for word in words:
         name, equals, written = word.removeprefix("--").partition("=")
-        if not word.startswith("--") or name not in flags:
+        if word.startswith("--") and name in others:
+            raise UserError(_no_such_flag(name, spec))
+        if not word.startswith("--") or name not in known:
             rest.append(word)
             continue
 
         value = written if equals else next(words, None)
         if value is None:
-            raise UserError(f"--{name}: expected one argument: {flags[name]}")
+            raise UserError(f"--{name}: expected one argument: {known[name]}")
         options[name] = value
     return options, rest
+
+
+def _no_such_flag(name: str, spec: str) -> str:
+    names = ", ".join(f"--{known}" for known in options_of(spec))
+    return f"--{name}: task {spec} has no such flag; it has {names or 'none'}"
