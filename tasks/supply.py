@@ -260,7 +260,11 @@ def read_problems(path: str | Path, task: Task | None = None) -> list[Problem]:
         problem = Problem(**value)
         check_problem(problem, where)
 
-        if task is not None and problem.task == task.name and hasattr(task, "key"):
+        if task is not None and problem.task != task.name:
+            raise UserError(
+                f"{where}: is of task {problem.task}; give problems of task {task.name}, or --task"
+            )
+        if task is not None and hasattr(task, "key"):
             with calling(f"{where}: its data is not that of task {task.name}: key()"):
                 key = task.key(problem)
             if key != problem.key:  # by which repeated and held-out problems are known

@@ -253,6 +253,13 @@ def test_a_file_without_problems_is_named(tmp_path):
         read_problems(tmp_path / "a.jsonl")
 
 
+def test_a_problem_of_another_task_is_named(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps(GOOD))
+    said = refused(read_problems, path, load_task("interleave"))
+    assert said.startswith(f"{path}, line 1: is of task t; give problems of task interleave")
+
+
 @pytest.mark.parametrize(
     "name, fault",
     [
