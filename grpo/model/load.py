@@ -425,13 +425,14 @@ def _correct_tokenizer(tokenizer: Any, path: str) -> list[str]:
 ALPHA = 32  # an adapter adds ALPHA / rank times its product
 
 
-# PEFT refuses their "out_proj", because a fused kernel reads its weight and passes the adapter by.
+# Mamba's kernels read the weight of its last projection, whose adapter PEFT therefore refuses, and
+# its plain code that of "dt_proj", whose adapter would be passed by.
 MAMBA = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
 
 
 def new_adapter(model: Model, rank: int, seed: int) -> PeftModel:
-    """Return `model` with a new adapter on all linear layers that text passes, but the head and the
-    routers of experts.
+    """Return `model` with a new adapter on all linear layers that text passes, but the head and
+    those that return more than a product, such as some routers of experts.
     """
     linear = {
         name: module
@@ -447,6 +448,7 @@ def new_adapter(model: Model, rank: int, seed: int) -> PeftModel:
     if model.config.get_text_config(decoder=True) is not model.config:  # layers of images, of sound
         of_text = set(model.get_decoder().modules())
         excluded += [name for name, module in linear.items() if module not in of_text]
+    excluded += [name for name in linear if name.endswith(".dt_proj")]
     if model.config.model_type in MAMBA:
         excluded += [name for name in linear if name.endswith(".out_proj")]
     settings = LoraConfig(
@@ -470,7 +472,7 @@ def _is_product(layer: torch.nn.Linear) -> bool:
     """Return whether a layer returns its input times its weight, as a model's own kind may not."""
     if not type(layer).__module__.startswith("transformers.models."):
         return True
-    with suppress(RuntimeError, ValueError, IndexError):
+    with suppress(Exception):  # it may need another input
         found = layer(layer.weight.new_ones(1, layer.in_features))
         return isinstance(found, torch.Tensor) and found.shape == (1, layer.out_features)
     return False

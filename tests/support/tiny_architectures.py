@@ -262,6 +262,9 @@ def compare(architecture: Architecture, folder: Path, lora_rank: int = 0) -> Com
                 sampler, (torch.tensor(completion.logprobs) - expected).abs().max().item()
             )
             trainer = max(trainer, (row[: len(expected)] - expected).abs().max().item())
+    if lora_rank:  # the last completion again, by the adapter merged into its weights
+        merged = own_logprobs(plain.merge_and_unload(), prompt, completion.tokens)
+        trainer = max(trainer, (row[: len(merged)] - merged).abs().max().item())
     return Comparison(policy.path, sampler, trainer)
 
 
