@@ -64,6 +64,7 @@ def test_bytes_are_those_of_the_tokenizer():
 
 @pytest.mark.parametrize("length", [SHORTEST, 160, 1280])
 def test_a_row_is_filled_by_what_its_length_is_for(monkeypatch, length):
+    batches()  # its tokenizer is made once, of lessons too
     asked, lesson = [], make.lesson
     monkeypatch.setattr(
         make, "lesson", lambda skill, *given: asked.append(skill) or lesson(skill, *given)
