@@ -13,12 +13,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from grpo.config import Config
 from grpo.data.errors import Parser, UserError, command_of, exit_status, printable
 from grpo.data.files import kind_of
 from grpo.ending import Verdict
@@ -128,7 +129,7 @@ def card(run: RunData, step: int, *, adapter: bool) -> str:
 
     It may be published, so it names files and folders without this machine's paths.
     """
-    config = run.config
+    config = asdict(Config()) | run.config
     facts = config["facts"]
     base, model = "", config["model"]
     if model != "builtin" and not facts.get("is_local_model", True):

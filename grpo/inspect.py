@@ -55,6 +55,12 @@ DONE_TO = {
     "imitate": "imitated",
 }
 
+# What a replay repeats without running the model.
+FROM = {
+    "texts": "texts, from the stored tokens",
+    "advantages": "advantages, from the stored rewards",
+}
+
 # The colours of words that are not right.
 STYLES = {"substitute": "bold magenta", "delete": "bold red", "insert": "bold blue"}
 
@@ -219,7 +225,8 @@ class View:
         result = replay(self.run, step, programs)
         lines = []
         for name, (old, new) in result["figures"].items():
-            numbers = {} if isinstance(old, list) else {"stored": old, "repeated": new}
+            numbers = {} if name in FROM else {"stored": old, "repeated": new}
+            name = FROM.get(name, name)
             lines.append({"figure": name, "same": "yes" if old == new else "no", **numbers})
         show_table(self.console, lines, "stored repeated figure same".split())
 

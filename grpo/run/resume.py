@@ -365,8 +365,12 @@ def load_run_policy(checkpoint: Path, config: Config, device: str) -> tuple[Poli
     with blaming(f"{path}: is not the state of a run"):
         seen = set(map(str, read_json(path)["trainer"]["seen"]))
     options = config.loading | {"keep_reference": False}
+    is_local = bool(kind_of(config.model))
+    if is_local:
+        check_base(checkpoint, config.model)
     policy = load.load_policy(config.model, device=device, weights=checkpoint, **options)
-    check_base(checkpoint, config.model)  # now, because a model of the hub is on the disk only now
+    if not is_local:  # only now it is on the disk
+        check_base(checkpoint, config.model)
     return policy, seen
 
 

@@ -161,7 +161,7 @@ def test_degenerate(made, capsys):
 def test_replay_makes_a_step_again_to_the_bit(run, step, capsys):
     text = said(capsys, run, "replay", step).out
     assert "identical to the last bit" in text and "no" not in text.split()
-    assert {"loss", "grad_norm", "advantages"} <= set(text.split())
+    assert {"loss", "grad_norm", "advantages,"} <= set(text.split())
 
 
 def test_replay_says_that_the_policy_after_imitation_is_missing(copied, capsys):
@@ -188,21 +188,24 @@ def test_replay_sees_a_changed_reward_and_a_changed_figure(copied, capsys):
     kept.scores[0] = Score(kept.scores[0].reward + 0.125, kept.scores[0].parts)
     write_rollouts(path, groups, step=3)
     out = said(capsys, copied, "replay", 3, status=1).out
-    assert re.search(r"advantages +no *$", out, re.MULTILINE)
+    assert re.search(r"advantages, from the stored rewards +no *$", out, re.MULTILINE)
     path = copied / "rollouts" / "step-000001.jsonl.zst"
     groups = groups_of(path)
     score = groups[0].scores[0]
     groups[0].scores[0] = replace(score, value=1.0 if score.value < 0.5 else 0.0)
     write_rollouts(path, groups, step=1)
     out = said(capsys, copied, "replay", 1, status=1).out
-    assert re.search(r"advantages +yes *$", out, re.MULTILINE) and "it differs" in out
+    assert (
+        re.search(r"advantages, from the stored rewards +yes *$", out, re.MULTILINE)
+        and "it differs" in out
+    )
     groups[0].scores[0] = score
 
     completion = groups[0].completions[0]
     groups[0].completions[0] = replace(completion, text="another text")
     write_rollouts(path, groups, step=1)
     out = said(capsys, copied, "replay", 1, status=1).out
-    assert re.search(r"texts +no *$", out, re.MULTILINE)
+    assert re.search(r"texts, from the stored tokens +no *$", out, re.MULTILINE)
 
     lines = read_metrics(copied / "metrics.jsonl")
     lines[1]["loss"] += 1e-12
