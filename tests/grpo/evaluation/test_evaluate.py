@@ -32,7 +32,7 @@ from grpo.evaluate import (
 from grpo.records import Completion, Group
 from grpo.run.logs import groups_of, load_run, read_metrics
 from grpo.tasks.audit import audit
-from grpo.tasks.base import ABSTAINED, SPLITS, Problem, Score
+from grpo.tasks.base import ABSTAINED, SPLITS, Score
 from grpo.tasks.registry import load_task
 from grpo.tasks.supply import problem_at, write_problems
 from grpo.tools import evaluation, train
@@ -132,7 +132,8 @@ def test_few_problems_are_evaluated_once_each(run, capsys):
 
 
 def test_duplicate_lines_of_a_dataset_count_once(tiny_model, capsys):
-    problems = [Problem("any", 2, f"What is {i % 3}?", str(i), f"key {i % 3}") for i in range(12)]
+    task = load_task("arithmetic")
+    problems = [problem_at(task, seed=0, split="test", level=2, index=i % 3) for i in range(12)]
     write_problems("set.jsonl", problems)
     flags = ["--model", str(tiny_model), "--task", "arithmetic", "--dataset", "set.jsonl"]
     (line,) = evaluated(*flags)
