@@ -10,6 +10,7 @@ Torch takes seconds to load, so only the functions that need it import it.
 """
 
 import atexit
+import gc
 import os
 import signal
 import sys
@@ -147,8 +148,18 @@ def join_ranks(device: str) -> Ranks:
                 f"the {SIZE} ranks do not meet at {where} ({str(error).splitlines()[0]}); start "
                 "all of them with torchrun, or unset WORLD_SIZE, which another job may have left"
             ) from error
-        atexit.register(dist.destroy_process_group)
+        atexit.register(_leave)
     return Ranks(dist.get_rank(), dist.get_world_size())
+
+
+def _leave() -> None:
+    """Leave the group of ranks, after all that holds it: gloo's threads may own tensors, and end
+    the process by SIGABRT if they free them while the interpreter ends (pytorch/pytorch#179291).
+    """
+    import torch.distributed as dist
+
+    gc.collect()
+    dist.destroy_process_group()
 
 
 class Interrupt:
