@@ -262,7 +262,7 @@ def read_problems(path: str | Path, task: Task | None = None) -> list[Problem]:
 
         if task is not None and problem.task != task.name:
             raise UserError(
-                f"{where}: is of task {problem.task}; give problems of task {task.name}, or --task"
+                f"{where}: its task is {problem.task!a}; give problems of task {task.name}"
             )
         if task is not None and hasattr(task, "key"):
             with calling(f"{where}: its data is not that of task {task.name}: key()"):

@@ -257,7 +257,7 @@ def test_a_problem_of_another_task_is_named(tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps(GOOD))
     said = refused(read_problems, path, load_task("interleave"))
-    assert said.startswith(f"{path}, line 1: is of task t; give problems of task interleave")
+    assert said.startswith(f"{path}, line 1: its task is 't'; give problems of task interleave")
 
 
 @pytest.mark.parametrize(
