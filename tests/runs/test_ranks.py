@@ -74,8 +74,8 @@ def drawn(run: Path) -> list:
     ]
 
 
-def assert_alike(one: Path, two: Path):
-    """The same completions; figures and weights that differ by rounding."""
+def assert_alike(one: Path, two: Path, share: float = 0.0):
+    """The same completions; figures and weights that differ by rounding, but for a small share."""
     assert drawn(one) == drawn(two) and len(drawn(one)) > 16  # in two batches a step
     for mine, other in zip(
         read_metrics(one / "metrics.jsonl"), read_metrics(two / "metrics.jsonl"), strict=True
@@ -83,11 +83,10 @@ def assert_alike(one: Path, two: Path):
         names = "loss grad_norm entropy kl reward num_tokens problems/seen"
         for name in [*names.split(), "clip_ratio/high_mean"]:
             assert mine[name] == pytest.approx(other[name], rel=1e-4, abs=1e-6), name
-    # AdamW divides by the gradient's size. Where that is rounding alone, as of a few weights in a
-    # million on four GPUs, a whole step may differ.
     mine, other = weights(one), weights(two)
-    differs = torch.cat([((other[name] - mine[name]).abs() > 2e-5).flatten() for name in mine])
-    assert differs.float().mean() < 1e-4
+    assert mine.keys() == other.keys()
+    differs = torch.cat([~((other[name] - mine[name]).abs() <= 2e-5).flatten() for name in mine])
+    assert differs.float().mean() <= share
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
@@ -195,8 +194,10 @@ def test_gpus_make_the_run_of_one_and_go_on_with_another_number(tmp_path, monkey
         for more in (WHOLE, DIVIDED):
             name = f"on-{ranks}-{more[1]}"
             with_ranks(ranks, *flags, *more, "--name", name)
-            assert_alike(Path("runs/one"), Path("runs", name))
+            # AdamW divides by the size of a gradient. Where that is rounding alone, as at a few
+            # weights in a million on four GPUs, a whole step may differ.
+            assert_alike(Path("runs/one"), Path("runs", name), share=1e-4)
     with_ranks(COUNTS[-1], *flags, "--steps", "2", "--name", "moved")
     with_ranks(1, "--resume", "runs/moved", "--steps", "3")
     with_ranks(2, "--resume", "runs/moved", "--steps", "4")
-    assert_alike(Path("runs/one"), Path("runs/moved"))
+    assert_alike(Path("runs/one"), Path("runs/moved"), share=1e-4)
