@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-# What torch says if the memory of the host or of a GPU is not enough.
-# The last is oneDNN's: a CPU's product found no memory for its code.
+# What torch says if the memory of the host or of a GPU is not enough. The last comes from oneDNN,
+# which multiplies matrices on a CPU.
 _MEMORY = re.compile("allocate memory|out of memory|ALLOC_FAILED|could not create a primitive")
 
 # The longest line for the user, in characters.

@@ -391,12 +391,20 @@ def doubtful_parts(
     return stream.with_windows(problems, parts)
 
 
-def two_spellings(answer: Group, policy: Policy) -> Group:
-    """Return a group of the right answer, and of its first word with a space before it, which
-    begins a right answer, too, if its tokens differ, as those of many tokenizers do.
+def first_word(policy: Policy, problem: Problem) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return the tokens of the first word of the right answer, without and with a space before it.
+
+    Both begin a right answer, and many tokenizers have other tokens for the second.
     """
-    word = answer.problem.target.split()[0]
-    plain, spaced = policy.target_tokens(word), policy.target_tokens(f" {word}")
+    word = problem.target.split()[0]
+    return policy.target_tokens(word), policy.target_tokens(f" {word}")
+
+
+def two_spellings(answer: Group, policy: Policy) -> Group:
+    """Return a group of the right answer, and if it differs of the second spelling of its first
+    word.
+    """
+    plain, spaced = first_word(policy, answer.problem)
     if spaced == plain or answer.completions[0].tokens[: len(plain)] != plain:
         return answer
     completions = [*answer.completions, demonstration(policy, spaced)]
@@ -431,8 +439,7 @@ def answer_logprobs(
 
     for answer in answers:
         if spaced := found.get((answer.index, 1)):
-            word = answer.problem.target.split()[0]
-            values, size = found[answer.index, 0], len(policy.target_tokens(word))
+            values, size = found[answer.index, 0], len(first_word(policy, answer.problem)[0])
             either = torch.tensor([sum(values[:size]), sum(spaced)]).logsumexp(0).item()
             values[:size] = [min(either, 0.0), *[0.0] * (size - 1)]
     return [found[answer.index, 0] for answer in answers]

@@ -153,8 +153,8 @@ def join_ranks(device: str) -> Ranks:
 
 
 def _leave() -> None:
-    """Leave the group of ranks, after all that holds it: gloo's threads may own tensors, and end
-    the process by SIGABRT if they free them while the interpreter ends (pytorch/pytorch#179291).
+    """Destroy the process group, and first what holds it. Gloo's threads may own tensors; if they
+    free them while the interpreter ends, the process is aborted (pytorch/pytorch#179291).
     """
     import torch.distributed as dist
 

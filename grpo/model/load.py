@@ -18,7 +18,6 @@ import torch
 from huggingface_hub.utils import logging as hub_logging
 from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
 from peft.tuners.tuners_utils import BaseTunerLayer
-from safetensors import safe_open
 from safetensors.torch import load_file
 from tokenizers import AddedToken, Regex, decoders, pre_tokenizers
 from transformers import (
@@ -425,8 +424,7 @@ def _correct_tokenizer(tokenizer: Any, path: str) -> list[str]:
 ALPHA = 32  # an adapter adds ALPHA / rank times its product
 
 
-# Mamba's kernels read the weight of its last projection, whose adapter PEFT therefore refuses, and
-# its plain code that of "dt_proj", whose adapter would be passed by.
+# PEFT refuses an adapter of their "out_proj", because fused kernels read the weight by itself.
 MAMBA = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
 
 
@@ -448,6 +446,7 @@ def new_adapter(model: Model, rank: int, seed: int) -> PeftModel:
     if model.config.get_text_config(decoder=True) is not model.config:  # layers of images, of sound
         of_text = set(model.get_decoder().modules())
         excluded += [name for name, module in linear.items() if module not in of_text]
+    # Mamba multiplies by the weight of this one itself, so its adapter would have no effect.
     excluded += [name for name in linear if name.endswith(".dt_proj")]
     if model.config.model_type in MAMBA:
         excluded += [name for name in linear if name.endswith(".out_proj")]
@@ -506,11 +505,10 @@ def load_adapter(model: Model, folder: Path) -> PeftModel:
     PEFT stores the embeddings too where tokens were added or they were trained.
     """
     try:
-        with safe_open(folder / "adapter_model.safetensors", "pt") as file:
-            rows = {name: file.get_slice(name).get_shape()[0] for name in file.keys()}
+        saved = load_file(folder / "adapter_model.safetensors")
         embedding = model.get_input_embeddings()
         names = [name for name, module in model.named_modules() if module is embedding]
-        size = rows.get(f"base_model.model.{names[0]}.weight", embedding.num_embeddings)
+        size = len(saved.get(f"base_model.model.{names[0]}.weight", embedding.weight))
         if size != embedding.num_embeddings:
             model.resize_token_embeddings(size, mean_resizing=False)
         with warnings.catch_warnings():
@@ -529,11 +527,12 @@ def load_adapter(model: Model, folder: Path) -> PeftModel:
 
     needed = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
     known = get_peft_model_state_dict(adapted, save_embedding_layers=True)
-    differences = {"missing": needed - rows.keys(), "unexpected": rows.keys() - known.keys()}
+    differences = {"missing": needed - saved.keys(), "unexpected": saved.keys() - known.keys()}
     check_names(str(folder), "its adapter", differences)
     # PEFT gives some weights another name (Laguna's), does not find them, and keeps random ones.
-    for name, weight in load_file(folder / "adapter_model.safetensors").items():
+    for name, weight in saved.items():
         known[name].copy_(weight)
+
     ends = (adapted.get_input_embeddings(), adapted.get_output_embeddings())
     config = model.config.get_text_config(decoder=True)
     if getattr(config, "tie_word_embeddings", False) and any(

@@ -244,6 +244,14 @@ def find_resume(path: Path, flag: str = "--resume") -> tuple[Path, list[str]]:
     raise UserError(f"{flag} {path}: it has no valid checkpoint{why}{advice}".lstrip())
 
 
+@contextmanager
+def trainer_state(checkpoint: Path) -> Iterator[dict[str, Any]]:
+    """Give the trainer's state in a checkpoint; within this context, blame it for what it lacks."""
+    path = checkpoint / "trainer.json"
+    with blaming(f"{path}: is not the state of a run"):
+        yield read_json(path)["trainer"]
+
+
 def prune(run: Path, keep: str = "") -> None:
     """Remove all checkpoints except the first, the last two and the one named `keep`."""
     _remove([path for path in checkpoint_folders(run)[1:-2] if path.name != keep])

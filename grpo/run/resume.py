@@ -47,7 +47,7 @@ from grpo.model import load
 from grpo.model.check import MODEL_FILES
 from grpo.model.load import layers_of
 from grpo.model.policy import Policy
-from grpo.run.checkpoint import find_resume, run_of
+from grpo.run.checkpoint import find_resume, run_of, trainer_state
 from grpo.run.logs import checkpoint_folders, has_no_result, step_of
 from grpo.tasks.base import key_of, sources_of
 from grpo.tasks.registry import programs_in, require_trusted, source_text
@@ -361,9 +361,8 @@ def check_base(checkpoint: Path, model: str) -> None:
 
 def load_run_policy(checkpoint: Path, config: Config, device: str) -> tuple[Policy, set[str]]:
     """Return the policy of a checkpoint, and the keys of the problems that it was trained on."""
-    path = checkpoint / "trainer.json"
-    with blaming(f"{path}: is not the state of a run"):
-        seen = set(map(str, read_json(path)["trainer"]["seen"]))
+    with trainer_state(checkpoint) as state:
+        seen = set(map(str, state["seen"]))
     options = config.loading | {"keep_reference": False}
     is_local = bool(kind_of(config.model))
     if is_local:

@@ -27,8 +27,7 @@ from grpo.curriculum import (
     survey,
     survey_prompts,
 )
-from grpo.data.errors import EngineError, UserError, blaming
-from grpo.data.files import read_json
+from grpo.data.errors import EngineError, UserError
 from grpo.distributed import Interrupt, Ranks, peer_errors
 from grpo.ending import CHECK_PROBLEMS, HeldOut, Verdict, conclude
 from grpo.evaluate import (
@@ -45,7 +44,7 @@ from grpo.model.policy import Policy
 from grpo.model.prompts import middle_left_out, sent_lines
 from grpo.next_command import EndedRun, advice, next_commands
 from grpo.records import Decision, Group, StepReport, level_name
-from grpo.run.checkpoint import Saver, remove_checkpoints_after
+from grpo.run.checkpoint import Saver, remove_checkpoints_after, trainer_state
 from grpo.run.logs import (
     NoFiles,
     RunData,
@@ -254,9 +253,8 @@ class Run:
         """Exclude what an earlier run has seen from evaluations; return the pre-flight's choice."""
         if self.config.start:
             start, stream = Path(self.config.start), self.trainer.stream
-            path = start / "trainer.json"
-            with blaming(f"{path}: is not the state of a run"):
-                stream.begin_after(read_json(path)["trainer"])
+            with trainer_state(start) as state:
+                stream.begin_after(state)
             self.files.write_seen(0, sorted(stream.seen))
             self.console.say(
                 f"started from {start}: the {len(stream.seen):,} problems that it was trained on "
