@@ -155,7 +155,7 @@ class View:
     def degenerate(self) -> None:
         """Show the groups without gradient."""
         lines = [
-            {**line, "why": WHY[line["class"]], "done": DONE_TO.get(line["action"])}
+            {**line, "why": WHY[line["class"]], "done": DONE_TO[line["action"]]}
             for line in self.run.group_index
             if line["class"] in WHY
         ]

@@ -31,8 +31,10 @@ from grpo.data.files import (
     write_whole,
 )
 from grpo.records import (
+    Action,
     Decision,
     Group,
+    GroupClass,
     StepReport,
     completion_values,
     group_values,
@@ -63,12 +65,24 @@ MOST_TOKENS = 1 << 32
 # What may hold a number or a text that msgspec cannot write.
 RAW = {"logprobs", "text", "advantage", "parts", "credits"}
 
+# What each group in groups.jsonl must have, so that it can be shown.
+SUMMARY: Any = msgspec.defstruct(
+    "Summary",
+    [
+        *[(name, int) for name in ("group", "level", "distinct")],
+        *[(name, float | None) for name in ("reward", "reward_std", "value", "exact")],
+        ("class", GroupClass),
+        ("action", Action),
+        ("trap", str | None),
+    ],
+)
+
 # What each line of a log must have besides "step", and an evaluation that is a report.
 REQUIRED: dict[str, dict[str, Any]] = {
     "eval.jsonl": {"purpose": str},
     "curriculum.jsonl": {"from": int, "to": int, "kind": str, "why": str},
     "seen.jsonl": {"keys": list[str]},
-    "groups.jsonl": {"groups": list[dict[str, Any]]},
+    "groups.jsonl": {"groups": list[SUMMARY]},
 }
 MEAN = {"mean": float, "ci_low": float, "ci_high": float}
 COMPONENT: Any = msgspec.defstruct("Component", MEAN.items())

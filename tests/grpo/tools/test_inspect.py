@@ -156,6 +156,13 @@ def test_degenerate(made, capsys):
         assert words in text
     assert "varied" not in text and text.count("\n") == 3
 
+    path = made / "groups.jsonl"
+    lines = path.read_text()
+    for damage in ('"action"', '"class"'):
+        path.write_text(lines.replace(damage, '"other"'))
+        err = said(capsys, made, "degenerate", status=2).err
+        assert f"{path}, line 1, groups: is not what a run writes" in err and damage[1:-1] in err
+
 
 @pytest.mark.parametrize("step", [1, 3])  # from the first model; from a checkpoint two steps before
 def test_replay_makes_a_step_again_to_the_bit(run, step, capsys):
