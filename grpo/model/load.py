@@ -527,7 +527,15 @@ def load_adapter(model: Model, folder: Path) -> PeftModel:
 
     needed = get_peft_model_state_dict(adapted, save_embedding_layers=False).keys()
     known = get_peft_model_state_dict(adapted, save_embedding_layers=True)
-    differences = {"missing": needed - saved.keys(), "unexpected": saved.keys() - known.keys()}
+    differences = {
+        "missing": needed - saved.keys(),
+        "unexpected": saved.keys() - known.keys(),
+        "of another shape": [
+            f"{name} {list(weight.shape)} instead of {list(known[name].shape)}"
+            for name, weight in saved.items()
+            if name in known and weight.shape != known[name].shape
+        ],
+    }
     check_names(str(folder), "its adapter", differences)
     # PEFT gives some weights another name (Laguna's), does not find them, and keeps random ones.
     for name, weight in saved.items():

@@ -11,6 +11,7 @@ import pytest
 import torch
 from refusals import refused
 from safetensors.torch import load_file, save_file
+from tiny_architectures import ARCHITECTURES, write
 from tiny_models import make_tiny_model
 from transformers import AutoModelForCausalLM, LlamaConfig, ResNetConfig
 
@@ -151,6 +152,18 @@ def test_an_adapter_is_loaded_whole_or_refused(tiny_model, adapter, tmp_path, da
     change(weights / "adapter_model.safetensors", damage)
     line = refused_model(tiny_model, weights=weights)
     assert said in line and str(weights) in line
+
+
+@pytest.mark.parametrize("rank", [1, 2])  # of which 1 would be repeated
+def test_a_weight_that_peft_does_not_find_must_have_its_shape(tmp_path, rank):
+    laguna = next(each for each in ARCHITECTURES if each.kind == "laguna")
+    write(laguna, tmp_path)
+    load_policy(str(tmp_path), device="cpu", lora_rank=4).save(tmp_path / "adapter")
+    name = "base_model.model.model.layers.1.mlp.shared_experts.up_proj.lora_A.weight"
+    damage = {name: torch.zeros(rank, 64)}
+    change(tmp_path / "adapter" / "adapter_model.safetensors", lambda each: each.update(damage))
+    line = refused_model(tmp_path, weights=tmp_path / "adapter")
+    assert f"1 of another shape ({name} [{rank}, 64] instead of [4, 64])" in line
 
 
 def test_an_adapter_for_another_base_or_without_its_file_is_refused(tiny_model, adapter, tmp_path):
