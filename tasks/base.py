@@ -275,7 +275,7 @@ FIELDS = {"task": str, "level": int, "prompt": str, "target": str, "key": str, "
 def check_problem(problem: Any, where: str) -> None:
     """Raise TaskError, which begins with `where`, unless `problem` is a Problem of texts and JSON.
 
-    No text may contain half of a surrogate pair, which is not a character.
+    Levels begin at 1. No text may contain half of a surrogate pair, which is not a character.
     """
     if not isinstance(problem, Problem):
         raise TaskError(f"{where}: is {type(problem).__name__}, and must be a Problem")
@@ -285,6 +285,8 @@ def check_problem(problem: Any, where: str) -> None:
             raise TaskError(
                 f"{where}: {name} is {shown(value)}; it must be of type {kind.__name__}"
             )
+    if problem.level < 1:
+        raise TaskError(f"{where}: level is {problem.level}; it must be 1 or more")
     if not problem.key:
         raise TaskError(f"{where}: its key is empty; make one by key_of()")
 

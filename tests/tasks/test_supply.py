@@ -205,7 +205,7 @@ json_values = st.recursive(
 made_problems = st.builds(
     Problem,
     task=st.text(),
-    level=st.integers(),
+    level=st.integers(1),
     prompt=st.text(),
     target=st.text(),
     key=st.text(min_size=1),
@@ -238,6 +238,7 @@ def test_what_is_written_is_read(tmp_path_factory, problems):
         (json.dumps(GOOD | {"level": "1"}), "level is '1'; it must be of type int"),
         (json.dumps(GOOD | {"level": 1.0}), "level is 1.0; it must be of type int"),
         (json.dumps(GOOD | {"level": True}), "level is True; it must be of type int"),
+        (json.dumps(GOOD | {"level": 0}), "level is 0; it must be 1 or more"),
         (json.dumps(GOOD | {"data": []}), "data is []; it must be of type Mapping"),
     ],
 )
