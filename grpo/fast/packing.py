@@ -212,6 +212,7 @@ class _SharedPrefixAttention(torch.autograd.Function):
         ctx: Any, query: Tensor, key: Tensor, value: Tensor, packing: Packing, scale: float
     ) -> Tensor:
         n = packing.prompt_tokens
+        attend, _ = _kernels_for(query)
         output, lse = attend(query[:n], key[:n], value[:n], packing.prompt_segments, scale)
 
         # Completions of one token have nothing to read.
@@ -242,6 +243,7 @@ class _SharedPrefixAttention(torch.autograd.Function):
         query, key, value, output, lse = ctx.saved_tensors
         packing: Packing = ctx.packing
         n = packing.prompt_tokens
+        _, attend_backward = _kernels_for(query)
 
         def part(
             queries: slice | Tensor, keys: slice | Tensor, segments: Segments
@@ -312,28 +314,15 @@ class Segments:
         return flat_indices(self.keys, self.max_keys, self.device)
 
 
-def attend(
-    query: Tensor, key: Tensor, value: Tensor, segments: Segments, scale: float
-) -> tuple[Tensor, Tensor]:
-    """Return the attention (N, H, D) within `segments`, and its log-sum-exps (N, H)."""
-    forward, _ = _kernels_for(query)
-    return forward(query, key, value, segments, scale)
-
-
-def attend_backward(
-    gradient: Tensor, attention: tuple[Tensor, ...], segments: Segments, scale: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values from that of the output.
-
-    `attention` holds queries, keys, values, output and log-sum-exps. The latter two may be those of
-    a softmax over more keys. The gradients are then exactly the share of the given keys.
-    """
-    _, backward = _kernels_for(attention[0])
-    return backward(gradient, attention, segments, scale)
-
-
 def _kernels_for(query: Tensor) -> tuple[Callable, Callable]:
-    """Return what computes the attention of queries of this kind, and what its gradients."""
+    """Return two functions for queries of this kind: `attend` returns the attention (N, H, D)
+    within segments and its log-sum-exps (N, H), `attend_backward` the gradients of queries, keys
+    and values from that of the output.
+
+    The latter takes queries, keys, values, output and log-sum-exps as one tuple. The last two may
+    be those of a softmax over more keys. The gradients are then exactly the share of the given
+    keys.
+    """
     if not query.is_cuda:
         return _padded, _padded_backward
     if query.dtype in (torch.float16, torch.bfloat16):
