@@ -267,9 +267,10 @@ def control_mark(line: Record) -> str:
     return f"CONTROL {line['control']}  " if line.get("control") else ""
 
 
-def interval(line: Record) -> str:
-    """Return the mean of an evaluation with its 95 % interval."""
-    return f"{line['mean']:.3f} [{line['ci_low']:.3f}, {line['ci_high']:.3f}]"
+def interval(line: Record, style: str = ".3f") -> str:
+    """Return the mean of an evaluation with its 95 % interval, by the format of a number."""
+    mean, low, high = (format(line[name], style) for name in ("mean", "ci_low", "ci_high"))
+    return f"{mean} [{low}, {high}]"
 
 
 def evaluation_in_words(line: Record) -> str:

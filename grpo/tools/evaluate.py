@@ -40,7 +40,7 @@ from grpo.model.prompts import format_of, middle_left_out, sent_lines
 from grpo.records import Completion, Group, row_of
 from grpo.rollout.server import Server, reason_of
 from grpo.run.resume import checkpoint_of, config_of, load_run_policy
-from grpo.show.console import Console, control_mark, counted
+from grpo.show.console import Console, control_mark, counted, interval
 from grpo.show.group import question_and_answer
 from grpo.tasks.base import (
     Problem,
@@ -500,18 +500,13 @@ def _rows(result: Result) -> Iterator[list[str]]:
     samples = f" × {result['samples']}" if result["samples"] > 1 else ""
     shares = [f"{result[name]:.3f}" for name in ("exact", "truncated")]
     counts = [str(result["budget"]), str(result["dropped"])]
-    yield ["score", f"{result['n']}{samples}", _mean(result), *shares, sampling, *counts]
+    yield ["score", f"{result['n']}{samples}", interval(result, ".4f"), *shares, sampling, *counts]
     for name, component in result["components"].items():
-        yield [name, "", _mean(component)]
+        yield [name, "", interval(component, ".4f")]
     for entry in result.get("pass_at", []):
-        yield [f"pass@{entry['k']}", "", _mean(entry)]
+        yield [f"pass@{entry['k']}", "", interval(entry, ".4f")]
     if difference := result.get("difference"):
-        yield ["difference", str(difference["n"]), _mean(difference, "+")]
-
-
-def _mean(entry: Result, sign: str = "") -> str:
-    mean, low, high = (f"{entry[name]:{sign}.4f}" for name in ("mean", "ci_low", "ci_high"))
-    return f"{mean} [{low}, {high}]"
+        yield ["difference", str(difference["n"]), interval(difference, "+.4f")]
 
 
 def _remarks(name: str, result: Result) -> Iterator[str]:
