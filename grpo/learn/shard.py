@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, UntypedStorage, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -83,7 +84,6 @@ class Sharding:
         for module in (root, *parts):  # the loss has one denominator over all ranks
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-        self.modules: list[tuple[Model, Any]] = [(policy.model, root), *zip(layers, parts)]
 
         learner = copy.copy(policy)
         learner.model, learner.run, learner.decoder = model, root, None
@@ -100,14 +100,22 @@ class Sharding:
         policy = self.policy
         parts = sum(local(part).nbytes for _, part in self.pairs)
         sums = sum(local(master).nbytes for master in self.masters)
-        policy.reserved_bytes = policy.weight_bytes + parts + 3 * sums  # 2 of them are moments
-        if policy.device.type != "cuda" or policy.free_share >= SHORT:
+        kept = policy.weight_bytes + parts + 3 * sums  # 2 of them are moments
+        if self._has_room_beside(kept + policy.weight_bytes):
+            # Then what a forward pass gathers stays for its backward pass.
+            policy.learner.run.set_reshard_after_forward(False)
+            return False
+        if self._has_room_beside(kept):
             return False
 
         # Then an update recomputes activations, and the sums are never beside the weights.
         policy.enable_gradient_checkpointing()
         policy.reserved_bytes -= min(sums, sum(weight.nbytes for weight, _ in self.pairs))
         return True
+
+    def _has_room_beside(self, reserved: int) -> bool:
+        self.policy.reserved_bytes = reserved
+        return self.policy.device.type != "cuda" or self.policy.free_share >= SHORT
 
     def give_up(self) -> None:
         """Free the policy's weights, if memory is short, until the next `publish`."""
@@ -120,34 +128,20 @@ class Sharding:
     @torch.no_grad()
     def publish(self) -> None:
         """Give the policy the weights of the learner. All ranks must call it together."""
-        is_lora = self.policy.is_lora
-        changed = self.modules if self.given_up or not is_lora else []
+        is_missing = bool(self.given_up)
         for storage, size in self.given_up:
             storage.resize_(size)
             # A merged layer has rows of zeros below its weights.
             storage.fill_(0)  # type: ignore[attr-defined]
         self.given_up.clear()
-        for module, divided_module in changed:
-            divided_module.unshard()
-            for weight, part in zip(module.parameters(), divided_module.parameters()):
-                if not isinstance(part, DTensor):  # else it belongs to a layer
-                    weight.copy_(part)
-            divided_module.reshard()
 
-        # FSDP gathers in the model's precision, and adapters are float32.
-        if is_lora:
-            self._publish_adapters()
-
-    def _publish_adapters(self) -> None:
-        """Give the policy the adapters of the learner, all by one sum over the ranks' parts."""
-        weights = [weight for weight, _ in self.pairs if weight.requires_grad]
-        for weight, part in zip(weights, self.masters):
-            rows = -(-len(weight) // self.ranks.size)
-            weight.zero_()[rows * self.ranks.rank :][:rows] = local(part)
-        flat = torch.cat([weight.flatten() for weight in weights])
-        self.ranks.all_reduce([flat])
-        parts = flat.split([weight.numel() for weight in weights])
-        torch._foreach_copy_(weights, [p.view_as(weight) for p, weight in zip(parts, weights)])
+        for weight, part in self.pairs:
+            if not (weight.requires_grad or is_missing):
+                continue
+            if len(weight) % self.ranks.size:
+                weight.copy_(whole(part))
+            else:  # into its place, in the model's precision
+                dist.all_gather_into_tensor(weight, local(part).to(weight.dtype))
 
 
 # Tensors that may be divided. All ranks must call `whole` together.
