@@ -1,9 +1,10 @@
-"""Compare a training step with TRL's, whose completions come from `generate` or in batches.
+"""Compare a training step with TRL's, whose completions come from `generate`, batches, or vLLM.
 
     python tests/benchmarks/bench_step.py --size 3b --lora 16 --new 1024
 
-Needs the extra `bench`. There are three sides: "ours"; "generate", TRL's GRPOTrainer as it comes;
-and "batching", the same with transformers' continuous batching. All get the same model file (a
+Needs the extra `bench`. There are four sides: "ours"; "generate", TRL's GRPOTrainer as it comes;
+"batching", the same with transformers' continuous batching; and "vllm", the same with vLLM in its
+process, which must be installed (only run if `--sides` names it). All get the same model file (a
 Llama with random weights), tokenizer, prompts, completions of exactly `--new` tokens, random
 rewards, LoRA, KL weight and learning rate, and make one update in each step, with the dapo loss. On
 a GPU all use bfloat16; in full fine-tuning ours has float32 masters, and TRL has none. On a CPU all
@@ -12,7 +13,7 @@ use float32. TRL gets our line end after each prompt.
 TRL is set for speed: no gradient checkpointing, no reference model without KL, one micro-batch
 (where memory runs out, give the largest --trl-micro that fits), and Liger's kernels on a GPU if
 `liger-kernel` is installed. Continuous batching takes `flash-attn` if that is installed, and
-otherwise PyTorch's attention.
+otherwise PyTorch's attention. vLLM gets the share of memory that TRL gives it by default.
 
 Each side is a process of its own, so that its memory can be measured. They run one after the other
 on one device, which should be idle, and each prints its row when it is done; below a row of TRL is
@@ -111,8 +112,8 @@ def parse():
     add("--child", nargs=2, metavar=("NAME", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.sides = arguments.sides.split(",")
-    if unknown := set(arguments.sides) - {"ours", "generate", "batching"}:
-        parser.error(f"--sides: {', '.join(unknown)}: give ours, generate or batching")
+    if unknown := set(arguments.sides) - {"ours", "generate", "batching", "vllm"}:
+        parser.error(f"--sides: {', '.join(unknown)}: give ours, generate, batching or vllm")
     if arguments.gpus > 1 and arguments.sides != ["ours"]:
         parser.error("--gpus: TRL runs on one; give --sides ours")
     return arguments
@@ -179,7 +180,7 @@ def run_ours(arguments, folder: Path) -> Side:
 
 
 def run_trl(arguments, folder: Path, side: str) -> Side:
-    """Run TRL's trainer, which generates by `generate` or by `batching` of `transformers`."""
+    """Run TRL's trainer, which generates by `side`."""
     from transformers import AutoTokenizer, TrainerCallback
     from trl import GRPOTrainer
 
@@ -206,12 +207,17 @@ def run_trl(arguments, folder: Path, side: str) -> Side:
             marks.append(now())
 
     prompts = [prompt + "\n" for prompt in prompts_of(arguments)]
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+    longest = max(map(len, tokenizer(prompts).input_ids))
     config = trl_config(
         arguments.groups * arguments.group_size,
         arguments.trl_micro,
         model_init_kwargs={"dtype": precision()[1]},
         num_generations=arguments.group_size,
         max_completion_length=arguments.new,
+        use_vllm=side == "vllm",
+        vllm_max_model_length=longest + arguments.new,
+        generation_kwargs={"detokenize": False} if side == "vllm" else None,
         use_transformers_continuous_batching=side == "batching",
         transformers_continuous_batching_config=arguments.batching,
         max_steps=arguments.steps,
@@ -226,7 +232,7 @@ def run_trl(arguments, folder: Path, side: str) -> Side:
         args=config,
         peft_config=adapter_of(arguments.lora),
         train_dataset=trl_dataset("prompt", prompts),
-        processing_class=AutoTokenizer.from_pretrained(folder / "model"),
+        processing_class=tokenizer,
         callbacks=[Marks()],
     )
     trainer.train()
