@@ -194,8 +194,8 @@ class TransformersEngine:
             top_k=0,
             eos_token_id=list(first.stop_token_ids),
             pad_token_id=first.stop_token_ids[0],
+            num_return_sequences=first.n,
         )
-        generation.num_return_sequences = first.n  # its check refuses several greedy ones
         batching = ContinuousBatchingConfig(
             block_size=block,
             # With less than a fifth of them to spare, it writes one completion at a time.
@@ -310,8 +310,9 @@ class VllmEngine:
             return list(pool.imap(self._ask, requests))
 
     def _ask(self, request: EngineRequest, **changes: Any) -> list[Completion]:
-        # Else these come from the model's generation_config.json.
-        neutral = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
+        # Else these come from the model's generation_config.json. A seed of its own ends a server
+        # on a CPU as soon as it prefills a prompt in parts.
+        neutral = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "seed": None}
         returned = {"logprobs": 1, "return_token_ids": True}
         body = {"model": self.model, **vars(request), **neutral, **returned, **changes}
         response = self._call("/completions", body)

@@ -84,18 +84,27 @@ def serving(behave: Behaviour):
         server.server_close()
 
 
-def vllm(model):
-    """Return the behaviour of a vLLM server of a model, which samples by our own decoder."""
+def vllm(model, context=1024):
+    """Return the behaviour of a vLLM server of a model, which samples by our own decoder.
+
+    All else is as by vLLM 0.32 on a CPU, which was tried.
+    """
     base = load_policy(str(model), device="cpu")
     served, lock = {"base": base}, threading.Lock()
 
     def behave(body, number):
         match body["path"]:
             case "/v1/models":
-                return 200, {}, {"data": [{"id": "old", "parent": "base"}, {"id": "base"}]}
+                served_model = {"id": "base", "parent": None, "max_model_len": context}
+                return 200, {}, {"data": [{"id": "old", "parent": "base"}, served_model]}
             case "/v1/completions":
+                if body["n"] > 1 and body["temperature"] == 0:
+                    return 400, {}, b"n must be 1 when using greedy sampling"
+                if body["seed"] is not None:  # if it prefills a prompt in parts
+                    return 500, {}, b"CPU Generator does not use offset"
+                body["max_tokens"] = min(body["max_tokens"], context - len(body["prompt"]))
                 with lock:
-                    return 200, {}, {"choices": sample(served[body["model"]], body)}
+                    return 200, {}, {"choices": sample(served[body["model"]], body, number)}
             case "/v1/load_lora_adapter":
                 adapter = Path(body["lora_path"])
                 served[body["lora_name"]] = load_policy(str(model), device="cpu", weights=adapter)
@@ -104,16 +113,19 @@ def vllm(model):
             case "/collective_rpc":
                 weights = load_file(Path(body["kwargs"]["weights_path"], "model.safetensors"))
                 base.model.load_state_dict(weights, strict=False)
+                return 200, {}, {"results": [None]}
+            case "/reset_prefix_cache":
+                return 200, {}, {"success": True}
         return 200, {}, b"Success"
 
     return behave
 
 
-def sample(policy, body):
+def sample(policy, body, seed):
     """Return the choices of a completion."""
     if only := body.get("allowed_token_ids"):
         return [completion(only, [0.0])]
-    keys = [[sample_key(body["seed"], n) for n in range(body["n"])]]
+    keys = [[sample_key(seed, n) for n in range(body["n"])]]
     given = [tuple(body["prompt"])], keys, body["temperature"], [body["max_tokens"]]
     (group,) = generate(policy, RolloutRequest(*given, truncation(body["top_p"])))
     return [completion(one.tokens, one.logprobs, one.finish) for one in group]

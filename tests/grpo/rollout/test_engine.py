@@ -40,8 +40,7 @@ def here(tmp_path, monkeypatch):
 def test_greedy_tokens_are_those_of_our_decoder_after_each_update(tiny_model, name, lora_rank):
     policy = load_policy(str(tiny_model), device="cpu", lora_rank=lora_rank)
     prompts = [(5, 8, 13), (21, 34)]
-    keys = [[sample_key(p, n) for n in range(2)] for p in range(2)]
-    request = RolloutRequest(prompts, keys, 0.0, [6, 9])
+    request = RolloutRequest(prompts, [[sample_key(p, 0)] for p in range(2)], 0.0, [6, 9])
     with serving(vllm(tiny_model)) as (url, log):
         decoder, written = EngineDecoder(None, name.replace("URL", url), policy, 1.0), set()
         for seed in range(3):
