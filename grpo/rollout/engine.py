@@ -246,7 +246,7 @@ class TransformersEngine:
 
 
 class VllmEngine:
-    """A vLLM server (0.10.2 or newer) at an address that serves the base model of the policy.
+    """A vLLM server (0.24 or newer) at an address that serves the base model of the policy.
 
     A LoRA adapter is written to a folder for POST /v1/load_lora_adapter, and the one before is
     unloaded (https://docs.vllm.ai/en/latest/features/lora). All weights are written as a checkpoint
@@ -260,8 +260,8 @@ class VllmEngine:
         response = self._call("/models")
         with self.server.reading(response, "vLLM"):
             # The base model has no parent; adapters do.
-            models = response.json()["data"]
-            self.base = next(one["id"] for one in models if not one.get("parent"))
+            base = next(one for one in response.json()["data"] if not one.get("parent"))
+            self.base, self.context = base["id"], base["max_model_len"]
         self.model, self.updates = self.base, 0
         self.folder = tempfile.mkdtemp(prefix="grpo-engine-")
         weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
@@ -270,8 +270,11 @@ class VllmEngine:
         response = self.server.ask(path, body)
         if response.is_success:
             return response
-        fix = f"; start the server with {needs}" if needs else ""
-        raise UserError(f"{self.server.where}: {path}: {reason_of(response)}{fix}")
+        reason = f"{path.removeprefix('/..')}: {reason_of(response)}"
+        if needs:
+            reason += f"; start the server with the model of --model and {needs}, where it can read"
+            reason += f" {self.folder}"
+        raise UserError(f"{self.server.where}: {reason}")
 
     def update(self, policy: Policy) -> None:
         """Write the weights to a folder of their own, and let the server load them."""
@@ -280,22 +283,32 @@ class VllmEngine:
         folder = Path(self.folder, name)
         save_model(policy.model, folder)
         if policy.is_lora:
-            needs = "--enable-lora, --max-lora-rank and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True"
+            needs = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora and --max-lora-rank 64"
             self._call("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, needs)
             before, self.model = self.model, name
             if before != self.base:
                 self._call("/unload_lora_adapter", {"lora_name": before}, needs)
                 shutil.rmtree(folder.with_name(before))
         else:
-            needs = "VLLM_SERVER_DEV_MODE=1, or give --lora-rank"
+            needs = "VLLM_SERVER_DEV_MODE=1 (or give --lora-rank)"
             reload = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
             self._call("/../collective_rpc", reload, needs)  # beside "/v1"
-            self._call("/../reset_prefix_cache", {}, needs)
+            if b"false" in self._call("/../reset_prefix_cache", {}, needs).content:
+                raise UserError(
+                    f"{self.server.where}: keeps the cached prefixes of the weights before, as it "
+                    "is answering others; let it serve this run alone"
+                )
             shutil.rmtree(folder)
 
     def generate(self, requests: Sequence[EngineRequest]) -> list[list[Completion]]:
         """Return the completions of each request, several of which are under way at once."""
         first = requests[0]
+        longest = max(len(one.prompt) + one.max_tokens for one in requests)
+        if longest > self.context:  # it would cut the completions off
+            raise UserError(
+                f"{self.server.where}: a prompt and its completion may have {longest} tokens, and "
+                f"the server takes {self.context}; start it with --max-model-len {longest} or more"
+            )
         if (first.temperature, first.top_p) != (1, 1):
             # The only token that is allowed has the log-probability 0, unless it is the model's
             # own, which leaves temperature and top_p out, as by default.

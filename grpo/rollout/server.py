@@ -24,8 +24,8 @@ class Server:
     A request that may succeed later (no connection, a timeout, a status in MAY_SUCCEED_LATER, or
     500 and above) is repeated after a pause. `flag` gave the address and begins all messages. The
     `timeout` is the most seconds of a request; `limit` is the flag that sets it, or "" if none
-    does, and then a late answer is not asked for again. The key comes from the environment variable
-    `key`, and is neither stored nor shown.
+    does, and then neither a late answer nor a status of 500 is asked for again. The key comes from
+    the environment variable `key`, and is neither stored nor shown.
     """
 
     def __init__(self, flag: str, address: str, *, key: str, timeout: float, limit: str = ""):
@@ -46,7 +46,7 @@ class Server:
         self.client = httpx.Client(headers=headers, timeout=limits)
         self.url = str(url.copy_with(path=url.path.rstrip("/") or "/v1"))
         self.where = f"{flag}{self.url}"
-        self.limit, self.timeout = limit, timeout
+        self.key, self.limit, self.timeout = key, limit, timeout
         self.doing = "asking"
 
     def ask(self, path: str, body: Any = None) -> httpx.Response:
@@ -66,7 +66,10 @@ class Server:
                 reason = f"{type(error).__name__}: {error}"
             else:
                 status = response.status_code
-                if status not in MAY_SUCCEED_LATER and status < 500:
+                if status == 401:
+                    reason = f"{reason_of(response)}; give its key in {self.key}"
+                    raise UserError(f"{self.where}: {reason}")
+                if status not in MAY_SUCCEED_LATER and status < 500 + (not self.limit):
                     self.doing = "asking"
                     return response
                 reason = reason_of(response)
@@ -95,5 +98,5 @@ class Server:
 
 def reason_of(response: httpx.Response) -> str:
     """Return the status of a refusal and its text, on one line."""
-    text = shortened(" ".join(response.text.split()), 200)
+    text = shortened(" ".join(response.text.split()), 300)
     return f"status {response.status_code}: {text or 'no reason given'}"

@@ -101,7 +101,7 @@ def test_failures_that_may_pass_are_tried_again():
     [
         (
             lambda *_: (401, {}, {"error": {"message": "bad key"}}),
-            'status 401: {"error": {"message": "bad key"}}',
+            'status 401: {"error": {"message": "bad key"}}; give its key in OPENAI_API_KEY',
         ),
         (
             lambda *_: (400, {}, {"error": {"message": "temperature is above 2"}}),

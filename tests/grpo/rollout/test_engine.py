@@ -84,10 +84,12 @@ def always(tokens, logprobs):
 # What a server does from the second step on, and what the run then says. It answers at one address
 # with a status, or it spoils the choices of its answers.
 FAULTS = {
-    "dies": (("/v1/completions", 500), "2 tries failed; the last: status 500: no"),
+    "dies": (("/v1/completions", 503), "2 tries failed; the last: status 503: no"),
+    "breaks": (("/v1/completions", 500), "/completions: status 500: no; step 1 is saved"),
     "refuses": (("/v1/completions", 400), "/completions: status 400: no"),
-    "for users": (("/collective_rpc", 404), "; start the server with VLLM_SERVER_DEV_MODE=1"),
-    "fixed": (("/v1/load_lora_adapter", 404), "; start the server with --enable-lora, --max-lora"),
+    "for users": (("/collective_rpc", 404), "--model and VLLM_SERVER_DEV_MODE=1 (or"),
+    "fixed": (("/v1/load_lora_adapter", 404), "=True, --enable-lora and --max-lora-rank 64, wh"),
+    "busy": (("/reset_prefix_cache", 200, {"success": False}), "let it serve this run alone"),
     "raw": (always([3], [-2.0]), "start the server with --logprobs-mode processed_logprobs"),
     "hangs": (lambda choices: time.sleep(2.5), ": no answer within 2 s; step 1 is saved"),
     "count": (lambda choices: choices[1:], "returned 6 completions of 2 prompts; 4 of each of 2"),
@@ -121,7 +123,10 @@ def test_what_an_engine_gets_wrong_is_one_line_and_the_run_goes_on(
         if len(updates) < 2:
             return status, headers, answer
         if isinstance(spoil, tuple):
-            return (spoil[1], {}, b"no") if body["path"] == spoil[0] else (status, headers, answer)
+            path, refusal, *words = spoil
+            if body["path"] == path:
+                return refusal, {}, words[0] if words else b"no"
+            return status, headers, answer
         return status, headers, {"choices": spoil(answer["choices"])} if "prompt" in body else b""
 
     flags = [*SMALL, *quick_flags, "--steps", "3", "--name", "a"]
@@ -136,6 +141,14 @@ def test_what_an_engine_gets_wrong_is_one_line_and_the_run_goes_on(
             assert train.main([*again, f"vllm:{url}"]) == 0
         assert [line["step"] for line in load_run("runs/a").metrics] == [1, 2, 3]
         assert len([body for body in log.bodies if "prompt" in body]) == 4
+
+
+def test_a_server_with_a_short_context_is_one_line(quick_flags, tiny_model, capsys):
+    """It would cut the completions off, and say that their budget did."""
+    with serving(vllm(tiny_model, context=16)) as (url, log):
+        line = fails(capsys, *SMALL, *quick_flags, "--steps", "1", "--engine", f"vllm:{url}")
+    assert "the server takes 16; start it with --max-model-len" in line
+    assert not any("prompt" in body for body in log.bodies)
 
 
 def test_transformers_writes_many_completions_at_a_time(tiny_model, monkeypatch):
