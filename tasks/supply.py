@@ -170,10 +170,7 @@ def patience(size: int, family: int | None = None) -> int:
 
 
 def first_distinct(
-    problems: Iterable[Problem],
-    size: int,
-    seen: Container[str] = (),
-    fruitless: int | None = None,
+    problems: Iterable[Problem], size: int, seen: Container[str] = (), fruitless: int | None = None
 ) -> DistinctProblems:
     """Return the first `size` distinct `problems` that training has not `seen`, or fewer.
 

@@ -23,13 +23,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.checkpoint import checkpoint
 
 from grpo.data.errors import UserError
-from grpo.model.check import (
-    NO_CONTEXT_LIMIT,
-    Model,
-    WholeHead,
-    check_model,
-    context_of,
-)
+from grpo.model.check import NO_CONTEXT_LIMIT, Model, WholeHead, check_model, context_of
 from grpo.model.prompts import (
     Encodings,
     PromptFormat,

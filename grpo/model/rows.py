@@ -17,14 +17,7 @@ from transformers import Cache
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 from grpo.data.errors import lacks_memory
-from grpo.model.check import (
-    Model,
-    Probe,
-    distance,
-    is_rounding,
-    own_rounding,
-    probe_adapters,
-)
+from grpo.model.check import Model, Probe, distance, is_rounding, own_rounding, probe_adapters
 
 GROUPED_IS_FASTER = ("cpu",)  # devices
 

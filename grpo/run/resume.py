@@ -31,15 +31,7 @@ import torch
 import transformers
 from huggingface_hub import snapshot_download
 
-from grpo.config import (
-    FROM_PYTHON,
-    ON_RESUME,
-    Config,
-    is_run,
-    load_config,
-    read_config,
-    spelled,
-)
+from grpo.config import FROM_PYTHON, ON_RESUME, Config, is_run, load_config, read_config, spelled
 from grpo.data.errors import UserError, blaming, command_of, quoted, shortened
 from grpo.data.files import kind_of, open_own, read_json
 from grpo.distributed import Ranks

@@ -30,14 +30,7 @@ from grpo.curriculum import (
 from grpo.data.errors import EngineError, UserError
 from grpo.distributed import Interrupt, Ranks, peer_errors
 from grpo.ending import CHECK_PROBLEMS, HeldOut, Verdict, conclude
-from grpo.evaluate import (
-    budgets,
-    evaluate,
-    held_out_stream,
-    select,
-    summarise,
-    truncation_warning,
-)
+from grpo.evaluate import budgets, evaluate, held_out_stream, select, summarise, truncation_warning
 from grpo.learn.loss import load_loss
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
