@@ -500,10 +500,10 @@ class Guess:
     def __init__(self, a: Sequence[str], b: Sequence[str], begun: Sequence[str] = ()):
         self.texts = (a, b)
         self.begun = begun  # words before the text
-        self.index: tuple[dict[str, list[int]], ...] = ({}, {})  # the places of each word
-        for words, index in zip(self.texts, self.index):
+        self.spots: dict[str, list[Spot]] = defaultdict(list)  # the places of each word
+        for text, words in enumerate(self.texts):
             for place, word in enumerate(words):
-                index.setdefault(word, []).append(place)
+                self.spots[word].append((text, place))
         self._start()
 
     def _start(self) -> None:
@@ -536,8 +536,7 @@ class Guess:
         if letters:
             spot = self._expected()
             if not (spot and self._word(spot).startswith(letters)):
-                begun = [w for index in self.index for w in index if w.startswith(letters)]
-                spot = self._find(begun)
+                spot = self._find([word for word in self.spots if word.startswith(letters)])
             self._write(spot or self._expected())
             rest.append(self._word(spot)[len(letters) :] if spot else "")
 
@@ -570,10 +569,7 @@ class Guess:
         if expected and self._word(expected) in words:
             return expected
 
-        near = [
-            (text, place)
-            for text, index in enumerate(self.index)
-            for word in words
-            for place in index.get(word, ())
-        ]
-        return min(near, key=lambda spot: abs(spot[1] - self.places[spot[0]]), default=None)
+        near = [spot for word in words for spot in self.spots.get(word, ())]
+        return min(
+            near, key=lambda spot: (abs(spot[1] - self.places[spot[0]]), spot[0]), default=None
+        )
