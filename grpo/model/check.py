@@ -8,7 +8,7 @@ Shapes: T tokens of a completion, N tokens of all completions, V vocabulary.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -351,20 +351,17 @@ def own_rounding(policy: Any, probe: Probe) -> float:
     """
     model, is_low = policy.causal, has_low_precision(policy.causal)
     before = model.config._attn_implementation
-    hook = None
     other = "sdpa" if probe.attention == "eager" else "eager"
     try:
         model.set_attn_implementation(other if is_low else probe.attention)
-        if not is_low:
-            hook = model.get_input_embeddings().register_forward_hook(_nudge)
-        moved = Probe(policy)
+        embeddings = model.get_input_embeddings()
+        with nullcontext() if is_low else embeddings.register_forward_hook(_nudge):
+            moved = Probe(policy)
     except Exception as error:  # the model may have no other, or one that cannot be run
         if lacks_memory(error):
             raise
         return 0.0
     finally:
-        if hook:
-            hook.remove()
         model.set_attn_implementation(before)
     moved_by = distance(policy, torch.cat(moved.expected), torch.cat(probe.expected))
     return moved_by if is_low else moved_by / NUDGE_ROUNDINGS
