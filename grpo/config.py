@@ -56,17 +56,7 @@ TRACKERS = ("tensorboard", "wandb")
 STEPS = 800
 
 # Settings that a resumed run can change.
-ON_RESUME = (
-    "steps",
-    "eval_every",
-    "eval_problems",
-    "save_every",
-    "device",
-    "patience",
-    "track",
-    "engine",
-    "shard",
-)
+ON_RESUME = "steps eval_every eval_problems save_every device patience track engine shard".split()
 
 LIKE = 0.75  # how much an unknown name is like the one that it means (`difflib`)
 MAX_NUMBER = 10**9  # of all counts and weights: larger ones overflow somewhere
@@ -556,9 +546,7 @@ def read_config(run: Path) -> dict[str, Any]:
 
 def load_config(run: Path) -> Config:
     """Return the configuration of a run."""
-    values = read_config(run)
-    del values["facts"]
-    return Config(**values)
+    return Config(**{name: x for name, x in read_config(run).items() if name != "facts"})
 
 
 def checked(
