@@ -208,8 +208,7 @@ def load_supply(config: Config, task: Task | None = None) -> tuple[Config, Suppl
     task = task or load_task(config.task, config.reward, config.task_options, config.wording)
     problems = training_set(config.dataset, task)
     config = resolve_config(config, task, {problem.level for problem in problems})
-    supply = Supply(task, seed=config.seed, dataset=problems, mixed=config.mixed)
-    return config, supply
+    return config, Supply(task, seed=config.seed, dataset=problems, mixed=config.mixed)
 
 
 class ProblemStream(Resumable):

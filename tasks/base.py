@@ -509,8 +509,7 @@ def declared_budget(task: Task, level: int) -> int:
 
 def family_size(task: Task, level: int) -> int | None:
     """Return how many different problems `level` has, in all splits; None if that is unknown."""
-    size: int | None = asked(task, "family_size", level)
-    return size
+    return asked(task, "family_size", level)
 
 
 def levels_of(task: Task, level: int) -> list[int]:

@@ -149,8 +149,7 @@ def load_from_file(program: str, flag: str, kind: str, fix: str) -> Any:
 
 def load_function(spec: str, flag: str = REWARD_FILE) -> Callable:
     """Return the function ``path/to/file.py:name`` that --reward-file or --loss names."""
-    function: Callable = load_from_file(spec, flag, "function", "give path/to/file.py:function")
-    return function
+    return load_from_file(spec, flag, "function", "give path/to/file.py:function")
 
 
 def source_text(function: Callable) -> str:
@@ -247,8 +246,7 @@ def check_wording(spec: str, wording: str) -> None:
 
 def options_of(spec: str) -> Mapping[str, str]:
     """Return the flags of task `spec`, and the help of each."""
-    options: Mapping[str, str] = getattr(_load_class(spec), "options", {})
-    return options
+    return getattr(_load_class(spec), "options", {})
 
 
 def flags_of_tasks() -> str:

@@ -423,7 +423,6 @@ def _correct_tokenizer(tokenizer: Any, path: str) -> list[str]:
 
 ALPHA = 32  # an adapter adds ALPHA / rank times its product
 
-
 # PEFT refuses an adapter of their "out_proj", because fused kernels read the weight by itself.
 MAMBA = {"falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"}
 
