@@ -474,13 +474,10 @@ class _Function:
                 ]
             return [_Call(pool, self, lists, f"{whose}, {len(rows)} completions")]
 
-        columns = [
-            row | {"prompt": problem.prompt, "completion": completion}
-            for row, completion in zip(rows, completions)
-        ]
+        own = [{"prompt": problem.prompt, "completion": completion} for completion in completions]
         return [
-            _Call(pool, self, each, f"{whose}, completion {n}")
-            for n, each in enumerate(columns, start=1)
+            _Call(pool, self, row | each, f"{whose}, completion {n}")
+            for n, (row, each) in enumerate(zip(rows, own), start=1)
         ]
 
 
