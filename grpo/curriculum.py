@@ -228,10 +228,6 @@ class ProblemStream(Resumable):
         self.left_out = ""  # the first problem that does not fit
         self.has_said_so = False
 
-    def at(self, index: int, level: int) -> Indexed:
-        """Return the first problem of a level from `index` on that fits."""
-        return self.take(index, [level])[0]
-
     def take(self, index: int, levels: Sequence[int]) -> list[Indexed]:
         """Return a problem of each of the `levels`, in turn the first that fits from `index` on."""
         ahead = {(i, level): self.supply.at(i, level) for i, level in enumerate(levels, index)}

@@ -477,7 +477,7 @@ class Trainer:
         """Whether the target of the first problem is scored as right, so that targets can be
         imitated: those of continuous rewards may be no better than other texts.
         """
-        _, problem = self.stream.at(0, self.curriculum.levels[0])
+        ((_, problem),) = self.stream.take(0, self.curriculum.levels[:1])
         score = target_score(self.stream, problem)
         return score is not None and score.exact
 

@@ -217,9 +217,9 @@ class Run:
 
     def _show_prompt(self) -> None:
         trainer, policy = self.trainer, self.trainer.policy
-        first = trainer.stream.at(trainer.stream.next_index, trainer.curriculum.level)
+        first = trainer.stream.take(trainer.stream.next_index, [trainer.curriculum.level])
         looking = trainer.update_memory, trainer.truncate, trainer.ranks
-        ((_, problem),) = doubtful_parts(trainer.stream, [first], *looking)
+        ((_, problem),) = doubtful_parts(trainer.stream, first, *looking)
         lines = sent_lines(policy, problem)
         self.files.write_prompt(lines)
 

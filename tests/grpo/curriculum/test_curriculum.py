@@ -268,7 +268,7 @@ def test_problems_that_do_not_fit_are_passed_over(tiny_policy):
     resumed = trainer_for(tiny_policy, prompts=2)
     resumed.restore(json.loads(json.dumps(trainer.state())))
     resumed.stream.supply = trainer.stream.supply
-    assert resumed.stream.at(5, 1)[0] == 6 and resumed.stream.take_events() == []
+    assert resumed.stream.take(5, [1])[0][0] == 6 and resumed.stream.take_events() == []
 
 
 def test_a_step_draws_each_problem_once(tiny_policy):
@@ -283,7 +283,7 @@ def test_a_step_draws_each_problem_once(tiny_policy):
     problems = trainer.stream.take(3, [1, 1, 1])
     assert [index for index, _ in problems] == [3, 4, 5]
     assert drawn == [(3, 1), (4, 1), (5, 1)]
-    assert [trainer.stream.at(index, 1) for index, _ in problems] == problems
+    assert trainer.stream.take(problems[0][0], [1] * len(problems)) == problems
 
 
 @pytest.mark.parametrize("levels, value, count", [([1, 2], 0.89, 1), ([1, 2], 0.9, 0), ([1], 0, 0)])

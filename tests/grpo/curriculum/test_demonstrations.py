@@ -109,7 +109,7 @@ def test_a_problem_without_a_target_has_nothing_to_show(tiny_policy):
     task, problem = Silence(), replace(PROBLEM, target="")
     wrong = group(tiny_policy, ["one", "two"], problem=problem, task=task)
     assert demonstrate(tiny_policy, task, [wrong]) == [] and wrong.action == "skip"
-    stream = SimpleNamespace(next_index=0, task=task, at=lambda index, level: (index, problem))
+    stream = SimpleNamespace(task=task, take=lambda index, levels: [(index, problem)])
     trainer = SimpleNamespace(stream=stream, curriculum=SimpleNamespace(levels=[2]))
     assert not Trainer.knows_answers.fget(trainer)
 

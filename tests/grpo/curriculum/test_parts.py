@@ -45,7 +45,7 @@ def test_windows_are_where_the_policy_goes_wrong(tiny_policy, monkeypatch):
         places[place] += 1
     assert len(problems) == 64 and min(places.values()) > 5, "anywhere in it"
 
-    short = [(0, trainer.stream.at(0, 2)[1])]
+    short = trainer.stream.take(0, [2])
     assert curriculum.doubtful_parts(trainer.stream, short, trainer.update_memory) == short
 
 
@@ -79,7 +79,7 @@ def test_a_window_of_more_tokens_than_fit_is_left_whole(tiny_policy, monkeypatch
     ).stream
     whole = 0
     for index in range(8):
-        _, problem = stream.at(index, 10)
+        ((_, problem),) = stream.take(index, [10])
         needed = len(tiny_policy.target_tokens(problem.target)) + 1
         tiny_policy.context = len(tiny_policy.encode(problem)) + needed
         memory = UpdateMemory(tiny_policy)
@@ -92,8 +92,8 @@ def test_a_window_of_more_tokens_than_fit_is_left_whole(tiny_policy, monkeypatch
 
 
 def answers_of(policy, count, level=10, temperature=1.0):
-    stream = trainer_for(policy).stream
-    return [right_answer(policy, i, stream.at(i, level)[1], temperature) for i in range(count)]
+    problems = trainer_for(policy).stream.take(0, [level] * count)
+    return [right_answer(policy, i, problem, temperature) for i, problem in problems]
 
 
 def test_the_log_probabilities_of_answers_are_the_unmodified_models(tiny_policy, tiny_model):
