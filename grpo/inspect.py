@@ -348,7 +348,7 @@ def _enough_digits(advantage: str, reward: float, mean: float, divisor: float) -
     """Return the decimals (one more for the divisor) that give the `advantage` again."""
     for digits in range(3, 17):
         difference = round(reward, digits) - round(mean, digits)
-        if float(f"{difference / round(divisor, digits + 1):.3f}") == float(advantage):
+        if abs(difference / round(divisor, digits + 1) - float(advantage)) < 0.0005001:
             return digits
     return 3  # the stored advantage was computed in another way
 

@@ -78,6 +78,7 @@ def test_an_advantage_in_words(tmp_path, scale, words):
 )
 @example([0.1, 0.1, 0.0955, 0.0955], "group")
 @example([0.1, 0.1, 0.0955, 0.0955], "none")
+@example([0.0] * 3 + [0.0009999999999999998] * 3, "none")
 def test_an_advantage_comes_out_again_from_the_numbers_that_are_printed(rewards, scale):
     """In nearly tied groups three digits are not enough: 0.002 / 0.0046 is not 0.489."""
     one = group(rewards, advantages([rewards], scale=scale)[0])
