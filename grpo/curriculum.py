@@ -268,11 +268,8 @@ class ProblemStream(Resumable):
         """
         self.policy.prepare([*windows.values()])
         most = self.config.max_new_tokens
-        parts = [(index, windows.get(index, problem), problem) for index, problem in problems]
-        return [
-            (index, next(fitting(self.policy, [part], [], most), problem))
-            for index, part, problem in parts
-        ]
+        fit = {i for i, part in windows.items() if [*fitting(self.policy, [part], [], most)]}
+        return [(i, windows[i] if i in fit else problem) for i, problem in problems]
 
     def check(self, levels: Sequence[int]) -> None:
         """Raise UserError if problems do not suit a run at these levels.
