@@ -179,7 +179,8 @@ def described(run: RunData, kept: Sequence[int]) -> dict[str, Any]:
     config = {name: value for name, value in run.config.items() if name != "facts"}
     defaults, control = asdict(Config()), config.get("control") or "none"
     lines = run.metrics
-    numbers = [[key for key, x in line.items() if isinstance(x, (int, float))] for line in lines]
+    items = chain.from_iterable(line.items() for line in lines)
+    names = dict.fromkeys(name for name, value in items if isinstance(value, (int, float)))
     # A task or a reward of the user's own may have any range.
     has_own = "reward-range" in (config.get("task_options") or {})
     is_known = is_of_project(str(config.get("task"))) and not has_own
@@ -195,10 +196,7 @@ def described(run: RunData, kept: Sequence[int]) -> dict[str, Any]:
             "heldout": heldout(run),
             "range": [0.0, 1.0] if is_known else None,
             # The curves, the minutes trained after each step, and how many steps the run has made.
-            "metrics": {
-                name: [line.get(name) for line in lines]
-                for name in dict.fromkeys(chain.from_iterable(numbers))
-            },
+            "metrics": {name: [line.get(name) for line in lines] for name in names},
             "minutes": [value / 60 for value in seconds],
             "made": len(lines),
             # What happened, by step.
