@@ -103,7 +103,8 @@ class Sharding:
         kept = policy.weight_bytes + parts + 3 * sums  # 2 of them are moments
         if self._has_room_beside(kept + policy.weight_bytes):
             # Then what a forward pass gathers stays for its backward pass.
-            policy.learner.run.set_reshard_after_forward(False)
+            root: Any = policy.learner.run
+            root.set_reshard_after_forward(False)
             return False
         if self._has_room_beside(kept):
             return False
