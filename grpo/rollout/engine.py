@@ -283,7 +283,8 @@ class VllmEngine:
         folder = Path(self.folder, name)
         save_model(policy.model, folder)
         if policy.is_lora:
-            needs = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora and --max-lora-rank 64"
+            needs = "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True, --enable-lora and --max-lora-rank "
+            needs += str(max(64, 1 << (policy.lora_rank - 1).bit_length()))  # one that vLLM knows
             self._call("/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, needs)
             before, self.model = self.model, name
             if before != self.base:

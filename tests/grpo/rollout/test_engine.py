@@ -88,7 +88,7 @@ FAULTS = {
     "breaks": (("/v1/completions", 500), "/completions: status 500: no; step 1 is saved"),
     "refuses": (("/v1/completions", 400), "/completions: status 400: no"),
     "for users": (("/collective_rpc", 404), "--model and VLLM_SERVER_DEV_MODE=1 (or"),
-    "fixed": (("/v1/load_lora_adapter", 404), "=True, --enable-lora and --max-lora-rank 64, wh"),
+    "fixed": (("/v1/load_lora_adapter", 404), "=True, --enable-lora and --max-lora-rank 128, w"),
     "busy": (("/reset_prefix_cache", 200, {"success": False}), "let it serve this run alone"),
     "raw": (always([3], [-2.0]), "start the server with --logprobs-mode processed_logprobs"),
     "hangs": (lambda choices: time.sleep(2.5), ": no answer within 2 s; step 1 is saved"),
@@ -130,7 +130,7 @@ def test_what_an_engine_gets_wrong_is_one_line_and_the_run_goes_on(
         return status, headers, {"choices": spoil(answer["choices"])} if "prompt" in body else b""
 
     flags = [*SMALL, *quick_flags, "--steps", "3", "--name", "a"]
-    flags += {"fixed": ["--lora-rank", "2"], "raw": ["--temperature", "0.7"]}.get(fault, [])
+    flags += {"fixed": ["--lora-rank", "65"], "raw": ["--temperature", "0.7"]}.get(fault, [])
     with serving(bad) as (url, _):
         line = fails(capsys, *flags, "--engine", f"vllm:{url}")
     assert message in line and "step 1 is saved, continue with --resume runs/a" in line
