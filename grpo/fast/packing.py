@@ -309,6 +309,8 @@ class Segments:
     @cached_property
     def key_indices(self) -> Tensor:
         """The indices of the keys in a flattened grid of rows of `max_keys`."""
+        if self.keys is self.queries:
+            return self.query_indices
         return flat_indices(self.keys, self.max_keys, self.device)
 
 
