@@ -785,7 +785,10 @@ def demonstrate(
         for group in groups
         if group.problem.target.strip() and not any(score.exact for score in group.scores)
     ]
-    answers = [right_answer(policy, each.index, each.problem) for each in ranks.share(stuck)]
+    answers = []
+    for group in ranks.share(stuck):
+        right = demonstration(policy, policy.answer_tokens(group.problem))
+        answers.append(replace(group, completions=[right], scores=[]))
     score_groups(task, answers)
 
     shown = []

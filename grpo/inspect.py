@@ -348,6 +348,7 @@ def _enough_digits(advantage: str, reward: float, mean: float, divisor: float) -
     """Return the decimals (one more for the divisor) that give the `advantage` again."""
     for digits in range(3, 17):
         difference = round(reward, digits) - round(mean, digits)
+        # Half of its last digit, which may have been rounded up or down.
         if abs(difference / round(divisor, digits + 1) - float(advantage)) < 0.0005001:
             return digits
     return 3  # the stored advantage was computed in another way

@@ -100,22 +100,24 @@ class Sharding:
         policy = self.policy
         parts = sum(local(part).nbytes for _, part in self.pairs)
         sums = sum(local(master).nbytes for master in self.masters)
-        kept = policy.weight_bytes + parts + 3 * sums  # 2 of them are moments
-        if self._has_room_beside(kept + policy.weight_bytes):
-            # Then what a forward pass gathers stays for its backward pass.
+        # The weights count twice if what a forward pass gathers stays for its backward pass. Two of
+        # the three sums are moments.
+        policy.reserved_bytes = 2 * policy.weight_bytes + parts + 3 * sums
+        if self._has_room():
             root: Any = policy.learner.run
             root.set_reshard_after_forward(False)
             return False
-        if self._has_room_beside(kept):
+        policy.reserved_bytes -= policy.weight_bytes
+        if self._has_room():
             return False
 
-        # Then an update recomputes activations, and the sums are never beside the weights.
+        # Otherwise an update recomputes activations, and the sums are never beside the weights.
         policy.enable_gradient_checkpointing()
         policy.reserved_bytes -= min(sums, sum(weight.nbytes for weight, _ in self.pairs))
         return True
 
-    def _has_room_beside(self, reserved: int) -> bool:
-        self.policy.reserved_bytes = reserved
+    def _has_room(self) -> bool:
+        """Whether memory is plenty beside what the policy has reserved."""
         return self.policy.device.type != "cuda" or self.policy.free_share >= SHORT
 
     def give_up(self) -> None:

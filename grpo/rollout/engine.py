@@ -324,8 +324,8 @@ class VllmEngine:
             return list(pool.imap(self._ask, requests))
 
     def _ask(self, request: EngineRequest, **changes: Any) -> list[Completion]:
-        # Else these come from the model's generation_config.json. A seed of its own ends a server
-        # on a CPU as soon as it prefills a prompt in parts.
+        # Else these come from the model's generation_config.json. There is no seed, because a
+        # request with one crashes vLLM's build for CPUs (0.32) when it prefills a prompt in parts.
         neutral = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "seed": None}
         returned = {"logprobs": 1, "return_token_ids": True}
         body = {"model": self.model, **vars(request), **neutral, **returned, **changes}

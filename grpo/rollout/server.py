@@ -69,7 +69,8 @@ class Server:
                 if status == 401:
                     reason = f"{reason_of(response)}; give its key in {self.key}"
                     raise UserError(f"{self.where}: {reason}")
-                if status not in MAY_SUCCEED_LATER and status < 500 + (not self.limit):
+                is_final = status < 500 or (status == 500 and not self.limit)
+                if is_final and status not in MAY_SUCCEED_LATER:
                     self.doing = "asking"
                     return response
                 reason = reason_of(response)

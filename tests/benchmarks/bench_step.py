@@ -217,6 +217,7 @@ def run_trl(arguments, folder: Path, side: str) -> Side:
         max_completion_length=arguments.new,
         use_vllm=side == "vllm",
         vllm_max_model_length=longest + arguments.new,
+        # TRL decodes the tokens itself.
         generation_kwargs={"detokenize": False} if side == "vllm" else None,
         use_transformers_continuous_batching=side == "batching",
         transformers_continuous_batching_config=arguments.batching,

@@ -75,7 +75,9 @@ def drawn(run: Path) -> list:
 
 
 def assert_alike(one: Path, two: Path, share: float = 0.0):
-    """The same completions; figures and weights that differ by rounding, but for a small share."""
+    """Check that two runs drew the same completions, and have the same figures and weights but for
+    rounding. A `share` of the weights may differ by more.
+    """
     assert drawn(one) == drawn(two) and len(drawn(one)) > 16  # in two batches a step
     for mine, other in zip(
         read_metrics(one / "metrics.jsonl"), read_metrics(two / "metrics.jsonl"), strict=True

@@ -283,6 +283,7 @@ def test_a_step_draws_each_problem_once(tiny_policy):
     problems = trainer.stream.take(3, [1, 1, 1])
     assert [index for index, _ in problems] == [3, 4, 5]
     assert drawn == [(3, 1), (4, 1), (5, 1)]
+    assert [trainer.stream.take(index, [1])[0] for index, _ in problems] == problems
 
 
 @pytest.mark.parametrize("levels, value, count", [([1, 2], 0.89, 1), ([1, 2], 0.9, 0), ([1], 0, 0)])
