@@ -517,7 +517,6 @@ def resolve_config(config: Config, task: Task, levels: Collection[int] = ()) -> 
         schedule=config.schedule or ("constant" if is_builtin else "cosine"),
         reward=config.reward or getattr(task, "reward", None),
         steps=config.steps or steps or STEPS,
-        resume=None,
     )
     missing = {*resolved.levels_for(task)} - {*levels} if levels and not resolved.mixed else ()
     if missing:

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout, suppress
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from grpo.data.errors import UserError
@@ -106,16 +106,6 @@ def peer_errors() -> Iterator[None]:
         raise UserError(
             "another rank has ended, and its own line says why; continue with --resume"
         ) from error
-
-
-@contextmanager
-def only_rank0_prints() -> Iterator[None]:
-    """Within this block the standard output of all ranks but 0 is discarded."""
-    if RANK == 0:
-        yield
-        return
-    with open(os.devnull, "w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
-        yield
 
 
 def join_ranks(device: str) -> Ranks:

@@ -245,13 +245,12 @@ class Verdict:
         """0, or UNFINISHED if the run was stopped or has failed."""
         return UNFINISHED if self.stopped or self.kind in FAILED else 0
 
-    def lines(self, metric: str, unit: str, control: str = "") -> list[str]:
+    def lines(self, metric: str, unit: str) -> list[str]:
         """Return the verdict for the console: the conclusion, its cause, what to change, figures.
 
-        `metric` names the score, `unit` what a level counts, `control` marks a control experiment.
+        `metric` names the score, `unit` what a level counts.
         """
-        mark = f"CONTROL {control}  " if control else ""
-        lines = [f"{mark}{self.kind.upper()}: {self._comparison(metric, unit)}; {self.tier}"]
+        lines = [f"{self.kind.upper()}: {self._comparison(metric, unit)}; {self.tier}"]
         lines += [line for line in (self.cause, self.remedy) if line]
         return lines + [f"{name}: {text}" for name, text in figures_in_words(vars(self)).items()]
 

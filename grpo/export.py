@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from grpo.config import Config
+from grpo.config import Config, is_run
 from grpo.data.errors import Parser, UserError, command_of, exit_status, printable
 from grpo.data.files import kind_of
 from grpo.ending import Verdict
@@ -28,8 +28,8 @@ from grpo.model.load import is_adapter, load_policy
 from grpo.model.policy import Policy, save_model
 from grpo.run.checkpoint import disk_refusal, find_resume
 from grpo.run.logs import RunData, load_run, step_of
-from grpo.run.resume import checkpoint_of, config_of, load_run_policy
-from grpo.show.console import evaluation_in_words
+from grpo.run.resume import config_of, load_run_policy
+from grpo.show.console import control_mark, evaluation_in_words
 
 # The settings and facts that the model card names.
 SETTINGS = (
@@ -64,7 +64,7 @@ def export(run: Path, folder: Path, *, adapter: bool = False, dtype: str | None 
     what was written, in words.
     """
     require_empty(folder)
-    if is_adapter(run) and checkpoint_of(str(run))[0] is None:
+    if is_adapter(run) and not is_run(run):
         if adapter:
             raise UserError(f"--adapter: {run} is an adapter already; leave the flag out")
         policy = load_policy(str(run), device="cpu", dtype="float32")
@@ -151,7 +151,7 @@ tags: [grpo, reinforcement-learning]
 
 `{model}` trained by GRPO for {step} steps on the task `{task}`, level {config["level"]}.
 
-{_results(run, step, config["control"])}Settings: {settings}.
+{_results(run, step)}Settings: {settings}.
 
 Made with {made_with}.
 
@@ -164,7 +164,7 @@ def _without_folders(value: Any) -> str:
     return ":".join(Path(part).name for part in str(value).split(":"))
 
 
-def _results(run: RunData, step: int, control: str) -> str:
+def _results(run: RunData, step: int) -> str:
     """Return the verdict, and the last evaluation of each level before and after training, unless
     they are later than `step`.
     """
@@ -172,8 +172,8 @@ def _results(run: RunData, step: int, control: str) -> str:
     metric, unit = (reports[0][name] for name in ("metric", "unit")) if reports else ("score", "")
     lines = []
     if run.verdict and run.verdict["step"] <= step:
-        verdict = Verdict.from_json(run.verdict)
-        lines += [f"{line}.\n" for line in verdict.lines(metric, unit, control.replace("none", ""))]
+        first, *rest = Verdict.from_json(run.verdict).lines(metric, unit)
+        lines += [f"{line}.\n" for line in (control_mark(run.verdict) + first, *rest)]
     last = {(line["level"], line["step"] > 0): line for line in reports}
     for (_, is_trained), line in sorted(last.items()):
         when = "after" if is_trained else "before"

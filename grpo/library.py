@@ -13,14 +13,16 @@ reported.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from grpo.api import Model, arguments, from_trl
 from grpo.config import Config
+from grpo.data.errors import Lasting
 from grpo.data.files import check_output
-from grpo.distributed import join_ranks, only_rank0_prints
+from grpo.distributed import RANK, join_ranks
 from grpo.model.load import load_policy
 from grpo.model.policy import Policy
 from grpo.model.prompts import PromptFormat, template_arguments
@@ -61,7 +63,7 @@ def train(
     """
     given, values = arguments("train()", data, reward, callbacks, options)
     config = Config(**given)
-    with only_rank0_prints():
+    with redirect_stdout(Lasting(None)) if RANK else nullcontext():  # only rank 0 prints
         result = start_run(config, given, join_ranks(config.device), **values)
     if result.policy is None or result.status > 128:
         raise KeyboardInterrupt

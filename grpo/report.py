@@ -311,10 +311,8 @@ def outcome(run: RunData) -> dict[str, Any]:
     has_failed = kind in FAILED or bool(line.get("stopped"))  # as the exit status says
     text = ""
     if line.get("difference") is not None:
-        text = f"{line['difference']:+.3f} on held-out problems"
-    if line.get("low") is not None:
         bounds = f"95 % interval {line['low']:+.3f} to {line['high']:+.3f}"
-        text += f" ({bounds}, n = {line['n']}, paired)"
+        text = f"{line['difference']:+.3f} on held-out problems ({bounds}, n = {line['n']}, paired)"
     if line.get("imitated") is not None:
         text += f", of which imitation does not count: it had reached {line['imitated']:.3f}"
 

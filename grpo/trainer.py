@@ -74,7 +74,7 @@ ANNEAL_STEPS = 120
 IMPORTANCE_LIMIT = 2.0
 
 # What a checkpoint saves of a trainer, beside its stream: values, and stations with a state.
-VALUES = ("done", "tokens", "varied_share", "imitation")
+VALUES = ("done", "tokens", "varied_share")
 STATIONS = ("curriculum", "monitor", "end", "drafting")
 
 # A function of the user's own that is called after each step. Its result is ignored. Numbers that
@@ -152,7 +152,6 @@ class Trainer:
         self.tokens = 0  # sampled so far
         self.varied_share = 1.0  # the share of varied groups among the last prompts
         self.end = EndWatch(config)
-        self.imitation: dict[str, Any] | None = None  # figures of the warm start, if there was one
 
         # The step in progress: its groups, to be saved if it fails, and its clock.
         self.current: list[Group] = []
@@ -481,14 +480,11 @@ class Trainer:
         score = target_score(self.stream, problem)
         return score is not None and score.exact
 
-    def imitate(self, validate: Callable[[], float]) -> list[Group]:
-        """Imitate right answers until `validate` returns enough; return them (`warm_start`)."""
+    def imitate(self, validate: Callable[[], float]) -> tuple[dict[str, Any], list[Group]]:
+        """Imitate right answers until `validate` returns enough, see `warm_start`."""
         limit = most_updates(self.steps, self.prompts * self.config.group_size)
         learning = self.optimizer, self.update_memory
-        self.imitation, answers = warm_start(
-            self.stream, self.curriculum.level, *learning, validate, limit
-        )
-        return answers
+        return warm_start(self.stream, self.curriculum.level, *learning, validate, limit)
 
     # --- checkpoints --------------------------------------------------------------------------
 

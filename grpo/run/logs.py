@@ -263,13 +263,17 @@ def _from_json(line: dict[str, Any]) -> Group:
 
 
 class RunFiles:
-    """The logs, rollouts and trackers of the run in `folder`, which has made `done` steps."""
+    """The logs, rollouts and trackers of the run in `folder`."""
 
-    def __init__(self, folder: Path, config: Config, done: int, warn: Callable[[str], None]):
+    def __init__(self, folder: Path, config: Config):
         self.folder = folder
         self.mark = config.mark
+        self.trackers: list[Tracker] = []
+
+    def track(self, config: Config, done: int, warn: Callable[[str], None]) -> None:
+        """Start the trackers. One that fails is left out, with a warning."""
         self.trackers = [
-            Tracker(name, folder, dataclasses.asdict(config), done, warn)
+            Tracker(name, self.folder, dataclasses.asdict(config), done, warn)
             for name in names_in(config.track)
         ]
 

@@ -162,7 +162,8 @@ class Run:
         if self.ranks.is_rank0:
             self.config.save(self.folder / "config.yaml", **about)
             done = step_of(opened.checkpoint) if opened.checkpoint else 0
-            self.files = RunFiles(self.folder, self.config, done, self._warn)
+            self.files = RunFiles(self.folder, self.config)
+            self.files.track(self.config, done, self._warn)
 
     def _warn(self, line: str, key: str = "") -> None:
         """Show and store a warning, once for each `key`, by default the line."""
@@ -306,8 +307,7 @@ class Run:
 
     def wants_imitation(self, start: Start) -> bool:
         """Return whether right answers are imitated first, because the first level is too far."""
-        is_wanted = not start.is_near and not self.config.reward_alone
-        return is_wanted and self.trainer.knows_answers
+        return not start.is_near and not self.config.reward_alone and self.trainer.knows_answers
 
     def _imitate_answers(self) -> None:
         trainer = self.trainer
@@ -318,9 +318,7 @@ class Run:
             return lines[0]["mean"] if lines else 0.0
 
         with self.console.working("imitating right answers"):
-            answers = trainer.imitate(score)
-        imitation = trainer.imitation
-        assert imitation is not None
+            imitation, answers = trainer.imitate(score)
 
         self.files.write_rollouts("imitation", 0, answers)
         self.files.write_seen(0, [group.problem.key for group in answers], imitated=True)
@@ -504,7 +502,7 @@ class Run:
         run = load_run(self.folder)
         supply, curriculum = trainer.stream.supply, trainer.curriculum
         offered = levels_to_survey(supply, [*curriculum.levels[:-1], self.level])
-        has_half_way = getattr(supply.task, "level_unit", "") == "words" and not supply.dataset
+        unit = getattr(supply.task, "level_unit", "")
         ended = EndedRun(
             run.path,
             self.config,
@@ -512,7 +510,9 @@ class Run:
             trainer.done,
             budget=run.reports[-1]["budget"] if run.reports else 0,
             levels=tuple(curriculum.levels),
-            easier=easier_levels(offered, curriculum.level, run.decisions, has_half_way),
+            easier=easier_levels(
+                offered, curriculum.level, run.decisions, unit == "words" and not supply.dataset
+            ),
             best=trainer.monitor.best,
             ended=trainer.ended,
         )
@@ -523,12 +523,8 @@ class Run:
             self.files.write_evaluations(verdict.to_json() | mark)
 
         style = "bold red" if verdict.exit_status else "bold"
-        said, *details = verdict.lines(
-            getattr(trainer.task, "metric", "score"),
-            getattr(trainer.task, "level_unit", ""),
-            mark.get("control", ""),
-        )
-        self.console.part(said, details, style)
+        said, *details = verdict.lines(getattr(trainer.task, "metric", "score"), unit)
+        self.console.part(control_mark(mark) + said, details, style)
         commands = dict.fromkeys([command, *next_commands(ended)])
         self.console.part("next", [f"  {each}" for each in commands], is_whole=True)
         self.files.finish()

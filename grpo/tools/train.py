@@ -10,7 +10,7 @@ from contextlib import redirect_stderr, redirect_stdout
 
 from grpo.config import parse
 from grpo.data.errors import Lasting, exit_status, importing
-from grpo.distributed import RANK, join_ranks, only_rank0_prints
+from grpo.distributed import RANK, join_ranks
 
 # How often a waiting thread of OpenMP asks whether there is work, before it sleeps. The default is
 # 300,000, with which two runs on the same two cores spend most of their time asking: a step takes
@@ -32,11 +32,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Train with these flags; return the exit status. Training goes on if the console is lost."""
     let_threads_sleep()
     name = f"train.py, rank {RANK}" if RANK else "train.py"
-    with (
-        only_rank0_prints(),
-        redirect_stdout(Lasting(sys.stdout)),
-        redirect_stderr(Lasting(sys.stderr)),
-    ):
+    stdout = Lasting(None if RANK else sys.stdout)  # only rank 0 prints
+    with redirect_stdout(stdout), redirect_stderr(Lasting(sys.stderr)):
         return exit_status(name, lambda: start(sys.argv[1:] if argv is None else argv))
 
 

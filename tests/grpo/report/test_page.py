@@ -199,9 +199,10 @@ def test_the_verdict_comes_first(made):
 @pytest.mark.parametrize("kind", ["collapsed", "not learned"])
 def test_a_failed_run_has_its_cause_at_the_top_and_nothing_in_the_colour_of_success(made, kind):
     why = {"cause": f"100% in the trap '{EVIL}'", "remedy": "try --reward prefix"}
+    gain = {"low": 0.1, "high": 0.3, "n": 200}
     append_lines(
         made / "eval.jsonl",
-        {"step": 6, "purpose": "verdict", "verdict": kind, "difference": 0.2, **why},
+        {"step": 6, "purpose": "verdict", "verdict": kind, "difference": 0.2, **gain, **why},
     )
     page = page_of(made)
     outcome = data_of(page)["data"]["runs"][0]["outcome"]

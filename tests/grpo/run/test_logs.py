@@ -36,7 +36,7 @@ def group(texts, rewards=(0.0, 1.0), logprob=-0.25):
 
 def write_steps(folder, *steps):
     """Write steps as a run does."""
-    files = RunFiles(folder, Config(), 0, print)
+    files = RunFiles(folder, Config())
     for step in steps:
         groups = [
             group(["good\x1b[31m\n", "bad"], [0.9, 0.1]),

@@ -90,6 +90,15 @@ def test_a_failing_tracker_is_named_once_and_is_not_used_again(tmp_path, monkeyp
     assert not Spy.made[0].finished
 
 
+def test_the_warning_of_a_tracker_that_cannot_begin_is_stored(
+    tmp_path, monkeypatch, spied, quick_flags
+):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Spy, "at", "begin")
+    assert train.main([*FLAGS, *quick_flags, "--name", "r", "--track", "spy"]) == 0
+    assert "--track spy failed and is no" in (tmp_path / "runs/r/warnings.log").read_text()
+
+
 def test_a_missing_package_is_said(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(UserError, match="--track wandb: wandb is not installed; pip install"):
