@@ -61,7 +61,7 @@ def _read_named(name: str) -> list[Row]:
             return _numbered(str(path), read_json(path))
         return [(where, _columns(row, where)) for where, row in read_jsonl(path)]
 
-    if path.suffix or path.is_absolute() or not ON_THE_HUB.fullmatch(name):
+    if path.suffix[1:].isalpha() or path.is_absolute() or not ON_THE_HUB.fullmatch(name):
         raise UserError(
             f"{shortened(name)}: no such file; give a .jsonl or .parquet file, or a hub dataset"
         )

@@ -50,6 +50,7 @@ from grpo.tasks.base import (
     problems_of,
     range_of,
     scores_of,
+    worded,
 )
 from grpo.tasks.registry import load_task
 from grpo.tasks.supply import (
@@ -280,7 +281,8 @@ class ProblemStream(Resumable):
         evaluations before and after training could not be compared.
         """
         held_out = (problems_of(self.task, split) for split in ("validation", "test"))
-        check_conversations(self.policy, chain(self.supply.dataset, *held_out))
+        fixed = chain(self.supply.dataset, *held_out)
+        check_conversations(self.policy, (worded(self.task, problem) for problem in fixed))
         for level in levels:
             once, again = (
                 problem_at(self.task, seed=self.config.seed, split="train", level=level, index=0)

@@ -93,7 +93,7 @@ class Supply:
             return problem_at(self.task, seed=self.seed, split="train", level=level, index=index)
         problems = self.dataset if self.mixed else self.by_level[level]
         epoch, place = divmod(index, len(problems))
-        return problems[epoch_order(self.seed, epoch, len(problems))[place]]
+        return worded(self.task, problems[epoch_order(self.seed, epoch, len(problems))[place]])
 
     @property
     def levels(self) -> list[int]:
@@ -105,7 +105,8 @@ class Supply:
         if not self.dataset:
             return problem_stream(self.task, seed=seed, split="train", level=level)
         problems = self.by_level[level]
-        return random.Random(f"sample/{seed}/{level}").sample(problems, len(problems))
+        shuffled = random.Random(f"sample/{seed}/{level}").sample(problems, len(problems))
+        return (worded(self.task, one) for one in shuffled)
 
     def family_size(self, level: int) -> int | None:
         """Return how many different problems of `level` there are to train on; without a dataset
@@ -282,7 +283,7 @@ def training_set(dataset: str | None, task: Task) -> list[Problem]:
                 f"--dataset {dataset}: its problems are of the {named[1]} split, which evaluations "
                 "use; give a data set of the train split"
             )
-        return [worded(task, one) for one in read_problems(dataset, task)]
+        return read_problems(dataset, task)
     problems = problems_of(task, "train")
     if not problems and any(problems_of(task, split) for split in ("validation", "test")):
         raise UserError(

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from grpo.model.policy import Policy
 from grpo.rollout.generate import Drafting
+from grpo.tasks.base import calling
 
 # The lengths of drafts, in tokens.
 LENGTHS = (0, 1, 3, 7, 15, 31, 63, 127)
@@ -183,11 +184,12 @@ class DraftPlans:
         # Only the beginning of a long guess is tokenized, up to a whole word.
         most = CHARACTERS_PER_TOKEN * k
         parts, is_whole = [], []
-        for (_, n, _), (row, *_) in alike.items():
-            rest = self.guesses[row](self._text(row, tokens[row, :n]))
-            cut = rest.rfind(" ", 0, most) if len(rest) > most else -1
-            parts.append(rest[:cut] if cut > 0 else rest)
-            is_whole.append(cut <= 0)
+        with calling("the guesser of the task's draft()"):
+            for (_, n, _), (row, *_) in alike.items():
+                rest = self.guesses[row](self._text(row, tokens[row, :n]))
+                cut = rest.rfind(" ", 0, most) if len(rest) > most else -1
+                parts.append(rest[:cut] if cut > 0 else rest)
+                is_whole.append(cut <= 0)
 
         plans = self._tokens(parts)
         for (_, start, _), same, plan, ends in zip(alike, alike.values(), plans, is_whole):

@@ -92,7 +92,7 @@ class EngineDecoder:
             raise UserError("--engine: trains on one rank; leave it out, or start without torchrun")
         self.where, self.policy, self.top_p = f"--engine {name}", policy, top_p
         with self._calling():
-            if engine:
+            if engine is not None:
                 self.engine = engine
             elif name.startswith(FROM_PYTHON):
                 raise UserError("give the object again, as grpo.train(engine=OBJECT)")

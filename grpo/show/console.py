@@ -222,7 +222,7 @@ def _ending(wording: str) -> str:
 def settings_of(folder: Path, config: Config, trainer: "Trainer") -> dict[str, str]:
     """Return a line for each aspect of the run in `folder`."""
     problems = config.dataset or "fresh"
-    if own := problems_of(trainer.task, "train"):
+    if not config.dataset and (own := problems_of(trainer.task, "train")):
         problems = f"{len(own):,} training problems of the data, shuffled each epoch"
     elif not config.dataset and (texts := sources_of(trainer.task)):
         problems = f"fresh, from {len(texts)} texts"

@@ -81,10 +81,6 @@ def trainer_before(run: RunData, step: int, allowed: Collection[str | None]) -> 
     config = replace(load_config(run.path), engine=None, shard=False)  # no engine sampled it
     require_trusted(vars(config), allowed, run.path)
 
-    # With another number of threads, sums are computed in another order.
-    if config.device != "cuda" and not torch.cuda.is_available():
-        torch.set_num_threads(run.config["facts"].get("threads", torch.get_num_threads()))
-
     folders = [path for path in checkpoint_folders(run.path) if step_of(path) < step]
     saved = {step_of(path): path for path in folders if not verify(path)}
     start = max(saved, default=0)
@@ -95,6 +91,8 @@ def trainer_before(run: RunData, step: int, allowed: Collection[str | None]) -> 
             "first step, and the checkpoint after that is missing or damaged"
         )
     policy = load_policy(config.model, device=config.device, weights=checkpoint, **config.loading)
+    if policy.device.type == "cpu":  # with other threads, sums are computed in another order
+        torch.set_num_threads(run.config["facts"].get("threads", torch.get_num_threads()))
     task = load_task(config.task, config.reward, config.task_options, config.wording)
     trainer = Trainer(config, Supply(task, seed=config.seed), policy)
     if checkpoint is not None:

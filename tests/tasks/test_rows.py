@@ -289,6 +289,12 @@ def test_parquet_and_data_frames(tmp_path):
     assert "is not a Parquet file" in refused(read_rows, path)
 
 
+def test_a_dataset_of_the_hub_may_have_a_version_in_its_name(monkeypatch):
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    assert "datasets is not installed" in refused(read_rows, "org/name-v2.5-x")
+    assert "no such file" in refused(read_rows, "org/name.csv")
+
+
 def test_rows_to_evaluate_need_none_to_train_on():
     task = rows([{"prompt": "?", "answer": "", "split": "test"}])
     assert len(task.problems("test")) == 1 and not task.problems("train")

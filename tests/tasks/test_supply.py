@@ -2,6 +2,7 @@ import json
 from collections import Counter
 from dataclasses import replace
 from itertools import count
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -259,6 +260,20 @@ def test_a_problem_of_another_task_is_named(tmp_path):
     path.write_text(json.dumps(GOOD))
     said = refused(read_problems, path, load_task("interleave"))
     assert said.startswith(f"{path}, line 1: its task is 't'; give problems of task interleave")
+
+
+def test_a_fixed_set_is_trained_on_in_the_wording_that_was_given():
+    made = Problem("t", 1, "Say no", "no", "k", {"word": "no"})
+    task = SimpleNamespace(
+        name="t",
+        placeholders={"word": lambda data: data["word"]},
+        problems=lambda split: [made] * (split == "train"),
+    )
+    supply = Supply(task, seed=0, dataset=training_set(None, task))
+    for word in ("Write", "Say it:"):  # as where the pre-flight tries several
+        task.wording = f"{word} {{word}}"
+        found = supply.at(0, 1), *supply.sample(1, 0)
+        assert found == (replace(made, prompt=f"{word} no"),) * 2
 
 
 @pytest.mark.parametrize(

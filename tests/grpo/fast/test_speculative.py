@@ -10,6 +10,7 @@ import torch
 from tiny_models import FAMILIES, VOCABULARY, make_tiny_model, rollout, write_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from grpo.data.errors import UserError
 from grpo.fast import decoder as fast_decoder
 from grpo.fast import speculative
 from grpo.fast.decoder import CudaRows, EagerRows, pass_costs
@@ -123,6 +124,14 @@ def test_right_drafts_save_passes_and_early_ends_are_seen(tmp_path, monkeypatch)
     _, drafted = rollout(policy, samples=1, temperature=0.0, guesses=guesses, drafting=drafting)
     assert tokens_of(drafted) == tokens_of(plain)
     assert drafting.rejected == 1.0 and drafting.metrics()["draft/tokens_per_forward"] > 3
+
+
+@pytest.mark.parametrize(
+    "guess, error", [(lambda text: 1 / 0, "ZeroDivision"), (lambda text: None, "Type")]
+)
+def test_a_guesser_that_fails_is_named(tiny_policy, guess, error):
+    with pytest.raises(UserError, match=f"the guesser of the task's draft.*{error}Error"):
+        rollout(tiny_policy, guesses=[guess] * 3, drafting=Drafting())
 
 
 def test_what_a_pass_costs_is_counted_by_distinct_rows(tiny_policy, monkeypatch):
