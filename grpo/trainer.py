@@ -52,7 +52,7 @@ from grpo.records import Group, StepReport, originals, truncated_share
 from grpo.rollout.engine import Engine, EngineDecoder
 from grpo.rollout.generate import Drafting, sample_groups
 from grpo.rollout.sampling import sample_key, truncation
-from grpo.tasks.base import calling, credits_of, range_of
+from grpo.tasks.base import Task, calling, credits_of, range_of
 from grpo.tasks.supply import Supply
 from grpo.variance import VarianceMonitor, reward_metrics
 
@@ -101,7 +101,7 @@ class Trainer:
         callbacks: Sequence[Callback] = (),
         engine: Engine | None = None,
     ):
-        config = resolve_for_model(config, policy)
+        config = resolve_for_model(config, supply.task, policy)
         assert config.prompts and config.steps and config.epochs, "resolved"
         assert config.learning_rate is not None
         task = supply.task
@@ -505,7 +505,7 @@ class Trainer:
             getattr(self, name).load_state_dict(state[name])
 
 
-def resolve_for_model(config: Config, policy: Policy) -> Config:
+def resolve_for_model(config: Config, task: Task, policy: Policy) -> Config:
     """Fill in the automatic settings that depend on the size of the model."""
     is_builtin = config.model == "builtin"
     hidden_size = policy.causal.config.get_text_config(decoder=True).hidden_size
@@ -513,13 +513,16 @@ def resolve_for_model(config: Config, policy: Policy) -> Config:
     default = BUILTIN_PROMPTS if is_builtin else SMALL_MODELS_PROMPTS if is_small else PROMPTS
     prompts = config.prompts or default
     will_vary = config.control != "constant-reward"
+    rate = default_rate(hidden_size, is_lora=policy.is_lora)
+    if policy.is_lora:
+        rate *= getattr(task, "lora_rate_share", 1)
 
     found: dict[str, Any] = {
         "prompts": prompts,
         "epochs": SMALL_MODELS_EPOCHS if is_small else 1,
         "dynamic_sampling": math.ceil(prompts * VARIED_SHARE[is_builtin]) if will_vary else 0,
         "lora_rank": policy.lora_rank,
-        "learning_rate": default_rate(hidden_size, is_lora=policy.is_lora),
+        "learning_rate": rate,
     }
     return replace(config, **{name: found[name] for name in found if getattr(config, name) is None})
 

@@ -161,6 +161,7 @@ class Task(Protocol):
     - `metric`, what reports call the score; `level_unit`, what a level counts ("words");
     - of a level: `default_steps`, `default_window`, `max_new_tokens`, `levels`, `family_size`;
       `climbs`: whether a run begins with the easier levels of `grpo.tasks.supply.LADDER`;
+    - `lora_rate_share`, what LoRA's default learning rate is multiplied by;
     - `key(problem)`, the canonical key, computed again from `problem.data`;
     - `problems(split)`: all problems of a fixed set; `notes`: what the user should know of them;
     - `sources()`, `foreign(level)`: of tasks that draw from texts;

@@ -146,7 +146,9 @@ def test_what_does_not_go_together_is_one_line(given, line):
     ],
 )
 def test_what_is_left_to_defaults(given, prompts, varied, schedule, steps):
-    config = resolve_for_model(resolve_config(Config(**given), Interleave()), policy_of_size(896))
+    config = resolve_for_model(
+        resolve_config(Config(**given), Interleave()), Interleave(), policy_of_size(896)
+    )
     assert config.level == 25
     assert (config.prompts, config.dynamic_sampling) == (prompts, varied)
     assert (config.schedule, config.steps) == (schedule, steps)
@@ -157,13 +159,32 @@ def test_what_is_left_to_defaults(given, prompts, varied, schedule, steps):
     [("some/where", 576, 64, 2), ("some/where", 577, 32, 1), ("builtin", 192, 8, 1)],
 )
 def test_a_small_model_of_the_users_learns_more_from_a_step(model, hidden_size, prompts, epochs):
-    config = resolve_for_model(Config(model=model, level=10), policy_of_size(hidden_size))
+    config = resolve_for_model(
+        Config(model=model, level=10), Interleave(), policy_of_size(hidden_size)
+    )
     assert (config.prompts, config.epochs) == (prompts, epochs)
 
 
-def policy_of_size(hidden_size):
+@pytest.mark.parametrize(
+    "task, is_lora, rate",
+    [
+        (Interleave(), True, 1e-3),
+        (Interleave(), False, 2e-4),
+        (Arithmetic(), True, 1e-3 / 3),
+        (Arithmetic(), False, 2e-4),
+    ],
+)
+def test_lora_learns_arithmetic_at_a_third_of_the_rate(task, is_lora, rate):
+    policy = policy_of_size(576, is_lora=is_lora)
+    config = resolve_for_model(Config(model="some/where"), task, policy)
+    assert config.learning_rate == pytest.approx(rate)
+    given = resolve_for_model(Config(model="some/where", learning_rate=0.01), task, policy)
+    assert given.learning_rate == 0.01
+
+
+def policy_of_size(hidden_size, is_lora=False):
     causal = SimpleNamespace(config=PretrainedConfig(hidden_size=hidden_size))
-    return SimpleNamespace(causal=causal, lora_rank=0, is_lora=False)
+    return SimpleNamespace(causal=causal, lora_rank=0, is_lora=is_lora)
 
 
 def test_flags_override_settings_and_later_settings_override_earlier_ones(tmp_path):
