@@ -89,7 +89,7 @@ class Arithmetic:
     reads_reasoning = True
     placeholders = {"expression": lambda data: data["expression"]}
     options = {"family": "chain or product (default: chain)"}
-    lora_rate_share = 1 / 3  # of the default rate, at which a real model forgot (decisions.md)
+    lora_rate_share = 1 / 3  # at the whole default rate a model forgot (runs/decisions.md)
 
     def __init__(self, family: str = "chain"):
         if family not in ("chain", "product"):

@@ -270,7 +270,7 @@ class RunFiles:
         self.mark = config.mark
         self.trackers: list[Tracker] = []
 
-    def track(self, config: Config, done: int, warn: Callable[[str], None]) -> None:
+    def start_trackers(self, config: Config, done: int, warn: Callable[[str], None]) -> None:
         """Start the trackers. One that fails is left out, with a warning."""
         self.trackers = [
             Tracker(name, self.folder, dataclasses.asdict(config), done, warn)

@@ -163,7 +163,7 @@ class Run:
             self.config.save(self.folder / "config.yaml", **about)
             done = step_of(opened.checkpoint) if opened.checkpoint else 0
             self.files = RunFiles(self.folder, self.config)
-            self.files.track(self.config, done, self._warn)
+            self.files.start_trackers(self.config, done, self._warn)
 
     def _warn(self, line: str, key: str = "") -> None:
         """Show and store a warning, once for each `key`, by default the line."""

@@ -126,6 +126,12 @@ def test_imitated_problems_count_as_trained_on(tiny_policy):
     assert len(keys) == VALIDATE_EVERY * ANSWERS and set(keys) == trainer.stream.seen
     assert trainer.problems(1)[0][0] == trainer.stream.next_index > answers[-1].index
 
+    state = json.loads(json.dumps(trainer.state()))
+    other = trainer_for(tiny_policy, steps=1)
+    other.restore(state)
+    assert other.stream.seen == trainer.stream.seen
+    assert other.stream.next_index == trainer.stream.next_index
+
 
 # What a run chooses.
 
